@@ -1,0 +1,26 @@
+"""The border between host code and device code: a kernel call is one launch, and a graph records launches.
+
+A capture sees launches and ATen ops, never the Python between them. That is why a plan made by host code before the
+capture is not in the graph (vllm-project/vllm#42444) and a tensor rebound after it is not seen (#35175).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+
+class Recorder(Protocol):
+    """What a capture in progress offers to a kernel call."""
+
+    def launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
+ACTIVE: ContextVar[Recorder | None] = ContextVar("harness_graph_recorder", default=None)
+
+
+def launch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `function` as one kernel launch: recorded whole when a CPU capture is in progress, plainly run otherwise."""
+    recorder = ACTIVE.get()
+    return function(*args, **kwargs) if recorder is None else recorder.launch(function, args, kwargs)
