@@ -1,0 +1,226 @@
+"""What a model is made of, and how that is written in a Hugging Face `config.json`. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Architecture = Literal["deepseek_v2", "kimi_linear"]
+LayerType = Literal["mla", "kda"]
+
+_CLASS_NAMES: dict[str, str] = {
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "kimi_linear": "KimiLinearForCausalLM",
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of one model, named as the field names them (`kv_lora_rank`, `qk_rope_head_dim`, ...).
+
+    Two architectures are known: `deepseek_v2` (MLA in every layer, arXiv 2405.04434) and `kimi_linear` (Kimi
+    Delta Attention beside MLA without RoPE, arXiv 2510.26692). Queries are never compressed (`q_lora_rank`
+    null). With `num_experts == 0` every layer has a dense MLP; otherwise every layer has routed experts and
+    `num_shared_experts` shared ones.
+
+    Raises `ValueError` for sizes that contradict each other.
+    """
+
+    architecture: Architecture
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    layer_types: tuple[LayerType, ...]
+    num_heads: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    kv_lora_rank: int
+    intermediate_size: int
+    rope_theta: float = 10000.0
+    use_rope: bool = True
+    rms_norm_eps: float = 1e-5
+    kda_num_heads: int = 0
+    kda_head_dim: int = 0
+    conv_kernel_size: int = 4
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    num_shared_experts: int = 1
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 2048
+    bos_token_id: int = 0
+    eos_token_id: int = 0
+    pad_token_id: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layer_types", tuple(self.layer_types))
+        if self.architecture not in _CLASS_NAMES:
+            raise ValueError(f"architecture must be one of {sorted(_CLASS_NAMES)}, got {self.architecture!r}")
+        if len(self.layer_types) != self.num_layers:
+            raise ValueError(
+                f"layer_types names {len(self.layer_types)} layers, num_layers is {self.num_layers}"
+            )
+        unknown = sorted(set(self.layer_types) - {"mla", "kda"})
+        if unknown:
+            raise ValueError(f"layer_types may hold 'mla' and 'kda', got {unknown}")
+        has_kda = "kda" in self.layer_types
+        if has_kda and self.architecture != "kimi_linear":
+            raise ValueError(f"{self.architecture} has no kda layers; use architecture 'kimi_linear'")
+        if has_kda and min(self.kda_num_heads, self.kda_head_dim) < 1:
+            raise ValueError("kda layers need kda_num_heads and kda_head_dim of at least 1")
+        if self.architecture == "kimi_linear" and self.use_rope:
+            raise ValueError("kimi_linear's MLA has no RoPE: use_rope must be False")
+        if self.use_rope and self.qk_rope_head_dim % 2:
+            raise ValueError(f"qk_rope_head_dim must be even for RoPE, got {self.qk_rope_head_dim}")
+        if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok must be 1..{self.num_experts}, got {self.num_experts_per_tok}"
+            )
+        if self.num_experts and self.moe_intermediate_size < 1:
+            raise ValueError("num_experts needs moe_intermediate_size of at least 1")
+
+    @property
+    def latent_dim(self) -> int:
+        """Numbers that one token puts into an MLA layer's cache: the latent and the shared key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of one query or key head."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether some layer keeps a recurrent state instead of a paged cache."""
+        return "kda" in self.layer_types
+
+    def to_hf(self) -> dict[str, Any]:
+        """The content of `config.json`, as vLLM and transformers read it for these architectures."""
+        common: dict[str, Any] = {
+            "architectures": [_CLASS_NAMES[self.architecture]],
+            "model_type": self.architecture,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_heads,
+            "intermediate_size": self.intermediate_size,
+            "hidden_act": "silu",
+            "q_lora_rank": None,
+            "kv_lora_rank": self.kv_lora_rank,
+            "qk_nope_head_dim": self.qk_nope_head_dim,
+            "qk_rope_head_dim": self.qk_rope_head_dim,
+            "v_head_dim": self.v_head_dim,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": self.rms_norm_eps,
+            "max_position_embeddings": self.max_position_embeddings,
+            "initializer_range": 0.02,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": self.eos_token_id,
+            "pad_token_id": self.pad_token_id,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+        }
+        return common | (self._hf_deepseek() if self.architecture == "deepseek_v2" else self._hf_kimi())
+
+    def _hf_deepseek(self) -> dict[str, Any]:
+        # Readers take a dense model to be one whose first MoE layer lies past the end: transformers refuses
+        # null for n_routed_experts, and vLLM counts on it when it maps weights.
+        return {
+            "n_routed_experts": self.num_experts or 1,
+            "n_shared_experts": self.num_shared_experts,
+            "num_experts_per_tok": self.num_experts_per_tok or 1,
+            "moe_intermediate_size": self.moe_intermediate_size or self.intermediate_size,
+            "first_k_dense_replace": 0 if self.num_experts else self.num_layers,
+            "moe_layer_freq": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
+            "scoring_func": "softmax",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "attention_bias": False,
+        }
+
+    def _hf_kimi(self) -> dict[str, Any]:
+        return {
+            "mla_use_nope": not self.use_rope,
+            "num_experts": self.num_experts or None,
+            "num_experts_per_token": self.num_experts_per_tok or None,
+            "num_shared_experts": self.num_shared_experts if self.num_experts else 0,
+            "moe_intermediate_size": self.moe_intermediate_size or None,
+            "first_k_dense_replace": 0,
+            "moe_layer_freq": 1,
+            "moe_renormalize": True,
+            "moe_router_activation_func": "softmax",
+            "use_grouped_topk": True,
+            "num_expert_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.0,
+            "num_nextn_predict_layers": 0,
+            "linear_attn_config": {
+                # Kimi Linear counts layers from one.
+                "kda_layers": [i + 1 for i, kind in enumerate(self.layer_types) if kind == "kda"],
+                "full_attn_layers": [i + 1 for i, kind in enumerate(self.layer_types) if kind == "mla"],
+                "num_heads": self.kda_num_heads,
+                "head_dim": self.kda_head_dim,
+                "short_conv_kernel_size": self.conv_kernel_size,
+            },
+        }
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> ModelConfig:
+        """Read a `config.json`.
+
+        Raises `ValueError` for an architecture or a feature that this model does not have.
+        """
+        architecture = config.get("model_type")
+        if architecture not in _CLASS_NAMES:
+            raise ValueError(f"model_type must be one of {sorted(_CLASS_NAMES)}, got {architecture!r}")
+        if config.get("q_lora_rank") is not None:
+            raise ValueError(f"compressed queries are not supported: q_lora_rank is {config['q_lora_rank']}")
+        num_layers = config["num_hidden_layers"]
+        kimi = architecture == "kimi_linear"
+        linear = (config.get("linear_attn_config") or {}) if kimi else {}
+        kda_layers = set(linear.get("kda_layers", ()))
+        num_experts = (config.get("num_experts") if kimi else config.get("n_routed_experts")) or 0
+        first_moe_layer = config.get("first_k_dense_replace", 0)
+        if first_moe_layer >= num_layers:
+            num_experts = 0
+        elif num_experts and (first_moe_layer or config.get("moe_layer_freq", 1) != 1):
+            raise ValueError("layers with and without experts in one model are not supported")
+        rope = config.get("rope_parameters") or {}
+        return cls(
+            architecture=architecture,
+            vocab_size=config["vocab_size"],
+            hidden_size=config["hidden_size"],
+            num_layers=num_layers,
+            layer_types=tuple("kda" if i + 1 in kda_layers else "mla" for i in range(num_layers)),
+            num_heads=config["num_attention_heads"],
+            qk_nope_head_dim=config["qk_nope_head_dim"],
+            qk_rope_head_dim=config["qk_rope_head_dim"],
+            v_head_dim=config["v_head_dim"],
+            kv_lora_rank=config["kv_lora_rank"],
+            intermediate_size=config["intermediate_size"],
+            rope_theta=config.get("rope_theta", rope.get("rope_theta", 10000.0)),
+            use_rope=not (kimi and config.get("mla_use_nope", False)),
+            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            kda_num_heads=linear.get("num_heads", 0),
+            kda_head_dim=linear.get("head_dim", 0),
+            conv_kernel_size=linear.get("short_conv_kernel_size", 4),
+            num_experts=num_experts,
+            num_experts_per_tok=(
+                config["num_experts_per_token" if kimi else "num_experts_per_tok"] if num_experts else 0
+            ),
+            moe_intermediate_size=config["moe_intermediate_size"] if num_experts else 0,
+            num_shared_experts=config["num_shared_experts" if kimi else "n_shared_experts"]
+            if num_experts
+            else 1,
+            tie_word_embeddings=config.get("tie_word_embeddings", False),
+            max_position_embeddings=config.get("max_position_embeddings", 2048),
+            bos_token_id=config.get("bos_token_id", 0),
+            eos_token_id=config.get("eos_token_id", 0),
+            pad_token_id=config.get("pad_token_id", 1),
+        )
