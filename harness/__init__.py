@@ -1,0 +1,37 @@
+"""The MLA harness. Importing it is instant: what it offers to plug-ins is loaded when it is first asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.kernels.plugins import kernel
+    from harness.records import Finding
+
+    __version__: str
+
+__all__ = ["Finding", "__version__", "kernel"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "kernel":
+        from harness.kernels.plugins import kernel
+
+        return kernel
+    if name == "Finding":
+        from harness.records import Finding
+
+        return Finding
+    if name == "__version__":
+        return _version()
+    raise AttributeError(f"module 'harness' has no attribute {name!r}")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("mla-harness")
+    except PackageNotFoundError:
+        # A checkout that was never installed.
+        return "0+unknown"

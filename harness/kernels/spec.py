@@ -1,0 +1,61 @@
+"""What a kernel declares about itself, and how its code is found. No torch, so that `list` is instant."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+EmptyRows = Literal["undefined", "identity", "nan"]
+EmptyLse = Literal["-inf", "+inf", "undefined"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One implementation of one op, with the promises on which kernels legitimately differ.
+
+    `kv` lists the cache types it reads. `empty_rows` says what it leaves in output rows of empty requests:
+    `identity` is output 0, `undefined` promises nothing. `empty_lse` is its log-sum-exp for such rows.
+    `needs_finite_tail` is declared by kernels that mask unused KV slots by multiplying (FlashMLA, FlashInfer MLA):
+    they stay right only while whoever owns the cache keeps those slots finite. `needs_valid_table` is declared by
+    kernels that look up table entries of empty requests: there an entry may be wrong, but must be a block.
+    `requires` is "module:function" of a check with more to say than `devices`: device -> why not, or None.
+    """
+
+    op: str
+    short_name: str
+    summary: str
+    impl: str | Callable[..., Any]
+    devices: tuple[str, ...] = ("cpu",)
+    kv: tuple[str, ...] = ("fp32", "bf16", "fp8_e4m3")
+    empty_rows: EmptyRows = "undefined"
+    empty_lse: EmptyLse = "undefined"
+    needs_finite_tail: bool = False
+    needs_valid_table: bool = False
+    requires: str = ""
+    origin: str = "built in"
+
+    @property
+    def name(self) -> str:
+        """`op/short_name`, unique among all kernels."""
+        return f"{self.op}/{self.short_name}"
+
+    def why_not(self, device: str) -> str | None:
+        """Why this kernel cannot run on `device` here, as one clause; None where it can. Loads no kernel code."""
+        if device not in self.devices:
+            return f"{self.name} runs on {', '.join(self.devices)}, not on {device}"
+        reason: str | None = _attribute(self.requires)(device) if self.requires else None
+        return reason
+
+    def load(self) -> Callable[..., Any]:
+        """The kernel function; imports its module on first use."""
+        if not isinstance(self.impl, str):
+            return self.impl
+        return _attribute(self.impl)
+
+
+def _attribute(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found

@@ -1,0 +1,46 @@
+"""Quantizing activations to FP8 e4m3: the scale of a tensor is where one bad row can spoil all others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+E4M3_MAX = 448.0
+
+
+def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Per-tensor quantization; the maximum propagates NaN, as torch's and Triton's do (kernel `torch`).
+
+    x: [T, K], num_live: rows the scale is computed over, an int or an int tensor of one element (None: T) ->
+    x8 [T, K] float8_e4m3fn, scale [1] float32, with x ~ x8 * scale. Every row is quantized; the maximum covers live
+    rows only. With no live row, or only zeros, the scale is 1.
+    """
+    return _quantize(x, live_magnitudes(x, num_live).amax().reshape(1))
+
+
+def quantize_fp8_fmax(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As `quantize_fp8` with a maximum that drops NaN, as CUDA's fmaxf does (kernel `torch-fmax`)."""
+    magnitudes = live_magnitudes(x, num_live)
+    return _quantize(x, magnitudes.masked_fill(magnitudes.isnan(), 0.0).amax().reshape(1))
+
+
+def quantize_fp8_per_token(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """One scale a row, scale [T, 1]: no row can spoil another, so `num_live` does not matter (`per-token`)."""
+    return _quantize(x, x.float().abs().amax(dim=1, keepdim=True))
+
+
+def live_magnitudes(x: Tensor, num_live: int | Tensor | None) -> Tensor:
+    """abs(x) [T, K] float32 with the rows at or past `num_live` selected away."""
+    magnitudes = x.float().abs()
+    if num_live is None:
+        return magnitudes
+    live = torch.arange(x.shape[0], device=x.device) < num_live
+    return magnitudes.masked_fill(~live[:, None], 0.0)
+
+
+def _quantize(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
+    x8 = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(amax.shape, dtype=torch.float32, device=x.device)
+    scale.copy_(torch.where(amax == 0, 1.0, amax / E4M3_MAX))
+    x8.copy_((x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX))
+    return x8, scale

@@ -1,0 +1,92 @@
+"""What a target hands to the oracles. An oracle knows these records and no target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from harness.poison.patterns import Poison
+from harness.records import Case
+
+
+@dataclass(slots=True)
+class Observed:
+    """A tensor to judge. Its dim 0 counts rows; only rows with `live[row]` promise anything.
+
+    `expected` is float64 of the same shape, or None when no reference exists; `bound` names a row of the
+    tolerance table. `describe` turns a row number into words such as "request 2, query token 0".
+    """
+
+    name: str
+    tensor: torch.Tensor
+    live: torch.Tensor
+    expected: torch.Tensor | None = None
+    bound: str = ""
+    describe: str = "row"
+    site: str | None = None
+    """The site to name when a non-finite value here is no poison's: the kind of row it stands in."""
+
+
+@dataclass(slots=True)
+class Guard:
+    """Memory that nobody may write during the run: equal bytes before and after."""
+
+    name: str
+    site: str | None
+    before: torch.Tensor
+    after: torch.Tensor
+
+
+@dataclass(slots=True)
+class ReplayedStep:
+    """One replay of a captured graph beside the same step run eagerly on a copy of the same memory."""
+
+    step: int
+    name: str
+    replayed: torch.Tensor
+    eager: torch.Tensor
+    live: torch.Tensor
+    stale_site: str | None = None
+    """The site of a captured input whose content differed from what the eager step read, if one did."""
+
+
+@dataclass(slots=True)
+class Binding:
+    """Where a captured graph reads one of its inputs, and where the engine updated that input in this step."""
+
+    step: int
+    name: str
+    site: str
+    captured_address: int
+    current_address: int
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything that one execution of a case under one poison pattern produced."""
+
+    pattern: str
+    observed: list[Observed] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    replays: list[ReplayedStep] = field(default_factory=list)
+    bindings: list[Binding] = field(default_factory=list)
+    error: Exception | None = None
+    """What ended the run before its end: an illegal address, or what the kernel under test raised."""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The runs of a case, the main pattern first."""
+
+    case: Case
+    runs: list[Run]
+
+
+class Target(Protocol):
+    """Something that can execute a case: one op's kernel, the reference engine, or vLLM."""
+
+    def run(self, poison: Poison) -> Run:
+        """Execute the case from its beginning under `poison`; independent of earlier runs."""
+        ...
