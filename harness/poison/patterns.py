@@ -71,10 +71,8 @@ class Poison:
     def _fill_indices(self, tensor: torch.Tensor, site: str) -> None:
         if self.pattern == "zeros":
             tensor.zero_()
-        elif self.strict:
-            tensor.fill_(OUT_OF_RANGE)
-        elif site in self.traps:
-            trap = self.traps[site]
+        elif self.strict or site in self.traps:
+            trap = OUT_OF_RANGE if self.strict else self.traps[site]
             # Both halves of a 64-bit slot hold the trap, so that a reader of either width falls into it.
             tensor.fill_(trap | trap << 32 if tensor.dtype == torch.int64 else trap)
         else:

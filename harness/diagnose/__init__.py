@@ -1,0 +1,1 @@
+"""The second pass: which memory was to blame."""

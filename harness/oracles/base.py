@@ -1,0 +1,51 @@
+"""What an oracle is: a name, one sentence, and a judge."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from harness.records import Finding
+
+if TYPE_CHECKING:
+    from harness.targets.base import Evidence
+
+
+TELLING_ORDER = ("crash", "address", "replay", "sentinel", "finite", "reference", "non_interference", "accuracy")
+"""Oracles by how much a finding of theirs tells: first the mechanism (a crash, a stale address or plan, memory that
+nobody wrote), then a symptom."""
+
+
+def most_telling_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings in TELLING_ORDER; those of one oracle keep their order, and an unknown oracle comes last."""
+    rank = {name: place for place, name in enumerate(TELLING_ORDER)}
+    return sorted(findings, key=lambda finding: rank.get(finding.oracle, len(rank)))
+
+
+@dataclass(slots=True)
+class Judgement:
+    """An oracle's findings, and how many elements it looked at: nothing looked at is an error, not a pass."""
+
+    findings: list[Finding] = field(default_factory=list)
+    looked_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OracleSpec:
+    """One oracle; `impl` is the "module:function" that takes Evidence and returns a Judgement.
+
+    `needs` says what a case must have for it: `graph` a captured graph, `patterns` two poison patterns or more.
+    """
+
+    name: str
+    summary: str
+    impl: str
+    needs: Literal["", "graph", "patterns"] = ""
+
+    def judge(self, evidence: Evidence) -> Judgement:
+        """Judge the runs of a case."""
+        module, _, attribute = self.impl.partition(":")
+        judgement: Judgement = getattr(importlib.import_module(module), attribute)(evidence)
+        return judgement

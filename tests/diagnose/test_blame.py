@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.catalog import ORACLES
+from harness.diagnose.blame import conclude, fails_alike, plan_trials, primary
+from harness.oracles.base import TELLING_ORDER
+from harness.records import Blame, Case, CaseResult, Finding, Job, PoisonPlan, Verdict
+
+SITES = ("output", "kv.tail", "router.ids", "workspace")
+Behaviour = Callable[[frozenset[str]], tuple[Finding, ...]]
+
+
+def job(sites: tuple[str, ...] = SITES) -> Job:
+    return Job(key="k", case=Case(id="c", scenario="s", system="engine", poison=PoisonPlan(sites=sites)), fault="f")
+
+
+def result_of(of: Job, behave: Behaviour) -> CaseResult:
+    sites = of.case.poison.sites if of.sites is None else of.sites
+    findings = behave(frozenset(sites))
+    verdict = Verdict.PASS
+    if findings:
+        verdict = Verdict.CRASH if findings[0].oracle == "crash" else Verdict.FAIL
+    return CaseResult(key=of.key, id="c", scenario="s", sites=of.sites, verdict=verdict, findings=findings)
+
+
+def blame(behave: Behaviour, sites: tuple[str, ...] = SITES) -> tuple[Blame, list[list[tuple[str, ...] | None]]]:
+    """The conclusion, and the sets of sites tried in each round."""
+    first = job(sites)
+    result = result_of(first, behave)
+    done: list[CaseResult] = []
+    rounds = []
+    while trials := plan_trials(first, result, done):
+        assert len(rounds) < 3
+        rounds.append([trial.sites for trial in trials])
+        done.extend(result_of(trial, behave) for trial in trials)
+    return conclude(first, result, done), rounds
+
+
+def finite(site: str | None = None) -> tuple[Finding, ...]:
+    return (Finding(oracle="finite", site=site, message="NaN"),)
+
+
+def test_the_single_site_that_fails_alone_is_blamed():
+    found, rounds = blame(lambda sites: finite() if "router.ids" in sites else ())
+    assert found.sites == ("router.ids",)
+    assert rounds == [[()], [(site,) for site in SITES]]
+    assert found.trials == {
+        "nothing": "pass", "output": "pass", "kv.tail": "pass", "router.ids": "fail", "workspace": "pass",
+    }  # fmt: skip
+    assert found.how == "`finite` fires when router.ids alone is poisoned, and not with nothing poisoned"
+
+
+def test_two_sites_that_each_fail_alone_are_both_blamed():
+    found, _ = blame(lambda sites: finite() if sites & {"output", "kv.tail"} else ())
+    assert found.sites == ("output", "kv.tail")
+
+
+def test_two_sites_that_fail_only_together_are_found_by_leaving_one_out():
+    found, rounds = blame(lambda sites: finite() if {"output", "workspace"} <= sites else ())
+    assert found.sites == ("output", "workspace")
+    assert len(rounds) == 3
+    assert found.trials["all but output"] == "pass"
+    assert found.trials["all but kv.tail"] == "fail"
+
+
+def test_a_case_that_fails_with_nothing_poisoned_is_blamed_by_what_its_findings_name():
+    found, rounds = blame(lambda sites: finite("graph.pad_rows"))
+    assert found.sites == ("graph.pad_rows",)
+    assert rounds == [[()]]
+    assert "with nothing poisoned" in found.how
+
+
+def test_a_case_that_fails_with_nothing_poisoned_and_names_nothing_blames_nothing():
+    found, _ = blame(lambda sites: finite(None))
+    assert found.sites == ()
+    assert "name no memory" in found.how
+
+
+def test_another_oracle_firing_with_nothing_poisoned_is_another_reason():
+    wrong_numbers = Finding(oracle="reference", message="off")
+
+    def behave(sites: frozenset[str]) -> tuple[Finding, ...]:
+        return (*finite(), wrong_numbers) if "kv.tail" in sites else (wrong_numbers,)
+
+    assert blame(behave)[0].sites == ("kv.tail",)
+
+
+def test_a_crash_is_a_reason_like_any_other():
+    found, _ = blame(lambda sites: (Finding(oracle="crash", site="kv.tail"),) if "router.ids" in sites else ())
+    assert found.sites == ("router.ids",)
+    assert found.trials["router.ids"] == "crash"
+
+
+def test_of_one_poisoned_site_the_clean_trial_is_enough():
+    found, rounds = blame(lambda sites: finite() if sites else (), sites=("kv.tail",))
+    assert found.sites == ("kv.tail",)
+    assert rounds == [[()]]
+
+
+def test_of_two_sites_that_fail_only_together_both_are_necessary_without_another_round():
+    found, rounds = blame(lambda sites: finite() if len(sites) == 2 else (), sites=("output", "lse"))
+    assert found.sites == ("output", "lse")
+    assert len(rounds) == 2
+
+
+def test_when_any_two_of_three_fail_none_is_necessary_and_all_are_named():
+    found, _ = blame(lambda sites: finite() if len(sites) >= 2 else (), sites=("output", "lse", "workspace"))
+    assert found.sites == ("output", "lse", "workspace")
+    assert "none is necessary" in found.how
+
+
+def test_a_case_without_poisoned_sites_needs_one_trial():
+    found, rounds = blame(lambda sites: finite("kv.null"), sites=())
+    assert (found.sites, rounds) == (("kv.null",), [[()]])
+
+
+@pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.SKIP, Verdict.ERROR])
+def test_nothing_is_tried_for_a_case_that_did_not_fail(verdict):
+    result = CaseResult(key="k", id="c", scenario="s", verdict=verdict)
+    assert plan_trials(job(), result) == []
+
+
+def test_trials_keep_the_fault_the_case_and_get_keys_of_their_own():
+    first = job()
+    trials = plan_trials(first, result_of(first, lambda sites: finite()))
+    assert [(trial.key, trial.fault, trial.case.id) for trial in trials] == [("k~blame:nothing", "f", "c")]
+
+
+def trials_of(oracle: str, *patterns: str) -> list[Job]:
+    """The trials of both first rounds, for a case judged by two oracles under `patterns`."""
+    case = Case(
+        id="c", scenario="s", system="engine", oracles=("finite", "non_interference"),
+        poison=PoisonPlan(patterns=patterns, sites=SITES),
+    )  # fmt: skip
+    first = Job(key="k", case=case)
+    result = CaseResult(key="k", id="c", scenario="s", verdict=Verdict.FAIL, findings=(Finding(oracle=oracle),))
+    clean = CaseResult(key="k", id="c", scenario="s", verdict=Verdict.PASS, sites=())
+    return [*plan_trials(first, result), *plan_trials(first, result, [clean])]
+
+
+def test_a_trial_asks_the_oracle_in_question_only_and_runs_no_pattern_in_vain():
+    nothing, alone, *_ = trials_of("finite", "nan", "zeros", "max")
+    assert nothing.case.oracles == alone.case.oracles == ("finite",)
+    assert nothing.case.poison.patterns == ("nan",)
+    assert alone.case.poison.patterns == ("nan", "max")
+
+
+def test_a_trial_of_non_interference_keeps_all_patterns():
+    nothing, alone, *_ = trials_of("non_interference", "nan", "zeros")
+    assert nothing.case.poison.patterns == alone.case.poison.patterns == ("nan", "zeros")
+
+
+def test_a_case_poisoned_with_zeros_alone_keeps_them():
+    assert all(trial.case.poison.patterns == ("zeros",) for trial in trials_of("finite", "zeros"))
+
+
+def test_the_primary_finding_is_the_one_that_tells_the_mechanism():
+    names = ["non_interference", "reference", "finite", "sentinel", "replay", "address", "crash"]
+    findings = [Finding(oracle=name) for name in names]
+    for left in range(7, 0, -1):
+        assert primary(findings[:left]).oracle == names[left - 1]
+
+
+def test_a_result_without_findings_has_no_primary_one():
+    with pytest.raises(ValueError, match="nobody to blame"):
+        primary([])
+
+
+def test_every_oracle_has_its_place_in_the_order():
+    assert set(ORACLES.names()) <= set(TELLING_ORDER)
+
+
+def test_a_trial_that_ends_in_an_error_does_not_count_as_failing_alike():
+    first = job()
+    result = result_of(first, lambda sites: finite())
+    trial = result.model_copy(update={"verdict": Verdict.ERROR, "sites": ()})
+    assert not fails_alike(result, trial)
