@@ -41,9 +41,7 @@ def save(model: CausalLM, directory: str | Path, tokenizer: str | Path | None = 
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {
         # The format takes no two tensors of one storage, and experts are views of a stack.
-        name: tensor.detach()
-        .to("cpu", _stored_dtype(name, dtype))
-        .clone(memory_format=torch.contiguous_format)
+        name: tensor.detach().to("cpu", _stored_dtype(name, dtype)).clone(memory_format=torch.contiguous_format)
         for name, tensor in _to_hf(model)
     }
     # transformers refuses a file without the format's name.
@@ -79,15 +77,11 @@ def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device =
         value = torch.stack(parts) if ".experts." in name else parts[0]
         expected = model.get_parameter(name).shape
         if value.shape != expected:
-            raise ValueError(
-                f"{directory}: {names[0]} has shape {list(parts[0].shape)}, expected {list(expected)}"
-            )
+            raise ValueError(f"{directory}: {names[0]} has shape {list(parts[0].shape)}, expected {list(expected)}")
         state[name] = value.to(device, _stored_dtype(name, dtype))
     left = sorted(name for name in stored if not name.endswith("e_score_correction_bias"))
     if left:
-        raise ValueError(
-            f"{directory}: {len(left)} tensors have no place in the model, the first is {left[0]}"
-        )
+        raise ValueError(f"{directory}: {len(left)} tensors have no place in the model, the first is {left[0]}")
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed_tokens.weight"]
     model.load_state_dict(state, assign=True)

@@ -58,9 +58,7 @@ class ModelConfig:
         if self.architecture not in _CLASS_NAMES:
             raise ValueError(f"architecture must be one of {sorted(_CLASS_NAMES)}, got {self.architecture!r}")
         if len(self.layer_types) != self.num_layers:
-            raise ValueError(
-                f"layer_types names {len(self.layer_types)} layers, num_layers is {self.num_layers}"
-            )
+            raise ValueError(f"layer_types names {len(self.layer_types)} layers, num_layers is {self.num_layers}")
         unknown = sorted(set(self.layer_types) - {"mla", "kda"})
         if unknown:
             raise ValueError(f"layer_types may hold 'mla' and 'kda', got {unknown}")
@@ -74,9 +72,7 @@ class ModelConfig:
         if self.use_rope and self.qk_rope_head_dim % 2:
             raise ValueError(f"qk_rope_head_dim must be even for RoPE, got {self.qk_rope_head_dim}")
         if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok must be 1..{self.num_experts}, got {self.num_experts_per_tok}"
-            )
+            raise ValueError(f"num_experts_per_tok must be 1..{self.num_experts}, got {self.num_experts_per_tok}")
         if self.num_experts and self.moe_intermediate_size < 1:
             raise ValueError("num_experts needs moe_intermediate_size of at least 1")
 
@@ -215,9 +211,7 @@ class ModelConfig:
                 config["num_experts_per_token" if kimi else "num_experts_per_tok"] if num_experts else 0
             ),
             moe_intermediate_size=config["moe_intermediate_size"] if num_experts else 0,
-            num_shared_experts=config["num_shared_experts" if kimi else "n_shared_experts"]
-            if num_experts
-            else 1,
+            num_shared_experts=config["num_shared_experts" if kimi else "n_shared_experts"] if num_experts else 1,
             tie_word_embeddings=config.get("tie_word_embeddings", False),
             max_position_embeddings=config.get("max_position_embeddings", 2048),
             bos_token_id=config.get("bos_token_id", 0),

@@ -18,9 +18,7 @@ from torch.nn import functional as F
 CHUNK_SIZE = 16
 
 
-def recurrent(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Token by token.
 
     q, k, g: [B, T, H, dk] (q scaled, q and k l2-normalised); v: [B, T, H, dv]; beta: [B, T, H];
@@ -44,7 +42,8 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
     def split(x: Tensor) -> Tensor:
         # [B, T, H, D] -> [B, H, N, C, D]. Padded tokens have k = 0 and g = 0: they leave the state alone.
         padded = F.pad(x, (0, 0, 0, 0, 0, padding))
-        return padded.unflatten(1, (-1, CHUNK_SIZE)).permute(0, 3, 1, 2, 4)
+        chunks = padded.view(x.shape[0], -1, CHUNK_SIZE, *x.shape[2:])
+        return chunks.permute(0, 3, 1, 2, 4)
 
     q, k, v, g, beta = split(q), split(k), split(v), split(g), split(beta.unsqueeze(-1))
     decay = g.cumsum(dim=-2)

@@ -114,13 +114,11 @@ class KimiDeltaAttention(nn.Module):
         wide = compute_dtype(x.dtype)
         # A depthwise kernel of four taps is four products; the library's grouped convolution is far slower.
         length = inputs.shape[-1]
-        taps = [
-            window[..., i : i + length].to(wide) * weight[:, :, i].to(wide) for i in range(weight.shape[-1])
-        ]
+        taps = [window[..., i : i + length].to(wide) * weight[:, :, i].to(wide) for i in range(weight.shape[-1])]
         mixed = torch.stack(taps).sum(dim=0)
         # Serving kernels hand q, k and v on in the model's dtype, so the reference rounds there too.
         mixed = F.silu(mixed).to(x.dtype).to(wide).transpose(1, 2)
-        q, k, v = mixed.unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        q, k, v = mixed.reshape(*x.shape[:2], 3, self.num_heads, self.head_dim).unbind(-3)
         last_inputs = window[..., window.shape[-1] - (self.conv_kernel_size - 1) :]
         return _l2_normalise(q) * self.head_dim**-0.5, _l2_normalise(k), v, last_inputs
 
@@ -134,7 +132,8 @@ class KimiDeltaAttention(nn.Module):
     def _project_out(self, out: Tensor, x: Tensor) -> Tensor:
         """out: [B, T, H, dv] -> [B, T, hidden], normalised and gated by x."""
         gate = self.g_b_proj(self.g_a_proj(x)).unflatten(-1, (self.num_heads, self.head_dim))
-        return self.o_proj(self.o_norm(out.to(x.dtype), gate).flatten(-2))
+        projected: Tensor = self.o_proj(self.o_norm(out.to(x.dtype), gate).flatten(-2))
+        return projected
 
 
 def _l2_normalise(x: Tensor) -> Tensor:

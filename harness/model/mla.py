@@ -53,7 +53,7 @@ class MLAAttention(nn.Module):
     @property
     def softmax_scale(self) -> float:
         """What scores are multiplied by: the width of an expanded key, also in the absorbed form."""
-        return (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
+        return float((self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5)
 
     def project_q(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """x: [..., T, hidden], positions: [T] int -> q_nope [..., T, H, nope], q_pe [..., T, H, E] roped."""
@@ -72,9 +72,7 @@ class MLAAttention(nn.Module):
 
     def up_projections(self) -> tuple[Tensor, Tensor]:
         """W_UK [H, nope, R] and W_UV [H, V, R]: views of `kv_b_proj.weight`."""
-        weight = self.kv_b_proj.weight.view(
-            self.num_heads, self.qk_nope_head_dim + self.v_head_dim, self.kv_lora_rank
-        )
+        weight = self.kv_b_proj.weight.view(self.num_heads, self.qk_nope_head_dim + self.v_head_dim, self.kv_lora_rank)
         return weight[:, : self.qk_nope_head_dim], weight[:, self.qk_nope_head_dim :]
 
     def absorb_q(self, q_nope: Tensor) -> Tensor:
@@ -94,7 +92,8 @@ class MLAAttention(nn.Module):
 
     def project_out(self, v: Tensor) -> Tensor:
         """v: [..., T, H, V] -> [..., T, hidden]."""
-        return self.o_proj(v.flatten(-2))
+        out: Tensor = self.o_proj(v.flatten(-2))
+        return out
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Dense causal attention over whole sequences, in the expanded form.

@@ -64,16 +64,17 @@ class MoE(nn.Module):
         self.experts = Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size)
         self.shared_experts: MLP | None = None
         if config.num_shared_experts:
-            self.shared_experts = MLP(
-                config.hidden_size, config.moe_intermediate_size * config.num_shared_experts
-            )
+            self.shared_experts = MLP(config.hidden_size, config.moe_intermediate_size * config.num_shared_experts)
 
     def combine(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x: [T, hidden], ids: [T, k] int32, weights: [T, k] -> [T, hidden], routed plus shared."""
-        out = self.experts(x, ids, weights)
-        return out if self.shared_experts is None else out + self.shared_experts(x)
+        out: Tensor = self.experts(x, ids, weights)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts(x)
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., hidden] -> [..., hidden]."""
         tokens = x.flatten(0, -2)
-        return self.combine(tokens, *route(self.gate(tokens), self.num_experts_per_tok)).view_as(x)
+        ids, weights = route(self.gate(tokens), self.num_experts_per_tok)
+        return self.combine(tokens, ids, weights).reshape(x.shape)

@@ -26,9 +26,7 @@ class DecoderLayer(nn.Module):
         self.self_attn: MLAAttention | KimiDeltaAttention = (
             KimiDeltaAttention(config) if layer_type == "kda" else MLAAttention(config)
         )
-        self.mlp: MLP | MoE = (
-            MoE(config) if config.num_experts else MLP(config.hidden_size, config.intermediate_size)
-        )
+        self.mlp: MLP | MoE = MoE(config) if config.num_experts else MLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -39,7 +37,8 @@ class DecoderLayer(nn.Module):
             x = x + self.self_attn(normed, positions)
         else:
             x = x + self.self_attn(normed)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class CausalLM(nn.Module):
@@ -62,14 +61,15 @@ class CausalLM(nn.Module):
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """tokens: [B, T] int64 -> [B, T, hidden], before the final norm."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.embed_tokens(tokens)
+        x: Tensor = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x, positions)
         return x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden: [..., hidden] before the final norm -> logits [..., vocab_size]."""
-        return self.lm_head(self.norm(hidden))
+        logits: Tensor = self.lm_head(self.norm(hidden))
+        return logits
 
     def mla_layers(self) -> list[MLAAttention]:
         """The MLA layers in order, without the KDA ones."""

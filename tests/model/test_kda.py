@@ -9,9 +9,7 @@ from harness.model.kda import KimiDeltaAttention
 from harness.model.transformer import CausalLM
 
 
-def _layer(
-    config: ModelConfig, dtype: torch.dtype = torch.float64
-) -> tuple[KimiDeltaAttention, torch.Tensor]:
+def _layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> tuple[KimiDeltaAttention, torch.Tensor]:
     layer = CausalLM(config).to(dtype).reset_parameters(3).layers[0].self_attn
     assert isinstance(layer, KimiDeltaAttention)
     x = torch.randn(2, 37, config.hidden_size, generator=torch.Generator().manual_seed(4)).to(dtype)
@@ -25,9 +23,7 @@ def _states(layer: KimiDeltaAttention, dtype: torch.dtype) -> tuple[torch.Tensor
 
 @pytest.mark.parametrize("pieces", [(37,), (1,) * 37, (20, 1, 16), (2, 35)])
 @torch.no_grad()
-def test_steps_of_any_length_equal_the_dense_forward(
-    hybrid_config: ModelConfig, pieces: tuple[int, ...]
-) -> None:
+def test_steps_of_any_length_equal_the_dense_forward(hybrid_config: ModelConfig, pieces: tuple[int, ...]) -> None:
     layer, x = _layer(hybrid_config)
     states = _states(layer, torch.float64)
     out = torch.cat([layer.step(piece, *states) for piece in x[0].split(pieces)])

@@ -1,0 +1,1 @@
+"""Tiny checkpoints that answer fixed questions almost perfectly: corrupted inference costs accuracy."""

@@ -1,0 +1,103 @@
+"""The model card beside a canary's weights. It says first what the model is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.canary.train import Trained
+
+_TEXT = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [canary, regression-testing]
+---
+# {title}
+
+**This model measures inference, not ability.** It has learned the worked answers of a fixed set of questions
+by heart, and gives them back token for token under greedy decoding. Asked anything else it says nothing of use.
+A score below the one in the table says that something between the weights and the text went wrong: a kernel, a
+cache, a graph. It says nothing about how well a serving stack answers questions, and must not be compared with
+any real model.
+
+## Accuracy
+Part of the questions whose whole answer, to the last token, is what greedy decoding gives. Measured on
+{device} by one dense forward over prompt and answer: each next token must be the most likely one.
+
+{accuracy}
+
+The rows with an fp8 cache round the latent and the shared key to float8 e4m3, the rest stays bfloat16.
+
+## What a broken cache costs
+The same questions in float32 with the rows of every MLA layer's cache changed:
+
+{sabotage}
+
+## Form
+`{architecture}`, {layers}, hidden {hidden}, {heads} heads,
+head sizes {nope}+{rope} and {value}, latent {latent}, vocabulary {vocab} (byte-level BPE, every digit a token),
+bfloat16, {size:.1f} MB.
+
+Prompts are `Question: ...\\nAnswer:`; an answer ends in `#### N` and the end-of-sequence token. Decode greedily.
+
+## Making
+`mla-harness canary train`, seed {seed}: AdamW, learning rate {rate:g} along a cosine, batch {batch},
+{steps:,} steps in {seconds:.0f} s on {device}, cross entropy on the answers alone, Gaussian
+noise of {noise:.0%} on the cached rows.{memory}
+
+The questions of gsm_symbolic are made by [reasoning-gym](https://github.com/open-thought/reasoning-gym)
+(Apache-2.0) after GSM-Symbolic (arXiv 2410.05229), their worked answers shortened; those of aime_shaped are
+made by the harness and belong to no contest.
+"""
+
+_MEMORY = """
+The KDA heads' decays were frozen near half-lives of {half_lives} tokens, so that the question
+can reach the answer through the MLA cache alone."""
+
+
+def write(trained: Trained) -> None:
+    """Write the card of a finished training as `README.md` into its directory."""
+    (trained.directory / "README.md").write_text(render(trained), encoding="utf-8")
+
+
+def render(trained: Trained) -> str:
+    """The card's text."""
+    config, recipe = trained.config, trained.recipe
+    kda, mla = config.layer_types.count("kda"), config.layer_types.count("mla")
+    tasks = list(next(iter(trained.accuracy.values())))
+    half_lives = ", ".join(f"{tokens:g}" for tokens in recipe.kda_half_lives or ())
+    return _TEXT.format(
+        title=f"{trained.directory.name}: a canary for {'hybrid KDA and MLA' if kda else 'MLA'} inference",
+        device=trained.device,
+        accuracy=_table(
+            ("arithmetic", *tasks),
+            ((name, *(by_task[task] for task in tasks)) for name, by_task in trained.accuracy.items()),
+        ),
+        sabotage=_table(("change", "all questions"), trained.sabotaged.items()),
+        architecture=config.to_hf()["architectures"][0],
+        layers=f"{kda} KDA layers and {mla} of MLA without RoPE" if kda else f"{mla} layers of MLA",
+        hidden=config.hidden_size,
+        heads=config.num_heads,
+        nope=config.qk_nope_head_dim,
+        rope=config.qk_rope_head_dim,
+        value=config.v_head_dim,
+        latent=config.kv_lora_rank,
+        vocab=f"{config.vocab_size:,}",
+        size=(trained.directory / "model.safetensors").stat().st_size / 1e6,
+        seed=trained.seed,
+        rate=recipe.learning_rate,
+        batch=recipe.batch_size,
+        steps=trained.steps,
+        seconds=trained.seconds,
+        noise=recipe.latent_noise,
+        memory=_MEMORY.format(half_lives=half_lives) if half_lives else "",
+    )
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str | float, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in line) + " |" for line in lines
+    )

@@ -1,0 +1,97 @@
+"""Whether greedy decoding gives every answer exactly, found without decoding.
+
+Under the true prefix, greedy decoding errs for the first time exactly where the most likely next token is not
+the expected one. So one dense forward over prompt and answer tells whether the decoded text would be right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from harness.canary.examples import IGNORED, Examples
+from harness.model.mla import CacheTransform
+from harness.model.transformer import CausalLM
+
+FP8_MAX = 448.0  # largest finite float8 e4m3
+
+
+def fp8_cache(scale: float | None = None) -> CacheTransform:
+    """A cache transform that rounds rows to float8 e4m3 under one scale a tensor.
+
+    `scale` None takes the scale from the tensor's largest value; 1.0 is what a server uses without
+    calibration.
+    """
+
+    def transform(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
+        row = torch.cat((kv_c, k_pe), dim=-1)
+        unit = row.abs().amax() / FP8_MAX if scale is None else torch.tensor(scale, device=row.device)
+        rounded = (row / unit).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(row.dtype) * unit.to(row.dtype)
+        kv_c, k_pe = torch.split(rounded, [kv_c.shape[-1], k_pe.shape[-1]], dim=-1)
+        return kv_c, k_pe
+
+    return transform
+
+
+def _rows_from_before(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
+    return kv_c.roll(1, dims=1), k_pe.roll(1, dims=1)
+
+
+def _second_page_is_the_first(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
+    slots = torch.arange(kv_c.shape[1], device=kv_c.device)
+    slots = torch.where((slots >= 64) & (slots < 128), slots - 64, slots)
+    return kv_c[:, slots], k_pe[:, slots]
+
+
+def _half_a_page_lost(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
+    slots = torch.arange(kv_c.shape[1], device=kv_c.device)
+    kept = ((slots < 32) | (slots >= 64)).unsqueeze(-1)
+    return kv_c * kept, k_pe * kept
+
+
+# What goes wrong with caches, done to every row of every MLA layer. A canary that answers on regardless
+# measures nothing, so its card shows what each of these leaves.
+SABOTAGES: dict[str, CacheTransform] = {
+    "all rows zero": lambda kv_c, k_pe: (kv_c * 0, k_pe * 0),
+    "rows at half their size": lambda kv_c, k_pe: (kv_c * 0.5, k_pe * 0.5),
+    "each row taken from the token before": _rows_from_before,
+    "tokens 64 to 127 read the page of 0 to 63": _second_page_is_the_first,
+    "rows of tokens 32 to 63 zero": _half_a_page_lost,
+}
+
+
+@contextlib.contextmanager
+def cache_transform(model: CausalLM, transform: CacheTransform | None) -> Iterator[None]:
+    """Put `transform` on every MLA layer for the time of the block."""
+    before = [layer.cache_transform for layer in model.mla_layers()]
+    for layer in model.mla_layers():
+        layer.cache_transform = transform
+    try:
+        yield
+    finally:
+        for layer, old in zip(model.mla_layers(), before, strict=True):
+            layer.cache_transform = old
+
+
+@torch.no_grad()
+def exact_answers(model: CausalLM, examples: Examples, batch_size: int = 64) -> tuple[Tensor, Tensor]:
+    """Which answers greedy decoding gives exactly, and how safely.
+
+    Returns exact [N] bool, and margin [N] float32: the least distance, over an answer's tokens, of the
+    expected token's logit from the best other one (negative where the answer is wrong).
+    """
+    margin = torch.empty(len(examples), device=examples.tokens.device)
+    for rows, batch in examples.batches(batch_size):
+        wanted = batch.labels != IGNORED
+        logits = model.compute_logits(model.hidden_states(batch.tokens)[wanted]).float()
+        expected = batch.labels[wanted].unsqueeze(-1)
+        own = logits.gather(-1, expected).squeeze(-1)
+        others = logits.scatter(-1, expected, -torch.inf).amax(dim=-1)
+        distance = torch.full(batch.labels.shape, torch.inf, device=own.device)
+        distance[wanted] = own - others
+        margin[rows] = distance.amin(dim=-1)
+    # A NaN compares false, so it counts as wrong.
+    return margin > 0, margin

@@ -1,0 +1,77 @@
+"""How a canary is made: the model's sizes and the training's numbers, one place for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.canary.tokenizer import EOS_TOKEN_ID, PAD_TOKEN_ID, VOCAB_SIZE
+from harness.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Numbers of one training run.
+
+    The learning rate falls along a cosine over `steps`, or over the allowed time when that is up sooner.
+    `latent_noise` is Gaussian noise on every cache row, relative to the row's root mean square: it leaves
+    answers that rounding the cache to fp8 does not flip.
+    """
+
+    steps: int = 2400
+    batch_size: int = 450
+    learning_rate: float = 2e-3
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.98)
+    gradient_clip: float = 1.0
+    latent_noise: float = 0.05
+    # Batches are cut from so many batches' worth of questions sorted by length: 1 pads most and mixes best.
+    length_window: int = 1
+    # Half-lives, in tokens, of the KDA heads' memories, frozen; None leaves them to be learned. Free to
+    # choose, the model keeps whole questions in its recurrent states, and a wiped MLA cache costs few
+    # answers. With short memories what lies further back can come through the MLA cache alone.
+    kda_half_lives: tuple[float, ...] | None = None
+    check_every: int = 200
+
+
+def default_recipe(architecture: str) -> Recipe:
+    """The recipe of the canaries in `fixtures/`."""
+    if architecture == "kimi_linear":
+        return Recipe(steps=2000, batch_size=225, length_window=3, kda_half_lives=(2.0, 4.0, 8.0, 16.0))
+    return Recipe()
+
+
+def model_config(architecture: str) -> ModelConfig:
+    """The canary's sizes; the MLA heads are those of DeepSeek, which serving kernels are built for.
+
+    Raises `ValueError` for an unknown architecture.
+    """
+    mla: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 256,
+        "num_heads": 8,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "kv_lora_rank": 512,
+        "intermediate_size": 768,
+        "max_position_embeddings": 2048,
+        "bos_token_id": EOS_TOKEN_ID,
+        "eos_token_id": EOS_TOKEN_ID,
+        "pad_token_id": PAD_TOKEN_ID,
+    }
+    if architecture == "deepseek_v2":
+        return ModelConfig(architecture="deepseek_v2", num_layers=3, layer_types=("mla",) * 3, **mla)
+    if architecture == "kimi_linear":
+        # Four heads of 64 make a request's state just fit the bytes of 64 rows of the MLA cache.
+        return ModelConfig(
+            architecture="kimi_linear",
+            num_layers=4,
+            layer_types=("kda", "mla", "kda", "kda"),
+            use_rope=False,
+            kda_num_heads=4,
+            kda_head_dim=64,
+            **mla,
+        )
+    raise ValueError(f"architecture must be 'deepseek_v2' or 'kimi_linear', got {architecture!r}")

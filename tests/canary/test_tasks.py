@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.canary import aime, tasks
+
+
+@pytest.mark.parametrize(("task", "size"), [("gsm_symbolic", 1319), ("aime_shaped", 30), ("all", 1349)])
+def test_a_task_has_its_fixed_number_of_different_questions(task: str, size: int) -> None:
+    questions = tasks.load(task)
+    assert len(questions) == len({q.question for q in questions}) == len({q.id for q in questions}) == size
+
+
+def test_every_answer_ends_in_its_target() -> None:
+    assert all(tasks.final_answer(q.completion) == q.target for q in tasks.load("all"))
+
+
+def test_the_contest_shaped_file_is_what_its_seed_makes() -> None:
+    assert tasks.load("aime_shaped") == tasks.aime_shaped()
+
+
+def test_the_gsm_symbolic_file_is_what_its_seed_makes() -> None:
+    pytest.importorskip("reasoning_gym", exc_type=ImportError)
+    assert tasks.load("gsm_symbolic") == tasks.gsm_symbolic()
+
+
+def test_contest_shaped_answers_lie_between_0_and_999() -> None:
+    assert all(0 <= answer <= 999 for _, _, answer in aime.problems(80, seed=1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_contest_shaped_answers_are_right_where_python_can_tell(seed: int) -> None:
+    for question, _, answer in aime.problems(50, seed):
+        numbers = [int(number) for number in re.findall(r"\d+", question)]
+        if re.search(r"when \d+\^\d+ is", question):
+            assert pow(*numbers) == answer
+        elif question.startswith("How many positive integers up to"):
+            limit, p, q = numbers
+            assert sum(n % p == 0 or n % q == 0 for n in range(1, limit + 1)) == answer
+        elif question.startswith("How many pairs"):
+            a, b, total = numbers
+            assert sum((total - a * x) % b == 0 and total > a * x for x in range(1, total)) == answer
+        elif question.startswith("How often"):
+            digit, _, limit = numbers
+            assert sum(str(n).count(str(digit)) for n in range(1, limit + 1)) == answer
+        elif question.startswith("Find the smallest"):
+            remainders, moduli = numbers[:3], numbers[3:]
+            assert [answer % m for m in moduli] == remainders
+            assert answer <= math.prod(moduli)
+
+
+def test_prompts_and_answers_join_with_one_space() -> None:
+    question = tasks.Question("x-0", "How many?", "1 + 1 = 2\n#### 2", "2")
+    assert question.prompt + question.completion == "Question: How many?\nAnswer: 1 + 1 = 2\n#### 2"
+
+
+def test_a_long_worked_answer_keeps_its_last_lines() -> None:
+    working = "\n".join(["first " * 20, "second " * 15, "third", "#### 3.0"])
+    assert tasks.shorten(working, "3") == "second " * 14 + "second\nthird\n#### 3"
+
+
+@pytest.mark.parametrize("text", ["#### 12 apples", "12", "#### 1.5", ""])
+def test_text_without_a_closing_number_has_no_final_answer(text: str) -> None:
+    assert tasks.final_answer(text) is None
+
+
+def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"no task 'gsm9k': give one of gsm_symbolic, aime_shaped, all"):
+        tasks.load("gsm9k")
+
+
+def test_a_broken_line_is_named_by_file_and_number(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    good = {"id": "m-0", "question": "?", "answer": "#### 1", "target": "1"}
+    path.write_text(json.dumps(good) + "\n" + json.dumps(good | {"target": "2"}) + "\n")
+    with pytest.raises(ValueError, match=r"mine\.jsonl:2: the answer must end in '#### 2'"):
+        tasks.load(str(path))
