@@ -14,13 +14,17 @@ from harness.ops.contracts import OPS
 from harness.poison.allocations import AllocationPoison
 from harness.poison.patterns import Poison
 
+# What was seen of kernels by name and shapes of arguments: ordinal of an allocation -> site of the output it became.
+_seen_sites: dict[tuple[Any, ...], dict[int, str]] = {}
+
 
 class BoundKernel:
     """A kernel together with the poison of the run; calling it is one launch.
 
-    Which of a kernel's allocations become its outputs is not known before it returns, so the first call with new
-    shapes runs twice: once to learn it, once with outputs and scratch told apart. Kernels of ops that return
-    nothing write their arguments and run once.
+    Which of a kernel's allocations become its outputs is not known before it returns. So the first call with new
+    shapes runs twice: once to see it, once with outputs and scratch told apart. Later calls, of any case in this
+    process, start from what was seen and are checked against it: a kernel that allocates in another order, because of
+    its data or of a fault, runs twice again. Kernels of ops that return nothing write their arguments and run once.
     """
 
     def __init__(self, spec: KernelSpec, poison: Poison | None) -> None:
@@ -28,7 +32,6 @@ class BoundKernel:
         self._function: Callable[..., Any] = spec.load()
         self._outputs = OPS.get(spec.op).outputs
         self._poison = poison
-        self._learned: dict[tuple[Any, ...], dict[int, str]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return launch(self._run, *args, **kwargs)
@@ -39,11 +42,22 @@ class BoundKernel:
         if not self._outputs:
             with AllocationPoison(self._poison):
                 return self._call(args, kwargs)
-        key = tuple(_shape_key(value) for value in (*args, *kwargs.values()))
-        if key not in self._learned:
-            self._learned[key] = self._learn(args, kwargs)
-        with AllocationPoison(self._poison, self._learned[key]):
-            return self._call(args, kwargs)
+        key = (self.spec.name, *(_shape_key(value) for value in (*args, *kwargs.values())))
+        expected = _seen_sites.get(key, {})
+        result, sites = self._call_poisoned(expected, args, kwargs)
+        if sites != expected:
+            _seen_sites[key] = sites
+            result, _ = self._call_poisoned(sites, args, kwargs)
+        return result
+
+    def _call_poisoned(
+        self, sites: dict[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[int, str]]:
+        """The result of a call whose allocations are filled as `sites` says, and what `sites` should have been."""
+        assert self._poison is not None
+        with AllocationPoison(self._poison, sites) as mode:
+            result = self._call(args, kwargs)
+        return result, self._sites_of_outputs(mode.allocations, result)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the kernel's own code, so that what it raises cannot be taken for the harness's fault."""
@@ -54,11 +68,9 @@ class BoundKernel:
         except (Exception, SystemExit) as error:
             raise KernelError(f"{self.spec.name} raised {type(error).__name__}: {error}") from error
 
-    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, str]:
-        assert self._poison is not None
-        with AllocationPoison(self._poison) as mode:
-            result = self._call(args, kwargs)
-        ordinal_of = {address: ordinal for ordinal, address in enumerate(mode.allocations)}
+    def _sites_of_outputs(self, allocations: list[int], result: Any) -> dict[int, str]:
+        """Ordinal of an allocation -> site, for the allocations that became outputs."""
+        ordinal_of = {address: ordinal for ordinal, address in enumerate(allocations)}
         sites: dict[int, str] = {}
         for output, value in zip(self._outputs, _as_tuple(result), strict=False):
             for tensor in tensors_in(value):

@@ -1,0 +1,149 @@
+"""Where the Triton kernels can run, and the repair of Triton's CPU interpreter that they need there.
+
+The stock interpreter of Triton 3.7 keeps bfloat16 as uint16 and float8 as uint8. It multiplies those integers in
+`tl.dot`, truncates where hardware rounds to nearest even, and turns a float8 NaN into 480: a kernel test would pass on
+garbage, and a NaN poison would vanish. `repair_interpreter` makes every float conversion bit-equal to torch's,
+computes dots of narrow types in float32, and refuses other arithmetic on them. It patches private names, so it is tied
+to the versions it was tested with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+REPAIRED_VERSIONS = ("3.7.1",)
+"""Versions of Triton whose interpreter this module was tested with."""
+
+
+def unavailable(device: str) -> str | None:
+    """Why a Triton kernel cannot run on `device` ("cuda" or "cpu") in this process; None where it can.
+
+    Imports neither torch nor Triton, so that lists stay instant.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install triton==3.7.1)"
+    interpreting = interpreter_is_on()
+    if device == "cpu" and not interpreting:
+        return "a Triton kernel runs on a CPU only under TRITON_INTERPRET=1, set before the process starts"
+    if device != "cpu" and interpreting:
+        return "TRITON_INTERPRET=1 is set, so Triton kernels run on the CPU only; unset it to use the GPU"
+    return _unknown_version() if interpreting else None
+
+
+def interpreter_is_on() -> bool:
+    """Whether TRITON_INTERPRET asks for the interpreter, read as Triton reads it."""
+    return os.environ.get("TRITON_INTERPRET", "0").strip().lower() in ("1", "true", "yes", "on", "y")
+
+
+def _unknown_version() -> str | None:
+    from importlib.metadata import version
+
+    installed = version("triton")
+    if installed.split("+")[0] in REPAIRED_VERSIONS:
+        return None
+    return f"the interpreter of Triton {installed} is not repaired here, only that of {', '.join(REPAIRED_VERSIONS)}"
+
+
+def prepare() -> bool:
+    """Called by every module that defines Triton kernels, before it does. True: they will be interpreted.
+
+    Raises RuntimeError when the interpreter is on but of a version that is not known.
+    """
+    if not interpreter_is_on():
+        return False
+    reason = _unknown_version()
+    if reason:
+        raise RuntimeError(reason)
+    repair_interpreter()
+    return True
+
+
+_NARROW = ("bf16", "fp8e4nv", "fp8e5")
+
+
+def repair_interpreter() -> None:
+    """Patch the interpreter's float conversions, dot and arithmetic, once in a process."""
+    import numpy as np
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    if getattr(builder, "repaired_by_mla_harness", False):
+        return
+    stock_convert = interpreter._convert_float
+
+    def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source.name in _TORCH_NAMES and target.name in _TORCH_NAMES:
+            return _convert(data, source.name, target.name)
+        return stock_convert(data, source, target, rounding)
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_imprecise: Any) -> Any:
+        product = np.matmul(_widened(a), _widened(b), dtype=d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    interpreter._convert_float = convert_float
+    builder.create_dot = _without_warnings(create_dot)
+    builder.binary_op = _without_warnings(_refusing_narrow(builder.binary_op))
+    builder.unary_op = _without_warnings(_refusing_narrow(builder.unary_op))
+    interpreter.ReduceOps.min_max = _without_warnings(interpreter.ReduceOps.min_max)
+    builder.repaired_by_mla_harness = True
+
+
+_TORCH_NAMES = {
+    "bf16": "bfloat16", "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2",
+    "fp16": "float16", "fp32": "float32", "fp64": "float64",
+}  # fmt: skip
+_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+def _convert(data: Any, source: str, target: str) -> Any:
+    """Convert raw storage of type `source` (numpy, any shape) to raw storage of `target`: torch's rounding and NaN.
+
+    One exception: beyond +-448 a float8 e4m3 saturates, as the GPU's conversion instruction (`satfinite`) does.
+    """
+    import numpy as np
+    import torch
+
+    raw = np.ascontiguousarray(data)
+    # torch has no uint16 to bfloat16 view from numpy; bytes carry any type across.
+    values = torch.from_numpy(raw.reshape(-1).view(np.uint8).copy()).view(getattr(torch, _TORCH_NAMES[source]))
+    if target == "fp8e4nv":
+        values = values.to(torch.float32).clamp(-448.0, 448.0)
+    out = values.to(getattr(torch, _TORCH_NAMES[target]))
+    bits = out.view(torch.uint8).numpy().view(getattr(np, _UNSIGNED[out.element_size()]))
+    return bits.reshape(np.shape(data))
+
+
+def _widened(handle: Any) -> Any:
+    """A dot operand as float32 (or its own wider numpy type)."""
+    import numpy as np
+
+    name = handle.dtype.scalar.name
+    return _convert(handle.data, name, "fp32").view(np.float32) if name in _NARROW else handle.data
+
+
+def _refusing_narrow(operation: Any) -> Any:
+    def checked(self: Any, *args: Any) -> Any:
+        for handle in args:
+            dtype = getattr(handle, "dtype", None)
+            if dtype is not None and dtype.scalar.name in _NARROW:
+                name = dtype.scalar.name
+                raise TypeError(
+                    f"arithmetic on {name} is not modelled by the interpreter: convert with .to(tl.float32)"
+                )
+        return operation(self, *args)
+
+    return checked
+
+
+def _without_warnings(operation: Any) -> Any:
+    """Hardware does not warn of overflow, of a NaN operand, or of a maximum over nothing but NaN; numpy does."""
+    import warnings
+
+    def silent(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return operation(*args, **kwargs)
+
+    return silent

@@ -1,0 +1,180 @@
+"""People's own kernels: registered when they fit their op, refused in one line when they do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from harness import kernel
+from harness.catalog import KERNELS
+from harness.errors import InputError, UnknownNameError
+from harness.kernels import plugins
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "kernels"
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_a_test_registers() -> Iterator[None]:
+    entries, loaded = dict(KERNELS._entries), dict(plugins._loaded)
+    yield
+    KERNELS._entries.clear()
+    KERNELS._entries.update(entries)
+    plugins._loaded.clear()
+    plugins._loaded.update(loaded)
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / f"plugin_{uuid.uuid4().hex}.py"
+    file.write_text(text)
+    return file
+
+
+def test_a_decorated_function_is_registered_with_its_promises_and_stays_itself() -> None:
+    @kernel(op="quantize_fp8", name="mine", devices=["cpu", "cuda"], kv=["bf16"])
+    def mine(x: object, *, num_live: object = None) -> object:
+        """Does something.
+
+        And more.
+        """
+        return x
+
+    spec = KERNELS.get("quantize_fp8/mine")
+    assert spec.load() is mine
+    assert (spec.devices, spec.kv, spec.summary) == (("cpu", "cuda"), ("bf16",), "Does something.")
+    assert spec.origin == __file__
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda x: x, "no keyword argument num_live"),
+        (lambda x, num: x, "no keyword argument num_live"),
+        (lambda *, num_live: num_live, "too many positional arguments"),
+        (lambda x, extra, *, num_live=None: x, "missing a required argument: 'extra'"),
+        (lambda x, *, num_live=None, must: x, "missing a required argument: 'must'"),
+    ],
+)
+def test_a_function_that_the_harness_cannot_call_is_refused_with_what_is_missing(function: object, says: str) -> None:
+    with pytest.raises(InputError) as refused:
+        kernel(op="quantize_fp8", name="mine")(function)  # type: ignore[type-var]
+    message = str(refused.value)
+    assert says in message and "write quantize_fp8(x, *, num_live)" in message and "\n" not in message
+    assert "quantize_fp8/mine" not in KERNELS
+
+
+@pytest.mark.parametrize(
+    "function", [lambda *args, **kwargs: args, lambda anything, num_live: anything, lambda x, **options: x]
+)
+def test_names_of_positional_arguments_are_free(function: object) -> None:
+    kernel(op="quantize_fp8", name="mine")(function)  # type: ignore[type-var]
+    assert "quantize_fp8/mine" in KERNELS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"op": "mla_decod", "name": "mine"}, "did you mean 'mla_decode'"),
+        ({"op": "mla_decode", "name": "a/b"}, "without '/'"),
+        ({"op": "mla_decode", "name": "mine", "empty_rows": "zero"}, "choose from undefined, identity, nan"),
+        ({"op": "mla_decode", "name": "mine", "empty_lse": "0"}, "choose from -inf, +inf, undefined"),
+        ({"op": "mla_decode", "name": "mine", "kv": ["int8"]}, "choose from fp32, bf16, fp8_e4m3"),
+    ],
+)
+def test_promises_that_nobody_knows_are_refused(arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(InputError, match=".*" + says.replace("+", r"\+")):
+        kernel(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_name_is_taken_once() -> None:
+    with pytest.raises(InputError, match="registered already"):
+        kernel(op="quantize_fp8", name="per-token")(lambda x, *, num_live=None: x)
+
+
+def test_a_plugin_file_is_executed_once_and_tells_what_it_registered() -> None:
+    first = plugins.load_plugins([FIXTURES / "correct.py", FIXTURES / "zeros.py"])
+    assert [spec.name for spec in first] == ["mla_decode/correct", "mla_decode/zeros"]
+    assert plugins.load_plugins([FIXTURES / "correct.py", FIXTURES / "zeros.py"]) == first
+    assert first[0].empty_rows == "identity" and first[0].origin == str(FIXTURES / "correct.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1\nraise RuntimeError('no GPU\\nhere')\n", r":2: RuntimeError: no GPU here"),
+        ("def (:\n", r":1: SyntaxError"),
+        ("import sys\n\nsys.exit(3)\n", r":3: SystemExit: 3"),
+        ("import nothing_of_this_name\n", r":1: ModuleNotFoundError"),
+        ("print('hello')\n", r"registers no kernel"),
+        ("from harness import kernel\n\n@kernel(op='write_kv', name='w')\ndef w(a): ...\n", r":3: .*kv_scale"),
+    ],
+)
+def test_a_plugin_file_that_does_not_load_is_refused_with_its_line_each_time(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    file = write(tmp_path, text)
+    for _ in range(2):
+        with pytest.raises(InputError, match=says) as refused:
+            plugins.load_plugin(file)
+        assert str(file) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_file_that_does_not_exist_or_is_not_python_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        plugins.load_plugin(tmp_path / "absent.py")
+    (tmp_path / "kernel.txt").write_text("")
+    with pytest.raises(InputError, match=r"must end in \.py"):
+        plugins.load_plugin(tmp_path / "kernel.txt")
+
+
+def entry_point(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> list[str]:
+    """Install one entry point whose module holds `text`; returns the groups that are asked for from now on."""
+    file = write(folder, text)
+    monkeypatch.syspath_prepend(str(folder))
+    asked: list[str] = []
+
+    def points(*, group: str) -> EntryPoints:
+        asked.append(group)
+        return EntryPoints([EntryPoint("mine", file.stem, group)])
+
+    monkeypatch.setattr(plugins, "entry_points", points)
+    return asked
+
+
+def test_entry_points_are_imported_only_for_a_name_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = "from harness import kernel\n\n@kernel(op='quantize_fp8', name='ep')\ndef f(x, *, num_live=None): ...\n"
+    asked = entry_point(monkeypatch, tmp_path, text)
+    assert plugins.find_kernel("quantize_fp8", "torch").short_name == "torch"
+    assert asked == []
+    assert plugins.find_kernel("quantize_fp8", "ep").short_name == "ep"
+    assert asked == ["mla_harness.kernels"]
+    with pytest.raises(UnknownNameError, match="did you mean 'quantize_fp8/torch'"):
+        plugins.find_kernel("quantize_fp8", "torc")
+
+
+def test_an_entry_point_that_does_not_import_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entry_point(monkeypatch, tmp_path, "raise OSError('gone')\n")
+    with pytest.raises(InputError, match=r"entry point 'mine' of .*: OSError: gone"):
+        plugins.find_kernel("quantize_fp8", "absent")
+
+
+def test_importing_the_package_or_the_decorator_imports_no_torch() -> None:
+    code = (
+        "import sys, harness\n"
+        "assert not {'torch', 'pydantic'} & set(sys.modules), 'import harness'\n"
+        "assert harness.__version__ and callable(harness.kernel) and harness.Finding\n"
+        "assert 'torch' not in sys.modules, 'from harness import kernel'\n"
+        "try:\n    harness.absent\nexcept AttributeError as error:\n    assert 'absent' in str(error)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
