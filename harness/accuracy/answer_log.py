@@ -1,0 +1,88 @@
+"""`accuracy.jsonl`: a header and one line for each question and epoch, written the moment its answer is there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+
+from pydantic import ValidationError
+
+from harness.accuracy.records import QuestionResult, RunHeader
+from harness.errors import InputError
+from harness.files import append_line, read_json_lines
+
+FILE_NAME = "accuracy.jsonl"
+
+
+class AnswerLog:
+    """An open log. Each line is handed to the system at once, so that a SIGKILL loses no answer that was counted.
+
+    `append_line` would force each to the disk, a few milliseconds for each of thousands of answers; that is done once
+    an epoch instead, as only a power cut could tell the difference.
+    """
+
+    def __init__(self, path: Path, header: RunHeader, *, resume: bool = False) -> None:
+        self.results: dict[tuple[int, str], QuestionResult] = {}
+        if path.exists() and path.stat().st_size:
+            if not resume:
+                raise InputError(f"{path}: holds a run already; choose another --out, or continue it with --resume")
+            self._continue(path, header)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append_line(path, header.model_dump_json())
+        self._end_torn_line(path)
+        self._stream = path.open("a", encoding="utf-8")
+
+    def add(self, result: QuestionResult) -> None:
+        """Store one result. A question is counted once an epoch: a second result is an error of the caller."""
+        key = (result.epoch, result.question)
+        if key in self.results:
+            raise AssertionError(f"question {result.question} was answered twice in epoch {result.epoch}")
+        self._stream.write(result.model_dump_json() + "\n")
+        self._stream.flush()
+        self.results[key] = result
+
+    def sync(self) -> None:
+        """Force everything to the disk."""
+        os.fsync(self._stream.fileno())
+
+    def __enter__(self) -> AnswerLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+
+    def _continue(self, path: Path, header: RunHeader) -> None:
+        before, results = read_log(path)
+        for field in RunHeader.model_fields:
+            old, new = getattr(before, field), getattr(header, field)
+            if old != new and field != "num_epochs":
+                shown = "other questions" if field == "questions" else f"{field} {old!r}, now {new!r}"
+                raise InputError(f"{path}: cannot be resumed: it was run with {shown}")
+        self.results.update(results)
+
+    @staticmethod
+    def _end_torn_line(path: Path) -> None:
+        with path.open("rb+") as stream:
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) != b"\n":
+                stream.write(b"\n")
+
+
+def read_log(path: Path) -> tuple[RunHeader, dict[tuple[int, str], QuestionResult]]:
+    """Header and results by (epoch, question). A line torn by a kill is skipped: its question was not counted."""
+    lines = read_json_lines(path)
+    try:
+        header = RunHeader.model_validate(next(lines))
+        rows = [QuestionResult.model_validate(line) for line in lines]
+    except StopIteration:
+        raise InputError(f"{path}: no accuracy run; start one with `mla-harness epochs`") from None
+    except ValidationError as error:
+        raise InputError(f"{path}: not the log of this version: {error.errors()[0]['msg']}") from None
+    results: dict[tuple[int, str], QuestionResult] = {}
+    for row in rows:
+        results.setdefault((row.epoch, row.question), row)
+    return header, results

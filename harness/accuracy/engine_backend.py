@@ -1,0 +1,138 @@
+"""The reference engine as a backend: text to tokens, continuous batching, stop strings, tokens to text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """One token that a step of the engine gave a request; `finite` is false when its logits were not."""
+
+    request: int
+    token: int
+    finite: bool = True
+
+
+class TextEngine(Protocol):
+    """What this backend needs of an engine: tokens in, tokens out, and its state kept from call to call."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_id(self) -> int: ...
+
+    @property
+    def max_length(self) -> int:
+        """Tokens, prompt and answer together, that one request may come to."""
+        ...
+
+    def add(self, tokens: Sequence[int], max_tokens: int) -> int:
+        """Queue a request for up to `max_tokens` greedy tokens; returns its number."""
+        ...
+
+    def step(self) -> Iterable[NewToken]:
+        """Run one step of the batch; empty when nothing is left to do."""
+        ...
+
+    def finish(self, request: int) -> None:
+        """End a request before it has all its tokens, and take its pages back."""
+        ...
+
+
+@dataclass(slots=True)
+class _Request:
+    """A prompt in flight and what it was given so far."""
+
+    position: int
+    max_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    finite: bool = True
+
+
+class EngineBackend:
+    """Feeds a `TextEngine`. All prompts are queued at once: the engine's own scheduler forms the batches."""
+
+    def __init__(self, engine: TextEngine, tokenizer: Tokenizer, identity: Identity) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._identity = identity
+
+    @property
+    def identity(self) -> Identity:
+        """Which checkpoint runs, in which dtype."""
+        return self._identity
+
+    def generate(
+        self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
+    ) -> list[Answer]:
+        """Greedy answers in the order of `prompts`; a prompt too long for the engine is unanswered, with its reason."""
+        answers: dict[int, Answer] = {}
+        requests: dict[int, _Request] = {}
+
+        def done(position: int, answer: Answer) -> None:
+            answers[position] = answer
+            if on_answer:
+                on_answer(position, answer)
+
+        try:
+            for position, encoded in enumerate(self._tokenizer.encode_batch(list(prompts))):
+                room = self._engine.max_length - len(encoded.ids)
+                if room < 1:
+                    reason = f"the prompt has {len(encoded.ids)} tokens, the engine takes {self._engine.max_length - 1}"
+                    done(position, Answer("", "error", unanswered=reason))
+                    continue
+                limit = min(max_tokens, room)
+                requests[self._engine.add(encoded.ids, limit)] = _Request(position, limit)
+            while requests:
+                self._step(requests, stop, done)
+        finally:
+            # Ctrl-C in the middle must not leave requests in an engine that may be asked again.
+            for number in requests:
+                self._engine.finish(number)
+        return [answers[position] for position in range(len(prompts))]
+
+    def close(self) -> None:
+        """Nothing is held beyond the engine itself."""
+
+    def _step(self, requests: dict[int, _Request], stop: Sequence[str], done: OnAnswer) -> None:
+        for new in self._engine.step():
+            request = requests.get(new.request)
+            if request is None:
+                continue
+            request.tokens.append(new.token)
+            request.finite = request.finite and new.finite
+            finish = self._finish(request, stop)
+            if finish:
+                del requests[new.request]
+                self._engine.finish(new.request)
+                done(request.position, self._answer(request, finish, stop))
+
+    def _finish(self, request: _Request, stop: Sequence[str]) -> str | None:
+        if request.tokens[-1] == self._engine.eos_token_id:
+            return "stop"
+        if len(request.tokens) >= request.max_tokens:
+            return "length"
+        # A stop string ends in the newest token. Each token is a byte at least, so that so many tokens hold all of it.
+        longest = max((len(word.encode()) for word in stop), default=0)
+        if longest and cut_at_stop(self._decode(request.tokens[-longest:]), stop)[1]:
+            return "stop"
+        return None
+
+    def _answer(self, request: _Request, finish: str, stop: Sequence[str]) -> Answer:
+        tokens = request.tokens
+        inside = [token for token in tokens if 0 <= token < self._engine.vocab_size]
+        text, _ = cut_at_stop(self._decode(tokens), stop)
+        invalid = not request.finite or len(inside) < len(tokens) or has_invalid_text(text, finish)
+        return Answer(text, finish, len(tokens), invalid)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        known = [token for token in tokens if 0 <= token < self._engine.vocab_size]
+        return str(self._tokenizer.decode(known))

@@ -1,0 +1,188 @@
+"""The loop: one running model is asked the same questions again and again, each epoch in a new seeded order."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.accuracy.answer_log import FILE_NAME, AnswerLog
+from harness.accuracy.backends import Answer, Backend
+from harness.accuracy.records import ANSWER_CHARS, QuestionResult, RunHeader
+from harness.accuracy.tasks import Task
+from harness.errors import HarnessError
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, after each answer."""
+
+    epoch: int
+    num_epochs: int
+    answered: int
+    num_questions: int
+    num_correct: int
+    unanswered: int
+
+
+@dataclass(frozen=True)
+class AccuracyRun:
+    """All that a run stored: the header, and the results by (epoch, question hash)."""
+
+    header: RunHeader
+    results: dict[tuple[int, str], QuestionResult]
+    path: Path
+    seconds: float = 0.0
+
+    def epoch(self, number: int) -> list[QuestionResult]:
+        """The results of one epoch in the task's order; those not asked yet are missing."""
+        found = (self.results.get((number, question)) for question in self.header.questions)
+        return [result for result in found if result is not None]
+
+
+def run_epochs(
+    backend: Backend,
+    task: Task,
+    directory: Path,
+    *,
+    num_epochs: int,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> AccuracyRun:
+    """Ask every question in every epoch and append each result to ``directory/accuracy.jsonl`` at once.
+
+    With `resume` what the file holds already is not asked again. Whatever ends the run early (Ctrl-C, a server that
+    is gone, a SIGKILL), the answers so far are stored. Raises InputError when the file belongs to another run.
+    """
+    # lm-eval takes seconds to import; `mla-harness --help` must not.
+    from harness.accuracy.lm import BackendLM
+
+    started = time.perf_counter()
+    lm = BackendLM(backend, max_tokens=max_tokens)
+    header = make_header(backend, task, seed=seed, num_epochs=num_epochs)
+    path = directory / FILE_NAME
+    with AnswerLog(path, header, resume=resume) as log:
+        for epoch in range(1, num_epochs + 1):
+            _EpochOf(lm, task, log, header, epoch, on_progress).run()
+            log.sync()
+    return AccuracyRun(header, log.results, path, time.perf_counter() - started)
+
+
+def make_header(backend: Backend, task: Task, *, seed: int, num_epochs: int) -> RunHeader:
+    """What identifies a run of `task` on `backend`."""
+    identity = backend.identity
+    return RunHeader(
+        task=task.name,
+        filter=task.filter,
+        model=identity.model,
+        model_hash=identity.model_hash,
+        engine=identity.engine,
+        dtype=identity.dtype,
+        seed=seed,
+        num_epochs=num_epochs,
+        questions=task.questions,
+        deterministic=identity.deterministic,
+        note=identity.note,
+    )
+
+
+def epoch_order(num_questions: int, seed: int, epoch: int) -> list[int]:
+    """The order of one epoch: a permutation that the seed and the epoch's number alone decide."""
+    order = list(range(num_questions))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+class _EpochOf:
+    """One epoch of a run: what is left of it is asked in one call of `lm_eval.evaluate`."""
+
+    def __init__(
+        self,
+        lm: Any,
+        task: Task,
+        log: AnswerLog,
+        header: RunHeader,
+        epoch: int,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.lm, self.task, self.log, self.header, self.epoch = lm, task, log, header, epoch
+        self.on_progress = on_progress
+        order = epoch_order(len(task.questions), header.seed, epoch)
+        self.place = {question: place for place, question in enumerate(order)}
+        self.left = [i for i, name in enumerate(task.questions) if (epoch, name) not in log.results]
+        done = [result for (number, _), result in log.results.items() if number == epoch]
+        self.answered = len(done)
+        self.num_correct = sum(result.correct for result in done)
+        self.unanswered = sum(result.unanswered is not None for result in done)
+
+    def run(self) -> None:
+        """Ask, grade and store; then hold each stored grade against lm-eval's own."""
+        if not self.left:
+            return
+        import lm_eval  # type: ignore[import-untyped]
+
+        self.lm.order = lambda requests: sorted(
+            range(len(requests)), key=lambda i: self.place[self.left[requests[i].doc_id]]
+        )
+        self.lm.on_answer = self._store
+        found = lm_eval.evaluate(
+            self.lm,
+            {"tasks": {self.task.name: self.task.lm_eval_task}},
+            samples={self.task.name: self.left},
+            bootstrap_iters=0,
+        )
+        self._check(found["samples"][self.task.name])
+
+    def _store(self, instance: Any, answer: Answer) -> None:
+        question = self.left[instance.doc_id]
+        grade = self.task.grade(instance, answer.text)
+        answered = answer.unanswered is None
+        empty = answered and not answer.text.strip()
+        result = QuestionResult(
+            epoch=self.epoch,
+            question=self.task.questions[question],
+            position=self.place[question],
+            correct=answered and grade.correct,
+            scores=grade.scores,
+            answer=answer.text[:ANSWER_CHARS],
+            answer_hash=hashlib.sha256(answer.text.encode("utf-8", "surrogatepass")).hexdigest()[:12],
+            num_tokens=answer.num_tokens,
+            finish=answer.finish,
+            num_attempts=answer.num_attempts,
+            unanswered=answer.unanswered,
+            empty=empty,
+            unparsed=answered and not empty and grade.unparsed,
+            invalid_tokens=answer.had_invalid_tokens,
+        )
+        self.log.add(result)
+        self.answered += 1
+        self.num_correct += result.correct
+        self.unanswered += not answered
+        if self.on_progress:
+            self.on_progress(self._progress())
+
+    def _progress(self) -> Progress:
+        return Progress(
+            self.epoch,
+            self.header.num_epochs,
+            self.answered,
+            len(self.task.questions),
+            self.num_correct,
+            self.unanswered,
+        )
+
+    def _check(self, samples: list[dict[str, Any]]) -> None:
+        for sample in samples:
+            question = self.task.questions[sample["doc_id"]]
+            stored = self.log.results[self.epoch, question]
+            if stored.scores.get(sample["filter"]) != float(sample[self.task.metric]):
+                raise HarnessError(
+                    f"{FILE_NAME}: question {question} of epoch {self.epoch} is stored with another grade than "
+                    f"lm-eval's under filter {sample['filter']}; the installed lm-eval may not be the one supported"
+                )

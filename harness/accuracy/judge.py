@@ -1,0 +1,281 @@
+"""The verdict of an accuracy run: counts, flips, tests and limits, and one sentence that says it all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from harness.accuracy.baselines import Baseline
+from harness.accuracy.epochs import AccuracyRun
+from harness.accuracy.identity import CANARY_NOTE
+from harness.accuracy.records import (
+    AccuracyRecord,
+    BaselineUse,
+    EpochAccuracy,
+    Flips,
+    Judgement,
+    Limits,
+    OutcomeGrid,
+    QuestionResult,
+)
+from harness.accuracy.statistics import adjust, mcnemar_p, smallest_drop, trend_p, wilson_interval
+from harness.accuracy.tasks import STOCK
+from harness.errors import InputError
+from harness.records import Verdict
+
+_FAULTY = ("unanswered", "empty", "unparsed", "invalid_tokens")
+
+
+def judge(
+    run: AccuracyRun,
+    *,
+    baseline: Baseline | None = None,
+    limits: Limits | None = None,
+    scenario: str = "",
+    case: str = "",
+    fault: str | None = None,
+) -> AccuracyRecord:
+    """Turn a run into its record. Raises InputError when the baseline is of other questions or another task."""
+    header = run.header
+    limits = limits or Limits()
+    use = _use(run, baseline)
+    counted = [_count(run.epoch(n), n) for n in range(1, header.num_epochs + 1)]
+    epochs = tuple(epoch.model_copy(update=_against_reference(run, epoch.epoch, baseline)) for epoch in counted)
+    judgement = _judge(run, epochs, use, limits)
+    return AccuracyRecord(
+        scenario=scenario,
+        case=case,
+        fault=fault,
+        task=header.task,
+        model=header.model,
+        model_hash=header.model_hash,
+        engine=header.engine,
+        dtype=header.dtype,
+        seed=header.seed,
+        note=header.note,
+        filter=header.filter,
+        epochs=epochs,
+        ci=tuple(epoch.interval for epoch in epochs),
+        baseline=use,
+        verdict=judgement.verdict,
+        judgement=judgement,
+        grid=_grid(run, baseline),
+        seconds=run.seconds,
+    )
+
+
+def _use(run: AccuracyRun, baseline: Baseline | None) -> BaselineUse | None:
+    if baseline is None:
+        return None
+    if (baseline.task, baseline.filter) != (run.header.task, run.header.filter):
+        raise InputError(
+            f"baseline {baseline.name}: it is of task {baseline.task} under filter {baseline.filter}, "
+            f"the run of {run.header.task} under {run.header.filter}"
+        )
+    outcomes = baseline.outcomes
+    shared = [outcomes[question] for question in run.header.questions if question in outcomes]
+    if not shared:
+        raise InputError(f"baseline {baseline.name}: it holds none of the questions of this run")
+    # A run of few questions is compared to the same few: the rest of the baseline says nothing about them.
+    return BaselineUse(
+        name=baseline.name,
+        accuracy=sum(shared) / len(shared),
+        interval=wilson_interval(sum(shared), len(shared)),
+        num_shared=len(shared),
+    )
+
+
+def _count(results: Sequence[QuestionResult], epoch: int) -> EpochAccuracy:
+    num_correct = sum(result.correct for result in results)
+    reasons = Counter(result.unanswered for result in results if result.unanswered is not None)
+    return EpochAccuracy(
+        epoch=epoch,
+        num_questions=len(results),
+        num_correct=num_correct,
+        accuracy=num_correct / len(results) if results else 0.0,
+        interval=wilson_interval(num_correct, len(results)),
+        unanswered=reasons.total(),
+        empty=sum(result.empty for result in results),
+        unparsed=sum(result.unparsed for result in results),
+        invalid_tokens=sum(result.invalid_tokens for result in results),
+        retried=sum(result.num_attempts > 1 for result in results),
+        num_tokens=sum(result.num_tokens for result in results),
+        unanswered_reasons=dict(reasons.most_common()),
+    )
+
+
+def _outcomes(results: Sequence[QuestionResult]) -> dict[str, bool]:
+    """Question -> right or wrong. An unanswered question has no outcome; a limit of its own counts it."""
+    return {result.question: result.correct for result in results if result.unanswered is None}
+
+
+def _against_reference(run: AccuracyRun, epoch: int, baseline: Baseline | None) -> dict[str, object]:
+    first = {result.question: result for result in run.epoch(1)}
+    results = run.epoch(epoch)
+    changed = sum(
+        result.answer_hash != first[result.question].answer_hash for result in results if result.question in first
+    )
+    if baseline is None and epoch == 1:
+        return {"changed": changed}
+    reference = baseline.outcomes if baseline else _outcomes(run.epoch(1))
+    flips = _flips(reference, _outcomes(results), baseline.name if baseline else "epoch 1")
+    return {"changed": changed, "flips": flips}
+
+
+def _flips(before: dict[str, bool], after: dict[str, bool], reference: str) -> Flips:
+    shared = [question for question in after if question in before]
+    lost = sum(before[question] and not after[question] for question in shared)
+    gained = sum(after[question] and not before[question] for question in shared)
+    return Flips(reference=reference, num_shared=len(shared), lost=lost, gained=gained, p_value=mcnemar_p(lost, gained))
+
+
+def _judge(run: AccuracyRun, epochs: Sequence[EpochAccuracy], use: BaselineUse | None, limits: Limits) -> Judgement:
+    missing = [epoch for epoch in epochs if epoch.num_questions < len(run.header.questions)]
+    if missing:
+        lacks = len(run.header.questions) - missing[0].num_questions
+        statement = (
+            f"epoch {missing[0].epoch} lacks {lacks} of {len(run.header.questions)} questions: continue with --resume"
+        )
+        return Judgement(verdict=Verdict.ERROR, statement=statement, reasons=(statement,))
+    trend = _trend(run) if len(epochs) > 1 else None
+    p_values = [epoch.flips.p_value for epoch in epochs if epoch.flips]
+    p_values += [trend] if trend is not None else []
+    num_flips = _flips_between_epochs(run)
+    reasons = [
+        *_significant_drops(epochs, trend, len(p_values), limits.alpha),
+        *_limit_reasons(epochs, limits),
+        *_flip_reasons(run, num_flips, limits),
+    ]
+    verdict = Verdict.FAIL if reasons else Verdict.PASS if p_values else Verdict.SKIP
+    reference = use.accuracy if use else epochs[0].accuracy
+    drop = None
+    if p_values:
+        compared = [epoch.flips for epoch in epochs if epoch.flips]
+        by_chance = min((flips.gained for flips in compared), default=0)
+        smallest = min((flips.num_shared for flips in compared), default=0)
+        drop = smallest_drop(smallest, reference, limits.alpha / len(p_values), by_chance)
+    judgement = Judgement(
+        verdict=verdict,
+        statement="",
+        reasons=tuple(reasons),
+        p_value=adjust(p_values),
+        trend_p_value=trend,
+        num_tests=len(p_values),
+        smallest_drop=drop,
+        num_flips=num_flips,
+    )
+    return judgement.model_copy(update={"statement": _statement(run, epochs, judgement, use)})
+
+
+def _trend(run: AccuracyRun) -> float:
+    by_epoch = [_outcomes(run.epoch(n)) for n in range(1, run.header.num_epochs + 1)]
+    asked = [question for question in run.header.questions if all(question in epoch for epoch in by_epoch)]
+    return trend_p([[epoch[question] for question in asked] for epoch in by_epoch])
+
+
+def _flips_between_epochs(run: AccuracyRun) -> int:
+    first = _outcomes(run.epoch(1))
+    flipped = set()
+    for n in range(2, run.header.num_epochs + 1):
+        later = _outcomes(run.epoch(n))
+        flipped |= {question for question in later if question in first and later[question] != first[question]}
+    return len(flipped)
+
+
+def _significant_drops(epochs: Sequence[EpochAccuracy], trend: float | None, num_tests: int, alpha: float) -> list[str]:
+    reasons = []
+    for epoch in epochs:
+        flips = epoch.flips
+        if flips and flips.lost > flips.gained and flips.p_value * num_tests <= alpha:
+            reasons.append(
+                f"epoch {epoch.epoch} lost {flips.lost} and gained {flips.gained} of {flips.num_shared:,} answers "
+                f"against {flips.reference} (exact McNemar, adjusted p = {flips.p_value * num_tests:.2g})"
+            )
+    if trend is not None and trend * num_tests <= alpha:
+        reasons.append(f"accuracy falls over the epochs (signed-rank trend, adjusted p = {trend * num_tests:.2g})")
+    return reasons
+
+
+def _limit_reasons(epochs: Sequence[EpochAccuracy], limits: Limits) -> list[str]:
+    reasons = []
+    words = {
+        "unanswered": "were not answered",
+        "empty": "are empty",
+        "unparsed": "do not parse",
+        "invalid_tokens": "hold invalid tokens",
+    }
+    for epoch in epochs:
+        for name in _FAULTY:
+            limit, count = getattr(limits, name), getattr(epoch, name)
+            if limit is not None and count > limit * epoch.num_questions:
+                reasons.append(
+                    f"epoch {epoch.epoch}: {count} of {epoch.num_questions:,} answers {words[name]} (limit {limit:.1%})"
+                )
+        if limits.accuracy is not None and epoch.accuracy < limits.accuracy:
+            reasons.append(f"epoch {epoch.epoch}: accuracy {epoch.accuracy:.4f} is below {limits.accuracy}")
+    return reasons
+
+
+def _flip_reasons(run: AccuracyRun, num_flips: int, limits: Limits) -> list[str]:
+    limit = 0 if limits.flips is None and run.header.deterministic else limits.flips
+    if limit is None or num_flips <= limit:
+        return []
+    why = "of a deterministic engine " if run.header.deterministic else ""
+    return [f"{num_flips} answers {why}flipped between epochs (limit {limit})"]
+
+
+def _statement(run: AccuracyRun, epochs: Sequence[EpochAccuracy], judgement: Judgement, use: BaselineUse | None) -> str:
+    accuracies = ", ".join(f"{epoch.accuracy:.4f}" for epoch in epochs)
+    parts = [f"accuracy {accuracies}" + (f" (baseline {use.accuracy:.4f})" if use else "")]
+    parts += judgement.reasons
+    if judgement.verdict is Verdict.SKIP:
+        parts.append("nothing to compare with: one epoch and no baseline")
+    if len(epochs) > 1 and judgement.num_flips == 0:
+        parts.append(
+            f"0 flips in {len(epochs)} epochs"
+            + (", as a deterministic engine must give" if run.header.deterministic else "")
+        )
+    elif judgement.num_flips and judgement.verdict is Verdict.PASS:
+        parts.append(f"{judgement.num_flips} flips between epochs are within chance")
+    if judgement.verdict is Verdict.PASS:
+        parts.append(f"no significant drop (adjusted p = {judgement.p_value:.2g})")
+    if judgement.num_tests:
+        parts.append(_power(judgement.smallest_drop))
+    if CANARY_NOTE in run.header.note and run.header.task in STOCK:
+        parts.append(
+            f"the model is a canary, which knows only its own questions: near 0 is what it must come to on "
+            f"{run.header.task}"
+        )
+    return "; ".join(parts)
+
+
+def _power(drop: float | None) -> str:
+    if drop is None:
+        return "no drop could have been seen with so few questions right"
+    return f"a drop of {drop:.2%} would have been seen (80 % power)"
+
+
+def _grid(run: AccuracyRun, baseline: Baseline | None) -> OutcomeGrid:
+    questions = run.header.questions
+    rows = []
+    for epoch in range(1, run.header.num_epochs + 1):
+        found = (run.results.get((epoch, question)) for question in questions)
+        rows.append("".join(_mark(result) for result in found))
+    outcomes = baseline.outcomes if baseline else {}
+    marks = {True: "1", False: "0", None: "."}
+    before = "".join(marks[outcomes.get(question)] for question in questions) if baseline else ""
+    return OutcomeGrid(questions=questions, rows=tuple(rows), baseline=before)
+
+
+def _mark(result: QuestionResult | None) -> str:
+    if result is None:
+        return "."
+    if result.unanswered is not None:
+        return "u"
+    if result.invalid_tokens and not result.correct:
+        return "i"
+    if result.empty:
+        return "e"
+    if result.unparsed:
+        return "p"
+    return "1" if result.correct else "0"

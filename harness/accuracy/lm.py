@@ -1,0 +1,78 @@
+"""Any backend as an lm-eval model: `lm_eval --model mla-harness --model_args model=engine:DIR` works as well."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from lm_eval.api.model import LM  # type: ignore[import-untyped]
+from lm_eval.api.registry import register_model  # type: ignore[import-untyped]
+
+from harness.accuracy.backends import Answer, Backend, ScoresText, open_backend
+from harness.errors import InputError
+
+DEFAULT_MAX_TOKENS = 256
+"""lm-eval's own default where a task names none."""
+
+OnInstance = Callable[[Any, Answer], None]
+
+
+@register_model("mla-harness")
+class BackendLM(LM):  # type: ignore[misc]
+    """Greedy generation through a backend. One instance serves all epochs, as its backend keeps its state.
+
+    `order` may be set to reorder the requests of the next call: it gets them and returns a permutation of positions.
+    `on_answer` is called with the lm-eval instance and its answer as soon as that is there.
+    """
+
+    def __init__(self, model: str | Backend, max_tokens: int | None = None, **options: Any) -> None:
+        super().__init__()
+        # lm-eval hands its own settings to every model; a backend has no use for those it did not ask for.
+        for ignored in ("batch_size", "max_batch_size", "device"):
+            options.pop(ignored, None)
+        self.backend = open_backend(model, **options) if isinstance(model, str) else model
+        self.max_tokens = max_tokens
+        self.order: Callable[[list[Any]], list[int]] | None = None
+        self.on_answer: OnInstance | None = None
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """One call of the backend for all requests of one stop list and length limit."""
+        positions = self.order(requests) if self.order else list(range(len(requests)))
+        groups: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
+        for position in positions:
+            groups[self._settings(requests[position].args[1])].append(position)
+        texts = [""] * len(requests)
+        for (max_tokens, stop), members in groups.items():
+
+            def note(i: int, answer: Answer, members: list[int] = members) -> None:
+                if self.on_answer:
+                    self.on_answer(requests[members[i]], answer)
+
+            prompts = [requests[i].args[0] for i in members]
+            answers = self.backend.generate(prompts, max_tokens=max_tokens, stop=stop, on_answer=note)
+            for i, answer in zip(members, answers, strict=True):
+                texts[i] = answer.text
+        return texts
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Log probabilities of continuations, where the backend has them (InputError where not)."""
+        if not isinstance(self.backend, ScoresText):
+            raise InputError(
+                f"{self.backend.identity.model}: this backend gives no log probabilities; use a generative task"
+            )
+        return self.backend.loglikelihood([request.args for request in requests])
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Refused: perplexity is no measure of the harness."""
+        raise InputError("the harness measures answers, not perplexity: choose a task that generates text")
+
+    def _settings(self, kwargs: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+        if kwargs.get("do_sample") or float(kwargs.get("temperature") or 0.0) > 0.0:
+            raise InputError(
+                "this task samples its answers; epochs are compared question by question and need greedy ones"
+            )
+        until = kwargs.get("until") or ()
+        stop = (until,) if isinstance(until, str) else tuple(until)
+        asked = kwargs.get("max_gen_toks") or kwargs.get("max_tokens") or DEFAULT_MAX_TOKENS
+        return min(int(asked), self.max_tokens or int(asked)), stop

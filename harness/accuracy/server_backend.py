@@ -1,0 +1,243 @@
+"""An OpenAI-compatible server as a backend: many questions in flight, retries with backoff, never silently wrong.
+
+What is tried again: a dropped or refused connection, a timeout, HTTP 408, 429 and 5xx, a reply that is no completion,
+and an empty answer. What is left after the last attempt is an unanswered question with its reason. A server that is
+gone for good ends the run with an error, so that `--resume` can go on: its questions are not counted as wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import httpx
+
+from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
+from harness.errors import HarnessError, InputError
+
+RETRIED_STATUS = (408, 429)
+HOPELESS_STATUS = (401, 403, 404, 405)
+
+QuestionT = TypeVar("QuestionT")
+ResultT = TypeVar("ResultT")
+
+
+class ServerGone(HarnessError):
+    """The server stopped answering for good; nothing of what it left open was counted."""
+
+
+class _Retry(Exception):
+    """One attempt that may be repeated; its text is the reason, `after` what the server asked to wait."""
+
+    def __init__(self, reason: str, after: float = 0.0, unreachable: bool = False) -> None:
+        super().__init__(reason)
+        self.after = after
+        self.unreachable = unreachable
+
+
+class ServerBackend:
+    """Asks `{url}/completions` with temperature 0, `concurrency` questions at a time."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        concurrency: int = 32,
+        served_model: str | None = None,
+        timeout: float = 120.0,
+        max_attempts: int = 5,
+        backoff: float = 0.5,
+        longest_wait: float = 30.0,
+        seed: int = 0,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InputError(f"--model server:{url}: the address must start with http:// or https://")
+        if concurrency < 1 or max_attempts < 1:
+            raise InputError("--concurrency and the number of attempts must be at least 1")
+        self._url = url.rstrip("/")
+        self._max_attempts = max_attempts
+        self._backoff = backoff
+        self._longest_wait = longest_wait
+        self._concurrency = concurrency
+        self._timeout = timeout
+        self._jitter = random.Random(seed)
+        self._num_replies = 0
+        key = os.environ.get("OPENAI_API_KEY")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._served_model = served_model or self._only_model()
+
+    @property
+    def identity(self) -> Identity:
+        """The weights cannot be seen from here, so that the name alone stands for them."""
+        return Identity(f"server:{self._served_model}", "server", "as served", f"served:{self._served_model}")
+
+    def generate(
+        self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
+    ) -> list[Answer]:
+        """Answers in the order of `prompts`. Raises InputError for a wrong address, ServerGone for a dead server."""
+
+        async def ask(client: httpx.AsyncClient, prompt: str) -> Answer:
+            body = self._body(prompt, max_tokens) | {"stop": list(stop)[:4] or None}
+            return await self._attempts(client, body, lambda reply: _answer(reply, stop))
+
+        return asyncio.run(self._in_flight(ask, prompts, on_answer))
+
+    def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """By `echo` and `logprobs`, which vLLM offers and many servers do not (InputError then)."""
+
+        async def ask(client: httpx.AsyncClient, pair: tuple[str, str]) -> tuple[float, bool]:
+            context, continuation = pair
+            body = self._body(context + continuation, 1) | {"echo": True, "logprobs": 1}
+            scored: list[tuple[float, bool]] = []
+
+            def read(reply: dict[str, Any]) -> Answer:
+                scored.append(_score(reply, len(context), len(context) + len(continuation), self._url))
+                return Answer("")
+
+            answer = await self._attempts(client, body, read)
+            if answer.unanswered:
+                raise HarnessError(f"{self._url}: no log likelihood: {answer.unanswered}")
+            return scored[-1]
+
+        return asyncio.run(self._in_flight(ask, pairs, None))
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+    async def _in_flight(
+        self,
+        ask: Callable[[httpx.AsyncClient, QuestionT], Awaitable[ResultT]],
+        questions: Sequence[QuestionT],
+        on_answer: Callable[[int, ResultT], None] | None,
+    ) -> list[ResultT]:
+        gate = asyncio.Semaphore(self._concurrency)
+        limits = httpx.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency)
+        async with httpx.AsyncClient(timeout=self._timeout, headers=self._headers, limits=limits) as client:
+
+            async def one(position: int, question: QuestionT) -> ResultT:
+                async with gate:
+                    result = await ask(client, question)
+                if on_answer:
+                    on_answer(position, result)
+                return result
+
+            tasks = [asyncio.create_task(one(i, question)) for i, question in enumerate(questions)]
+            try:
+                return await asyncio.gather(*tasks)
+            except BaseException:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                raise
+
+    def _body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+        return {"model": self._served_model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
+
+    async def _attempts(
+        self, client: httpx.AsyncClient, body: dict[str, Any], read: Callable[[dict[str, Any]], Answer]
+    ) -> Answer:
+        failures: list[_Retry] = []
+        num_replies = self._num_replies
+        for attempt in range(1, self._max_attempts + 1):
+            if failures:
+                await asyncio.sleep(self._pause(len(failures), failures[-1].after))
+            try:
+                answer = read(await self._post(client, body))
+            except _Retry as failed:
+                failures.append(failed)
+                continue
+            return replace(answer, num_attempts=attempt)
+        if self._num_replies == num_replies and all(failed.unreachable for failed in failures):
+            raise ServerGone(f"{self._url}: no server any more; start it again and continue with --resume")
+        times = "attempt" if self._max_attempts == 1 else "attempts"
+        reason = f"{failures[-1]} ({self._max_attempts} {times})"
+        return Answer("", "error", unanswered=reason, num_attempts=self._max_attempts)
+
+    def _pause(self, attempt: int, after: float) -> float:
+        seconds = min(max(after, self._backoff * 2.0 ** (attempt - 1)), self._longest_wait)
+        # Half of it at random, so that requests which failed together do not come back together.
+        return seconds * (0.5 + self._jitter.random() / 2)
+
+    async def _post(self, client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            response = await client.post(f"{self._url}/completions", json=body)
+        except httpx.TimeoutException:
+            raise _Retry("no answer in time") from None
+        except httpx.TransportError as error:
+            refused = isinstance(error, httpx.ConnectError)
+            raise _Retry(f"connection lost: {type(error).__name__}", unreachable=refused) from None
+        self._num_replies += 1
+        if response.status_code in RETRIED_STATUS or response.status_code >= 500:
+            raise _Retry(f"HTTP {response.status_code}", _seconds(response.headers.get("retry-after")))
+        if response.status_code in HOPELESS_STATUS:
+            raise InputError(f"{self._url}/completions: HTTP {response.status_code}: check the address, key and model")
+        if response.status_code != 200:
+            # Of this question alone, for example a prompt beyond the model's length; trying again gives the same.
+            return {"refused": f"HTTP {response.status_code}: {response.text[:120]}"}
+        try:
+            reply = response.json()
+        except ValueError:
+            raise _Retry("the reply is not JSON") from None
+        if not isinstance(reply, dict):
+            raise _Retry("the reply is no completion")
+        return reply
+
+    def _only_model(self) -> str:
+        """The name of the served model; also finds out whether there is a server at all."""
+        try:
+            response = httpx.get(f"{self._url}/models", headers=self._headers, timeout=min(self._timeout, 10.0))
+            response.raise_for_status()
+            names = [str(entry["id"]) for entry in response.json()["data"]]
+        except httpx.TransportError as error:
+            raise InputError(f"--model server:{self._url}: no server answers there ({type(error).__name__})") from None
+        except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
+            raise InputError(
+                f"--model server:{self._url}: {self._url}/models lists no model; name it with --served-model"
+            ) from None
+        if len(names) != 1:
+            raise InputError(f"--model server:{self._url}: it serves {len(names)} models; name one with --served-model")
+        return names[0]
+
+
+def _answer(reply: dict[str, Any], stop: Sequence[str]) -> Answer:
+    if "refused" in reply:
+        return Answer("", "error", unanswered=str(reply["refused"]))
+    try:
+        choice = reply["choices"][0]
+        text = choice["text"]
+        finish = str(choice.get("finish_reason") or "stop")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise _Retry("the reply is no completion") from None
+    if not isinstance(text, str) or not text.strip():
+        raise _Retry("empty answer")
+    # OpenAI takes four stop strings, and some servers keep the stop string: cutting here makes all alike.
+    text, found = cut_at_stop(text, stop)
+    usage = reply.get("usage")
+    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    num_tokens = count if isinstance(count, int) else 0
+    return Answer(text, "stop" if found else finish, num_tokens, has_invalid_text(text, finish))
+
+
+def _score(reply: dict[str, Any], start: int, end: int, url: str) -> tuple[float, bool]:
+    try:
+        logprobs = reply["choices"][0]["logprobs"]
+        offsets, values = logprobs["text_offset"], logprobs["token_logprobs"]
+        tokens, best = logprobs["tokens"], logprobs["top_logprobs"]
+    except (KeyError, IndexError, TypeError):
+        raise InputError(f"{url}: this server does not echo log probabilities of a prompt") from None
+    # The last token is the one generated beside the echo; the first of a text has no log probability.
+    chosen = [i for i, at in enumerate(offsets) if start <= at < end and values[i] is not None]
+    total = math.fsum(values[i] for i in chosen)
+    return total, all(best[i] and max(best[i], key=best[i].get) == tokens[i] for i in chosen)
+
+
+def _seconds(header: str | None) -> float:
+    try:
+        return max(0.0, float(header or 0))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.accuracy.baselines import Baseline
+from harness.accuracy.epochs import AccuracyRun
+from harness.accuracy.identity import CANARY_NOTE
+from harness.accuracy.judge import judge
+from harness.accuracy.records import AccuracyRecord, Limits
+from harness.errors import InputError
+from harness.records import Verdict
+
+MakeRun = Callable[..., AccuracyRun]
+
+
+def baseline(outcomes: str, **fields: object) -> Baseline:
+    names = [f"q{i:04}" for i in range(len(outcomes))]
+    settings: dict[str, object] = {
+        "name": "stored",
+        "task": "gsm_symbolic",
+        "filter": "strict-match",
+        "model": "toy",
+        "model_hash": "sha256:00",
+        "engine": "engine",
+        "dtype": "float32",
+        "accuracy": outcomes.count("1") / len(outcomes),
+        "num_questions": len(outcomes),
+        "right": [name for name, mark in zip(names, outcomes, strict=True) if mark == "1"],
+        "wrong": [name for name, mark in zip(names, outcomes, strict=True) if mark == "0"],
+    }
+    return Baseline.model_validate(settings | fields)
+
+
+def test_flat_epochs_of_a_deterministic_engine_pass_and_say_that_nothing_flipped(stored_run: MakeRun) -> None:
+    record = judge(stored_run("1" * 63 + "0", "1" * 63 + "0", "1" * 63 + "0", deterministic=True))
+    assert record.verdict is Verdict.PASS
+    assert record.judgement.num_flips == 0 and record.judgement.p_value == 1.0
+    assert "accuracy 0.9844, 0.9844, 0.9844" in record.judgement.statement
+    assert "0 flips in 3 epochs, as a deterministic engine must give" in record.judgement.statement
+    assert "would have been seen (80 % power)" in record.judgement.statement
+
+
+def test_the_collapse_of_recycled_pages_fails_by_each_epoch_and_by_the_trend(stored_run: MakeRun) -> None:
+    record = judge(stored_run("1" * 58 + "0" * 6, "1" * 45 + "0" * 19, "1" + "0" * 63))
+    assert record.verdict is Verdict.FAIL
+    assert [reason.split(" (")[0] for reason in record.judgement.reasons] == [
+        "epoch 2 lost 13 and gained 0 of 64 answers against epoch 1",
+        "epoch 3 lost 57 and gained 0 of 64 answers against epoch 1",
+        "accuracy falls over the epochs",
+    ]
+    assert record.judgement.num_tests == 3
+    assert record.judgement.p_value is not None and record.judgement.p_value < 1e-9
+    assert [round(epoch.accuracy, 4) for epoch in record.epochs] == [0.9062, 0.7031, 0.0156]
+    assert record.ci == tuple(epoch.interval for epoch in record.epochs)
+
+
+def test_epochs_that_are_flat_but_far_below_the_baseline_fail(stored_run: MakeRun) -> None:
+    record = judge(stored_run("1" * 16 + "0" * 48, "1" * 16 + "0" * 48), baseline=baseline("1" * 64))
+    assert record.verdict is Verdict.FAIL
+    assert record.baseline is not None and record.baseline.accuracy == 1.0
+    assert record.judgement.reasons[0].startswith("epoch 1 lost 48 and gained 0 of 64 answers against stored")
+    assert "(baseline 1.0000)" in record.judgement.statement
+
+
+def test_a_significant_rise_is_no_failure(stored_run: MakeRun) -> None:
+    record = judge(stored_run("0" * 30 + "1" * 30, "1" * 60))
+    assert record.verdict is Verdict.PASS and record.epochs[1].flips is not None
+    assert record.epochs[1].flips.gained == 30 and record.epochs[1].flips.p_value < 1e-6
+
+
+def test_a_few_flips_are_chance_for_a_server_and_a_finding_for_a_deterministic_engine(stored_run: MakeRun) -> None:
+    rows = ("1" * 60, "1" * 58 + "00")
+    loose = judge(stored_run(*rows))
+    assert loose.verdict is Verdict.PASS and "2 flips between epochs are within chance" in loose.judgement.statement
+    strict = judge(stored_run(*rows, deterministic=True))
+    assert strict.verdict is Verdict.FAIL
+    assert strict.judgement.reasons == ("2 answers of a deterministic engine flipped between epochs (limit 0)",)
+
+
+def test_one_epoch_without_a_baseline_is_no_pass(stored_run: MakeRun) -> None:
+    record = judge(stored_run("1111"))
+    assert record.verdict is Verdict.SKIP
+    assert "nothing to compare with" in record.judgement.statement
+
+
+def test_an_unfinished_run_is_an_error_that_says_how_to_go_on(stored_run: MakeRun) -> None:
+    record = judge(stored_run("1111", "11.."))
+    assert record.verdict is Verdict.ERROR
+    assert record.judgement.statement == "epoch 2 lacks 2 of 4 questions: continue with --resume"
+
+
+@pytest.mark.parametrize(
+    ("mark", "field", "words"),
+    [
+        ("u", "unanswered", "were not answered"),
+        ("e", "empty", "are empty"),
+        ("p", "unparsed", "do not parse"),
+        ("i", "invalid_tokens", "hold invalid tokens"),
+    ],
+)
+def test_each_kind_of_broken_answer_can_fail_a_run_by_itself(
+    stored_run: MakeRun, mark: str, field: str, words: str
+) -> None:
+    run = stored_run("1" * 60 + mark * 4, "1" * 60 + mark * 4)
+    strict = judge(run, limits=Limits.model_validate({field: 0.05}))
+    assert strict.verdict is Verdict.FAIL
+    assert strict.judgement.reasons[0] == f"epoch 1: 4 of 64 answers {words} (limit 5.0%)"
+    assert all(getattr(epoch, field) == 4 for epoch in strict.epochs)
+    allowed = judge(run, limits=Limits(unanswered=None, empty=None, unparsed=None, invalid_tokens=None))
+    assert allowed.verdict is Verdict.PASS
+
+
+def test_a_single_invalid_token_fails_a_run_by_default(stored_run: MakeRun) -> None:
+    record = judge(stored_run("1" * 999 + "i", "1" * 999 + "i"))
+    assert record.verdict is Verdict.FAIL
+
+
+def test_an_unanswered_question_lowers_the_accuracy_but_is_no_flip(stored_run: MakeRun) -> None:
+    record = judge(stored_run("1" * 20, "1" * 10 + "u" * 10), limits=Limits(unanswered=None))
+    assert record.epochs[1].accuracy == 0.5 and record.epochs[1].num_questions == 20
+    assert record.epochs[1].flips is not None
+    assert (record.epochs[1].flips.lost, record.epochs[1].flips.num_shared) == (0, 10)
+    assert record.epochs[1].unanswered_reasons == {"HTTP 500 (5 attempts)": 10}
+
+
+def test_an_accuracy_below_the_asked_minimum_fails(stored_run: MakeRun) -> None:
+    record = judge(stored_run("1100", "1100"), limits=Limits(accuracy=0.9))
+    assert record.judgement.reasons[0] == "epoch 1: accuracy 0.5000 is below 0.9"
+
+
+def test_a_limited_run_is_compared_to_the_same_few_questions(stored_run: MakeRun) -> None:
+    record = judge(stored_run("1111"), baseline=baseline("1110" + "0" * 60))
+    assert record.baseline is not None
+    assert (record.baseline.num_shared, record.baseline.accuracy) == (4, 0.75)
+    assert record.verdict is Verdict.PASS
+
+
+def test_a_baseline_of_another_task_or_other_questions_is_an_input_error(stored_run: MakeRun) -> None:
+    with pytest.raises(InputError, match="it is of task aime_shaped"):
+        judge(stored_run("11"), baseline=baseline("11", task="aime_shaped"))
+    with pytest.raises(InputError, match="holds none of the questions"):
+        judge(stored_run("11"), baseline=baseline("11", right=["a", "b"]))
+
+
+def test_a_canary_on_a_real_task_explains_its_own_zero(stored_run: MakeRun) -> None:
+    record = judge(stored_run("0000", "0000", task="gsm8k", note=CANARY_NOTE))
+    assert "a canary, which knows only its own questions" in record.judgement.statement
+    assert record.note == CANARY_NOTE and record.judgement.smallest_drop is None
+    assert "no drop could have been seen" in record.judgement.statement
+
+
+def test_the_grid_holds_every_outcome_and_the_record_survives_json(stored_run: MakeRun) -> None:
+    record = judge(stored_run("10uepi", "101111"), baseline=baseline("11"), scenario="kv-cache-full", case="a[b=c]")
+    assert record.grid.rows == ("10uepi", "101111") and record.grid.baseline == "11...."
+    assert AccuracyRecord.model_validate_json(record.model_dump_json()) == record

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.accuracy.backends import Answer
+from harness.accuracy.server_backend import ServerBackend, ServerGone
+from harness.errors import InputError
+
+PROGRAM = Path(__file__).with_name("completion_server.py")
+
+
+class Server:
+    """The server process: its address, and the attempts that it saw."""
+
+    def __init__(self, script: dict[str, list[str]]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), json.dumps(script)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}/v1"
+
+    def stop(self) -> list[dict[str, Any]]:
+        if self.process.poll() is not None:
+            return []
+        self.process.kill()
+        attempts, _ = self.process.communicate()
+        return [json.loads(line) for line in attempts.splitlines()]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(**script: list[str]) -> Server:
+        servers.append(Server(script))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def ask(server: Server, prompts: list[str], **settings: Any) -> list[Answer]:
+    backend = ServerBackend(server.url, **({"backoff": 0.01, "timeout": 3.0, "concurrency": 4} | settings))
+    return backend.generate(prompts, max_tokens=16, stop=["Question:"])
+
+
+def test_a_drop_a_500_a_slow_and_an_empty_answer_in_the_middle_are_all_made_good(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve(q3=["drop"], q5=["500", "429"], q7=["slow"], q9=["empty"], q11=["garbage"])
+    answers = ask(server, [f"q{i}x {i}" for i in range(14)])
+    assert [answer.text for answer in answers] == [f" answer {i}" for i in range(14)]
+    assert [answer.num_attempts for answer in answers] == [1, 1, 1, 2, 1, 3, 1, 1, 1, 2, 1, 2, 1, 1]
+    assert not any(answer.unanswered for answer in answers)
+    attempts = server.stop()
+    assert len(attempts) == 19
+    assert attempts[0]["body"] == {
+        "model": "toy",
+        "prompt": attempts[0]["prompt"],
+        "max_tokens": 16,
+        "temperature": 0.0,
+        "stop": ["Question:"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("deed", "reason"),
+    [
+        ("drop", "connection lost: RemoteProtocolError (3 attempts)"),
+        ("500", "HTTP 500 (3 attempts)"),
+        ("429", "HTTP 429 (3 attempts)"),
+        ("empty", "empty answer (3 attempts)"),
+        ("garbage", "the reply is no completion (3 attempts)"),
+    ],
+)
+def test_what_stays_broken_is_unanswered_with_its_reason_and_hurts_no_other_question(
+    serve: Callable[..., Server], deed: str, reason: str
+) -> None:
+    answers = ask(serve(q1=[deed] * 9), ["q0 0", "q1 1", "q2 2"], max_attempts=3)
+    assert (answers[1].text, answers[1].unanswered, answers[1].num_attempts) == ("", reason, 3)
+    assert [answers[0].text, answers[2].text] == [" answer 0", " answer 2"]
+
+
+def test_a_server_that_hangs_beyond_the_timeout_is_asked_again(serve: Callable[..., Server]) -> None:
+    answers = ask(serve(q0=["hang"], q1=["hang", "hang"]), ["q0 0", "q1 1"], timeout=0.4, max_attempts=2)
+    assert (answers[0].text, answers[0].num_attempts) == (" answer 0", 2)
+    assert answers[1].unanswered == "no answer in time (2 attempts)"
+
+
+def test_a_refused_question_is_not_asked_again(serve: Callable[..., Server]) -> None:
+    server = serve(q0=["400"])
+    (answer,) = ask(server, ["q0 0"])
+    assert answer.unanswered is not None and answer.unanswered.startswith("HTTP 400: ")
+    assert len(server.stop()) == 1
+
+
+def test_the_wait_between_attempts_doubles(serve: Callable[..., Server]) -> None:
+    server = serve(q0=["500"] * 4)
+    ask(server, ["q0 0"], backoff=0.2)
+    at = [attempt["at"] for attempt in server.stop()]
+    waits = [later - earlier for earlier, later in itertools.pairwise(at)]
+    for attempt, wait in enumerate(waits):
+        # Half of the pause is random, and the machine may add to it.
+        assert wait >= 0.2 * 2**attempt * 0.5
+
+
+def test_each_answer_is_reported_as_soon_as_it_is_there(serve: Callable[..., Server]) -> None:
+    seen: list[int] = []
+    backend = ServerBackend(serve(q0=["slow"]).url, backoff=0.01, concurrency=2)
+    backend.generate(["q0 0", "q1 1", "q2 2"], max_tokens=4, stop=[], on_answer=lambda i, answer: seen.append(i))
+    assert sorted(seen) == [0, 1, 2] and seen[-1] == 0
+
+
+def test_a_server_that_is_gone_ends_the_run_instead_of_counting_wrong_answers(serve: Callable[..., Server]) -> None:
+    server = serve()
+    backend = ServerBackend(server.url, backoff=0.01, max_attempts=3, concurrency=4)
+    server.stop()
+    counted: list[int] = []
+    with pytest.raises(ServerGone, match="continue with --resume"):
+        backend.generate(
+            [f"q {i}" for i in range(50)], max_tokens=4, stop=[], on_answer=lambda i, answer: counted.append(i)
+        )
+    assert counted == []
+
+
+def test_a_wrong_path_is_an_input_error_at_once(serve: Callable[..., Server]) -> None:
+    with pytest.raises(InputError, match="HTTP 404: check the address"):
+        ask(serve(q0=["404"]), ["q0 0"])
+
+
+def test_no_server_no_scheme_and_no_model_are_input_errors(serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.stop()
+    with pytest.raises(InputError, match="no server answers there"):
+        ServerBackend(server.url)
+    with pytest.raises(InputError, match="must start with http"):
+        ServerBackend("localhost:8000")
+
+
+def test_ctrl_c_does_not_wait_for_the_attempts_in_flight(serve: Callable[..., Server]) -> None:
+    def stop(position: int, answer: Answer) -> None:
+        raise KeyboardInterrupt
+
+    backend = ServerBackend(serve(q0=["hang"]).url, timeout=30.0)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        backend.generate(["q0 0", "q1 1"], max_tokens=4, stop=[], on_answer=stop)
+    assert time.monotonic() - started < 3.0
+
+
+def test_a_server_that_echoes_no_log_probabilities_says_so(serve: Callable[..., Server]) -> None:
+    with pytest.raises(InputError, match="does not echo log probabilities"):
+        ServerBackend(serve().url).loglikelihood([("a", " 1")])
