@@ -57,7 +57,7 @@ def compare(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, bound: Bo
         return _bitwise(ours.to(torch.int64), theirs.to(torch.int64), rows)
     if bound is None:
         raise ValueError("floating-point values are compared within a bound of oracles.thresholds")
-    mine, reference = ours.to(torch.float64).flatten(1), theirs.to(torch.float64).flatten(1)
+    mine, reference = _by_row(ours.to(torch.float64)), _by_row(theirs.to(torch.float64))
     looked_at = mine.numel()
     odd = _non_finite_disagreement(mine, reference)
     if bool(odd.any()):
@@ -86,12 +86,12 @@ def blank_rows(tensor: torch.Tensor, live: torch.Tensor, expected: torch.Tensor 
     rows = live.nonzero().flatten()
     if len(rows) == 0 or tensor.numel() == 0:
         return ()
-    bits = bits_view(tensor[rows].contiguous()).flatten(1)
+    bits = _by_row(bits_view(tensor[rows].contiguous()))
     blank = (bits == bits[:, :1]).all(dim=1)
     if bits.shape[1] == 1:
-        blank &= tensor[rows].flatten(1).to(torch.float64).isnan()[:, 0]
+        blank &= _by_row(tensor[rows]).to(torch.float64).isnan()[:, 0]
     if expected is not None:
-        wanted = expected[rows].flatten(1)
+        wanted = _by_row(expected[rows])
         alike = ((wanted == wanted[:, :1]) | (wanted.isnan() & wanted[:, :1].isnan())).all(dim=1)
         blank &= ~alike if wanted.shape[1] > 1 else ~wanted.isnan()[:, 0]
     return tuple(int(row) for row in rows[blank])
@@ -156,7 +156,7 @@ def _within(
 
 def _bitwise(mine: torch.Tensor, reference: torch.Tensor, rows: torch.Tensor) -> Comparison:
     shape = mine.shape
-    differ = (mine != reference).flatten(1)
+    differ = _by_row(mine != reference)
     if not bool(differ.any()):
         return Comparison(differ.numel())
     first = differ.nonzero()[0]
@@ -177,6 +177,11 @@ def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _share(error: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """error / allowed, where an allowance of zero is kept by an error of zero only."""
     return torch.where(error == 0, torch.zeros_like(error), error / allowed)
+
+
+def _by_row(tensor: torch.Tensor) -> torch.Tensor:
+    """[rows, elements of a row]; a vector has rows of one element."""
+    return tensor.reshape(tensor.shape[0], -1)
 
 
 def _rows(rows: torch.Tensor, wrong: torch.Tensor) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ class AllocationPoison(TorchDispatchMode):
         return False
 
     def __init__(self, poison: Poison, sites: Mapping[int, str] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._poison = poison
         self._sites = sites or {}
         self._kept: list[torch.Tensor] = []

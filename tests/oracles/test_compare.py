@@ -228,6 +228,13 @@ def test_bits_see_what_values_do_not():
     assert compare_bits(nan, nan.clone(), LIVE).mismatch is None
 
 
+def test_a_vector_is_compared_as_rows_of_one_element():
+    vector = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert compare_bits(vector, vector.clone(), LIVE).mismatch is None
+    wrong = compare_bits(vector, vector.roll(1), LIVE).mismatch
+    assert wrong is not None and wrong.rows == (0, 1, 2, 3) and wrong.index == (0,)
+
+
 def test_bits_of_other_shapes_or_dtypes_never_agree():
     zeros = torch.zeros(4, 2)
     assert compare_bits(zeros, zeros.bfloat16(), LIVE).mismatch is not None

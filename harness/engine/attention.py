@@ -1,0 +1,155 @@
+"""An MLA layer on the paged cache: absorbed decode, and prefill as vLLM does it (suffix, context chunks, merges)."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.engine.batch import Batch, DecodeInputs, PrefillRequest
+from harness.engine.config import PAGE_SIZE
+from harness.engine.kernels import Kernels
+from harness.engine.memory import PagedMemory
+from harness.engine.quantize import ActivationQuantizer
+from harness.graph.launch import launch
+from harness.model.mla import MLAAttention
+from harness.ops.memory import check_indices
+
+
+class PagedMLA:
+    """One MLA layer. T tokens, H heads, R latent rank, E rope dim, D = R + E, V value dim."""
+
+    def __init__(
+        self, attention: MLAAttention, layer: int, kernels: Kernels, quantize: ActivationQuantizer, context_chunk: int
+    ) -> None:
+        self._attention = attention
+        self._layer = layer
+        self._kernels = kernels
+        self._quantize = quantize
+        self._context_chunk = context_chunk
+
+    def __call__(self, x: torch.Tensor, batch: Batch, memory: PagedMemory) -> torch.Tensor:
+        """x: [T, hidden] -> [T, hidden]. Stores the new latents, then attends; rows of padding are undefined."""
+        attention, cache = self._attention, memory.latents(self._layer)
+        kv_scale = memory.layout.kv_scale
+        q_nope, q_pe = attention.project_q(x, batch.positions)
+        kv_c, k_pe = attention.project_kv(x, batch.positions)
+        self._kernels.write_kv(kv_c, k_pe, cache, batch.slot_mapping, kv_scale=kv_scale)
+        parts = []
+        if batch.decode is not None:
+            n = batch.num_decodes
+            parts.append(self._decode(q_nope[:n], q_pe[:n], cache, kv_scale, batch.decode))
+        if batch.prefill:
+            q = torch.cat((q_nope, q_pe), dim=-1)
+            parts.append(self._prefill(q, kv_c, k_pe, cache, kv_scale, batch.prefill))
+        values = torch.cat(parts) if len(parts) > 1 else parts[0]
+        out: torch.Tensor = attention.o_proj(self._quantize(values.flatten(1), batch))
+        return out
+
+    def _decode(
+        self, q_nope: torch.Tensor, q_pe: torch.Tensor, cache: torch.Tensor,
+        kv_scale: float | None, inputs: DecodeInputs,
+    ) -> torch.Tensor:  # fmt: skip
+        """q_nope [B, H, nope], q_pe [B, H, E] -> [B, H, V], by attention over the latents themselves."""
+        attention = self._attention
+        q = torch.cat((attention.absorb_q(q_nope), q_pe), dim=-1).unsqueeze(1)
+        if inputs.metadata.plan is None:
+            inputs.metadata.plan = self._kernels.mla_decode_plan(inputs.seq_lens, num_heads=attention.num_heads)
+        out, _ = self._kernels.mla_decode(
+            q, cache, inputs.block_table, inputs.seq_lens,
+            scale=attention.softmax_scale, kv_scale=kv_scale, metadata=inputs.metadata.plan,
+        )  # fmt: skip
+        if inputs.output is not None:
+            out = store_live_rows(out, inputs.seq_lens, inputs.output)
+        return attention.expand_v(out.squeeze(1))
+
+    def _prefill(
+        self, q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, cache: torch.Tensor,
+        kv_scale: float | None, requests: tuple[PrefillRequest, ...],
+    ) -> torch.Tensor:  # fmt: skip
+        """q [T, H, Dq], kv_c [T, R], k_pe [T, E] of a whole batch -> [T', H, V] of the prompts at its end.
+
+        Each chunk of context is merged into what is known so far. The first merge is told where tokens without context
+        begin. In later ones, rows whose context ended in an earlier chunk have an lse of -inf and an output that nobody
+        wrote (vllm-project/vllm#36540, #49294).
+        """
+        attention = self._attention
+        first = requests[0].start
+        spans = [(request.start - first, request.end - first) for request in requests]
+        q = q[first:]
+        k, v = attention.expand_kv(kv_c[first:], k_pe[first:])
+        out, lse = causal_attention(q, k, v, spans, attention.softmax_scale)
+        query_start_loc = torch.tensor([0, *(end for _, end in spans)], dtype=torch.int32)
+        with_context: int | None = sum(r.end - r.start for r in requests if r.context_len)
+        for chunk in context_chunks(requests, self._context_chunk):
+            latents, chunk_start_loc = gather_context(cache, requests, chunk, kv_scale)
+            rank = attention.kv_lora_rank
+            k, v = attention.expand_kv(latents[:, :rank].to(q.dtype), latents[:, rank:].to(q.dtype))
+            chunk_out, chunk_lse = self._kernels.context_attention(
+                q, k, v, query_start_loc, chunk_start_loc, scale=attention.softmax_scale
+            )
+            out, lse = self._kernels.merge_attn_states(
+                chunk_out, chunk_lse, out, lse, num_tokens_with_context=with_context
+            )
+            with_context = None
+        return out
+
+
+def store_live_rows(out: torch.Tensor, seq_lens: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Rows of requests of `out` [B, 1, H, R] in the persistent buffer `output`, whose other rows stay zero.
+
+    What vllm-project/vllm#37442 did, where the kernel itself skips empty rows of a buffer zeroed once.
+    """
+    live = (seq_lens > 0).view(-1, 1, 1, 1)
+    return output.copy_(torch.where(live, out, torch.zeros_like(out)))
+
+
+def causal_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[tuple[int, int]], scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """New tokens among themselves: q, k [T, H, Dq], v [T, H, V], row spans -> out [T, H, V], lse [H, T] float32."""
+    outs, lses = [], []
+    for start, end in spans:
+        scores = torch.einsum("qhd,khd->hqk", q[start:end], k[start:end]) * scale
+        future = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(future, -torch.inf)
+        lses.append(scores.logsumexp(-1))
+        outs.append(torch.einsum("hqk,khv->qhv", scores.softmax(-1), v[start:end]))
+    return torch.cat(outs), torch.cat(lses, dim=1)
+
+
+def context_chunks(requests: tuple[PrefillRequest, ...], context_chunk: int) -> list[list[range]]:
+    """Cut the contexts into chunks: for each chunk, the context positions of each request, which may be none.
+
+    A chunk has room for `context_chunk` tokens, shared evenly by the requests that have any context.
+    """
+    lengths = [request.context_len for request in requests]
+    num_with_context = sum(length > 0 for length in lengths)
+    if not num_with_context:
+        return []
+    share = max(context_chunk // num_with_context, 1)
+    return [
+        [range(min(start, length), min(start + share, length)) for length in lengths]
+        for start in range(0, max(lengths), share)
+    ]
+
+
+def gather_context(
+    cache: torch.Tensor, requests: tuple[PrefillRequest, ...], chunk: list[range], kv_scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Collect a chunk's latents from the paged cache [N, P, D]: [C, D] float32, and each request's offsets [B + 1].
+
+    Raises IllegalAddress for a page outside the pool.
+    """
+    blocks = [request.blocks[p // PAGE_SIZE] for request, span in zip(requests, chunk, strict=True) for p in span]
+    offsets = [position % PAGE_SIZE for span in chunk for position in span]
+    ends = torch.tensor([len(span) for span in chunk]).cumsum(0)
+    chunk_start_loc = torch.cat((torch.zeros(1, dtype=torch.int64), ends)).to(torch.int32)
+    return launch(_gather, cache, torch.tensor(blocks), torch.tensor(offsets), kv_scale), chunk_start_loc
+
+
+def _gather(cache: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor, kv_scale: float | None) -> torch.Tensor:
+    pages = check_indices(blocks, cache.shape[0], "block_table of a context chunk")
+    if cache.dtype != torch.float8_e4m3fn:
+        return cache[pages, offsets].float()
+    # Older torch cannot index fp8; its bytes it can.
+    raw = cache.view(torch.uint8)[pages, offsets]
+    return raw.view(torch.float8_e4m3fn).float() * (1.0 if kv_scale is None else kv_scale)

@@ -1,0 +1,162 @@
+"""Captured decode steps, and the two ways in which engines keep a graph's split-KV plan up to date.
+
+`PersistentPlans` (vLLM's model runner V1): a builder plans before each replay, and the plan is copied into the tensors
+that the graph captured. `LazyPlans` (runner V2): the forward plans when its metadata has no plan yet, so the planning
+launch itself is captured, and each replay plans anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from harness.engine.batch import Batch, DecodeMetadata
+from harness.engine.memory import PagedMemory
+from harness.engine.paged_model import Forwarded, PagedModel
+from harness.graph.recording import CpuGraph, CpuGraphPool, tensors_of
+from harness.kernels.call import BoundKernel
+
+
+class Plans(Protocol):
+    """Who owns the plans of the graphs, by size of the graph."""
+
+    def warmup_metadata(self, size: int, batch: Batch) -> DecodeMetadata:
+        """Metadata for the run before the capture."""
+        ...
+
+    def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
+        """Metadata that the capture sees."""
+        ...
+
+    def before_replay(self, size: int, batch: Batch) -> None:
+        """Bring the plan up to date, where that is not the graph's own work."""
+        ...
+
+    def current(self, size: int) -> Any:
+        """The plan that the engine believes the graph of this size reads."""
+        ...
+
+
+class PersistentPlans:
+    """Plans made before each replay, copied into the tensors that were captured."""
+
+    def __init__(self, planner: BoundKernel, num_heads: int) -> None:
+        self._planner = planner
+        self._num_heads = num_heads
+        self._plans: dict[int, Any] = {}
+
+    def _plan(self, batch: Batch) -> Any:
+        assert batch.decode is not None
+        return self._planner(batch.decode.seq_lens, num_heads=self._num_heads)
+
+    def warmup_metadata(self, size: int, batch: Batch) -> DecodeMetadata:
+        return DecodeMetadata(self._plan(batch))
+
+    def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
+        self._plans[size] = self._plan(batch)
+        return DecodeMetadata(self._plans[size])
+
+    def before_replay(self, size: int, batch: Batch) -> None:
+        update_plan(self._plans, size, self._plan(batch))
+
+    def current(self, size: int) -> Any:
+        return self._plans[size]
+
+
+class LazyPlans:
+    """Plans made by the first layer of a forward; a captured forward plans in each replay."""
+
+    def __init__(self) -> None:
+        self._metadata: dict[int, DecodeMetadata] = {}
+
+    def warmup_metadata(self, size: int, batch: Batch) -> DecodeMetadata:
+        return DecodeMetadata()
+
+    def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
+        self._metadata[size] = metadata_for_capture(warmed_up)
+        return self._metadata[size]
+
+    def before_replay(self, size: int, batch: Batch) -> None:
+        return None
+
+    def current(self, size: int) -> Any:
+        return self._metadata[size].plan
+
+
+def update_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
+    """Give the graph of `size` its new plan, in place: the graph keeps reading the addresses that it captured."""
+    for captured, new in zip(tensors_of(plans[size]), tensors_of(fresh), strict=True):
+        captured.copy_(new)
+
+
+def metadata_for_capture(warmed_up: DecodeMetadata) -> DecodeMetadata:
+    """Metadata without a plan, so that the capture records the planning; the warm-up's has one already."""
+    return DecodeMetadata()
+
+
+class DecodeGraphs:
+    """One captured decode step for each size, on static inputs, all in one pool."""
+
+    def __init__(self, model: PagedModel, static: Batch, memory: PagedMemory, plans: Plans, pool: CpuGraphPool) -> None:
+        self._model = model
+        self._static = static
+        self._memory = memory
+        self._plans = plans
+        self._pool = pool
+        self._graphs: dict[int, CpuGraph] = {}
+        self._captured: dict[int, dict[str, int]] = {}
+
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes captured so far, rising."""
+        return sorted(self._graphs)
+
+    def capture(self, size: int) -> None:
+        """Run the model on the static inputs once to warm up, then capture it."""
+        batch = self._static.head(size)
+        assert batch.decode is not None
+        batch.decode.metadata = warmed_up = self._plans.warmup_metadata(size, batch)
+        self._model.forward(batch, self._memory)
+        batch.decode.metadata = self._plans.capture_metadata(size, batch, warmed_up)
+        graph = CpuGraph.capture(lambda: self._model.forward(batch, self._memory), self._pool)
+        self._graphs[size] = graph
+        self._captured[size] = self._addresses(batch, batch.decode.metadata.plan)
+
+    def replay(self, size: int) -> Forwarded:
+        """Replay the graph of `size` on what the static inputs hold now. The result is memory of the pool."""
+        self._plans.before_replay(size, self._static.head(size))
+        graph = self._graphs[size]
+        graph.replay()
+        outputs: Forwarded = graph.outputs
+        return outputs
+
+    def bindings(self, size: int) -> list[tuple[str, str, int, int]]:
+        """(input, site, address captured, address that the engine updates now) for each input of a graph."""
+        current = self._addresses(self._static.head(size), self._plans.current(size))
+        captured = self._captured[size]
+        return [(name, _site(name), captured[name], address) for name, address in current.items()]
+
+    def reads_stale_plan(self, size: int, fresh: Any) -> bool:
+        """Whether the plan that the graph read differs from `fresh`, one made for the same lengths."""
+        for name, tensor in _named_tensors("plan.", fresh).items():
+            read = self._graphs[size].tensor_at(self._captured[size][name])
+            if read is None or not torch.equal(read.flatten(), tensor.flatten()):
+                return True
+        return False
+
+    def _addresses(self, batch: Batch, plan: Any) -> dict[str, int]:
+        named = batch.tensors() | _named_tensors("plan.", plan)
+        return {name: tensor.data_ptr() for name, tensor in named.items()}
+
+
+def _site(name: str) -> str:
+    """The site to blame when a graph does not read the input `name` that the engine updates."""
+    if name.startswith("plan."):
+        return "sched_meta"
+    return "block_table.pad" if name == "block_table" else "graph.pad_rows"
+
+
+def _named_tensors(prefix: str, plan: Any) -> dict[str, torch.Tensor]:
+    attributes = getattr(plan, "__dict__", {})
+    return {prefix + name: value for name, value in attributes.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,83 @@
+"""The right logits of finished requests: a dense float64 forward over the tokens that the engine chose.
+
+It looks at no cache, page or graph. Where the router's scores are nearly tied, rounding may decide otherwise than
+float64; there, and only there, the reference takes the experts that the engine took.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from harness.engine.sequence import Sequence
+from harness.model.mla import MLAAttention
+from harness.model.moe import MoE, route
+from harness.model.transformer import CausalLM, DecoderLayer
+
+ExpertIds = dict[int, dict[int, torch.Tensor]]
+
+
+class DenseReference:
+    """`model` in float64. `tie_margin` is how far below the k-th largest router logit a chosen expert may lie."""
+
+    def __init__(self, model: CausalLM, tie_margin: float) -> None:
+        self._model = copy.deepcopy(model).double()
+        self._tie_margin = tie_margin
+
+    @torch.no_grad()
+    def logits(self, sequences: list[Sequence], expert_ids: ExpertIds) -> torch.Tensor:
+        """[generated tokens of all sequences in order, vocab] float64: for each, what the tokens before it give."""
+        # The last token of each was never an input. Padding on the right changes nothing in a causal model.
+        inputs = [sequence.tokens[:-1] for sequence in sequences]
+        longest = max(len(tokens) for tokens in inputs)
+        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in inputs])
+        positions = torch.arange(longest)
+        x = self._model.embed_tokens(tokens)
+        moe_layer = 0
+        for layer in self._model.layers:
+            assert isinstance(layer, DecoderLayer)
+            normed = layer.input_layernorm(x)
+            attention = layer.self_attn
+            x = x + (attention(normed, positions) if isinstance(attention, MLAAttention) else attention(normed))
+            normed = layer.post_attention_layernorm(x)
+            if isinstance(layer.mlp, MoE):
+                taken = _expert_tensor(sequences, expert_ids, moe_layer, layer.mlp.num_experts_per_tok, longest)
+                x = x + self._experts(layer.mlp, normed, taken)
+                moe_layer += 1
+            else:
+                x = x + layer.mlp(normed)
+        rows = [x[i, sequence.num_prompt_tokens - 1 : len(inputs[i])] for i, sequence in enumerate(sequences)]
+        out: torch.Tensor = self._model.compute_logits(torch.cat(rows))
+        return out
+
+    def _experts(self, moe: MoE, x: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
+        """x [B, T, hidden], taken [B, T, k] expert ids or -1 -> [B, T, hidden]."""
+        flat, taken = x.flatten(0, 1), taken.flatten(0, 1)
+        router_logits = moe.gate(flat)
+        ids, _ = route(router_logits, moe.num_experts_per_tok)
+        ids = torch.where(_tied(router_logits, ids, taken, self._tie_margin)[:, None], taken, ids)
+        chosen = router_logits.gather(1, ids.long()).softmax(-1)
+        out: torch.Tensor = moe.combine(flat, ids, chosen).view_as(x)
+        return out
+
+
+def _tied(router_logits: torch.Tensor, ids: torch.Tensor, taken: torch.Tensor, margin: float) -> torch.Tensor:
+    """Rows [N] whose `taken` experts are distinct, exist, and lie within `margin` of the best ones `ids`."""
+    num_experts = router_logits.shape[1]
+    exist = ((taken >= 0) & (taken < num_experts)).all(1)
+    inside = taken.clamp(0, num_experts - 1).long()
+    distinct = torch.zeros_like(router_logits).scatter(1, inside, 1.0).sum(1) == taken.shape[1]
+    least = router_logits.gather(1, ids.long()).amin(1) - margin
+    return exist & distinct & (router_logits.gather(1, inside).amin(1) >= least)
+
+
+def _expert_tensor(
+    sequences: list[Sequence], expert_ids: ExpertIds, moe_layer: int, num_experts_per_tok: int, longest: int
+) -> torch.Tensor:
+    """The engine's choices in one layer as [B, T, k] int32; -1 where it made none."""
+    taken = torch.full((len(sequences), longest, num_experts_per_tok), -1, dtype=torch.int32)
+    for row, sequence in enumerate(sequences):
+        for position, chosen in expert_ids.get(sequence.request, {}).items():
+            taken[row, position] = chosen[moe_layer]
+    return taken

@@ -1,0 +1,55 @@
+"""A Kimi Delta Attention layer whose states lie in blocks of the pool."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.engine.batch import Batch, PrefillRequest
+from harness.engine.config import NULL_BLOCK
+from harness.engine.memory import PagedMemory
+from harness.graph.launch import launch
+from harness.model.kda import KimiDeltaAttention
+from harness.ops.memory import check_indices
+
+
+class PagedKDA:
+    """One linear-attention layer. A request's first tokens start from zeros, whatever its block held before."""
+
+    def __init__(self, attention: KimiDeltaAttention, layer: int) -> None:
+        self._attention = attention
+        self._layer = layer
+
+    def __call__(self, x: torch.Tensor, batch: Batch, memory: PagedMemory) -> torch.Tensor:
+        """x: [T, hidden] -> [T, hidden]; states are updated in the pool."""
+        conv, ssm = memory.conv_states(self._layer), memory.ssm_states(self._layer)
+        parts = []
+        if batch.decode is not None:
+            rows = x[: batch.num_decodes]
+            parts.append(launch(update_states, self._attention, rows, conv, ssm, batch.decode.state_blocks))
+        parts += [self._prefill(x[request.start : request.end], conv, ssm, request) for request in batch.prefill]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _prefill(self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, request: PrefillRequest) -> torch.Tensor:
+        conv_state, ssm_state = conv[request.state_block], ssm[request.state_block]
+        if request.context_len == 0:
+            conv_state.zero_()
+            ssm_state.zero_()
+        out: torch.Tensor = self._attention.step(x, conv_state, ssm_state)
+        return out
+
+
+def update_states(
+    attention: KimiDeltaAttention, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, state_blocks: torch.Tensor
+) -> torch.Tensor:
+    """One token for each of B requests: x [B, hidden], state_blocks [B] int32 -> [B, hidden].
+
+    Rows whose block is the null block are padding: their output is undefined and no state is written for them
+    (vllm-project/vllm#39064). Raises IllegalAddress for a block outside the pool.
+    """
+    blocks = check_indices(state_blocks, conv.shape[0], "state_blocks")
+    live = (blocks != NULL_BLOCK).nonzero().flatten()
+    conv_rows, ssm_rows = conv[blocks], ssm[blocks]
+    out: torch.Tensor = attention.step_batch(x.unsqueeze(1), conv_rows, ssm_rows).squeeze(1)
+    conv[blocks[live]] = conv_rows[live]
+    ssm[blocks[live]] = ssm_rows[live]
+    return out
