@@ -1,0 +1,273 @@
+"""What exists: the four registries of the project. Entries name their code lazily; nothing here imports torch."""
+
+from __future__ import annotations
+
+from harness.faults.base import FaultSpec
+from harness.kernels.spec import KernelSpec
+from harness.oracles.base import OracleSpec
+from harness.poison.sites import SITES
+from harness.registry import Registry
+
+__all__ = ["FAULTS", "KERNELS", "ORACLES", "SITES"]
+
+TRITON = "harness.kernels.triton_interpreter:unavailable"
+
+KERNELS: Registry[KernelSpec] = Registry(
+    "kernel",
+    (
+        KernelSpec(
+            "mla_decode",
+            "tiled",
+            "whole pages, split-KV; selects used slots; leaves empty rows unwritten",
+            "harness.kernels.torch_decode:mla_decode",
+        ),
+        KernelSpec(
+            "mla_decode",
+            "tiled-multiply",
+            "as tiled, but multiplies unused values by 0: needs a finite cache, as FlashMLA does",
+            "harness.kernels.torch_decode:mla_decode_multiply",
+            needs_finite_tail=True,
+        ),
+        KernelSpec(
+            "mla_decode",
+            "tiled-identity",
+            "as tiled, but empty rows get the empty attention: out 0, lse -inf",
+            "harness.kernels.torch_decode:mla_decode_identity",
+            empty_rows="identity",
+            empty_lse="-inf",
+        ),
+        KernelSpec(
+            "mla_decode",
+            "tiled-prefetch",
+            "as tiled, but looks up a page of empty requests too: their table entries must be valid",
+            "harness.kernels.torch_decode:mla_decode_prefetch",
+            needs_valid_table=True,
+        ),
+        KernelSpec(
+            "mla_decode",
+            "triton",
+            "split-KV on tensor cores; masked loads; empty rows get out 0, lse -inf",
+            "harness.kernels.triton_decode:mla_decode",
+            devices=("cuda", "cpu"),
+            requires=TRITON,
+            empty_rows="identity",
+            empty_lse="-inf",
+        ),
+        KernelSpec(
+            "mla_decode_plan",
+            "tiled",
+            "at most 4 pieces a request, of equal size in the batch; fixed shapes, made on the device",
+            "harness.kernels.torch_plan:mla_decode_plan",
+        ),
+        KernelSpec(
+            "mla_decode_plan",
+            "triton",
+            "pieces that fill the GPU in whole waves; one launch, fixed shapes",
+            "harness.kernels.triton_plan:mla_decode_plan",
+            devices=("cuda", "cpu"),
+            requires=TRITON,
+        ),
+        KernelSpec(
+            "context_attention",
+            "torch",
+            "varlen attention; out of rows without keys stays unwritten, their lse is -inf",
+            "harness.kernels.torch_context:context_attention",
+            empty_lse="-inf",
+        ),
+        KernelSpec(
+            "context_attention",
+            "torch-plus-inf",
+            "as torch with FlashAttention-2's convention: the lse of rows without keys is +inf",
+            "harness.kernels.torch_context:context_attention_plus_inf",
+            empty_lse="+inf",
+        ),
+        KernelSpec(
+            "merge_attn_states",
+            "torch",
+            "selects empty sides away; copies tokens without context from the suffix",
+            "harness.kernels.torch_merge:merge_attn_states",
+        ),
+        KernelSpec(
+            "merge_attn_states",
+            "triton",
+            "selects empty sides away by masked loads; copies tokens without context",
+            "harness.kernels.triton_merge:merge_attn_states",
+            devices=("cuda", "cpu"),
+            requires=TRITON,
+        ),
+        KernelSpec(
+            "write_kv",
+            "torch",
+            "skips negative slots; fp8 saturates",
+            "harness.kernels.torch_write:write_kv",
+        ),
+        KernelSpec(
+            "write_kv",
+            "triton",
+            "skips negative slots; fp8 saturates",
+            "harness.kernels.triton_write_kv:write_kv",
+            devices=("cuda", "cpu"),
+            requires=TRITON,
+        ),
+        KernelSpec(
+            "quantize_fp8",
+            "torch",
+            "one scale a tensor; its maximum propagates NaN",
+            "harness.kernels.torch_quantize:quantize_fp8",
+        ),
+        KernelSpec(
+            "quantize_fp8",
+            "torch-fmax",
+            "one scale a tensor; its maximum drops NaN, as CUDA's fmaxf does",
+            "harness.kernels.torch_quantize:quantize_fp8_fmax",
+        ),
+        KernelSpec(
+            "quantize_fp8",
+            "per-token",
+            "one scale a row: a control that no padded row can spoil",
+            "harness.kernels.torch_quantize:quantize_fp8_per_token",
+        ),
+        KernelSpec(
+            "quantize_fp8",
+            "triton",
+            "one scale a tensor; a maximum of bits, so that NaN is the largest",
+            "harness.kernels.triton_quantize:quantize_fp8",
+            devices=("cuda", "cpu"),
+            requires=TRITON,
+        ),
+        KernelSpec(
+            "route_experts",
+            "torch",
+            "softmax, top-k, renormalised; int32 ids, distinct for each token",
+            "harness.kernels.torch_route:route_experts",
+        ),
+    ),
+)
+
+ORACLES: Registry[OracleSpec] = Registry(
+    "oracle",
+    (
+        OracleSpec(
+            "finite", "live rows hold no NaN and no Inf where the reference is finite", "harness.oracles.finite:judge"
+        ),
+        OracleSpec(
+            "sentinel",
+            "no sentinel is found verbatim in live rows, and guarded memory is untouched",
+            "harness.oracles.sentinel:judge",
+        ),
+        OracleSpec("reference", "live rows agree with the float64 reference", "harness.oracles.reference:judge"),
+        OracleSpec(
+            "non_interference",
+            "live rows are bitwise equal under two different poisons",
+            "harness.oracles.non_interference:judge",
+            needs="patterns",
+        ),
+        OracleSpec(
+            "replay",
+            "a graph replay equals the same step run eagerly, and its answer moves as its inputs do",
+            "harness.oracles.replay:judge",
+            needs="graph",
+        ),
+        OracleSpec(
+            "address",
+            "the tensor that a graph captured is the one that the engine updates",
+            "harness.oracles.address:judge",
+            needs="graph",
+        ),
+        OracleSpec(
+            "crash",
+            "the worker survives: no illegal address, no signal, no exception, no hang",
+            "harness.oracles.crash:judge",
+        ),
+    ),
+)
+
+FAULTS: Registry[FaultSpec] = Registry(
+    "fault",
+    (
+        FaultSpec(
+            "merge.ignore-context-count",
+            "vllm-project/vllm#36540",
+            "the merge reads prefix rows of tokens that have no context",
+            "harness.kernels.torch_merge:merge_attn_states",
+            "harness.faults.merge_ignore_context_count:merge_all_tokens",
+        ),
+        FaultSpec(
+            "merge.empty-lse-finite",
+            "vllm-project/vllm#49294",
+            "rows without keys in a context chunk get a finite lse, so their unwritten output is merged",
+            "harness.kernels.torch_context:empty_row_lse",
+            "harness.faults.merge_empty_lse_finite:finite_lse",
+        ),
+        FaultSpec(
+            "kv.tail-masked-by-multiply",
+            "flashinfer-ai/flashinfer#941",
+            "unused KV slots are masked in the scores only: 0 times NaN reaches live rows",
+            "harness.kernels.torch_decode:mask_unused_values",
+            "harness.faults.kv_tail_masked_by_multiply:values_as_loaded",
+        ),
+        FaultSpec(
+            "decode.zero-length-row-nan",
+            "vllm-project/vllm#57017",
+            "the combine step of decode divides 0 by 0 in rows of empty requests",
+            "harness.kernels.torch_decode:divide_by_sum",
+            "harness.faults.decode_zero_length_row_nan:divide_without_guard",
+        ),
+        FaultSpec(
+            "graph.fresh-plan-each-step",
+            "vllm-project/vllm#35175",
+            "each step makes a new split-KV plan, and the captured graph keeps reading the first one",
+            "harness.engine.capture:update_plan",
+            "harness.faults.graph_fresh_plan_each_step:rebind_plan",
+        ),
+        FaultSpec(
+            "graph.plan-in-warmup-only",
+            "vllm-project/vllm#42444",
+            "warm-up and capture share their metadata, so the planning is not in the graph",
+            "harness.engine.capture:metadata_for_capture",
+            "harness.faults.graph_plan_in_warmup_only:share_warmup_metadata",
+        ),
+        FaultSpec(
+            "graph.padded-rows-in-amax",
+            "vllm-project/vllm#37442",
+            "the fp8 scale of activations covers rows of graph padding, which decode never writes",
+            "harness.engine.quantize:live_rows",
+            "harness.faults.graph_padded_rows_in_amax:all_rows",
+        ),
+        FaultSpec(
+            "graph.shared-pool-overwrite",
+            "vllm-project/vllm#53488",
+            "logits are read from graph memory after the drafter's graph ran in the same pool",
+            "harness.engine.runner:take_logits",
+            "harness.faults.graph_shared_pool_overwrite:borrow_logits",
+        ),
+        FaultSpec(
+            "kv.skip-zero-new-blocks",
+            "vllm-project/vllm#43961",
+            "blocks newly given to MLA layers of a hybrid model are not zeroed",
+            "harness.engine.memory:blocks_to_zero",
+            "harness.faults.kv_skip_zero_new_blocks:skip_attention_blocks",
+        ),
+        FaultSpec(
+            "router.int64-ids",
+            "vllm-project/vllm#38359",
+            "32-bit expert ids are written into a 64-bit buffer and read as 32-bit ones",
+            "harness.engine.experts:hand_over_ids",
+            "harness.faults.router_int64_ids:ids_in_int64_buffer",
+        ),
+        FaultSpec(
+            "write_kv.slot-zero-for-padding",
+            "vllm-project/vllm#39444",
+            "padded and dummy tokens are stored in slot 0, inside the null block",
+            "harness.engine.batch:padding_slot",
+            "harness.faults.write_kv_slot_zero_for_padding:slot_zero",
+        ),
+        FaultSpec(
+            "plan.padded-row-block-minus-one",
+            "vllm-project/vllm#35431",
+            "block tables of padded requests hold -1, which a kernel uses as an offset",
+            "harness.engine.batch:pad_requests",
+            "harness.faults.plan_padded_row_block_minus_one:block_minus_one",
+        ),
+    ),
+)

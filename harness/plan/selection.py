@@ -1,0 +1,122 @@
+"""Selectors -> cases: a scenario, a case id, a PR number or reference, and `-m` with one tag or its negation."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from harness.errors import InputError, UnknownNameError
+from harness.plan import fuzz
+from harness.plan.expand import expand
+from harness.plan.override import KernelOverride
+from harness.records import Case
+from harness.registry import nearest
+from harness.scenario.schema import Scenario
+
+_NUMBER = re.compile(r"^#?(\d+)$")
+_REF = re.compile(r"^[\w.-]+/[\w.-]+#\d+$")
+
+
+def select(
+    scenarios: Sequence[Scenario],
+    selectors: Iterable[str] = (),
+    *,
+    tag: str | None = None,
+    seed: int = 0,
+    override: KernelOverride | None = None,
+) -> list[Case]:
+    """The cases that any selector names (all without selectors) and that `tag` keeps, each once, in file order.
+
+    Raises InputError for a selector or tag that names nothing, and when nothing is left to run.
+    """
+    wanted = list(selectors)
+    keep = _tag_filter(scenarios, tag)
+    found: dict[str, Case] = {}
+    matched: set[str] = set()
+    for scenario in scenarios:
+        hits = [selector for selector in wanted if _may_name(selector, scenario)]
+        if wanted and not hits:
+            continue
+        whole = not wanted or any(selects_scenario(selector, scenario) for selector in hits)
+        matched.update(selector for selector in hits if selects_scenario(selector, scenario))
+        for case in _candidates(scenario, hits, whole, seed, override):
+            if case.id in hits:
+                matched.add(case.id)
+            if (whole or case.id in hits) and keep(case):
+                found.setdefault(case.id, case)
+    for selector in wanted:
+        if selector not in matched:
+            raise _unknown(selector, scenarios, seed, override)
+    if not found:
+        raise InputError(_nothing_left(tag, override))
+    return list(found.values())
+
+
+def select_scenarios(
+    scenarios: Sequence[Scenario], selectors: Iterable[str] = (), *, tag: str | None = None
+) -> list[Scenario]:
+    """The whole scenarios that the selectors name; a case id stands for its scenario. Raises InputError."""
+    wanted = list(selectors)
+    ids = {case.scenario for case in select(scenarios, wanted, tag=tag)}
+    return [scenario for scenario in scenarios if scenario.name in ids]
+
+
+def selects_scenario(selector: str, scenario: Scenario) -> bool:
+    """Whether `selector` names the whole of `scenario`: its name, or one of its references."""
+    number = _NUMBER.match(selector)
+    if number:
+        return any(ref.rpartition("#")[2] == number[1] for ref in scenario.refs)
+    return selector == scenario.name or selector in scenario.refs
+
+
+def _may_name(selector: str, scenario: Scenario) -> bool:
+    return selects_scenario(selector, scenario) or selector.partition("[")[0] == scenario.name
+
+
+def _candidates(
+    scenario: Scenario, selectors: list[str], whole: bool, seed: int, override: KernelOverride | None
+) -> list[Case]:
+    """Cases among which the selectors choose. A fuzz id says itself how its case is drawn, whatever `seed` is."""
+    if scenario.fuzz is None:
+        return expand(scenario, seed=seed, override=override)
+    named = [fuzz.case_of(scenario, selector, override) for selector in selectors]
+    drawn = expand(scenario, seed=seed, override=override) if whole else []
+    return [*drawn, *(case for case in named if case is not None)]
+
+
+def _tag_filter(scenarios: Sequence[Scenario], expression: str | None) -> Callable[[Case], bool]:
+    if expression is None:
+        return lambda case: True
+    words = expression.split()
+    negated = len(words) == 2 and words[0] == "not"
+    if len(words) != 1 and not negated:
+        raise InputError(f"-m {expression!r}: write one tag, or 'not' and one tag")
+    tag = words[-1]
+    known = sorted({"kernel", "engine"} | {t for s in scenarios for t in (*s.tags, s.op or "engine")})
+    if tag not in known:
+        raise UnknownNameError(f"-m: unknown tag {tag!r}; {nearest(tag, known)}")
+    return lambda case: (tag in case.tags) != negated
+
+
+def _unknown(
+    selector: str, scenarios: Sequence[Scenario], seed: int, override: KernelOverride | None
+) -> UnknownNameError:
+    if _NUMBER.match(selector) or _REF.match(selector):
+        known = sorted({ref for scenario in scenarios for ref in scenario.refs})
+        return UnknownNameError(f"no scenario has the reference {selector!r}; known: {', '.join(known)}")
+    names = [scenario.name for scenario in scenarios]
+    base = selector.partition("[")[0]
+    if "[" in selector and base in names:
+        cases = [c.id for s in scenarios if s.name == base for c in expand(s, seed=seed, override=override)]
+        close = difflib.get_close_matches(selector, cases, n=1, cutoff=0.0)
+        hint = f"did you mean {close[0]!r}?" if close else "it has no case that uses this kernel"
+        return UnknownNameError(f"unknown case {selector!r}; {hint}")
+    return UnknownNameError(f"unknown scenario {base!r}; {nearest(base, names)}")
+
+
+def _nothing_left(tag: str | None, override: KernelOverride | None) -> str:
+    if override is not None:
+        ops = ", ".join(sorted(override.ops))
+        return f"no selected case uses {ops}, which is what --kernel {override.short_name} implements; select others"
+    return f"no selected case is left by -m {tag!r}; select others"

@@ -1,0 +1,149 @@
+"""The parameters of a case, one model for each system. Every field may be an axis of a scenario's matrix."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.records import Record
+
+KvType = Literal["fp32", "bf16", "fp8_e4m3"]
+Length = Annotated[int, Field(ge=0, le=100_000)]
+Count = Annotated[int, Field(ge=1, le=4096)]
+
+
+class KernelParams(Record):
+    """Common to all ops: which kernel is judged, on which device."""
+
+    kernel: str = "torch"
+
+
+class MlaDecodeParams(KernelParams):
+    """One call of `mla_decode`."""
+
+    kernel: str = "tiled"
+    kv: KvType = "bf16"
+    seq_lens: tuple[Length, ...] = (1, 63, 64, 65, 130)
+    query_len: Count = 1
+    num_heads: Count = 16
+    kv_lora_rank: Count = 512
+    qk_rope_head_dim: Count = 64
+    num_spare_blocks: int = Field(default=4, ge=1, description="pages that belong to no request")
+    table_pad: Annotated[int, Field(ge=0, le=64)] = 3
+    planned: bool = Field(default=True, description="pass a plan made by the kernel's own mla_decode_plan")
+    contiguous_q: bool = Field(default=True, description="false: q is a slice of a wider tensor")
+
+
+class ContextAttentionParams(KernelParams):
+    """One call of `context_attention`: per request, its new tokens and its context tokens in this chunk."""
+
+    query_lens: tuple[Length, ...] = (5, 3, 4)
+    context_lens: tuple[Length, ...] = (70, 17, 0)
+    num_heads: Count = 4
+    qk_head_dim: Count = 192
+    v_head_dim: Count = 128
+
+
+class MergeAttnStatesParams(KernelParams):
+    """One call of `merge_attn_states`: the first `num_with_context` of `num_tokens` tokens have context."""
+
+    num_tokens: Count = 12
+    num_with_context: Length = 7
+    empty_prefix_rows: Length = Field(default=0, description="rows within the context part whose lse marks them empty")
+    empty_lse: Literal["-inf", "+inf"] = "-inf"
+    num_heads: Count = 4
+    v_head_dim: Count = 128
+
+
+class WriteKvParams(KernelParams):
+    """One call of `write_kv` for `num_tokens` tokens, of which the last `num_padded` have slot -1."""
+
+    kv: KvType = "bf16"
+    num_tokens: Count = 9
+    num_padded: Length = 3
+    kv_lora_rank: Count = 512
+    qk_rope_head_dim: Count = 64
+
+
+class QuantizeFp8Params(KernelParams):
+    """One call of `quantize_fp8` on `num_tokens` rows of which the first `num_live` are live."""
+
+    num_tokens: Count = 8
+    num_live: Length = 5
+    width: Count = 256
+
+
+class RouteExpertsParams(KernelParams):
+    """One call of `route_experts`."""
+
+    num_tokens: Count = 12
+    num_experts: Count = 16
+    num_experts_per_tok: Count = 4
+
+
+class EngineParams(Record):
+    """A serving run of the reference engine."""
+
+    layers: tuple[Literal["mla", "kda"], ...] = ("mla", "mla")
+    hidden_size: Count = 64
+    num_heads: Count = 4
+    kv_lora_rank: Count = 32
+    qk_rope_head_dim: Count = 16
+    qk_nope_head_dim: Count = 16
+    v_head_dim: Count = 16
+    vocab_size: Count = 128
+    num_experts: Annotated[int, Field(ge=0, le=256)] = 0
+    num_experts_per_tok: Count = 2
+    kv: KvType = "bf16"
+    quantize: Literal["none", "fp8_per_tensor", "fp8_per_token"] = Field(
+        default="none", description="quantization of the activations that enter the output projection and the MLP"
+    )
+    decode_kernel: str = "tiled"
+    plan_kernel: str = "tiled"
+    context_kernel: str = "torch"
+    merge_kernel: str = "torch"
+    write_kernel: str = "torch"
+    quantize_kernel: str = "torch"
+    route_kernel: str = "torch"
+    graph: Literal["none", "full"] = "none"
+    capture: Literal["persistent", "lazy"] = Field(
+        default="persistent",
+        description="persistent: buffers filled before each replay; lazy: planned inside the capture",
+    )
+    capture_sizes: tuple[Count, ...] = (1, 2, 4, 8)
+    num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = 24
+    free_list: Literal["fifo", "lifo"] = "fifo"
+    max_batched_tokens: Count = 96
+    max_num_seqs: Count = 8
+    context_chunk: Count = Field(default=128, description="context tokens gathered at once for prefill")
+    zero_fill_output: bool = Field(default=False, description="decode output is zeroed first, as in PR 37442")
+    drafter: bool = Field(default=False, description="a second graph in the same pool runs before logits are consumed")
+    dummy_steps: bool = Field(default=False, description="a dummy batch between live steps, as on an idle DP rank")
+    requests: tuple[tuple[Count, Count], ...] = Field(
+        default=((5, 12), (70, 10), (17, 14), (130, 8)),
+        description="prompt length and tokens to generate, in order of arrival",
+    )
+    shared_prefix: Length = Field(default=0, description="tokens that all prompts have in common")
+    epochs: Annotated[int, Field(ge=1, le=100)] = 1
+
+
+KERNEL_PARAMS: dict[str, type[KernelParams]] = {
+    "mla_decode": MlaDecodeParams,
+    "context_attention": ContextAttentionParams,
+    "merge_attn_states": MergeAttnStatesParams,
+    "write_kv": WriteKvParams,
+    "quantize_fp8": QuantizeFp8Params,
+    "route_experts": RouteExpertsParams,
+}
+
+ENGINE_KERNEL_FIELDS: dict[str, str] = {
+    "mla_decode": "decode_kernel",
+    "mla_decode_plan": "plan_kernel",
+    "context_attention": "context_kernel",
+    "merge_attn_states": "merge_kernel",
+    "write_kv": "write_kernel",
+    "quantize_fp8": "quantize_kernel",
+    "route_experts": "route_kernel",
+}
+"""Which engine parameter names the kernel of an op."""

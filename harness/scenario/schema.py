@@ -1,0 +1,125 @@
+"""What a scenario file may say: typed fields, each with one line about it. An unknown key is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from harness.catalog import FAULTS, ORACLES, SITES
+from harness.ops.contracts import OPS
+from harness.records import Record
+from harness.registry import Registry, nearest
+from harness.scenario.params import KERNEL_PARAMS, EngineParams, KernelParams
+
+PATTERNS = ("nan", "zeros", "max", "inf", "random")
+"""The fill patterns of :mod:`harness.poison.patterns`, named here so that no torch is needed to check a file."""
+
+REF = r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+$"
+NAME = r"^[a-z0-9][a-z0-9-]*$"
+TAG = r"^[a-z][a-z0-9_-]*$"
+LABEL = r"^[A-Za-z0-9_.+-]+$"
+
+
+def _known(registry: Registry[Any]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in registry:
+            raise PydanticCustomError(
+                "unknown_name", "{sentence}", {"sentence": _unknown(registry.kind, name, registry.names())}
+            )
+        return name
+
+    return check
+
+
+def _unknown(kind: str, name: str, known: list[str]) -> str:
+    return f"unknown {kind} {name!r}; {nearest(name, known)}"
+
+
+def _enum(names: list[str]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "enum": names})
+
+
+OracleName = Annotated[str, AfterValidator(_known(ORACLES)), _enum(ORACLES.names())]
+SiteName = Annotated[str, AfterValidator(_known(SITES)), _enum(SITES.names())]
+FaultName = Annotated[str, AfterValidator(_known(FAULTS)), _enum(FAULTS.names())]
+OpName = Annotated[str, AfterValidator(_known(OPS)), _enum(list(KERNEL_PARAMS))]
+Axis = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+_scalar = {"type": ["string", "integer", "boolean"]}
+_labels = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": LABEL}}
+# Unions are checked by scenario.matrix, whose messages name the axis; pydantic's would name every branch.
+Values = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "array", "items": _scalar, "minItems": 1}, _labels]})]
+Point = dict[Axis, Annotated[Any, WithJsonSchema({"anyOf": [_scalar, {"type": "array", "items": _scalar}]})]]
+
+
+class PoisonSettings(Record):
+    """Which memory is filled with what."""
+
+    patterns: Annotated[tuple[Literal["nan", "zeros", "max", "inf", "random"], ...], Field(min_length=1)] = Field(
+        default=("nan", "zeros"), description="fill patterns, the main one first; one run of the case for each"
+    )
+    sites: tuple[SiteName, ...] | None = Field(default=None, description="sites to poison; every site when left out")
+    strict: bool = Field(default=False, description="indices out of range instead of valid but wrong ones")
+
+
+class FaultUse(Record):
+    """A fault that the scenario must catch, by which oracle, and the memory that must be blamed."""
+
+    name: FaultName
+    caught_by: OracleName
+    blames: tuple[SiteName, ...] = Field(default=(), description="sites that the diagnosis must name")
+    on: Point = Field(default={}, description="the point of the matrix to try it on; the first case when left out")
+
+
+class FuzzSettings(Record):
+    """A scenario without a matrix: its cases are drawn."""
+
+    examples: Annotated[int, Field(ge=1, le=10_000)] = 200
+
+
+class Scenario(Record):
+    """One scenario: what runs, under which poison, judged by which oracles, and which faults it must catch."""
+
+    name: Annotated[str, StringConstraints(pattern=NAME)]
+    summary: Annotated[str, StringConstraints(min_length=1, max_length=120)]
+    why: str = Field(default="", description="what went wrong once, for a reader new to it")
+    refs: tuple[Annotated[str, StringConstraints(pattern=REF)], ...] = Field(
+        default=(), description="upstream references such as vllm-project/vllm#36540"
+    )
+    tags: tuple[Annotated[str, StringConstraints(pattern=TAG)], ...] = ()
+    system: Literal["kernel", "engine"] | None = Field(
+        default=None, description="what runs: one op's kernel, or the reference engine; left out with `fuzz`"
+    )
+    op: OpName | None = Field(default=None, description="the op to judge, for `system: kernel`")
+    params: dict[str, Any] = Field(default={}, description="parameters common to all cases")
+    matrix: dict[Axis, Values] = Field(
+        default={},
+        description="axes, each a list of values or a mapping from label to value; an axis that is no parameter "
+        "maps each label to several parameters",
+    )
+    exclude: tuple[Point, ...] = Field(default=(), alias="except", description="points of the matrix to leave out")
+    poison: PoisonSettings = PoisonSettings()
+    oracles: tuple[OracleName, ...] = Field(
+        default=("finite", "sentinel", "reference", "non_interference"), min_length=1
+    )
+    faults: tuple[FaultUse, ...] = ()
+    fuzz: FuzzSettings | None = None
+
+    @property
+    def model(self) -> type[KernelParams] | type[EngineParams]:
+        """The model of the parameters of its cases."""
+        return EngineParams if self.system == "engine" else KERNEL_PARAMS[self.op or ""]
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a scenario file, with the parameters of every system under `$defs`."""
+    schema = Scenario.model_json_schema(by_alias=True)
+    definitions = schema.setdefault("$defs", {})
+    models: list[type[BaseModel]] = [*KERNEL_PARAMS.values(), EngineParams]
+    for model in models:
+        definitions[model.__name__] = model.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "MLA harness scenario"
+    return schema

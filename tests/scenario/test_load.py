@@ -1,0 +1,98 @@
+"""Files and folders of scenarios as they are read from disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.errors import InputError
+from harness.scenario import document
+from harness.scenario.load import default_directory, load_scenario, load_scenarios, shipped_directory
+
+GOOD = "name: {name}\nsummary: a scenario\nsystem: kernel\nop: merge_attn_states\n"
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_scenarios_come_in_the_order_of_their_file_names(tmp_path: Path) -> None:
+    write(tmp_path, "b", GOOD.format(name="first"))
+    write(tmp_path, "a", GOOD.format(name="second"))
+    assert [scenario.name for scenario in load_scenarios(tmp_path)] == ["second", "first"]
+
+
+def test_two_files_with_one_name_are_refused_and_both_are_named(tmp_path: Path) -> None:
+    first = write(tmp_path, "a", GOOD.format(name="x"))
+    second = write(tmp_path, "b", "# a comment\n" + GOOD.format(name="x"))
+    with pytest.raises(InputError) as caught:
+        load_scenarios(tmp_path)
+    assert str(caught.value) == f"{second}:2:7: the name 'x' is taken by {first}; rename one of them"
+
+
+def test_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder of scenarios"):
+        load_scenarios(tmp_path / "nowhere")
+
+
+def test_folder_without_scenarios_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no scenario here; a scenario is a file that ends in \.yaml"):
+        load_scenarios(tmp_path)
+
+
+def test_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").mkdir()
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        load_scenarios(tmp_path)
+
+
+def test_file_larger_than_any_scenario_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = write(tmp_path, "x", "#" * (document.MAX_BYTES + 1))
+    with pytest.raises(InputError, match="a scenario has at most"):
+        load_scenario(path)
+
+
+def test_file_with_more_values_than_any_scenario_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "x", GOOD.format(name="x") + "tags: [" + "a, " * document.MAX_VALUES + "a]\n")
+    with pytest.raises(InputError, match="more than 20000 values"):
+        load_scenario(path)
+
+
+def test_python_objects_are_neither_built_nor_called(tmp_path: Path) -> None:
+    path = write(tmp_path, "x", f"name: !!python/object/apply:os.mkdir ['{tmp_path}/made']\n")
+    with pytest.raises(InputError, match="is not allowed"):
+        load_scenario(path)
+    assert not (tmp_path / "made").exists()
+
+
+def test_on_off_yes_no_and_dates_are_words(tmp_path: Path) -> None:
+    path = write(tmp_path, "x", "on: off\nyes: 2026-01-01\nno: 1:30\ntrue: 0x10\n")
+    assert document.read(path.read_bytes()).data == {"on": "off", "yes": "2026-01-01", "no": "1:30", "true": "0x10"}
+
+
+def test_numbers_booleans_and_nothing_are_what_they_look_like() -> None:
+    found = document.read(b"a: 12\nb: -3\nc: true\nd: ~\ne: 1.5\nf: '12'\ng: +inf\n")
+    assert found.data == {"a": 12, "b": -3, "c": True, "d": None, "e": 1.5, "f": "12", "g": "+inf"}
+
+
+def test_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.format(name="x").replace("\n", "\r\n").encode())
+    assert load_scenario(path).name == "x"
+
+
+def test_first_problem_of_the_file_is_the_one_reported(tmp_path: Path) -> None:
+    path = write(tmp_path, "x", GOOD.format(name="X Y") + "matrx: {}\n")
+    with pytest.raises(InputError, match=":1:7: 'X Y' has the wrong form"):
+        load_scenario(path)
+
+
+def test_own_folder_of_scenarios_comes_before_the_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_directory() == shipped_directory()
+    os.mkdir("scenarios")
+    assert default_directory() == Path("scenarios")

@@ -1,0 +1,63 @@
+"""The scenarios that ship: complete, consistent with the catalog, and small enough to run at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.catalog import FAULTS, ORACLES, SITES
+from harness.plan.expand import expand, fault_cases
+from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.params import KERNEL_PARAMS
+
+SCENARIOS = load_scenarios(shipped_directory())
+
+
+@pytest.mark.parametrize("path", sorted(shipped_directory().glob("*.y*ml")), ids=lambda path: path.name)
+def test_file_is_named_like_its_scenario(path) -> None:  # type: ignore[no-untyped-def]
+    assert path.suffix == ".yaml"
+    assert path.stem in {scenario.name for scenario in SCENARIOS}
+
+
+@pytest.mark.parametrize("number", ["38359", "35175", "36540", "43961", "42444"])
+def test_each_of_the_five_vllm_fixes_has_a_scenario_for_the_engine(number: str) -> None:
+    ref = f"vllm-project/vllm#{number}"
+    assert any(scenario.system == "engine" and ref in scenario.refs for scenario in SCENARIOS)
+
+
+@pytest.mark.parametrize("fault", FAULTS.names())
+def test_every_fault_is_caught_by_a_scenario_that_names_its_pr(fault: str) -> None:
+    using = [scenario for scenario in SCENARIOS if any(use.name == fault for use in scenario.faults)]
+    assert using
+    assert any(FAULTS.get(fault).ref in scenario.refs for scenario in using)
+
+
+@pytest.mark.parametrize("op", sorted(KERNEL_PARAMS))
+def test_every_op_has_a_scenario_for_its_kernels(op: str) -> None:
+    assert any(scenario.op == op for scenario in SCENARIOS)
+
+
+def test_every_oracle_is_used() -> None:
+    used = {name for scenario in SCENARIOS for name in scenario.oracles}
+    assert used | {"crash"} == set(ORACLES.names())
+
+
+def test_scenarios_with_references_say_what_went_wrong() -> None:
+    assert [scenario.name for scenario in SCENARIOS if scenario.refs and not scenario.why] == []
+
+
+def test_faults_are_tried_on_cases_that_poison_the_memory_they_blame() -> None:
+    for scenario in SCENARIOS:
+        for use, case in fault_cases(scenario):
+            poisoned = set(case.poison.sites)
+            assert set(use.blames) <= set(SITES.names())
+            assert set(use.blames) <= poisoned, (scenario.name, use.name)
+
+
+def test_listed_cases_are_few_enough_to_run_at_every_change() -> None:
+    listed = [case for scenario in SCENARIOS if scenario.fuzz is None for case in expand(scenario)]
+    assert 70 <= len(listed) <= 130
+
+
+def test_case_ids_are_unique() -> None:
+    found = [case.id for scenario in SCENARIOS for case in expand(scenario)]
+    assert len(found) == len(set(found))
