@@ -1,0 +1,89 @@
+"""`mla-harness bench`: cases a second, the cost of poison and of a replay, measured in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.cli.run import Json, Scenarios, Seed, Selectors, Tag
+
+START = "harness.bench"
+
+
+def bench(
+    selectors: Selectors = None,
+    tag: Tag = None,
+    seed: Seed = 0,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=100, help="Timed runs of each case.")] = 3,
+    scenarios: Scenarios = None,
+    json: Json = False,
+) -> None:
+    """Measure what the harness itself costs."""
+    from harness.errors import HarnessError
+    from harness.plan.selection import select
+    from harness.scenario.load import load_scenarios
+
+    cases = select(load_scenarios(scenarios), tuple(selectors or ()), tag=tag, seed=seed)
+    if not selectors and tag is None:
+        # Two hundred drawn cases would outweigh the written ones in the median.
+        cases = [case for case in cases if not case.id.startswith("fuzz[")]
+    request = {"repeats": repeats, "cases": [case.model_dump(mode="json") for case in cases]}
+    answer = _measure(request)
+    if answer is None:
+        raise HarnessError("bench: the measuring process died; its last words are above")
+    if json:
+        import json as jsonlib
+
+        sys.stdout.write(jsonlib.dumps(answer, allow_nan=False, indent=1) + "\n")
+    else:
+        _print(answer)
+
+
+def _measure(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Measure in a child, which is single-threaded from its start; its kernels may print where they like."""
+    import json as jsonlib
+    import os
+    import subprocess
+    import tempfile
+
+    root = Path(__file__).resolve().parents[2]
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(root), inherited] if inherited else [str(root)])
+    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory(prefix="mla-harness-bench-") as folder:
+        answer = Path(folder) / "answer.json"
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", START, str(answer)], input=jsonlib.dumps(request), text=True,
+            stdout=sys.stderr.fileno(), env=environ, check=False,
+        )  # fmt: skip
+        if done.returncode != 0 or not answer.is_file():
+            return None
+        found: dict[str, Any] = jsonlib.loads(answer.read_text(encoding="utf-8"))
+        return found
+
+
+def _print(answer: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from harness.report.terminal import console_for
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("measured", "median", "worst", "cases", "worst case"):
+        table.add_column(column, overflow="fold")
+    table.add_row("cases a second, one worker", f"{answer['cases_per_second']:.1f}", "", str(answer["num_cases"]), "")
+    for name, title in (("poison", "poisoned / unpoisoned"), ("replay", "recorded replay / eager")):
+        ratio = answer[name]
+        if ratio["num_cases"]:
+            table.add_row(
+                title, f"{ratio['median']:.2f}", f"{ratio['worst']:.2f}", str(ratio["num_cases"]), ratio["worst_case"]
+            )
+        else:
+            table.add_row(title, "-", "-", "0", "no selected case has it")
+    console = console_for()
+    console.print(table)
+    for skipped in answer["skipped"]:
+        console.print("not measured:", skipped, style="dim", soft_wrap=True)

@@ -1,0 +1,97 @@
+"""The door: parses the command line, and is the only place that turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import traceback
+from typing import Annotated
+
+import typer
+
+from harness.cli import bench, look, report, repro, run, selftest
+from harness.errors import HarnessError
+
+EXIT_CODES = (
+    "Exit codes: 0 all good; 1 a regression or a fault not caught; 2 bad input; 3 the harness itself failed; "
+    "130 interrupted."
+)
+
+app = typer.Typer(
+    name="mla-harness",
+    help="Finds memory bugs of MLA serving: poisons what nobody wrote, judges what comes out, names what to blame.",
+    epilog=EXIT_CODES,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(run.run)
+app.command()(selftest.selftest)
+app.command()(repro.repro)
+app.command("list")(look.list_)
+app.command()(look.show)
+app.command()(look.doctor)
+app.command()(look.schema)
+app.command()(report.report)
+app.command()(bench.bench)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from harness.run.environment import version_of
+
+        print(f"mla-harness {version_of('mla-harness') or 'from a checkout'}")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(0)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(exit_code_of(sys.argv[1:] if arguments is None else arguments))
+
+
+def exit_code_of(arguments: list[str]) -> int:
+    """The exit code of one command line; whatever goes wrong is one line on standard error."""
+    try:
+        code = app(args=arguments, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except HarnessError as error:
+        return _refuse(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _refuse("interrupted", run.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output (`| head`) went away; that is its choice and no error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        # Usage errors are click's, which older typer imports and newer typer has a copy of: told by what they can do.
+        if hasattr(error, "format_message"):
+            return _refuse(f"{error.format_message()} (see mla-harness --help)", 2)
+        return _refuse(f"{type(error).__name__}: {error}; traceback in {_keep_traceback()}", 3)
+
+
+def _refuse(sentence: str, code: int) -> int:
+    print("mla-harness: " + " ".join(sentence.split()), file=sys.stderr)
+    return code
+
+
+def _keep_traceback() -> str:
+    with contextlib.suppress(OSError):
+        handle, name = tempfile.mkstemp(prefix="mla-harness-", suffix=".traceback.txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
+            stream.write(traceback.format_exc())
+        return name
+    return "no file (none could be written)"
+
+
+if __name__ == "__main__":
+    main()

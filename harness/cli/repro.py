@@ -1,0 +1,180 @@
+"""`mla-harness repro PR`: the scenarios of one upstream reference, without and with its faults, side by side."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.run import Device, Json, Scenarios, Seed, Timeout, Workers
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.records import Blame, CaseResult, Job
+    from harness.run.runner import WorkerPool
+    from harness.scenario.schema import Scenario
+
+MAX_CASES = 16
+"""Cases of a scenario that are shown; a large matrix says the same many times."""
+
+
+def repro(
+    reference: Annotated[str, typer.Argument(metavar="PR", help="36540, '#36540' or vllm-project/vllm#36540.")],
+    device: Device = "auto",
+    seed: Seed = 0,
+    timeout: Timeout = 60.0,
+    workers: Workers = None,
+    scenarios: Scenarios = None,
+    json: Json = False,
+) -> None:
+    """Show one upstream bug without and with it."""
+    from harness.cli.session import Wanted, load
+    from harness.report.terminal import console_for
+    from harness.run.runner import WorkerPool
+
+    wanted = Wanted(device=device, seed=seed, timeout_seconds=timeout, scenarios=scenarios)
+    chosen = _scenarios_of(reference, load(wanted))
+    console = console_for(sys.stderr if json else sys.stdout)
+    shown: list[dict[str, Any]] = []
+    with WorkerPool(workers) as pool:
+        good = [_show(console, pool, wanted, scenario, reference, shown) for scenario in chosen]
+    if json:
+        sys.stdout.write(jsonlib.dumps({"ok": all(good), "scenarios": shown}, allow_nan=False, indent=1) + "\n")
+    raise typer.Exit(0 if all(good) else 1)
+
+
+def _scenarios_of(reference: str, known: list[Scenario]) -> list[Scenario]:
+    from harness.errors import UnknownNameError
+    from harness.plan.selection import selects_scenario
+
+    chosen = [scenario for scenario in known if reference != scenario.name and selects_scenario(reference, scenario)]
+    if not chosen:
+        refs = sorted({ref for scenario in known for ref in scenario.refs})
+        raise UnknownNameError(f"no scenario has the reference {reference!r}; known: {', '.join(refs)}")
+    return chosen
+
+
+def _faults_of(reference: str, scenario: Scenario) -> list[str]:
+    """The scenario's faults that come from `reference`; all of them when it is about a lesson that they teach."""
+    from harness.catalog import FAULTS
+
+    number = reference.rpartition("#")[2]
+    names = list(dict.fromkeys(use.name for use in scenario.faults))
+    own = [name for name in names if FAULTS.get(name).ref.rpartition("#")[2] == number]
+    return own or names
+
+
+def _show(
+    console: Console, pool: WorkerPool, wanted: Any, scenario: Scenario, reference: str, shown: list[dict[str, Any]]
+) -> bool:
+    """Run and print one scenario; returns whether it is clean and each fault fails at least one case."""
+    from harness.catalog import FAULTS
+    from harness.cli.session import FAILED, find_blame, make_jobs
+    from harness.plan.expand import expand, fault_cases
+    from harness.records import Verdict
+    from harness.report.wording import num, one_line
+    from harness.results.summary import totals
+
+    faults = _faults_of(reference, scenario)
+    declared = {case.id: case for use, case in fault_cases(scenario, seed=wanted.seed) if use.name in faults}
+    cases = list({**declared, **{case.id: case for case in expand(scenario, seed=wanted.seed)}}.values())[:MAX_CASES]
+    jobs = make_jobs(cases, wanted, pool)
+    for fault in faults:
+        jobs += make_jobs(cases, wanted, pool, fault=fault)
+    with console.status(f"running {len(jobs)} cases of {scenario.name}"):
+        results = dict(zip([job.key for job in jobs], pool.run_in_order(jobs), strict=True))
+        failing = [(job, results[job.key]) for job in jobs if results[job.key].findings]
+        blames = {key: blame for key, (blame, _) in find_blame(pool, failing).items()}
+
+    console.print(f"{scenario.name}: {one_line(scenario.summary)}", style="bold", soft_wrap=True)
+    console.print(", ".join(scenario.refs), style="dim", soft_wrap=True)
+    if scenario.why:
+        console.print(" ".join(scenario.why.split()))
+    for fault in faults:
+        console.print(f"\nfault {fault} ({FAULTS.get(fault).ref}): {FAULTS.get(fault).summary}", soft_wrap=True)
+        by_case = [(results[case.id], results[f"{case.id}!{fault}"]) for case in cases]
+        console.print(_side_by_side(by_case, blames))
+        _print_example(console, [faulty for _, faulty in by_case], blames)
+    if not faults:
+        counts = totals([results[case.id] for case in cases])
+        verdicts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        console.print(f"\nno fault of its own; {num(len(cases), 'case')} as they are: {verdicts}")
+    for job in jobs:
+        shown.append(_as_object(job, results[job.key], blames.get(job.key)))
+    clean = [results[case.id].verdict for case in cases]
+    caught = [any(results[f"{case.id}!{fault}"].verdict in FAILED for case in cases) for fault in faults]
+    is_good = all(v in (Verdict.PASS, Verdict.SKIP) for v in clean) and Verdict.PASS in clean and all(caught)
+    _print_commands(console, cases[0].id, faults)
+    return is_good
+
+
+def _side_by_side(pairs: list[tuple[CaseResult, CaseResult]], blames: dict[str, Blame]) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from harness.report.terminal import verdict_text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("case", "without", "with", "found by", "blame"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("without", "with"))
+    for clean, faulty in pairs:
+        blame = blames.get(faulty.key)
+        blamed = Text(", ".join(blame.sites) or "no site", style="bold") if blame else Text("")
+        oracles = dict.fromkeys(finding.oracle for finding in faulty.findings)
+        verdicts = (verdict_text(clean.verdict.value), verdict_text(faulty.verdict.value))
+        table.add_row(_text(clean.id), *verdicts, _text(", ".join(oracles) or faulty.reason), blamed)
+    return table
+
+
+def _print_example(console: Console, results: list[CaseResult], blames: dict[str, Blame]) -> None:
+    """What each oracle found in the first case that fails, and why the blame is where it is."""
+    from harness.report.terminal import finding_line
+    from harness.report.wording import one_line
+
+    result = next((result for result in results if result.findings), None)
+    if result is None:
+        console.print("no case fails with this fault: it gets through", style="bold red")
+        return
+    console.print(_text(f"in {result.id}:"), soft_wrap=True)
+    first: dict[str, str] = {}
+    for finding in result.findings:
+        first.setdefault(finding.oracle, finding_line(finding))
+    for line in first.values():
+        console.print("  " + line, soft_wrap=True)
+    blame = blames.get(result.key)
+    if blame is not None:
+        console.print(f"  blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})", soft_wrap=True)
+
+
+def _text(value: str) -> Any:
+    from rich.text import Text
+
+    from harness.report.wording import printable
+
+    return Text(printable(value))
+
+
+def _as_object(job: Job, result: CaseResult, blame: Blame | None) -> dict[str, Any]:
+    return {
+        "case": job.case.id,
+        "fault": job.fault,
+        "verdict": result.verdict.value,
+        "reason": result.reason,
+        "findings": [finding.model_dump(mode="json") for finding in result.findings],
+        "blame": blame.model_dump(mode="json") if blame else None,
+    }
+
+
+def _print_commands(console: Console, case_id: str, faults: list[str]) -> None:
+    import shlex
+
+    console.print(f"\nsee one case in full: {shlex.join(['mla-harness', 'show', case_id])}", soft_wrap=True)
+    for fault in faults:
+        console.print(
+            f"run it with the bug: {shlex.join(['mla-harness', 'run', case_id, '--fault', fault])}", soft_wrap=True
+        )
+    console.print()

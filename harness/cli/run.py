@@ -1,0 +1,132 @@
+"""`mla-harness run`: plan, run, blame, report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from harness.cli.session import Wanted
+    from harness.results.store import RunStore
+    from harness.run.runner import WorkerPool
+
+INTERRUPTED = 130
+
+Selectors = Annotated[
+    list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="A scenario, a case id, a PR number.")
+]
+Tag = Annotated[str | None, typer.Option("-m", metavar="TAG", help="Only cases with this tag, or 'not TAG'.")]
+Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where the cases run.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of inputs and of drawn cases.")]
+Workers = Annotated[int | None, typer.Option("-n", min=1, max=64, help="Worker processes; default: cores, at most 4.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that one case may take.")]
+Scenarios = Annotated[Path | None, typer.Option("--scenarios", metavar="DIR", help="Another folder of scenarios.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Where run directories are made [reports/runs].")
+]
+
+
+def run(
+    selectors: Selectors = None,
+    tag: Tag = None,
+    device: Device = "auto",
+    kernel: Annotated[str | None, typer.Option("--kernel", help="Judge this kernel wherever its op is used.")] = None,
+    plugin: Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file with kernels of yours.")] = None,
+    fault: Annotated[str | None, typer.Option("--fault", metavar="NAME", help="Put this known bug back.")] = None,
+    seed: Seed = 0,
+    out: Out = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Continue a run: its directory, id or 'latest'.")
+    ] = None,
+    timeout: Timeout = 60.0,
+    workers: Workers = None,
+    scenarios: Scenarios = None,
+    json: Json = False,
+) -> None:
+    """Run cases, blame failures, write reports."""
+    from harness.cli.session import Wanted
+    from harness.results.store import DEFAULT_RUNS, RunStore, find_run
+    from harness.run.runner import WorkerPool
+
+    wanted = Wanted(
+        selectors=tuple(selectors or ()), tag=tag, device=device, kernel=kernel,
+        plugins=tuple(path.resolve() for path in plugin or ()), fault=fault, seed=seed, timeout_seconds=timeout,
+        scenarios=scenarios,
+    )  # fmt: skip
+    with WorkerPool(workers) as pool:
+        if resume is not None:
+            _refuse_new_plan(wanted)
+            store = RunStore.open(find_run(resume, out or DEFAULT_RUNS))
+        else:
+            store = _planned(wanted, pool, out or DEFAULT_RUNS)
+        raise typer.Exit(perform(store, pool, as_json=json))
+
+
+def _planned(wanted: Wanted, pool: WorkerPool, root: Path) -> RunStore:
+    from harness.cli.session import plan_jobs
+    from harness.results.store import RunStore
+
+    jobs = plan_jobs(wanted, pool)
+    command = shlex.join(["mla-harness", *sys.argv[1:]])
+    return RunStore.create(root, jobs, command=command, options=wanted.reproduction())
+
+
+def _refuse_new_plan(wanted: Wanted) -> None:
+    from harness.errors import InputError
+
+    given = {
+        "a selector": wanted.selectors,
+        "-m": wanted.tag,
+        "--kernel": wanted.kernel,
+        "--plugin": wanted.plugins,
+        "--fault": wanted.fault,
+        "--seed": wanted.seed,
+    }
+    changed = [name for name, value in given.items() if value]
+    if changed:
+        raise InputError(f"--resume: continues the run as it was planned; leave out {', '.join(changed)}")
+
+
+def perform(store: RunStore, pool: WorkerPool, *, as_json: bool) -> int:
+    """Do what is left of a run, write its reports whatever happens, print it, and return the exit code."""
+    from harness.cli.session import blame_failures, carry_out, exit_code, stoppable
+    from harness.errors import HarnessError
+    from harness.records import Verdict
+    from harness.report.terminal import LiveProgress, console_for, print_run
+    from harness.report.write import write_reports
+    from harness.results.summary import summarise, to_json
+
+    console = console_for(sys.stderr if as_json else sys.stdout)
+    trouble: HarnessError | None = None
+    is_interrupted = False
+    try:
+        with stoppable(store):
+            jobs = store.unfinished()
+            with LiveProgress(console, len(jobs)) as live:
+                carry_out(store, pool, jobs, live)
+            with console.status("looking for the memory to blame"):
+                blame_failures(store, pool)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        pool.close()
+    except HarnessError as error:
+        trouble = error
+    results = store.results()
+    write_reports(store)
+    print_run(console, store)
+    if as_json:
+        sys.stdout.write(to_json(summarise(store.plan, results, store.faults())))
+    if is_interrupted:
+        print(f"interrupted; continue with: mla-harness run --resume {shlex.quote(str(store.path))}", file=sys.stderr)
+        return INTERRUPTED
+    if trouble is not None:
+        raise trouble
+    if results and all(result.verdict is Verdict.SKIP for result in results):
+        print("nothing ran: every selected case was skipped; see the reasons above", file=sys.stderr)
+        return 2
+    return exit_code(results)

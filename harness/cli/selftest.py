@@ -1,0 +1,190 @@
+"""`mla-harness selftest`: each scenario clean, then with each of its faults; a fault that gets through is a failure."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.run import Device, Json, Out, Scenarios, Seed, Selectors, Tag, Timeout, Workers
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.records import Blame, CaseResult, FaultResult, Job
+    from harness.results.store import RunStore
+    from harness.run.runner import WorkerPool
+    from harness.scenario.schema import FaultUse
+
+
+def selftest(
+    selectors: Selectors = None,
+    tag: Tag = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+    out: Out = None,
+    timeout: Timeout = 60.0,
+    workers: Workers = None,
+    scenarios: Scenarios = None,
+    json: Json = False,
+    no_clean: Annotated[bool, typer.Option("--faults-only", help="Leave the clean cases out.")] = False,
+) -> None:
+    """Put every known bug back; each must be caught."""
+    from harness.cli.session import Wanted, load, make_jobs
+    from harness.errors import InputError
+    from harness.plan.expand import fault_cases
+    from harness.plan.selection import select, select_scenarios
+    from harness.results.store import DEFAULT_RUNS, RunStore
+    from harness.run.runner import WorkerPool
+
+    wanted = Wanted(
+        selectors=tuple(selectors or ()),
+        tag=tag,
+        device=device,
+        seed=seed,
+        timeout_seconds=timeout,
+        scenarios=scenarios,
+    )
+    known = load(wanted)
+    chosen = select_scenarios(known, wanted.selectors, tag=tag)
+    cases = [] if no_clean else select(known, wanted.selectors, tag=tag, seed=seed)
+    pairs = [pair for scenario in chosen for pair in fault_cases(scenario, seed=seed)]
+    if no_clean and not pairs:
+        raise InputError("--faults-only: the selected scenarios declare no fault; select others")
+    with WorkerPool(workers) as pool:
+        clean = make_jobs(cases, wanted, pool)
+        faulty = [(use, make_jobs([case], wanted, pool, fault=use.name)[0]) for use, case in pairs]
+        command = shlex.join(["mla-harness", *sys.argv[1:]])
+        store = RunStore.create(out or DEFAULT_RUNS, clean, command=command, options=wanted.reproduction())
+        raise typer.Exit(_perform(store, pool, faulty, as_json=json))
+
+
+def _perform(store: RunStore, pool: WorkerPool, faulty: list[tuple[FaultUse, Job]], *, as_json: bool) -> int:
+    from harness.cli.run import INTERRUPTED
+    from harness.cli.session import blame_failures, stoppable
+    from harness.report.terminal import LiveProgress, console_for
+    from harness.report.write import write_reports
+
+    console = console_for(sys.stderr if as_json else sys.stdout)
+    skipped: list[CaseResult] = []
+    is_interrupted = False
+    try:
+        with stoppable(store), LiveProgress(console, len(store.plan.jobs) + len(faulty)) as live:
+            found = _run_both(store, pool, faulty, live)
+            skipped = judge_faults(store, pool, faulty, found)
+            blame_failures(store, pool)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        pool.close()
+    write_reports(store)
+    is_good = _print(console, store, skipped, num_faults=len(faulty))
+    if as_json:
+        sys.stdout.write(jsonlib.dumps(_object(store, skipped, is_good), allow_nan=False, indent=1) + "\n")
+    if is_interrupted:
+        return INTERRUPTED
+    return 0 if is_good else 1
+
+
+def _run_both(
+    store: RunStore, pool: WorkerPool, faulty: list[tuple[FaultUse, Job]], live: Any
+) -> dict[str, CaseResult]:
+    """Run clean and faulty jobs together; clean results go to the store, those of faults are returned by key."""
+    store.note_environment(pool.start().model_dump(mode="json"))
+    clean_keys = {job.key for job in store.plan.jobs}
+    found: dict[str, CaseResult] = {}
+    for result in pool.run([*store.plan.jobs, *(job for _, job in faulty)], live.on_start):
+        is_clean = result.key in clean_keys
+        if is_clean:
+            store.add(result)
+        else:
+            found[result.key] = result
+        live.on_result(result, announce=is_clean)
+    return found
+
+
+def judge_faults(
+    store: RunStore, pool: WorkerPool, faulty: list[tuple[FaultUse, Job]], found: dict[str, CaseResult]
+) -> list[CaseResult]:
+    """Blame and judge each fault and store what became of it; returns the results of those that could not run."""
+    from harness.cli.session import FAILED, find_blame
+    from harness.records import Blame, Verdict
+
+    failing = [
+        (job, found[job.key]) for _, job in faulty if found[job.key].verdict in FAILED and found[job.key].findings
+    ]
+    blames = find_blame(pool, failing)
+    skipped = []
+    for use, job in faulty:
+        result = found[job.key]
+        if result.verdict is Verdict.SKIP:
+            skipped.append(result)
+            continue
+        blame, seconds = blames.get(job.key, (Blame(), 0.0))
+        store.add_fault(judge_fault(use, result, blame, seconds))
+    return skipped
+
+
+def judge_fault(use: FaultUse, result: CaseResult, blame: Blame, trial_seconds: float) -> FaultResult:
+    """Whether a fault was caught: by the oracle that its scenario declares, blaming the sites that it declares."""
+    from harness.catalog import FAULTS
+    from harness.cli.session import FAILED
+    from harness.records import FaultResult
+
+    by = tuple(dict.fromkeys(finding.oracle for finding in result.findings))
+    problems = []
+    if result.verdict not in FAILED:
+        problems.append(f"the case ended in {result.verdict.value}" + (f": {result.reason}" if result.reason else ""))
+    elif use.caught_by not in by:
+        problems.append(f"expected {use.caught_by} to fire, not {', '.join(by)}")
+    if not problems and sorted(blame.sites) != sorted(use.blames):
+        expected, got = ", ".join(use.blames) or "no site", ", ".join(blame.sites) or "no site"
+        problems.append(f"expected the blame on {expected}, not on {got}: {blame.how}")
+    return FaultResult(
+        fault=use.name, scenario=result.scenario, case=result.id, ref=FAULTS.get(use.name).ref, caught=not problems,
+        by=by, blamed=blame.sites, expected_by=use.caught_by, expected_blame=use.blames,
+        seconds=round(result.seconds + trial_seconds, 3), reason="; ".join(problems), how=blame.how,
+        findings=result.findings,
+    )  # fmt: skip
+
+
+def _print(console: Console, store: RunStore, skipped: list[CaseResult], *, num_faults: int) -> bool:
+    """Print the outcome; returns whether all of it is good."""
+    from harness.records import Verdict
+    from harness.report.terminal import BAD, fault_line, print_failures, print_skips, totals_line, verdict_table
+
+    results, faults, blames = store.results(), store.faults(), store.blames()
+    bad = [result for result in results if result.verdict in BAD]
+    if results:
+        console.print(verdict_table(results))
+    print_failures(console, store, results, blames)
+    for fault in faults:
+        console.print(fault_line(fault), soft_wrap=True)
+    print_skips(console, [*results, *skipped])
+    num_caught = sum(fault.caught for fault in faults)
+    num_judged = num_faults - len(skipped)
+    console.print(f"faults caught: {num_caught} of {num_judged}" + (f", {len(skipped)} skipped" if skipped else ""))
+    if results:
+        console.print("clean cases:", totals_line(results, store.plan.seconds))
+    console.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
+    something_ran = bool(faults) or any(result.verdict is Verdict.PASS for result in results)
+    return not bad and num_caught == num_judged and something_ran
+
+
+def _object(store: RunStore, skipped: list[CaseResult], is_good: bool) -> dict[str, Any]:
+    from harness.results.summary import summarise, totals
+
+    results, faults = store.results(), store.faults()
+    summary = summarise(store.plan, results, faults)
+    return {
+        "ok": is_good,
+        "run_id": store.plan.run_id,
+        "directory": str(store.path),
+        "seconds": store.plan.seconds,
+        "totals": totals(results),
+        "not_clean": [case for case in summary["cases"] if case["verdict"] not in ("pass", "skip")],
+        "faults": [fault.model_dump(mode="json") for fault in faults],
+        "skipped_faults": [{"fault": r.fault, "case": r.id, "reason": r.reason} for r in skipped],
+    }

@@ -1,0 +1,32 @@
+"""The command that runs one case again, exactly as a user types it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from harness.records import CaseResult
+
+OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios"}
+DEFAULTS = {"device": ("auto", "cpu"), "kernel": (None,), "scenarios": (None,)}
+
+
+def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
+    """`mla-harness run ID` with what else decides the outcome: fault, kernel, plug-ins, seed, device."""
+    words = ["mla-harness", "run", result.id]
+    for name, flag in OPTION_FLAGS.items():
+        value = options.get(name)
+        if value and value not in DEFAULTS[name]:
+            words += [flag, str(value)]
+    for plugin in options.get("plugins", ()):
+        words += ["--plugin", str(plugin)]
+    if options.get("seed"):
+        words += ["--seed", str(options["seed"])]
+    if result.fault:
+        words += ["--fault", result.fault]
+    return shlex.join(words)
+
+
+def show(case_id: str) -> str:
+    """The command that prints one case in full."""
+    return shlex.join(["mla-harness", "show", case_id])

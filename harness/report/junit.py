@@ -1,0 +1,99 @@
+"""`junit.xml`: what CI servers read. A finding is a failure; a dead worker and our own faults are errors."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from itertools import groupby
+
+from harness.records import Blame, CaseResult, FaultResult, Verdict
+from harness.report.command import reproduce
+from harness.report.wording import one_line, printable
+from harness.results.store import RunStore
+
+FAULT_SUITE = "faults put back"
+
+
+def render(store: RunStore) -> str:
+    """The run as JUnit XML: one suite for each scenario, and one for faults when there are any."""
+    root = ET.Element("testsuites", {"name": "mla-harness"})
+    blames = store.blames()
+    results = store.results()
+    for scenario, group in groupby(results, key=lambda result: result.scenario):
+        _add_suite(root, scenario, list(group), store, blames)
+    faults = store.faults()
+    if faults:
+        _add_fault_suite(root, faults)
+    for attribute in ("tests", "failures", "errors", "skipped"):
+        root.set(attribute, str(sum(int(suite.get(attribute, "0")) for suite in root)))
+    root.set("time", f"{store.plan.seconds:.3f}")
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _add_suite(
+    root: ET.Element, name: str, results: Sequence[CaseResult], store: RunStore, blames: dict[str, Blame]
+) -> None:
+    verdicts = [result.verdict for result in results]
+    suite = ET.SubElement(root, "testsuite", {
+        "name": printable(name),
+        "tests": str(len(results)),
+        "failures": str(verdicts.count(Verdict.FAIL)),
+        "errors": str(verdicts.count(Verdict.CRASH) + verdicts.count(Verdict.ERROR)),
+        "skipped": str(verdicts.count(Verdict.SKIP)),
+        "time": f"{sum(result.seconds for result in results):.3f}",
+        "timestamp": store.plan.started,
+    })  # fmt: skip
+    for result in results:
+        _add_case(suite, result, store, blames.get(result.key))
+
+
+def _add_case(suite: ET.Element, result: CaseResult, store: RunStore, blame: Blame | None) -> None:
+    attributes = {"classname": result.scenario, "name": result.id, "time": f"{result.seconds:.3f}"}
+    element = ET.SubElement(suite, "testcase", {name: printable(value) for name, value in attributes.items()})
+    if result.verdict is Verdict.SKIP:
+        ET.SubElement(element, "skipped", {"message": one_line(result.reason)})
+    elif result.verdict is not Verdict.PASS:
+        kind = "failure" if result.verdict is Verdict.FAIL else "error"
+        first = result.findings[0].message if result.findings else result.reason
+        problem = ET.SubElement(element, kind, {"type": _type_of(result), "message": one_line(first)})
+        problem.text = printable(_details(result, blame, reproduce(result, store.plan.options)))
+        if result.log:
+            ET.SubElement(element, "system-err").text = printable(result.log)
+
+
+def _type_of(result: CaseResult) -> str:
+    if result.verdict is Verdict.FAIL:
+        return " ".join(dict.fromkeys(finding.oracle for finding in result.findings))
+    return "crash" if result.verdict is Verdict.CRASH else "harness-error"
+
+
+def _details(result: CaseResult, blame: Blame | None, command: str) -> str:
+    lines = [result.reason] if result.reason else []
+    for finding in result.findings:
+        facts = (finding.oracle, finding.tensor, finding.where, finding.bits, finding.site)
+        lines.append(" | ".join(fact for fact in facts if fact) + f": {finding.message}")
+    if blame:
+        lines.append(f"blame: {', '.join(blame.sites) or 'no site'} ({blame.how})")
+    return "\n".join([*lines, f"reproduce: {command}"])
+
+
+def _add_fault_suite(root: ET.Element, faults: Sequence[FaultResult]) -> None:
+    suite = ET.SubElement(root, "testsuite", {
+        "name": FAULT_SUITE,
+        "tests": str(len(faults)),
+        "failures": str(sum(not fault.caught for fault in faults)),
+        "errors": "0",
+        "skipped": "0",
+        "time": f"{sum(fault.seconds for fault in faults):.3f}",
+    })  # fmt: skip
+    for fault in faults:
+        name = f"{fault.fault} on {fault.case}"
+        attributes = {"classname": fault.scenario, "name": printable(name), "time": f"{fault.seconds:.3f}"}
+        element = ET.SubElement(suite, "testcase", attributes)
+        if not fault.caught:
+            problem = ET.SubElement(element, "failure", {"type": "not-caught", "message": one_line(fault.reason)})
+            problem.text = printable(
+                f"expected: {fault.expected_by} blaming {', '.join(fault.expected_blame) or 'no site'}\n"
+                f"found: {', '.join(fault.by) or 'nothing'} blaming {', '.join(fault.blamed) or 'no site'}"
+            )

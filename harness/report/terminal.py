@@ -1,0 +1,183 @@
+"""What a run looks like in a terminal: a live line while it lasts, then tables, failures and totals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from harness.records import Blame, CaseResult, FaultResult, Finding, Job, Verdict
+from harness.report.command import reproduce
+from harness.report.wording import num, one_line, printable
+from harness.results.store import NEVER_RAN, RunStore
+from harness.results.summary import totals
+
+STYLES = {"pass": "green", "fail": "bold red", "crash": "bold magenta", "skip": "dim", "error": "bold yellow"}
+BAD = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR)
+MAX_FAILURES = 20
+MAX_FINDINGS = 3
+MAX_LOG_LINES = 12
+PIPE_WIDTH = 140
+
+
+def console_for(stream: IO[str] | None = None) -> Console:
+    """A console that prints what it is given: no markup, so a kernel's message cannot colour or break the line."""
+    target = stream or sys.stdout
+    # A file or a CI log has no width of its own.
+    width = None if target.isatty() else PIPE_WIDTH
+    return Console(file=target, markup=False, highlight=False, emoji=False, width=width)
+
+
+class LiveProgress:
+    """A progress bar with counts while the cases run; without a terminal only bad results are printed, a line each."""
+
+    def __init__(self, console: Console, num_jobs: int, what: str = "cases") -> None:
+        self._console = console
+        self._running: dict[str, str] = {}
+        self._counts = dict.fromkeys((verdict.value for verdict in Verdict), 0)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False), console=console, transient=True,
+            disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._progress.add_task(what, total=num_jobs, note="starting workers")
+
+    def __enter__(self) -> LiveProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def on_start(self, job: Job) -> None:
+        """A worker took a job."""
+        self._running[job.key] = job.case.id
+        self._update(0)
+
+    def on_result(self, result: CaseResult, *, announce: bool = True) -> None:
+        """A job ended; a bad one is printed above the bar at once when `announce`."""
+        self._running.pop(result.key, None)
+        self._counts[result.verdict.value] += 1
+        if announce and result.verdict in BAD:
+            verdict = verdict_text(result.verdict.value)
+            self._console.print(verdict, one_line(result.id, 200), one_line(result.reason, 200), soft_wrap=True)
+        self._update(1)
+
+    def _update(self, advance: int) -> None:
+        counts = " ".join(f"{name} {count}" for name, count in self._counts.items() if count)
+        running = one_line(next(iter(self._running.values()), ""), 50)
+        self._progress.update(self._task, advance=advance, note=f"{counts}  {running}")
+
+
+def verdict_text(verdict: str) -> Text:
+    """A verdict in its colour, in capitals when somebody should look."""
+    return Text(verdict.upper() if verdict in ("fail", "crash", "error") else verdict, style=STYLES[verdict])
+
+
+def print_run(console: Console, store: RunStore) -> None:
+    """Everything a finished run says: table, failures with blame and command, totals, where the reports are."""
+    results, blames = store.results(), store.blames()
+    console.print(verdict_table(results))
+    print_failures(console, store, results, blames)
+    print_skips(console, results)
+    console.print(totals_line(results, store.plan.seconds))
+    console.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
+
+
+def verdict_table(results: Sequence[CaseResult]) -> Table:
+    """Counts of verdicts, a row for each scenario in the order they ran."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("scenario", no_wrap=True)
+    for verdict in Verdict:
+        table.add_column(verdict.value, justify="right")
+    table.add_column("s", justify="right")
+    table.add_column("references", style="dim", overflow="fold")
+    groups: dict[str, list[CaseResult]] = {}
+    for result in results:
+        groups.setdefault(result.scenario, []).append(result)
+    for name, group in groups.items():
+        counts = [Text(str(n) if n else "·", style=STYLES[v] if n else "dim") for v, n in totals(group).items()]
+        seconds = f"{sum(result.seconds for result in group):.1f}"
+        table.add_row(printable(name), *counts, seconds, ", ".join(group[0].refs))
+    return table
+
+
+def print_failures(console: Console, store: RunStore, results: Sequence[CaseResult], blames: dict[str, Blame]) -> None:
+    """The first bad results in full. Of several with one reason, only the first shows its log."""
+    bad = [result for result in results if result.verdict in BAD]
+    never_ran = [result for result in bad if result.reason == NEVER_RAN]
+    shown: set[str] = set()
+    ran = [result for result in bad if result.reason != NEVER_RAN]
+    for result in ran[:MAX_FAILURES]:
+        command = reproduce(result, store.plan.options)
+        print_failure(console, result, blames.get(result.key), command, with_log=result.reason not in shown)
+        shown.add(result.reason)
+    if len(ran) > MAX_FAILURES:
+        console.print(f"and {len(ran) - MAX_FAILURES} more: see {store.path / 'report.html'}\n", soft_wrap=True)
+    if never_ran:
+        console.print(f"{num(len(never_ran), 'case')} never ran: the run ended before", style=STYLES["error"])
+
+
+def print_failure(
+    console: Console, result: CaseResult, blame: Blame | None, command: str, *, with_log: bool = True
+) -> None:
+    """One failing case: its findings, the memory to blame, the end of its log, and how to see it again."""
+    console.print(verdict_text(result.verdict.value), printable(result.id), soft_wrap=True)
+    if result.refs:
+        console.print("  refs:", ", ".join(result.refs), soft_wrap=True)
+    if result.verdict is not Verdict.FAIL and result.reason:
+        console.print("  reason:", one_line(result.reason), soft_wrap=True)
+    for finding in result.findings[:MAX_FINDINGS]:
+        console.print("  " + finding_line(finding), soft_wrap=True)
+    if len(result.findings) > MAX_FINDINGS:
+        console.print(f"  and {num(len(result.findings) - MAX_FINDINGS, 'more finding')}")
+    if blame is not None:
+        console.print(f"  blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})", soft_wrap=True)
+    if with_log and result.log and result.verdict is not Verdict.FAIL:
+        for line in printable(result.log).strip().splitlines()[-MAX_LOG_LINES:]:
+            console.print("  | " + line, style="dim", soft_wrap=True)
+    console.print("  again:", command, "\n", soft_wrap=True)
+
+
+def finding_line(finding: Finding) -> str:
+    """A finding on one line: which oracle, which tensor and where, its bits, its site, and the sentence."""
+    place = " ".join(part for part in (finding.tensor, finding.where) if part)
+    facts = [place, finding.bits and f"bits {finding.bits}", finding.site and f"site {finding.site}"]
+    found = ", ".join(one_line(fact, 120) for fact in facts if fact)
+    return f"{finding.oracle}: " + (f"{found}: " if found else "") + one_line(finding.message)
+
+
+def print_skips(console: Console, results: Sequence[CaseResult]) -> None:
+    """Why cases were skipped, each reason once."""
+    reasons: dict[str, int] = {}
+    for result in results:
+        if result.verdict is Verdict.SKIP:
+            reasons[result.reason] = reasons.get(result.reason, 0) + 1
+    for reason, count in reasons.items():
+        console.print(f"skipped {num(count, 'case')}: {one_line(reason)}", style="dim", soft_wrap=True)
+
+
+def totals_line(results: Sequence[CaseResult], seconds: float) -> Text:
+    """`12 pass, 1 fail in 4.2 s`, in the colour of the worst."""
+    counts = {name: count for name, count in totals(results).items() if count}
+    worst = next((name for name in ("fail", "crash", "error", "pass") if name in counts), "skip")
+    words = ", ".join(f"{count} {name}" for name, count in counts.items()) or "no cases"
+    return Text(f"{words} in {seconds:.1f} s", style=STYLES[worst])
+
+
+def fault_line(fault: FaultResult) -> Text:
+    """One line about one fault: caught or not, by what, blaming what, in how many seconds."""
+    by, blamed = ", ".join(fault.by) or "nothing", ", ".join(fault.blamed) or "no site"
+    line = Text("caught " if fault.caught else "MISSED ", style=STYLES["pass" if fault.caught else "fail"])
+    line.append(f"{fault.fault} ", style="bold")
+    line.append(printable(f"by {by}, blaming {blamed} ({fault.case}, {fault.seconds:.1f} s)"), style="default")
+    if not fault.caught:
+        line.append(f"\n       {one_line(fault.reason)}", style="default")
+    return line

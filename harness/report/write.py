@@ -1,0 +1,22 @@
+"""Every report of a run, made again from its directory alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.files import write_atomic
+from harness.report import junit, page, table
+from harness.results.store import RunStore
+from harness.results.summary import summarise, to_json
+
+REPORT_FILES = ("summary.json", "results.csv", "junit.xml", "report.html")
+
+
+def write_reports(store: RunStore) -> list[Path]:
+    """Write summary.json, results.csv, junit.xml and report.html; returns their paths."""
+    summary = summarise(store.plan, store.results(), store.faults())
+    texts = (to_json(summary), table.render(store), junit.render(store), page.render(store))
+    paths = [store.path / name for name in REPORT_FILES]
+    for path, text in zip(paths, texts, strict=True):
+        write_atomic(path, text)
+    return paths

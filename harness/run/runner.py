@@ -1,0 +1,202 @@
+"""The parent's side: feeds jobs to worker processes and turns their deaths and hangs into results. Imports no torch."""
+
+from __future__ import annotations
+
+import selectors
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from harness.errors import HarnessError, InputError
+from harness.records import CaseResult, Finding, Job, Verdict
+from harness.run.environment import Environment, num_usable_cores
+from harness.run.process import WorkerProcess
+from harness.run.protocol import DEFAULT_EXECUTE, Reply, Request
+
+MAX_WORKERS = 4
+TICK_SECONDS = 0.2
+DESCRIBE_SECONDS = 30.0
+
+
+class WorkerError(HarnessError):
+    """A worker process cannot be started or used at all; nothing can run on this machine. Exit code 3."""
+
+
+def default_num_workers() -> int:
+    """As many workers as usable cores, at most four: each holds its own torch."""
+    return min(MAX_WORKERS, num_usable_cores())
+
+
+class WorkerPool:
+    """Worker processes that live from the first job to `close`; use it as a context manager.
+
+    `run` may be called many times. A worker that died is replaced when the next job needs it; one that dies before
+    it was ready raises WorkerError instead, because its successor would die as well.
+    """
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        *,
+        execute: str = DEFAULT_EXECUTE,
+        environ: dict[str, str] | None = None,
+        start_timeout_seconds: float = 180.0,
+    ) -> None:
+        self.num_workers = num_workers or default_num_workers()
+        self.environment: Environment | None = None
+        self._execute = execute
+        self._environ = environ
+        self._start_timeout_seconds = start_timeout_seconds
+        self._workers: list[WorkerProcess] = []
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every worker and whatever it started."""
+        while self._workers:
+            self._retire(self._workers[-1])
+
+    def start(self) -> Environment:
+        """Wait until one worker is ready and return what this machine is. Raises WorkerError with the reason."""
+        if self.environment is None:
+            if not self._workers:
+                self._spawn()
+            self._wait_until_ready(self._workers[0])
+        assert self.environment is not None
+        return self.environment
+
+    def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """What the kernels of plug-in files declare, or, without files, all kernels; with `why_not` by device.
+
+        Raises InputError when a file does not load, also when loading it kills or hangs the worker.
+        """
+        self.start()
+        worker, what = self._workers[0], f"plug-in {', '.join(plugins)}" if plugins else "installed kernels"
+        if not worker.send(Request(describe=tuple(plugins)), DESCRIBE_SECONDS):
+            raise WorkerError(f"{what}: the worker died before it was asked")
+        while worker.reply is None:
+            self._select()
+            if worker.reply is None and worker.ended():
+                death = worker.take_death()
+                self._retire(worker)
+                raise InputError(f"{what}: loading it ended the worker: {death.how}")
+        reply = worker.take_reply()
+        if reply is None or reply.described is None:
+            raise InputError(reply.refused if reply and reply.refused else f"{what}: no answer")
+        return reply.described
+
+    def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Iterator[CaseResult]:
+        """Yield one result for each job, as they end.
+
+        The worker that produced a result gets its next job only when the caller asks for the next result: what the
+        caller does with a result (writing it to disk) is done before more work starts there.
+        """
+        waiting = deque(jobs)
+        busy: dict[WorkerProcess, Job] = {}
+        try:
+            while waiting or busy:
+                self._dispatch(waiting, busy, on_start)
+                self._select()
+                for worker, job in list(busy.items()):
+                    result = self._result_of(worker, job)
+                    if result is not None:
+                        del busy[worker]
+                        yield result
+        finally:
+            # Whoever stops early leaves no worker that would answer the next run with this one's results.
+            for worker in busy:
+                self._retire(worker)
+
+    def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:
+        """All results, in the order of the jobs whatever the number of workers."""
+        found = {result.key: result for result in self.run(jobs)}
+        return [found[job.key] for job in jobs]
+
+    def _dispatch(
+        self, waiting: deque[Job], busy: dict[WorkerProcess, Job], on_start: Callable[[Job], None] | None
+    ) -> None:
+        for worker in [worker for worker in self._workers if worker not in busy]:
+            if worker.is_ready and worker.ended():
+                self._retire(worker)
+        while len(self._workers) < min(self.num_workers, len(waiting) + len(busy)):
+            self._spawn()
+        for worker in self._workers:
+            if waiting and worker not in busy and worker.is_ready:
+                job = waiting[0]
+                if not worker.send(Request(job=job), job.timeout_seconds):
+                    continue
+                busy[worker] = waiting.popleft()
+                if on_start is not None:
+                    on_start(job)
+
+    def _result_of(self, worker: WorkerProcess, job: Job) -> CaseResult | None:
+        """The result of the job that `worker` has, when it has ended one way or another."""
+        reply = worker.take_reply()
+        if reply is not None and reply.result is not None:
+            try:
+                result = CaseResult.model_validate(reply.result)
+            except ValueError as error:
+                return self._bury(worker, job, f"the worker's answer is not a result: {str(error).splitlines()[0]}")
+            if result.key != job.key:
+                return self._bury(worker, job, f"the worker answered for another job ({result.key!r})")
+            if result.verdict is Verdict.CRASH and job.device != "cpu":
+                # An illegal access stays with the CUDA context; the next case needs a new process.
+                self._retire(worker)
+            return result
+        if worker.ended():
+            return self._bury(worker, job, None)
+        return None
+
+    def _bury(self, worker: WorkerProcess, job: Job, how: str | None) -> CaseResult:
+        """End `worker` and make the crash that its job ended in."""
+        death = worker.take_death()
+        self._retire(worker)
+        reason = how or death.how
+        return CaseResult(
+            key=job.key, id=job.case.id, scenario=job.case.scenario, refs=job.case.refs, fault=job.fault,
+            sites=job.sites, verdict=Verdict.CRASH, seconds=round(death.seconds, 3), reason=reason,
+            findings=(Finding(oracle="crash", message=reason),), log=death.log,
+        )  # fmt: skip
+
+    def _select(self) -> None:
+        for key, _ in self._selector.select(TICK_SECONDS):
+            key.data.read()
+        for worker in list(self._workers):
+            worker.keep_log_small()
+            if not worker.is_ready:
+                self._note_ready(worker)
+                if not worker.is_ready and worker.ended():
+                    self._give_up(worker)
+
+    def _note_ready(self, worker: WorkerProcess) -> None:
+        reply: Reply | None = worker.take_reply()
+        if reply is not None and reply.ready is not None:
+            worker.is_ready = True
+            self.environment = self.environment or Environment.model_validate(reply.ready)
+
+    def _wait_until_ready(self, worker: WorkerProcess) -> None:
+        while not worker.is_ready:
+            self._select()
+
+    def _give_up(self, worker: WorkerProcess) -> None:
+        death = worker.take_death()
+        self._retire(worker)
+        last = death.log.strip().splitlines()[-1:] or ["it printed nothing"]
+        raise WorkerError(f"a worker could not start: {death.how}; {last[0]} (try `mla-harness doctor`)")
+
+    def _spawn(self) -> None:
+        worker = WorkerProcess(self._execute, self._environ, self._start_timeout_seconds)
+        self._workers.append(worker)
+        self._selector.register(worker.fileno(), selectors.EVENT_READ, worker)
+
+    def _retire(self, worker: WorkerProcess) -> None:
+        if worker in self._workers:
+            self._workers.remove(worker)
+            self._selector.unregister(worker.fileno())
+        worker.close()

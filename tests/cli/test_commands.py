@@ -1,0 +1,227 @@
+"""Each command does what its help says, with the exit codes that are documented."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def only_run(tmp_path: Path) -> Path:
+    runs = list((tmp_path / "reports" / "runs").iterdir())
+    assert len(runs) == 1
+    return runs[0]
+
+
+def test_run_passes_writes_every_report_and_can_be_reported_again(cli: Cli, scenarios: Path, tmp_path: Path) -> None:
+    code, out, err = cli("run", "--scenarios", scenarios, "-n", 1)
+    assert (code, err) == (0, "")
+    assert "6 pass in" in out and "quantize" in out
+    run = only_run(tmp_path)
+    names = {path.name for path in run.iterdir()}
+    assert names == {"run.json", "results.jsonl", "results.csv", "summary.json", "report.html", "junit.xml"}
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["totals"] == {"pass": 6, "fail": 0, "crash": 0, "skip": 0, "error": 0}
+    assert summary["environment"]["torch"] and summary["environment"]["command"].startswith("mla-harness")
+    (run / "report.html").unlink()
+    code, out, _ = cli("report", "latest")
+    assert code == 0 and "6 pass in" in out and (run / "report.html").exists()
+
+
+def test_run_json_is_one_strict_object_on_stdout(cli: Cli, scenarios: Path) -> None:
+    code, out, err = cli("run", "quantize", "--scenarios", scenarios, "-n", 1, "--json")
+    assert code == 0
+    summary = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
+    assert summary["cases"][0]["id"] == "quantize[kernel=torch,num_live=1]"
+    assert "4 pass in" in err
+
+
+def test_a_fault_fails_its_cases_and_the_blame_and_the_command_are_told(
+    cli: Cli, scenarios: Path, tmp_path: Path
+) -> None:
+    code, out, _ = cli("run", "--fault", "merge.ignore-context-count", "--scenarios", scenarios, "-n", 1)
+    assert code == 1
+    assert "blame: context.output, context.lse" in out
+    assert "again: mla-harness run 'merge[num_with_context=7]'" in out and "--fault merge.ignore-context-count" in out
+    assert "quantize" not in out, "a fault is tried where it is declared"
+    blames = (only_run(tmp_path) / "blame.jsonl").read_text()
+    assert json.loads(blames.splitlines()[0])["blame"]["sites"] == ["context.output", "context.lse"]
+
+
+def test_selftest_catches_the_fault_by_the_declared_oracle_and_site(cli: Cli, scenarios: Path) -> None:
+    code, out, err = cli("selftest", "--scenarios", scenarios, "-n", 1, "--json")
+    told = json.loads(out)
+    assert code == 0 and told["ok"] is True and told["totals"]["pass"] == 6 and told["not_clean"] == []
+    (fault,) = told["faults"]
+    assert fault["caught"] and "finite" in fault["by"] and fault["blamed"] == ["context.output", "context.lse"]
+    assert "caught merge.ignore-context-count by" in err and "faults caught: 1 of 1" in err
+
+
+@pytest.mark.parametrize(
+    ("declared", "wrong", "why"),
+    [
+        ("blames: [context.output, context.lse]", "blames: [kv.tail]", "expected the blame on kv.tail, not on context"),
+        ("caught_by: finite", "caught_by: address", "expected address to fire"),
+        ("on: {num_with_context: 7}", "on: {num_with_context: 12}", "the case ended in pass"),
+    ],
+)
+def test_selftest_fails_when_a_fault_is_not_caught_as_declared(
+    cli: Cli, scenarios: Path, declared: str, wrong: str, why: str
+) -> None:
+    file = scenarios / "merge.yaml"
+    assert declared in file.read_text()
+    file.write_text(file.read_text().replace(declared, wrong))
+    code, out, err = cli("selftest", "merge", "--scenarios", scenarios, "-n", 1)
+    if code == 2:
+        pytest.skip(f"the loader refuses such a declaration itself: {err.strip()}")
+    assert code == 1
+    assert "MISSED merge.ignore-context-count" in out and why in out and "faults caught: 0 of 1" in out
+
+
+@pytest.mark.parametrize("reference", ["36540", "vllm-project/vllm#36540"])
+def test_repro_shows_a_bug_without_and_with_it(cli: Cli, scenarios: Path, reference: str) -> None:
+    code, out, err = cli("repro", reference, "--scenarios", scenarios, "-n", 1)
+    assert (code, err) == (0, "")
+    row = next(line for line in out.splitlines() if line.strip().startswith("merge[num_with_context=7]"))
+    assert row.split()[1:3] == ["pass", "FAIL"] and "context.output" in row
+    assert "mla-harness run 'merge[num_with_context=7]' --fault merge.ignore-context-count" in out
+
+
+def test_show_tells_parameters_sites_oracles_faults_and_the_command(cli: Cli, scenarios: Path) -> None:
+    code, out, _ = cli("show", "merge[num_with_context=7]", "--scenarios", scenarios)
+    assert code == 0
+    for words in (
+        "num_with_context",
+        "context.output",
+        "finite",
+        "merge.ignore-context-count",
+        "vllm-project/vllm#36540",
+    ):
+        assert words in out
+    assert "run: mla-harness run 'merge[num_with_context=7]'" in out
+    code, out, _ = cli("show", "merge[num_with_context=7]", "--scenarios", scenarios, "--json")
+    assert json.loads(out)["case"]["params"]["num_with_context"] == 7
+
+
+def test_list_names_everything_and_its_case_ids_are_runnable(cli: Cli, scenarios: Path) -> None:
+    code, out, _ = cli("list", "--scenarios", scenarios, "--json")
+    tables = json.loads(out)
+    assert code == 0 and set(tables) == {"scenarios", "kernels", "faults", "oracles", "sites"}
+    assert {row["name"]: row["cases"] for row in tables["scenarios"]} == {"quantize": 4, "merge": 2}
+    ids = cli("list", "--scenarios", scenarios, "--cases")[1].split()
+    assert len(ids) == 6
+    assert cli("show", ids[-1], "--scenarios", scenarios)[0] == 0
+
+
+def test_doctor_says_what_runs_here_and_why_not(cli: Cli) -> None:
+    code, out, _ = cli("doctor", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["devices"]["cpu"] == "yes"
+    assert told["devices"]["cuda"] == "yes" or "torch" in told["devices"]["cuda"]
+    assert {"kernel", "cpu", "cuda"} == set(told["kernels"][0])
+
+
+def test_schema_is_a_json_schema_of_scenarios(cli: Cli) -> None:
+    code, out, _ = cli("schema")
+    schema = json.loads(out)
+    assert code == 0 and "name" in schema["properties"] and schema["additionalProperties"] is False
+
+
+def test_bench_prints_ratios(cli: Cli, scenarios: Path) -> None:
+    code, out, err = cli("bench", "quantize", "--scenarios", scenarios, "--repeats", 1, "--json")
+    told = json.loads(out)
+    assert (code, err) == (0, "")
+    assert told["num_cases"] == 4 and told["cases_per_second"] > 0
+    assert told["poison"]["median"] > 0 and told["poison"]["worst"] >= told["poison"]["median"]
+    assert told["replay"]["num_cases"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run", "mergee"], "unknown scenario 'mergee'; did you mean 'merge'?"),
+        (["run", "merge[num_with_context=9]"], "unknown case"),
+        (["run", "99999"], "no scenario has the reference '99999'"),
+        (["run", "-m", "prefil"], "unknown tag"),
+        (["run", "--device", "tpu"], "unknown device"),
+        (["run", "--fault", "merge.ignore"], "unknown fault"),
+        (["run", "--kernel", "mine"], "unknown kernel 'mine'"),
+        (["run", "--plugin", "no_such_file.py"], "no such file"),
+        (["run", "--resume", "nonsense"], "no run 'nonsense'"),
+        (["run", "--timeout", "abc"], "'--timeout'"),
+        (["run", "-n", "0"], "'-n'"),
+        (["run", "--no-such-option"], "No such option"),
+        (["frobnicate"], "No such command"),
+        (["repro"], "Missing argument"),
+        (["repro", "99999"], "no scenario has the reference"),
+        (["show", "nonsense"], "unknown scenario"),
+        (["report", "nonsense"], "no run 'nonsense'"),
+        (["selftest", "quantize", "--faults-only"], "declare no fault"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_exit_code_2(
+    cli: Cli, scenarios: Path, words: list[str], sentence: str
+) -> None:
+    takes_scenarios = words[0] in ("run", "repro", "show", "selftest")
+    code, out, err = cli(*words, *(["--scenarios", scenarios] if takes_scenarios else []))
+    assert code == 2
+    assert sentence in err and err.count("\n") == 1 and "Traceback" not in err
+    assert out == ""
+
+
+def test_a_run_whose_cases_are_all_skipped_is_not_green(cli: Cli, scenarios: Path) -> None:
+    code, out, err = cli("run", "quantize", "--device", "cuda", "--scenarios", scenarios, "-n", 1)
+    assert code == 2
+    assert "skipped 4 cases" in out and "nothing ran" in err
+
+
+def test_resume_refuses_a_new_plan(cli: Cli, scenarios: Path) -> None:
+    cli("run", "quantize", "--scenarios", scenarios, "-n", 1)
+    code, _, err = cli("run", "merge", "--resume", "latest")
+    assert code == 2 and "leave out a selector" in err
+    assert cli("run", "--resume", "latest")[0] == 0, "a finished run has nothing left to do"
+
+
+def test_an_unexpected_exception_is_one_line_exit_3_and_a_kept_traceback(
+    cli: Cli, scenarios: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("planned by the test")
+
+    monkeypatch.setattr("harness.scenario.load.load_scenarios", explode)
+    code, _, err = cli("list")
+    assert code == 3 and err.count("\n") == 1
+    assert "ZeroDivisionError: planned by the test; traceback in " in err
+    kept = Path(err.split("traceback in ")[1].strip())
+    assert "def explode" not in err and "raise ZeroDivisionError" in kept.read_text()
+    kept.unlink()
+
+
+def test_no_torch_is_imported_to_print_help_or_lists() -> None:
+    script = (
+        "import sys; from harness.cli.main import exit_code_of\n"
+        "for words in (['--help'], ['run', '--help'], ['list'], ['schema']):\n"
+        "    assert exit_code_of(words) == 0, words\n"
+        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_comes_at_once() -> None:
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "harness.cli.main", "--help"], cwd=ROOT, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    # Processor time, the best of several: other processes may have the cores.
+    assert min(seconds() for _ in range(5)) < 0.3

@@ -1,0 +1,92 @@
+"""Ctrl-C, SIGTERM and kill -9: what was finished is kept, workers are gone, and --resume does the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "stub_run.py"
+
+
+def start(out: Path, seconds: float, run: Path | None = None) -> tuple[subprocess.Popen[str], Path]:
+    """Start a stub run; returns it and its run directory."""
+    command = [sys.executable, str(SCRIPT), str(out), str(seconds)] + ([str(run)] if run else [])
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def wait_for_results(run: Path, count: int) -> None:
+    for _ in range(600):
+        file = run / "results.jsonl"
+        if file.exists() and file.read_text().count("\n") >= count:
+            return
+        time.sleep(0.05)
+    pytest.fail("the stub run produced no results")
+
+
+def workers_of(pid: int) -> list[int]:
+    """Processes whose command line names `pid` as the worker's parent."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"harness.run.worker" in words and str(pid).encode() in words:
+                found.append(int(folder.name))
+    return found
+
+
+def assert_no_workers(pid: int) -> None:
+    for _ in range(100):
+        if not workers_of(pid):
+            return
+        time.sleep(0.05)
+    pytest.fail("workers outlived their parent")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_its_results_writes_reports_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    process, run = start(tmp_path, 0.4)
+    wait_for_results(run, 2)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert f"mla-harness run --resume {run}" in stderr and "Traceback" not in stderr
+    assert "never ran: the run ended before" in stdout
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["totals"]["pass"] >= 2 and summary["totals"]["error"] >= 1
+    assert sum(summary["totals"].values()) == 8
+    assert (run / "report.html").exists() and (run / "junit.xml").exists()
+    assert_no_workers(process.pid)
+
+
+def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
+    process, run = start(tmp_path, 0.4)
+    wait_for_results(run, 2)
+    process.kill()
+    process.communicate(timeout=60)
+    assert_no_workers(process.pid)
+    before = (run / "results.jsonl").read_text().splitlines()
+    again, same = start(tmp_path, 0.4, run)
+    _, stderr = again.communicate(timeout=120)
+    assert again.returncode == 0, stderr
+    assert same == run
+    lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    assert [json.dumps(line) for line in lines[: len(before)]] == before, "finished cases are not run again"
+    assert len({line["key"] for line in lines}) == len(lines) == 8
+    assert json.loads((run / "summary.json").read_text())["totals"]["pass"] == 8

@@ -1,0 +1,106 @@
+"""Somebody's own kernel: judged when it works, a finding when it misbehaves, never a broken run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.catalog import KERNELS
+
+from .conftest import GOOD_BODY  # type: ignore[import-not-found]
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def forget_plugins() -> object:
+    """Take `mine` out of the table again, as a new process would not have it."""
+    yield
+    for name in [name for name in KERNELS.names() if name.endswith("/mine")]:
+        del KERNELS._entries[name]
+
+
+def judge(cli: Cli, scenarios: Path, path: Path, *more: object) -> dict[str, object]:
+    code, out, err = cli(
+        "run", "--plugin", path, "--kernel", "mine", "--scenarios", scenarios, "-n", 1, "--json", *more
+    )
+    assert code in (0, 1), err
+    summary: dict[str, object] = json.loads(out)
+    return summary
+
+
+def test_a_good_kernel_is_judged_by_every_scenario_of_its_op_and_passes(
+    cli: Cli, scenarios: Path, plugin: Callable[[str], Path]
+) -> None:
+    summary = judge(cli, scenarios, plugin(GOOD_BODY))
+    assert [case["id"] for case in summary["cases"]] == [
+        "quantize[kernel=mine,num_live=1]", "quantize[kernel=mine,num_live=8]",
+    ]  # fmt: skip
+    assert summary["totals"]["pass"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict"),
+    [
+        ("raise RuntimeError('out of luck')", "crash"),
+        ("return torch.zeros(1, 1), torch.ones(1)", "crash"),
+        ("return x, torch.ones(1)", "crash"),
+        ("return None", "crash"),
+        ("import os; os._exit(0)", "crash"),
+        ("import ctypes; ctypes.string_at(0)", "crash"),
+        ("import sys; sys.exit(0)", "crash"),
+        ("while True: pass", "crash"),
+        ("return torch.empty(x.shape, dtype=torch.float8_e4m3fn), torch.empty(1)", "fail"),
+        (GOOD_BODY.replace("x if num_live is None else x[:num_live]", "x"), "fail"),
+    ],
+    ids=[
+        "raises",
+        "wrong shape",
+        "wrong dtype",
+        "returns none",
+        "os._exit",
+        "segfault",
+        "sys.exit",
+        "hang",
+        "unwritten",
+        "padded amax",
+    ],
+)
+def test_a_misbehaving_kernel_is_a_finding_and_the_run_goes_on(
+    cli: Cli, scenarios: Path, plugin: Callable[[str], Path], body: str, verdict: str
+) -> None:
+    summary = judge(cli, scenarios, plugin(body), "--timeout", 3)
+    worst = summary["cases"][0]
+    assert worst["verdict"] == verdict, worst
+    assert worst["findings"] and worst["findings"][0]["message"]
+    assert sum(summary["totals"].values()) == 2 and summary["totals"]["error"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("raise RuntimeError('at import')", "at import"),
+        ("import os; os._exit(3)", "exited with code 3"),
+        ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+        ("def broken(:", "SyntaxError"),
+        ("x = 1", "registers no kernel"),
+    ],
+)
+def test_a_plugin_file_that_does_not_load_is_bad_input_in_one_line(
+    cli: Cli, scenarios: Path, tmp_path: Path, content: str, sentence: str
+) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(content)
+    code, _, err = cli("run", "--plugin", path, "--kernel", "mine", "--scenarios", scenarios, "-n", 1)
+    assert code == 2
+    assert sentence in err and err.count("\n") == 1 and "broken.py" in err
+
+
+def test_the_only_kernel_of_a_plugin_need_not_be_named(
+    cli: Cli, scenarios: Path, plugin: Callable[[str], Path]
+) -> None:
+    code, out, _ = cli("run", "--plugin", plugin(GOOD_BODY), "--scenarios", scenarios, "-n", 1)
+    assert code == 0 and "2 pass in" in out

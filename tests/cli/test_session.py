@@ -1,0 +1,115 @@
+"""What the commands share: devices, exit codes, and a search for blame that ends in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli.run import perform
+from harness.cli.session import Devices, exit_code, find_blame
+from harness.errors import HarnessError
+from harness.records import Case, CaseResult, Finding, Job, PoisonPlan, Verdict
+from harness.results.store import RunStore
+from harness.run.environment import Environment, Gpu
+from harness.run.runner import WorkerPool
+
+GPU = Gpu(name="H", capability="9.0", memory_bytes=1)
+
+
+class FakePool:
+    """A pool whose cases fail exactly when `guilty` is poisoned."""
+
+    def __init__(self, guilty: str = "", gpus: tuple[Gpu, ...] = ()) -> None:
+        self.guilty = guilty
+        self.environment = Environment(torch="2.13.0", cuda="13.0" if gpus else None, gpus=gpus)
+        self.num_run = 0
+
+    def start(self) -> Environment:
+        return self.environment
+
+    def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
+        name = "mine" if plugins else "triton"
+        return [
+            {"op": "mla_decode", "short_name": name, "why_not": {"cpu": "", "cuda": ""}},
+            {"op": "mla_decode", "short_name": "tiled", "why_not": {"cpu": "", "cuda": "not made for it"}},
+        ]
+
+    def run(self, jobs: Sequence[Job], on_start: object = None) -> Iterator[CaseResult]:
+        for job in jobs:
+            self.num_run += 1
+            yield result_of(job, guilty=self.guilty in (job.sites or ()))
+
+
+def result_of(job: Job, *, guilty: bool) -> CaseResult:
+    findings = (Finding(oracle="finite", message="NaN"),) if guilty else ()
+    verdict = Verdict.FAIL if guilty else Verdict.PASS
+    return CaseResult(key=job.key, id=job.case.id, scenario="s", sites=job.sites, verdict=verdict, findings=findings)
+
+
+def failing_job(name: str = "a") -> tuple[Job, CaseResult]:
+    case = Case(id=name, scenario="s", system="kernel", poison=PoisonPlan(sites=("output", "kv.tail", "kv.free")))
+    job = Job(key=name, case=case)
+    return job, result_of(job, guilty=True)
+
+
+def kernel_case(kernel: str) -> Case:
+    return Case(id="c", scenario="s", system="kernel", params={"op": "mla_decode", "kernel": kernel})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kernel", "gpus", "device"),
+    [
+        ("auto", "triton", (GPU,), "cuda"),
+        ("auto", "tiled", (GPU,), "cpu"),
+        ("auto", "triton", (), "cpu"),
+        ("auto", "mine", (GPU,), "cuda"),
+        ("cpu", "triton", (GPU,), "cpu"),
+        ("cuda", "tiled", (), "cuda"),
+    ],
+)
+def test_a_case_runs_on_the_gpu_only_where_its_kernel_does(
+    wanted: str, kernel: str, gpus: tuple[Gpu, ...], device: str
+) -> None:
+    devices = Devices(wanted, FakePool(gpus=gpus), (Path("/mine.py"),))  # type: ignore[arg-type]
+    assert devices.choose(kernel_case(kernel)) == device
+
+
+def test_the_blame_of_several_failures_is_found_together() -> None:
+    failures = [failing_job(name) for name in "abc"]
+    found = find_blame(FakePool("kv.tail"), failures)  # type: ignore[arg-type]
+    assert [found[name][0].sites for name in "abc"] == [("kv.tail",)] * 3
+
+
+def test_the_search_for_blame_ends_when_its_time_is_over() -> None:
+    pool = FakePool("kv.tail")
+    failures = [failing_job(str(n)) for n in range(50)]
+    assert find_blame(pool, failures, budget_seconds=0.0) == {}  # type: ignore[arg-type]
+    assert pool.num_run == 1
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        ([Verdict.PASS, Verdict.SKIP], 0),
+        ([Verdict.PASS, Verdict.FAIL], 1),
+        ([Verdict.CRASH, Verdict.ERROR], 1),
+        ([Verdict.PASS, Verdict.ERROR], 3),
+    ],
+)
+def test_exit_codes_tell_a_regression_from_our_own_fault(verdicts: list[Verdict], code: int) -> None:
+    results = [CaseResult(key="k", id="k", scenario="s", verdict=verdict) for verdict in verdicts]
+    assert exit_code(results) == code
+
+
+def test_workers_that_cannot_start_leave_reports_and_end_in_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RunStore.create(tmp_path, [failing_job()[0]], command="x")
+    with WorkerPool(1, execute="no_such_module:execute") as pool, pytest.raises(HarnessError) as caught:
+        perform(store, pool, as_json=False)
+    assert caught.value.exit_code == 3 and "no_such_module" in str(caught.value)
+    assert (store.path / "report.html").exists()
+    assert "1 case never ran" in capsys.readouterr().out

@@ -1,0 +1,224 @@
+"""Reports are whole, correct, and safe to open whatever a kernel wrote into its messages."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from harness.records import Blame, Case, CaseResult, FaultResult, Finding, Job, PoisonPlan, Verdict
+from harness.report import junit, page, table
+from harness.report.command import reproduce
+from harness.report.terminal import console_for, fault_line, print_run
+from harness.report.wording import one_line, printable
+from harness.report.write import REPORT_FILES, write_reports
+from harness.results.store import RunStore
+
+HOSTILE = "<script>alert('x')</script> ]]> & \"quoted\" \x00\x1b[31mred\x07 \ud800 \u202egnp.exe \ufffe [bold]"
+
+
+def make_case(name: str) -> Case:
+    return Case(
+        id=name, scenario=name.partition("[")[0], system="kernel", refs=("vllm-project/vllm#36540",), tags=("kernel",),
+        params={"op": "mla_decode", "kernel": "tiled", "kv": "bf16"}, oracles=("finite",),
+        poison=PoisonPlan(sites=("output", "kv.tail")), seed=7,
+    )  # fmt: skip
+
+
+def make_result(case: Case, verdict: Verdict = Verdict.PASS, **more: object) -> CaseResult:
+    fields = {"key": case.id, "id": case.id, "scenario": case.scenario, "refs": case.refs, "verdict": verdict}
+    return CaseResult.model_validate({"looked_at": {"finite": 100}, **fields, **more})
+
+
+def make_store(tmp_path: Path, results: list[CaseResult], cases: list[Case]) -> RunStore:
+    jobs = [Job(key=case.id, case=case) for case in cases]
+    store = RunStore.create(tmp_path, jobs, command="mla-harness run", options={})
+    for result in results:
+        store.add(result)
+    return store
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> RunStore:
+    """One case of each verdict, with hostile text in every field that a kernel or a user can reach."""
+    cases = [make_case(f"decode[n={verdict.value}]") for verdict in Verdict]
+    finding = Finding(oracle="finite", site="output", tensor=HOSTILE, where=HOSTILE, bits="0x7fc00001", message=HOSTILE)
+    results = [
+        make_result(cases[0], Verdict.PASS),
+        make_result(cases[1], Verdict.FAIL, reason=HOSTILE, findings=(finding, finding)),
+        make_result(
+            cases[2], Verdict.CRASH, reason="SIGSEGV", log=HOSTILE, findings=(Finding(oracle="crash", message=HOSTILE),)
+        ),
+        make_result(cases[3], Verdict.SKIP, reason="no GPU here"),
+        make_result(cases[4], Verdict.ERROR, reason="ValueError: ours", log=HOSTILE),
+    ]
+    # Stored text went through UTF-8 and JSON, as a worker's does.
+    store = make_store(
+        tmp_path, [CaseResult.model_validate(json.loads(json.dumps(r.model_dump(mode="json")))) for r in results], cases
+    )
+    store.add_blame(cases[1].id, Blame(sites=("output",), how=HOSTILE, trials={"": "pass", "output": "fail"}))
+    store.add_fault(
+        FaultResult(
+            fault="kv.x",
+            scenario="decode",
+            case="decode",
+            ref="vllm-project/vllm#43961",
+            caught=True,
+            by=("finite",),
+            blamed=("kv.new",),
+            expected_by="finite",
+            expected_blame=("kv.new",),
+            seconds=1.0,
+        )
+    )
+    store.add_fault(
+        FaultResult(fault="kv.y", scenario="decode", case=HOSTILE, caught=False, expected_by="finite", reason=HOSTILE)
+    )
+    return store
+
+
+class Outline(HTMLParser):
+    """What a browser would see: tags, and whatever is fetched from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetched += [
+            value or "" for name, value in attrs if name in ("src", "srcset") or (tag == "link" and name == "href")
+        ]
+        assert not [name for name, _ in attrs if name.startswith("on")], "no inline handlers"
+
+
+def test_the_page_escapes_hostile_text_and_fetches_nothing(mixed: RunStore) -> None:
+    text = page.render(mixed)
+    outline = Outline()
+    outline.feed(text)
+    assert outline.tags.count("script") == 1, "only the page's own script"
+    assert outline.fetched == [] and "@import" not in text and "url(" not in text
+    assert "&lt;script&gt;alert" in text
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
+    text.encode("utf-8")
+
+
+def test_the_page_shows_verdicts_findings_blame_faults_and_commands(mixed: RunStore) -> None:
+    text = page.render(mixed)
+    for verdict in Verdict:
+        assert f'data-verdict="{verdict.value}"' in text
+    assert "2 cases fail, and 1 of 2 faults got through" in text
+    assert "0x7fc00001" in text and "<b>Blame:</b>" in text
+    assert "mla-harness run &#39;decode[n=fail]&#39;" in text
+    assert "https://github.com/vllm-project/vllm/issues/36540" in text
+    assert "caught" in text and "missed" in text
+
+
+def test_a_clean_page_says_so_and_an_all_skipped_one_is_not_green(tmp_path: Path) -> None:
+    case = make_case("decode")
+    assert "All 1 cases that ran pass" in page.render(make_store(tmp_path / "a", [make_result(case)], [case]))
+    skipped = make_result(case, Verdict.SKIP, reason="no GPU")
+    text = page.render(make_store(tmp_path / "b", [skipped], [case]))
+    assert "Nothing ran" in text and 'class="card top skip"' in text
+
+
+def test_junit_is_valid_xml_with_each_verdict_in_its_place(mixed: RunStore) -> None:
+    root = ET.fromstring(junit.render(mixed))
+    assert {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "7", "failures": "2", "errors": "2", "skipped": "1",
+    }  # fmt: skip
+    by_name = {element.get("name"): element for element in root.iter("testcase")}
+    assert list(by_name["decode[n=pass]"]) == []
+    failure = by_name["decode[n=fail]"].find("failure")
+    assert failure is not None and failure.get("type") == "finite"
+    assert "blame: output" in (failure.text or "") and "reproduce: mla-harness run" in (failure.text or "")
+    crash = by_name["decode[n=crash]"].find("error")
+    error = by_name["decode[n=error]"].find("error")
+    assert crash is not None and crash.get("type") == "crash"
+    assert error is not None and error.get("type") == "harness-error"
+    skipped = by_name["decode[n=skip]"].find("skipped")
+    assert skipped is not None and skipped.get("message") == "no GPU here"
+
+
+def test_the_csv_has_a_row_for_each_case_and_no_formula(tmp_path: Path) -> None:
+    cases = [make_case("=1+1"), make_case("decode")]
+    finding = Finding(
+        oracle="finite", site="output", tensor="out", where="row 1, head 2", bits="0x1", message='says "no"\nagain'
+    )
+    results = [make_result(cases[0]), make_result(cases[1], Verdict.FAIL, findings=(finding,))]
+    rows = list(csv.DictReader(io.StringIO(table.render(make_store(tmp_path, results, cases)))))
+    assert [row["id"] for row in rows] == ["'=1+1", "decode"]
+    assert list(rows[0]) == list(table.COLUMNS)
+    assert rows[1]["messages"] == 'says "no"\nagain' and rows[1]["where"] == "row 1, head 2"
+    assert json.loads(rows[1]["params"])["kv"] == "bf16"
+
+
+def test_the_terminal_prints_hostile_text_harmlessly_and_commands_whole(mixed: RunStore) -> None:
+    stream = io.StringIO()
+    console = console_for(stream)
+    print_run(console, mixed)
+    for fault in mixed.faults():
+        console.print(fault_line(fault), soft_wrap=True)
+    text = stream.getvalue()
+    assert "\x1b" not in text and "\x00" not in text and "[bold]" in text
+    assert "again: mla-harness run 'decode[n=fail]'" in text
+    assert "blame: output" in text and "0x7fc00001" in text
+    assert "1 pass, 1 fail, 1 crash, 1 skip, 1 error" in text
+    assert "MISSED kv.y" in text and "caught kv.x by finite, blaming kv.new" in text
+
+
+def test_all_reports_are_written_and_again_equal(mixed: RunStore) -> None:
+    first = {path.name: path.read_bytes() for path in write_reports(mixed)}
+    assert tuple(first) == REPORT_FILES
+    again = {path.name: path.read_bytes() for path in write_reports(RunStore.open(mixed.path))}
+    assert first == again
+
+
+def test_two_thousand_results_render_below_three_megabytes(tmp_path: Path) -> None:
+    cases = [make_case(f"scenario-{n % 20}[kernel=tiled,kv=bf16,n={n}]") for n in range(2000)]
+    finding = Finding(oracle="reference", site="kv.tail", tensor="out", where="rows 3-7", message="differs by 12 ulp")
+    store = RunStore.create(tmp_path, [Job(key=case.id, case=case) for case in cases], command="x")
+    lines = [
+        make_result(case, *([Verdict.FAIL] if n % 40 == 0 else []), findings=(finding,) * (n % 40 == 0))
+        for n, case in enumerate(cases)
+    ]
+    (store.path / "results.jsonl").write_text(
+        "".join(json.dumps(line.model_dump(mode="json")) + "\n" for line in lines)
+    )
+    text = page.render(store)
+    assert len(text.encode()) < 3_000_000
+    assert text.count('<details class="case"') == 2000
+
+
+@pytest.mark.parametrize(
+    ("options", "fault", "command"),
+    [
+        ({}, None, "mla-harness run 'a[b=c]'"),
+        ({"device": "auto", "kernel": None, "plugins": [], "seed": 0}, None, "mla-harness run 'a[b=c]'"),
+        (
+            {"plugins": ["/a b/k.py"], "kernel": "mine"},
+            None,
+            "mla-harness run 'a[b=c]' --kernel mine --plugin '/a b/k.py'",
+        ),
+        ({"device": "cuda", "seed": 4}, "kv.x", "mla-harness run 'a[b=c]' --device cuda --seed 4 --fault kv.x"),
+    ],
+)
+def test_the_command_names_all_that_decides_the_outcome(
+    options: dict[str, object], fault: str | None, command: str
+) -> None:
+    result = CaseResult(key="k", id="a[b=c]", scenario="a", fault=fault, verdict=Verdict.FAIL)
+    assert reproduce(result, options) == command
+
+
+def test_text_is_cleaned_without_losing_what_it_said() -> None:
+    assert printable("a\tb\nc é 中") == "a\tb\nc é 中"
+    assert printable("\x1b[0m") == "\\x1b[0m"
+    assert one_line("a\n  b\x00", 10) == "a b\\x00"
+    assert len(one_line("x" * 500, 40)) == 40

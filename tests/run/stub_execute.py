@@ -1,0 +1,70 @@
+"""A stand-in for `harness.run.execute` whose cases do what their id says; imported in the worker only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+from harness.records import CaseResult, Finding, Job, Verdict
+
+
+def _result(job: Job, verdict: Verdict = Verdict.PASS, **more: object) -> CaseResult:
+    case = job.case
+    fields = {"key": job.key, "id": case.id, "scenario": case.scenario, "refs": case.refs, "fault": job.fault}
+    return CaseResult.model_validate({**fields, "verdict": verdict, **more})
+
+
+def execute(job: Job) -> CaseResult:
+    """Behave as the parameter `does` says."""
+    does = job.case.params.get("does", "pass")
+    seconds = float(job.case.params.get("seconds", 0.0))
+    time.sleep(seconds)
+    if "started" in job.case.params:
+        with Path(job.case.params["started"]).open("a") as stream:
+            stream.write(job.case.id + "\n")
+    if does == "exit":
+        os._exit(7)
+    if does == "segfault":
+        ctypes.string_at(0)
+    if does == "hang":
+        time.sleep(3600)
+    if does == "fork_and_hang":
+        if os.fork() == 0:
+            time.sleep(3600)
+        Path(job.case.params["pid_file"]).write_text(str(os.getpid()))
+        time.sleep(3600)
+    if does == "raise":
+        raise ValueError("planned by the stub")
+    if does == "sys_exit":
+        sys.exit(5)
+    if does == "print":
+        print("noise on stdout " * 1000, flush=True)
+        os.write(1, b'{"result": null}\n')
+        print("noise on stderr", file=sys.stderr)
+    if does == "surrogate":
+        return _result(job, Verdict.FAIL, findings=(Finding(oracle="finite", message="lone \udc80 surrogate"),))
+    if does == "garble":
+        for descriptor in range(3, 20):
+            try:
+                os.write(descriptor, b"garbage\n")
+            except OSError:
+                continue
+        time.sleep(3600)
+    if does == "wrong_key":
+        return _result(job).model_copy(update={"key": "another"})
+    if does == "fail":
+        finding = Finding(oracle="finite", site="output", tensor="out", where="row 1", bits="0x7fc00001", message="NaN")
+        return _result(job, Verdict.FAIL, findings=(finding,))
+    if does == "skip":
+        return _result(job, Verdict.SKIP, reason="this machine has no GPU")
+    if does == "pid":
+        return _result(job, reason=str(os.getpid()))
+    return _result(job)
+
+
+def broken(job: Job) -> CaseResult:
+    """Never reached: the module attribute that tests ask for is misspelt on purpose."""
+    raise AssertionError
