@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.plan import contract, fuzz
+from harness.catalog import SITES
+from harness.plan import fuzz
+from harness.plan.evidence import usable
 from harness.plan.override import KernelOverride
 from harness.plan.seeds import seed_of
 from harness.records import Case, PoisonPlan
@@ -60,9 +62,9 @@ def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
         params={"op": scenario.op, **params} if scenario.op else params,
         poison=PoisonPlan(
             patterns=poison.patterns,
-            sites=contract.poisonable(poison.sites, system, scenario.op, params),
+            sites=tuple(SITES.names()) if poison.sites is None else poison.sites,
             strict=poison.strict,
         ),
-        oracles=contract.usable(scenario.oracles, poison.patterns, params),
+        oracles=usable(scenario.oracles, poison.patterns, params),
         seed=seed_of(identity, seed),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.plan import contract
+from harness.plan.evidence import usable
 from harness.plan.override import KernelOverride
 from harness.plan.seeds import seed_of
 from harness.records import Case, PoisonPlan
@@ -54,9 +54,9 @@ def _case(scenario: Scenario, seed: int, number: int, override: KernelOverride |
         params={"op": drawn.op, **params} if drawn.op else params,
         poison=PoisonPlan(
             patterns=drawn.patterns,
-            sites=contract.poisonable(drawn.sites, drawn.system, drawn.op, params),
+            sites=drawn.sites,
             strict=drawn.strict,
         ),
-        oracles=contract.usable(scenario.oracles, drawn.patterns, params),
+        oracles=usable(scenario.oracles, drawn.patterns, params),
         seed=seed_of(identity, 0),
     )

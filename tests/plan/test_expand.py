@@ -34,20 +34,6 @@ def test_every_site_is_poisoned_unless_the_scenario_says_which(tmp_path: Path) -
     assert some.poison.patterns == ("inf", "zeros")
 
 
-def test_kernel_that_needs_a_finite_tail_gets_one(tmp_path: Path) -> None:
-    text = "system: kernel\nop: mla_decode\nmatrix:\n  kernel: [tiled, tiled-multiply]\n"
-    selecting, multiplying = expand(scenario_of(tmp_path, text))
-    assert "kv.tail" in selecting.poison.sites
-    assert "kv.tail" not in multiplying.poison.sites
-    assert "kv.free" in multiplying.poison.sites
-
-
-def test_engine_with_a_kernel_that_needs_a_finite_tail_still_gets_poisoned_new_blocks(tmp_path: Path) -> None:
-    (case,) = expand(scenario_of(tmp_path, "system: engine\nparams: {decode_kernel: tiled-multiply}\n"))
-    assert "kv.tail" not in case.poison.sites
-    assert "kv.new" in case.poison.sites
-
-
 def test_oracles_without_evidence_are_left_out(tmp_path: Path) -> None:
     text = "system: engine\nmatrix: {graph: [none, full]}\noracles: [finite, non_interference, replay, address]\n"
     eager, graphed = expand(scenario_of(tmp_path, text))

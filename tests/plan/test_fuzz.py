@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.catalog import KERNELS
 from harness.plan import fuzz
 from harness.plan.expand import expand
 from harness.plan.override import KernelOverride
@@ -61,14 +60,11 @@ def test_draws_cover_every_op_and_the_engine() -> None:
     assert {case.params.get("op") for case in DRAWN} == {None, *KERNEL_PARAMS}
 
 
-def test_draws_keep_the_contracts() -> None:
+def test_draws_are_legal_parameters() -> None:
     for case in DRAWN:
         op = case.params.get("op")
         params = {key: value for key, value in case.params.items() if key != "op"}
         (KERNEL_PARAMS[op] if op else EngineParams).model_validate(params)
-        kernel = f"mla_decode/{params.get('kernel' if op else 'decode_kernel')}"
-        if op in (None, "mla_decode") and KERNELS.get(kernel).needs_finite_tail:
-            assert "kv.tail" not in case.poison.sites
 
 
 def test_override_judges_one_kernel_by_the_draws_of_its_op() -> None:

@@ -1,0 +1,124 @@
+"""What the README says is what the code has: tables, commands, exit codes, the scenario it shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.catalog import FAULTS, KERNELS, ORACLES, SITES
+from harness.cli.main import EXIT_CODES, app
+from harness.ops.contracts import OPS
+from harness.scenario.load import load_scenario
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def table(first_column: str) -> list[list[str]]:
+    """The cells of the table whose header starts with `first_column`, without backticks."""
+    match = re.search(rf"^\| {first_column} \|.*\n\|[ -|]*\n((?:\|.*\n)+)", README, re.MULTILINE)
+    assert match, f"README has no table of {first_column}"
+    rows = [line.strip().strip("|").split(" | ") for line in match[1].splitlines()]
+    return [[cell.strip().replace("`", "") for cell in row] for row in rows]
+
+
+def commands() -> set[str]:
+    return {(info.name or info.callback.__name__).rstrip("_") for info in app.registered_commands if info.callback}
+
+
+def test_oracles_are_those_of_the_catalog() -> None:
+    assert table("oracle") == [[entry.name, entry.summary] for entry in ORACLES]
+
+
+def test_sites_are_those_of_the_table_of_sites() -> None:
+    assert table("site") == [[entry.name, entry.summary] for entry in SITES]
+
+
+def test_faults_are_those_of_the_catalog() -> None:
+    assert table("fault") == [[entry.name, entry.ref, entry.summary] for entry in FAULTS]
+
+
+def test_commands_are_those_of_the_program() -> None:
+    assert {row[0].split()[0] for row in table("command")} == commands()
+
+
+def test_exit_codes_are_those_of_the_help() -> None:
+    documented = {row[0] for row in table("code")}
+    assert documented == set(re.findall(r"\b\d+\b", EXIT_CODES))
+
+
+def test_ops_are_those_of_the_contracts() -> None:
+    promised = [row for row in table("op") if len(row) == 2]
+    assert [row[0] for row in promised] == OPS.names()
+
+
+@pytest.mark.parametrize("op", OPS.names())
+def test_support_matrix_lists_the_kernels_of_each_op(op: str) -> None:
+    match = re.search(rf"^\| `{op}` \| ([^|]*) \| ([^|]*) \| [^|]* \|$", README, re.MULTILINE)
+    assert match, f"the support matrix has no row for {op}"
+    specs = [spec for spec in KERNELS if spec.op == op]
+    assert match[1].replace("`", "").split(", ") == [spec.short_name for spec in specs]
+    assert set(match[2].split(", ")) == {device for spec in specs for device in spec.devices}
+
+
+def test_scenario_of_the_first_screen_is_a_valid_excerpt_of_the_shipped_one(tmp_path: Path) -> None:
+    shown = re.search(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert shown
+    path = tmp_path / "shown.yaml"
+    path.write_text(shown[1], encoding="utf-8")
+    excerpt = load_scenario(path)
+    shipped = load_scenario(ROOT / "scenarios" / f"{excerpt.name}.yaml")
+    assert excerpt.summary == shipped.summary
+    assert excerpt.refs == shipped.refs
+    for axis, values in excerpt.matrix.items():
+        assert shipped.matrix[axis] == values
+    assert len(shown[1].splitlines()) <= 12
+
+
+def test_mentioned_options_exist() -> None:
+    from typer.main import get_command
+
+    known = {option for command in get_command(app).commands.values() for p in command.params for option in p.opts}  # type: ignore[attr-defined]
+    known |= {"--cases", "--help", "--version"}
+    told = set(re.findall(r"mla-harness [^`\n]*?(--[a-z-]+)", README)) | {"--resume", "--plugin", "--kernel"}
+    assert told <= known
+
+
+def test_files_that_documents_link_to_exist() -> None:
+    for name in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (ROOT / target).exists(), f"{name} links to {target}"
+
+
+def test_folders_that_contributing_names_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:harness|tests|scenarios)/[\w/.]*)`", text):
+        assert (ROOT / path).exists(), f"CONTRIBUTING.md names {path}"
+
+
+def test_constraints_pin_every_dependency_of_the_package() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pinned = {
+        re.split(r"==", line)[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#")
+    }
+    wanted = [
+        *project["dependencies"],
+        *(item for extra in project["optional-dependencies"].values() for item in extra),
+    ]
+    names = {re.split(r"[><=\[ ]", item)[0].lower() for item in wanted}
+    assert names <= pinned
+
+
+def test_workflows_are_yaml_that_runs_what_the_readme_says() -> None:
+    for name, command in (("ci", "bash .ci/run"), ("nightly", "mla-harness selftest")):
+        workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+        runs = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+        assert command in runs
