@@ -48,10 +48,10 @@ class CudaSweep:
         backend = torch.cuda.get_allocator_backend()
         if backend != "native":
             raise UnreadableAllocator(
-                f"allocator back end {backend!r} does not list its free blocks; unset backend in PYTORCH_CUDA_ALLOC_CONF"
+                f"allocator back end {backend!r} lists no free blocks; unset backend in PYTORCH_CUDA_ALLOC_CONF"
             )
         self.device = torch.cuda.current_device() if device is None else device
-        self._uploaded = torch.cuda.Event()
+        self._uploaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._reserve(1 << 14)
 
     def __call__(self) -> Swept:
@@ -98,7 +98,7 @@ def free_blocks(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
     addresses: list[int] = []
     sizes: list[int] = []
     streams: set[int] = set()
-    for segment in torch.cuda.memory_snapshot():
+    for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
         if segment["device"] != device:
             continue
         address = segment["address"]
@@ -115,7 +115,11 @@ def free_blocks(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
 def _ordered_after(streams: set[int], device: int) -> Iterator[None]:
     """Order the block after the work queued on `streams`, and their later work after the block."""
     current = torch.cuda.current_stream(device)
-    others = [torch.cuda.ExternalStream(raw, device=device) for raw in streams if raw != current.cuda_stream]
+    others = [
+        torch.cuda.ExternalStream(raw, device=device)  # type: ignore[no-untyped-call]
+        for raw in streams
+        if raw != current.cuda_stream
+    ]
     for stream in others:
         current.wait_stream(stream)
     yield

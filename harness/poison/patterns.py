@@ -9,6 +9,8 @@ import torch
 
 from harness.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
 
+NATURAL = "natural"
+
 
 @dataclass(frozen=True, slots=True)
 class Poison:
@@ -17,6 +19,8 @@ class Poison:
     Friendly memory makes a run deterministic and is what hides these bugs in practice, so a site is to blame
     exactly when poison there fails and zeros pass. `traps` gives, for sites that hold indices, one that is valid
     but wrong (a page or an expert full of sentinels); `strict` replaces it by an index no pool has.
+
+    The pattern `natural` fills nothing at all: memory keeps what its last owner left there, as in production.
     """
 
     pattern: str
@@ -25,12 +29,19 @@ class Poison:
     traps: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
 
+    @property
+    def is_natural(self) -> bool:
+        """Whether memory is left as it is."""
+        return self.pattern == NATURAL
+
     def covers(self, site: str) -> bool:
         """Whether this poison is put on `site`."""
         return site in self.sites
 
     def fill_(self, tensor: torch.Tensor, site: str) -> torch.Tensor:
         """Fill `tensor` in place as memory of `site` that nobody wrote; returns it."""
+        if self.is_natural:
+            return tensor
         if not self.covers(site):
             bits_view(tensor).zero_()
         elif tensor.dtype.is_floating_point or tensor.dtype in (torch.uint8, torch.bool):
@@ -61,9 +72,8 @@ class Poison:
 
     def _fill_random_finite(self, tensor: torch.Tensor) -> None:
         generator = torch.Generator(device=tensor.device).manual_seed(self.seed)
-        raw = torch.randint(
-            0, 256, (tensor.numel() * tensor.element_size(),), generator=generator, dtype=torch.uint8, device=tensor.device
-        )
+        size = (tensor.numel() * tensor.element_size(),)
+        raw = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8, device=tensor.device)
         values = raw.view(tensor.dtype)
         bits_view(values)[~torch.isfinite(values.float())] = 0
         tensor.copy_(values.view(tensor.shape))
