@@ -5,9 +5,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
+
+Interval = tuple[float, float]
 
 
 class Record(BaseModel):
@@ -32,6 +34,8 @@ class PoisonPlan(Record):
     patterns: tuple[str, ...] = ("nan",)
     sites: tuple[str, ...] = ()
     strict: bool = False
+    ignore_contracts: bool = False
+    """Poison also what a kernel declares that it needs friendly: to find out, not to judge."""
 
 
 class Case(Record):
@@ -59,6 +63,8 @@ class Job(Record):
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
     timeout_seconds: float = 60.0
+    directory: str | None = None
+    """Where a case that takes long notes its progress, so that a resumed run goes on from there."""
 
 
 class Finding(Record):
@@ -70,6 +76,104 @@ class Finding(Record):
     where: str = ""
     bits: str | None = None
     message: str = ""
+
+
+class Flips(Record):
+    """How one epoch's answers differ from those of its reference, question by question."""
+
+    reference: str
+    num_shared: int
+    lost: int
+    gained: int
+    p_value: float = Field(description="exact McNemar, two-sided")
+
+
+class EpochAccuracy(Record):
+    """One epoch, counted over all its questions: an unanswered one is never left out."""
+
+    epoch: int
+    num_questions: int
+    num_correct: int
+    accuracy: float
+    interval: Interval = Field(description="Wilson, 95 %")
+    unanswered: int = 0
+    empty: int = 0
+    unparsed: int = 0
+    invalid_tokens: int = 0
+    retried: int = 0
+    num_tokens: int = 0
+    unanswered_reasons: dict[str, int] = Field(default={}, description="reason -> how many questions")
+    flips: Flips | None = Field(default=None, description="against the baseline, or else the first epoch")
+    changed: int = Field(default=0, description="answers whose text differs from the first epoch's")
+
+
+class BaselineUse(Record):
+    """The baseline that a run was compared to."""
+
+    name: str
+    accuracy: float
+    interval: Interval
+    num_shared: int
+
+
+class AccuracyLimits(Record):
+    """What fails a run by itself, whatever its accuracy. Shares of all questions; None allows any number."""
+
+    unanswered: float | None = 0.01
+    empty: float | None = 0.01
+    unparsed: float | None = Field(default=0.5, description="of what cannot be read, nothing is measured")
+    invalid_tokens: float | None = 0.0
+    accuracy: float | None = Field(default=None, description="the least accuracy of an epoch; None asks for none")
+    flips: int | None = Field(default=None, description="between epochs; None means 0 on a deterministic engine")
+    alpha: float = Field(default=0.05, gt=0, lt=1, description="chance of a false alarm, over all tests of the run")
+
+
+class AccuracyJudgement(Record):
+    """The verdict of a run with its reasons."""
+
+    verdict: Verdict
+    statement: str = Field(description="one sentence for people")
+    reasons: tuple[str, ...] = ()
+    p_value: float | None = Field(default=None, description="the smallest of the run's tests, Bonferroni-adjusted")
+    trend_p_value: float | None = Field(default=None, description="Wilcoxon signed-rank on each question's slope")
+    num_tests: int = 0
+    smallest_drop: float | None = Field(default=None, description="the drop seen with 80 % power; None: no drop can be")
+    num_flips: int = Field(default=0, description="questions that changed between right and wrong from the first epoch")
+
+
+class OutcomeGrid(Record):
+    """The per-question grid: one string an epoch, one character a question in the task's order.
+
+    `1` right, `0` wrong, `u` unanswered, `e` empty, `p` did not parse, `i` invalid tokens, `.` not asked yet.
+    """
+
+    questions: tuple[str, ...]
+    rows: tuple[str, ...]
+    baseline: str = Field(default="", description="the same for the baseline; empty without one")
+
+
+class AccuracyRecord(Record):
+    """One entry of `accuracy` in summary.json."""
+
+    schema_version: int = 1
+    scenario: str = ""
+    case: str = ""
+    fault: str | None = None
+    task: str
+    model: str
+    model_hash: str
+    engine: str
+    dtype: str
+    seed: int
+    note: str = ""
+    filter: str = ""
+    epochs: tuple[EpochAccuracy, ...]
+    ci: tuple[Interval, ...] = Field(description="the intervals of the epochs, in their order")
+    baseline: BaselineUse | None = None
+    verdict: Verdict
+    judgement: AccuracyJudgement
+    grid: OutcomeGrid
+    seconds: float = 0.0
 
 
 class CaseResult(Record):
@@ -88,6 +192,8 @@ class CaseResult(Record):
     findings: tuple[Finding, ...] = ()
     looked_at: dict[str, int] = {}
     """Elements each oracle judged; an oracle that looked at nothing makes the case an error."""
+    accuracy: AccuracyRecord | None = None
+    """Accuracy by epoch, for a case that measures it."""
     log: str = ""
     """The tail of the worker's standard error, kept for crashes and errors."""
 
@@ -118,3 +224,5 @@ class FaultResult(Record):
     reason: str = ""
     how: str = ""
     findings: tuple[Finding, ...] = ()
+    accuracy: AccuracyRecord | None = None
+    """The fallen curve, where the fault was tried on a measurement of accuracy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -13,6 +14,21 @@ from harness.errors import InputError
 from harness.files import append_line, read_json_lines
 
 FILE_NAME = "accuracy.jsonl"
+
+
+@dataclass(frozen=True)
+class AccuracyRun:
+    """All that a run stored: the header, and the results by (epoch, question hash)."""
+
+    header: RunHeader
+    results: dict[tuple[int, str], QuestionResult]
+    path: Path
+    seconds: float = 0.0
+
+    def epoch(self, number: int) -> list[QuestionResult]:
+        """The results of one epoch in the task's order; those not asked yet are missing."""
+        found = (self.results.get((number, question)) for question in self.header.questions)
+        return [result for result in found if result is not None]
 
 
 class AnswerLog:
@@ -86,3 +102,10 @@ def read_log(path: Path) -> tuple[RunHeader, dict[tuple[int, str], QuestionResul
     for row in rows:
         results.setdefault((row.epoch, row.question), row)
     return header, results
+
+
+def read_run(directory: Path) -> AccuracyRun:
+    """What a run left in `directory`, finished or not. Raises InputError when that is nothing."""
+    path = directory / FILE_NAME
+    header, results = read_log(path)
+    return AccuracyRun(header, results, path)

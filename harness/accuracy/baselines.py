@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from harness.accuracy.epochs import AccuracyRun
+from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.fixtures import BASELINES
 from harness.errors import InputError
 from harness.files import write_atomic
@@ -114,7 +114,7 @@ def find_baseline(
     return None
 
 
-def baseline_of(run: AccuracyRun) -> Baseline | None:
+def baseline_of(run: AccuracyRun, directory: Path = BASELINES) -> Baseline | None:
     """The baseline that `run` is to be compared to by default."""
     header = run.header
     return find_baseline(
@@ -123,6 +123,7 @@ def baseline_of(run: AccuracyRun) -> Baseline | None:
         model_hash=header.model_hash,
         engine=header.engine,
         dtype=header.dtype,
+        directory=directory,
     )
 
 

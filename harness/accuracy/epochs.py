@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.accuracy.answer_log import FILE_NAME, AnswerLog
+from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, AnswerLog
 from harness.accuracy.backends import Answer, Backend
 from harness.accuracy.records import ANSWER_CHARS, QuestionResult, RunHeader
 from harness.accuracy.tasks import Task
@@ -27,21 +27,6 @@ class Progress:
     num_questions: int
     num_correct: int
     unanswered: int
-
-
-@dataclass(frozen=True)
-class AccuracyRun:
-    """All that a run stored: the header, and the results by (epoch, question hash)."""
-
-    header: RunHeader
-    results: dict[tuple[int, str], QuestionResult]
-    path: Path
-    seconds: float = 0.0
-
-    def epoch(self, number: int) -> list[QuestionResult]:
-        """The results of one epoch in the task's order; those not asked yet are missing."""
-        found = (self.results.get((number, question)) for question in self.header.questions)
-        return [result for result in found if result is not None]
 
 
 def run_epochs(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import Baseline
-from harness.accuracy.epochs import AccuracyRun
 from harness.accuracy.identity import CANARY_NOTE
 from harness.accuracy.records import (
     AccuracyRecord,

@@ -19,10 +19,13 @@ from harness.engine.sequence import Sequence as EngineSequence
 from harness.errors import InputError
 from harness.model import checkpoint
 from harness.model.config import ModelConfig
-from harness.poison.patterns import Poison
+from harness.poison.patterns import NATURAL, Poison
+from harness.scenario.matrix import cuda_twins
 from harness.scenario.params import EngineParams
 
-FRIENDLY = Poison("zeros", frozenset())
+AS_IT_IS = Poison(NATURAL, frozenset())
+"""What a measurement of accuracy wants: memory keeps what its last owner left, as in production."""
+
 _MAX_MODEL_LEN = 2048
 _TYPICAL_TOKENS = 4 * PAGE_SIZE
 
@@ -54,13 +57,13 @@ class ServedEngine:
         observed = self.engine.observations
         # Kept for judges, a row of logits for each token of thousands of answers would fill the memory.
         logits, observed.logits = observed.logits, {}
-        observed.expert_ids.clear()
-        observed.replays.clear()
-        observed.bindings.clear()
+        given = {request: rows[-1] for request, rows in logits.items() if request in self._live}
+        if not given:
+            return []
+        finite = torch.stack(list(given.values())).isfinite().all(dim=-1).tolist()
         return [
-            NewToken(request, self._live[request].tokens[-1], bool(torch.isfinite(rows[-1]).all()))
-            for request, rows in logits.items()
-            if request in self._live
+            NewToken(request, self._live[request].tokens[-1], is_finite)
+            for request, is_finite in zip(given, finite, strict=True)
         ]
 
     def finish(self, request: int) -> None:
@@ -77,11 +80,12 @@ def open_engine(
     directory: str,
     *,
     concurrency: int = 32,
-    poison: Poison = FRIENDLY,
+    poison: Poison = AS_IT_IS,
     max_model_len: int | None = None,
+    device: str = "cpu",
     **options: Any,
 ) -> EngineBackend:
-    """Start the reference engine on a checkpoint.
+    """Start the reference engine on a checkpoint, on "cpu" or on "cuda" with the kernels' twins there.
 
     `options` are fields of `EngineParams` (`kv`, `graph`, `capture`, `num_blocks`, kernels, ...). Raises InputError
     when `directory` is no checkpoint of an MLA model, or an option is wrong.
@@ -90,15 +94,19 @@ def open_engine(
     try:
         config = checkpoint.load_config(directory)
         tokenizer = Tokenizer.from_file(str(_required(Path(directory) / "tokenizer.json")))
-        model = checkpoint.load(directory, torch.float32)
+        model = checkpoint.load(directory, torch.float32).to(_available(device))
     except (ValueError, FileNotFoundError) as error:
         raise InputError(f"--model engine:{directory}: {error}") from None
     length = max_model_len or min(config.max_position_embeddings, _MAX_MODEL_LEN)
-    params = engine_params(config, concurrency, length, options)
-    engine = Engine(model, params, poison, length)
+    # A prompt costs a GPU little: it takes many at once, so that decoding requests wait for few such steps.
+    prompts = {"max_batched_tokens": 4096} if device == "cuda" else {}
+    params = engine_params(config, concurrency, length, prompts | options)
+    if device == "cuda":
+        params = params.model_copy(update=cuda_twins(params.model_dump(), "engine"))
+    engine = Engine(model, params, poison, length, observe=False)
     identity = Identity(
         model=card.name,
-        engine="engine",
+        engine="engine" if device == "cpu" else f"engine on {device}",
         dtype=f"float32, kv {params.kv}",
         model_hash=card.hash,
         deterministic=True,
@@ -140,6 +148,14 @@ def _capture_sizes(concurrency: int) -> tuple[int, ...]:
     while sizes[-1] < concurrency:
         sizes.append(2 * sizes[-1])
     return tuple(sizes)
+
+
+def _available(device: str) -> str:
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"--device {device}: the engine runs on cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: no CUDA device on this machine; leave the option out")
+    return device
 
 
 def _required(path: Path) -> Path:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import httpx
 
 from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
+from harness.accuracy.identity import CANARY_NOTE
 from harness.errors import HarnessError, InputError
 
 RETRIED_STATUS = (408, 429)
@@ -74,7 +75,9 @@ class ServerBackend:
     @property
     def identity(self) -> Identity:
         """The weights cannot be seen from here, so that the name alone stands for them."""
-        return Identity(f"server:{self._served_model}", "server", "as served", f"served:{self._served_model}")
+        name = self._served_model
+        note = CANARY_NOTE if "canary" in name.rpartition("/")[2] else ""
+        return Identity(f"server:{name}", "server", "as served", f"served:{name}", note=note)
 
     def generate(
         self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
@@ -149,10 +152,13 @@ class ServerBackend:
             try:
                 answer = read(await self._post(client, body))
             except _Retry as failed:
+                if not failures:
+                    num_replies = self._num_replies
                 failures.append(failed)
                 continue
             return replace(answer, num_attempts=attempt)
-        if self._num_replies == num_replies and all(failed.unreachable for failed in failures):
+        # The first failure of a question in flight is a lost connection; what counts is that nobody was answered since.
+        if self._num_replies == num_replies and failures[-1].unreachable:
             raise ServerGone(f"{self._url}: no server any more; start it again and continue with --resume")
         times = "attempt" if self._max_attempts == 1 else "attempts"
         reason = f"{failures[-1]} ({self._max_attempts} {times})"

@@ -209,7 +209,7 @@ def _no_progress_bars() -> Iterator[None]:
 
 def _require_lm_eval() -> None:
     if importlib.util.find_spec("lm_eval") is None:
-        raise InputError("accuracy needs lm-eval, which is not installed: pip install 'mla-harness[accuracy]'")
+        raise InputError("accuracy needs lm-eval, which is not installed: python3 -m pip install lm-eval==0.4.13")
 
 
 def _first_line(error: Exception) -> str:

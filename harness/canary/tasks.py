@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from harness.accuracy.fixtures import TASKS as TASK_FILES
 from harness.canary import aime
 
-DATA_DIR = Path(__file__).resolve().parents[2] / "fixtures" / "tasks" / "data"
+DATA_DIR = TASK_FILES / "data"
 TASKS = ("gsm_symbolic", "aime_shaped")
 ALL_TASKS = "all"
 

@@ -8,6 +8,11 @@ from harness.catalog import ORACLES
 
 
 def usable(oracles: tuple[str, ...], patterns: tuple[str, ...], params: dict[str, Any]) -> tuple[str, ...]:
-    """`oracles` without those that need a graph or a second poison pattern that the case has not."""
-    given = {"": True, "patterns": len(patterns) > 1, "graph": params.get("graph", "none") != "none"}
+    """`oracles` without those that need what the case has not: a graph, a second poison pattern, or answers."""
+    given = {
+        "": True,
+        "patterns": len(patterns) > 1,
+        "graph": params.get("graph", "none") != "none",
+        "answers": "task" in params,
+    }
     return tuple(name for name in oracles if given[ORACLES.get(name).needs])

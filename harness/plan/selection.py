@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from harness.errors import InputError, UnknownNameError
-from harness.plan import fuzz
-from harness.plan.expand import expand
+from harness.plan import fuzz, probe
+from harness.plan.expand import GPU, NIGHTLY, expand
 from harness.plan.override import KernelOverride
 from harness.records import Case
 from harness.registry import nearest
+from harness.scenario.matrix import ACCURACY
 from harness.scenario.schema import Scenario
 
 _NUMBER = re.compile(r"^#?(\d+)$")
@@ -25,8 +26,13 @@ def select(
     tag: str | None = None,
     seed: int = 0,
     override: KernelOverride | None = None,
+    has_gpu: bool = False,
 ) -> list[Case]:
     """The cases that any selector names (all without selectors) and that `tag` keeps, each once, in file order.
+
+    A scenario for GPUs is planned whole where `has_gpu`; elsewhere its first case stands for the others.
+    Cases for the night are chosen by their id or `-m nightly` only; with `override`, measurements of accuracy by their
+    id or `-m accuracy` only, as the kernel of a user may take hours for them.
 
     Raises InputError for a selector or tag that names nothing, and when nothing is left to run.
     """
@@ -34,16 +40,22 @@ def select(
     keep = _tag_filter(scenarios, tag)
     found: dict[str, Case] = {}
     matched: set[str] = set()
+    for selector in wanted:
+        cell = probe.case_of(selector, seed=seed)
+        if cell is not None:
+            matched.add(selector)
+            found[cell.id] = cell
     for scenario in scenarios:
         hits = [selector for selector in wanted if _may_name(selector, scenario)]
         if wanted and not hits:
             continue
         whole = not wanted or any(selects_scenario(selector, scenario) for selector in hits)
         matched.update(selector for selector in hits if selects_scenario(selector, scenario))
-        for case in _candidates(scenario, hits, whole, seed, override):
+        for case in _candidates(scenario, hits, whole, seed, override, has_gpu):
             if case.id in hits:
                 matched.add(case.id)
-            if (whole or case.id in hits) and keep(case):
+            is_chosen = case.id in hits or (whole and _is_for_a_plain_run(case, tag, override))
+            if is_chosen and keep(case):
                 found.setdefault(case.id, case)
     for selector in wanted:
         if selector not in matched:
@@ -70,16 +82,23 @@ def selects_scenario(selector: str, scenario: Scenario) -> bool:
     return selector == scenario.name or selector in scenario.refs
 
 
+def _is_for_a_plain_run(case: Case, tag: str | None, override: KernelOverride | None) -> bool:
+    if NIGHTLY in case.tags:
+        return tag == NIGHTLY
+    return case.system != ACCURACY or override is None or tag == ACCURACY
+
+
 def _may_name(selector: str, scenario: Scenario) -> bool:
     return selects_scenario(selector, scenario) or selector.partition("[")[0] == scenario.name
 
 
 def _candidates(
-    scenario: Scenario, selectors: list[str], whole: bool, seed: int, override: KernelOverride | None
+    scenario: Scenario, selectors: list[str], whole: bool, seed: int, override: KernelOverride | None, has_gpu: bool
 ) -> list[Case]:
     """Cases among which the selectors choose. A fuzz id says itself how its case is drawn, whatever `seed` is."""
     if scenario.fuzz is None:
-        return expand(scenario, seed=seed, override=override)
+        keep = None if has_gpu or scenario.device == "any" else lambda place, name: not place or name in selectors
+        return expand(scenario, seed=seed, override=override, keep=keep)
     named = [fuzz.case_of(scenario, selector, override) for selector in selectors]
     drawn = expand(scenario, seed=seed, override=override) if whole else []
     return [*drawn, *(case for case in named if case is not None)]
@@ -93,7 +112,8 @@ def _tag_filter(scenarios: Sequence[Scenario], expression: str | None) -> Callab
     if len(words) != 1 and not negated:
         raise InputError(f"-m {expression!r}: write one tag, or 'not' and one tag")
     tag = words[-1]
-    known = sorted({"kernel", "engine"} | {t for s in scenarios for t in (*s.tags, s.op or "engine")})
+    own = {"kernel", "engine", ACCURACY, GPU, NIGHTLY}
+    known = sorted(own | {t for s in scenarios for t in (*s.tags, s.op or "engine")})
     if tag not in known:
         raise UnknownNameError(f"-m: unknown tag {tag!r}; {nearest(tag, known)}")
     return lambda case: (tag in case.tags) != negated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -14,11 +15,19 @@ from pydantic import Field, ValidationError
 from harness.errors import InputError
 from harness.files import append_line, read_json_lines, write_atomic
 from harness.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Job, Record, Verdict
+from harness.scenario.schema import FaultUse
 
 DEFAULT_RUNS = Path("reports") / "runs"
 NEVER_RAN = "never ran: the run ended before this case"
 
 RecordT = TypeVar("RecordT", bound=Record)
+
+
+class Control(Record):
+    """A fault put back beside a clean measurement: a curve that cannot fall would prove nothing."""
+
+    use: FaultUse
+    job: Job
 
 
 class RunPlan(Record):
@@ -31,6 +40,7 @@ class RunPlan(Record):
     options: dict[str, Any] = Field(default={})
     """What reproduces it besides the case ids: fault, kernel, seed, plug-ins, device."""
     jobs: tuple[Job, ...]
+    controls: tuple[Control, ...] = ()
     environment: dict[str, Any] = Field(default={})
     seconds: float = 0.0
 
@@ -58,7 +68,13 @@ class RunStore:
 
     @classmethod
     def create(
-        cls, root: Path, jobs: Iterable[Job], *, command: str, options: dict[str, Any] | None = None
+        cls,
+        root: Path,
+        jobs: Iterable[Job],
+        *,
+        command: str,
+        options: dict[str, Any] | None = None,
+        controls: Iterable[Control] = (),
     ) -> RunStore:
         """Make the directory of a new run below `root` and write its plan."""
         run_id = new_run_id()
@@ -68,7 +84,10 @@ class RunStore:
         except OSError as error:
             raise InputError(f"{path}: cannot be created: {error.strerror}; choose another --out") from None
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        plan = RunPlan(run_id=run_id, started=started, command=command, options=options or {}, jobs=tuple(jobs))
+        plan = RunPlan(
+            run_id=run_id, started=started, command=command, options=options or {}, jobs=tuple(jobs),
+            controls=tuple(controls),
+        )  # fmt: skip
         store = cls(path, plan)
         store._write_plan()
         return store
@@ -126,6 +145,11 @@ class RunStore:
         finished = self.finished()
         return [job for job in self.plan.jobs if job.key not in finished]
 
+    def unfinished_controls(self) -> list[Control]:
+        """The controls that nothing is known of yet."""
+        finished = {(fault.fault, fault.case) for fault in self.faults()}
+        return [control for control in self.plan.controls if (control.use.name, control.job.case.id) not in finished]
+
     def faults(self) -> list[FaultResult]:
         """What became of the faults, the later line of two for one fault and case."""
         lines = self._read("faults.jsonl", FaultResult)
@@ -134,6 +158,13 @@ class RunStore:
     def blames(self) -> dict[str, Blame]:
         """Blame by job key."""
         return {line.key: line.blame for line in self._read("blame.jsonl", BlameLine)}
+
+    def placed(self, job: Job) -> Job:
+        """`job` with a place in this run's directory for what it notes on its way, where it takes long."""
+        if job.case.system not in ("accuracy", "vllm"):
+            return job
+        name = re.sub(r"[^A-Za-z0-9_.=]+", "-", job.key).strip("-")
+        return job.model_copy(update={"directory": str(self.path.resolve() / "accuracy" / name)})
 
     def jobs_by_key(self) -> dict[str, Job]:
         """The planned jobs by key."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from harness.records import CaseResult, FaultResult, Verdict
+from harness.records import AccuracyRecord, CaseResult, FaultResult, Verdict
 from harness.results.store import RunPlan
 
 SUMMARY_FINDING_FIELDS = ("oracle", "site", "tensor", "where", "bits", "message")
@@ -30,8 +30,23 @@ def summarise(plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[Fau
         "totals": totals(results),
         "cases": [_case(result) for result in results],
         "faults": [_fault(fault) for fault in faults],
-        "accuracy": [],
+        "accuracy": [record.model_dump(mode="json") for record in accuracy_records([*results, *faults])],
     }
+
+
+def accuracy_records(results: Sequence[CaseResult | FaultResult]) -> list[AccuracyRecord]:
+    """What was measured of accuracy, in the order given; each record names its case and its fault."""
+    return [
+        result.accuracy.model_copy(
+            update={
+                "scenario": result.scenario,
+                "case": result.case if isinstance(result, FaultResult) else result.id,
+                "fault": result.fault,
+            }
+        )
+        for result in results
+        if result.accuracy is not None
+    ]
 
 
 def to_json(summary: dict[str, Any]) -> str:

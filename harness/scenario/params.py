@@ -82,19 +82,9 @@ class RouteExpertsParams(KernelParams):
     num_experts_per_tok: Count = 4
 
 
-class EngineParams(Record):
-    """A serving run of the reference engine."""
+class ServingParams(Record):
+    """How the reference engine serves, whatever it serves: its cache, kernels, graphs and limits."""
 
-    layers: tuple[Literal["mla", "kda"], ...] = ("mla", "mla")
-    hidden_size: Count = 64
-    num_heads: Count = 4
-    kv_lora_rank: Count = 32
-    qk_rope_head_dim: Count = 16
-    qk_nope_head_dim: Count = 16
-    v_head_dim: Count = 16
-    vocab_size: Count = 128
-    num_experts: Annotated[int, Field(ge=0, le=256)] = 0
-    num_experts_per_tok: Count = 2
     kv: KvType = "bf16"
     quantize: Literal["none", "fp8_per_tensor", "fp8_per_token"] = Field(
         default="none", description="quantization of the activations that enter the output projection and the MLP"
@@ -120,12 +110,91 @@ class EngineParams(Record):
     zero_fill_output: bool = Field(default=False, description="decode output is zeroed first, as in PR 37442")
     drafter: bool = Field(default=False, description="a second graph in the same pool runs before logits are consumed")
     dummy_steps: bool = Field(default=False, description="a dummy batch between live steps, as on an idle DP rank")
+
+
+class EngineParams(ServingParams):
+    """A serving run of the reference engine on a small model with random weights."""
+
+    layers: tuple[Literal["mla", "kda"], ...] = ("mla", "mla")
+    hidden_size: Count = 64
+    num_heads: Count = 4
+    kv_lora_rank: Count = 32
+    qk_rope_head_dim: Count = 16
+    qk_nope_head_dim: Count = 16
+    v_head_dim: Count = 16
+    vocab_size: Count = 128
+    num_experts: Annotated[int, Field(ge=0, le=256)] = 0
+    num_experts_per_tok: Count = 2
     requests: tuple[tuple[Count, Count], ...] = Field(
         default=((5, 12), (70, 10), (17, 14), (130, 8)),
         description="prompt length and tokens to generate, in order of arrival",
     )
     shared_prefix: Length = Field(default=0, description="tokens that all prompts have in common")
     epochs: Annotated[int, Field(ge=1, le=100)] = 1
+
+
+class EpochsParams(ServingParams):
+    """What all measurements of a scenario's accuracy have in common: the canary, how it is served, what is asked."""
+
+    canary: Literal["mla", "hybrid"] = Field(default="mla", description="the checkpoint under fixtures/")
+    epochs: Annotated[int, Field(ge=1, le=100)] = Field(default=2, description="how often the questions are asked")
+    max_tokens: Count = Field(default=112, description="tokens of an answer at most; longer ones are cut")
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        default=300, description="how long one such case may take, whatever --timeout says of others"
+    )
+    max_batched_tokens: Count = 512
+    num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = 64
+
+
+class AccuracyParams(EpochsParams):
+    """Accuracy by epoch: one task's questions asked of a canary, again and again, on one running engine."""
+
+    task: str
+    limit: Count | None = Field(default=None, description="the first questions of the task; all when left out")
+
+
+class VllmParams(Record):
+    """A canary served by vLLM itself, in a process of its own."""
+
+    canary: Literal["mla", "hybrid"] = Field(default="mla", description="the checkpoint under fixtures/")
+    runner: Literal["v1", "v2"] = Field(default="v1", description="vLLM's model runner")
+    graph: Literal["none", "piecewise", "full"] = "none"
+    kv: Literal["bf16", "fp8_e4m3"] = "bf16"
+    backend: Literal["FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA", "CUTLASS_MLA", "FLASHINFER_MLA"] = "FLASHMLA"
+    task: str = "gsm_symbolic"
+    limit: Count | None = Field(default=256, description="the first questions of the task; all when null")
+    epochs: Annotated[int, Field(ge=1, le=100)] = 2
+    max_tokens: Count = 112
+    max_num_seqs: Count = 64
+    num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = Field(default=1024, description="num_gpu_blocks_override")
+    kv_megabytes: Annotated[int, Field(ge=16, le=1_000_000)] = 512
+    max_batched_tokens: Annotated[int, Field(ge=64, le=65_536)] = Field(
+        default=2048, description="tokens of a step; fewer than prompts hold make prefill come in chunks"
+    )
+    prefix_caching: bool = False
+    capture_sizes: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
+    compare_eager: bool = Field(default=False, description="also serve without graphs, and compare the answers")
+    least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        default=300, description="how long one serving process may take"
+    )
+
+
+class VllmHostParams(Record):
+    """A part of vLLM's own Python, run on a CPU on inputs of the harness."""
+
+    part: Literal["new-blocks", "decode-plan", "graph-capture", "prefill-merge", "padded-decode"] = Field(
+        default="new-blocks", description="which of vLLM's code; a module of harness/vllm_host for each"
+    )
+    graph: Literal["none", "full"] = Field(
+        default="none", description="full: the part fills what a captured graph reads"
+    )
+    amax: Literal["per_tensor", "per_token"] = Field(
+        default="per_tensor", description="the scale of vLLM's FP8 quantization after `padded-decode`"
+    )
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        default=300, description="how long one case may take; the first of a process imports vLLM"
+    )
 
 
 KERNEL_PARAMS: dict[str, type[KernelParams]] = {

@@ -12,7 +12,16 @@ from harness.catalog import FAULTS, ORACLES, SITES
 from harness.ops.contracts import OPS
 from harness.records import Record
 from harness.registry import Registry, nearest
-from harness.scenario.params import KERNEL_PARAMS, EngineParams, KernelParams
+from harness.scenario.params import (
+    KERNEL_PARAMS,
+    AccuracyParams,
+    Count,
+    EngineParams,
+    EpochsParams,
+    KernelParams,
+    VllmHostParams,
+    VllmParams,
+)
 
 PATTERNS = ("nan", "zeros", "max", "inf", "random")
 """The fill patterns of :mod:`harness.poison.patterns`, named here so that no torch is needed to check a file."""
@@ -46,6 +55,8 @@ OracleName = Annotated[str, AfterValidator(_known(ORACLES)), _enum(ORACLES.names
 SiteName = Annotated[str, AfterValidator(_known(SITES)), _enum(SITES.names())]
 FaultName = Annotated[str, AfterValidator(_known(FAULTS)), _enum(FAULTS.names())]
 OpName = Annotated[str, AfterValidator(_known(OPS)), _enum(list(KERNEL_PARAMS))]
+TaskName = Literal["gsm_symbolic", "aime_shaped"]
+"""What the canaries were trained on; of any other task they know nothing."""
 Axis = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
 _scalar = {"type": ["string", "integer", "boolean"]}
 _labels = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": LABEL}}
@@ -70,7 +81,30 @@ class FaultUse(Record):
     name: FaultName
     caught_by: OracleName
     blames: tuple[SiteName, ...] = Field(default=(), description="sites that the diagnosis must name")
-    on: Point = Field(default={}, description="the point of the matrix to try it on; the first case when left out")
+    on: Point = Field(
+        default={},
+        description="the point of the matrix to try it on, or `accuracy: TASK`; the first case when left out",
+    )
+
+
+class NightlyAccuracy(Record):
+    """What the nightly measurement, which asks every question of a task, does otherwise than the small one."""
+
+    epochs: Annotated[int, Field(ge=1, le=100)] = 3
+    num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] | None = None
+    max_num_seqs: Count | None = None
+    capture_sizes: tuple[Count, ...] | None = None
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 7200
+
+
+class AccuracySettings(EpochsParams):
+    """Accuracy by epoch, measured with a canary: a case for each task, and one of all its questions for the night."""
+
+    tasks: tuple[TaskName, ...] = Field(default=("gsm_symbolic",), description="tasks that the canaries know")
+    limit: Count = Field(default=16, description="questions of each task that a plain run asks")
+    nightly: NightlyAccuracy = Field(
+        default=NightlyAccuracy(), description="all questions: cases tagged `nightly`, which a plain run leaves out"
+    )
 
 
 class FuzzSettings(Record):
@@ -89,27 +123,39 @@ class Scenario(Record):
         default=(), description="upstream references such as vllm-project/vllm#36540"
     )
     tags: tuple[Annotated[str, StringConstraints(pattern=TAG)], ...] = ()
-    system: Literal["kernel", "engine"] | None = Field(
-        default=None, description="what runs: one op's kernel, or the reference engine; left out with `fuzz`"
+    system: Literal["kernel", "engine", "vllm", "vllm-host"] | None = Field(
+        default=None, description="what runs: one op's kernel, the reference engine, or vLLM; left out with `fuzz`"
+    )
+    device: Literal["any", "cuda"] = Field(
+        default="any",
+        description="cuda: planned whole only where there is a GPU; elsewhere the first case stands for all, skipped",
     )
     op: OpName | None = Field(default=None, description="the op to judge, for `system: kernel`")
     params: dict[str, Any] = Field(default={}, description="parameters common to all cases")
     matrix: dict[Axis, Values] = Field(
         default={},
         description="axes, each a list of values or a mapping from label to value; an axis that is no parameter "
-        "maps each label to several parameters",
+        "maps each label to several parameters; the axes `pattern` and `site` are the poison's: each label is a fill "
+        "pattern, compared with zeros, or the only site that is filled",
     )
     exclude: tuple[Point, ...] = Field(default=(), alias="except", description="points of the matrix to leave out")
     poison: PoisonSettings = PoisonSettings()
     oracles: tuple[OracleName, ...] = Field(
         default=("finite", "sentinel", "reference", "non_interference"), min_length=1
     )
+    accuracy: AccuracySettings | None = Field(
+        default=None, description="measure accuracy by epoch as well, in memory that nothing is filled in"
+    )
     faults: tuple[FaultUse, ...] = ()
     fuzz: FuzzSettings | None = None
 
     @property
-    def model(self) -> type[KernelParams] | type[EngineParams]:
+    def model(self) -> type[KernelParams] | type[EngineParams] | type[VllmParams] | type[VllmHostParams]:
         """The model of the parameters of its cases."""
+        if self.system == "vllm":
+            return VllmParams
+        if self.system == "vllm-host":
+            return VllmHostParams
         return EngineParams if self.system == "engine" else KERNEL_PARAMS[self.op or ""]
 
 
@@ -117,7 +163,7 @@ def json_schema() -> dict[str, Any]:
     """The JSON Schema of a scenario file, with the parameters of every system under `$defs`."""
     schema = Scenario.model_json_schema(by_alias=True)
     definitions = schema.setdefault("$defs", {})
-    models: list[type[BaseModel]] = [*KERNEL_PARAMS.values(), EngineParams]
+    models: list[type[BaseModel]] = [*KERNEL_PARAMS.values(), EngineParams, AccuracyParams, VllmParams, VllmHostParams]
     for model in models:
         definitions[model.__name__] = model.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import (
     BASELINES,
     find_baseline,
@@ -13,7 +14,6 @@ from harness.accuracy.baselines import (
     read_baselines,
     write_baseline,
 )
-from harness.accuracy.epochs import AccuracyRun
 from harness.errors import InputError
 
 MakeRun = Callable[..., AccuracyRun]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import Baseline
-from harness.accuracy.epochs import AccuracyRun
 from harness.accuracy.identity import CANARY_NOTE
 from harness.accuracy.judge import judge
 from harness.accuracy.records import AccuracyRecord, Limits

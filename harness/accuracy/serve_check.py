@@ -1,0 +1,101 @@
+"""A running server judged from outside: accuracy in every epoch, and whether greedy answers repeat."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.accuracy.backends import Backend
+from harness.records import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What to ask of which server."""
+
+    url: str
+    task: str = "gsm_symbolic"
+    num_epochs: int = 3
+    limit: int = 64
+    concurrency: int = 32
+    repeats: int = 16
+    max_tokens: int = 112
+    least: float | None = None
+    served_model: str | None = None
+    timeout: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What became of it."""
+
+    model: str
+    accuracy: tuple[float, ...]
+    verdict: str
+    statement: str
+    num_repeated: int
+    different: tuple[int, ...]
+    """Numbers of the prompts whose second answer was another one."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether accuracy held and every repeat gave the same answer."""
+        return self.verdict == Verdict.PASS.value and not self.different
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        curve = ", ".join(f"{value:.4f}" for value in self.accuracy)
+        same = self.num_repeated - len(self.different)
+        lines = [
+            f"model: {self.model}",
+            f"accuracy by epoch: {curve} ({self.verdict}: {self.statement})",
+            f"repeated greedy answers: {same} of {self.num_repeated} the same",
+        ]
+        if self.different:
+            lines.append(f"prompts whose second answer differs: {', '.join(map(str, self.different))}")
+        return lines
+
+
+def check_server(check: Check) -> Checked:
+    """Ask a server everything. Raises InputError or HarnessError when it cannot be asked."""
+    from harness.accuracy.server_backend import ServerBackend
+
+    options: dict[str, Any] = {"timeout": check.timeout}
+    if check.served_model:
+        options["served_model"] = check.served_model
+    backend = ServerBackend(check.url, concurrency=check.concurrency, **options)
+    alone = ServerBackend(check.url, concurrency=1, **options)
+    try:
+        return check_backend(backend, alone, check)
+    finally:
+        backend.close()
+        alone.close()
+
+
+def check_backend(backend: Backend, alone: Backend, check: Check) -> Checked:
+    """The same with backends given: `alone` asks one prompt at a time, so that no batch changes its rounding."""
+    from harness.accuracy.epochs import run_epochs
+    from harness.accuracy.judge import judge
+    from harness.accuracy.records import Limits
+    from harness.accuracy.tasks import load_task
+
+    with tempfile.TemporaryDirectory() as scratch:
+        task = load_task(check.task, Path(scratch), limit=check.limit)
+        run = run_epochs(backend, task, Path(scratch) / "run", num_epochs=check.num_epochs, max_tokens=check.max_tokens)
+        record = judge(run, limits=Limits(accuracy=check.least))
+    prompts = [f"Question: {n}. What is {n} plus {7 * n}?\nAnswer:" for n in range(check.repeats)]
+    first, second = ([a.text for a in alone.generate(prompts, max_tokens=32, stop=())] for _ in range(2))
+    return Checked(
+        model=run.header.model,
+        accuracy=tuple(epoch.accuracy for epoch in record.epochs),
+        verdict=record.verdict.value,
+        statement=record.judgement.statement,
+        num_repeated=len(prompts),
+        different=tuple(i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b),
+    )

@@ -1,0 +1,22 @@
+"""The child of `mla-harness canary train`, which starts it with the six values of `main`."""
+
+from __future__ import annotations
+
+import sys
+
+from harness.canary.train import train
+from harness.errors import InputError
+
+
+def main() -> None:
+    """Train; progress goes to standard output line by line, one line about bad input to standard error."""
+    task, out, architecture, minutes, device, seed = sys.argv[1:]
+    try:
+        train(task, out, architecture, float(minutes), device, int(seed), progress=lambda line: print(line, flush=True))
+    except ValueError as error:
+        print(f"canary train: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(InputError.exit_code)
+
+
+if __name__ == "__main__":
+    main()

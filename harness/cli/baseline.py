@@ -1,0 +1,106 @@
+"""`mla-harness baseline`: what is stored of accuracies, and the one way to change it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.run import Json, Out
+
+if TYPE_CHECKING:
+    from harness.accuracy.answer_log import AccuracyRun
+    from harness.accuracy.baselines import Baseline
+
+app = typer.Typer(help="Show stored accuracies, or store the accuracy of a run.", no_args_is_help=True)
+
+Folder = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="Another folder of baselines.")]
+
+
+@app.command("show")
+def show(
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="Only baselines of this task.")] = None,
+    folder: Folder = None,
+    json: Json = False,
+) -> None:
+    """List the stored baselines."""
+    import json as jsonlib
+
+    from harness.accuracy.baselines import read_baselines
+    from harness.accuracy.fixtures import BASELINES
+    from harness.errors import InputError
+    from harness.registry import nearest
+
+    known = read_baselines(folder or BASELINES)
+    found = [baseline for baseline in known if task in (None, baseline.task)]
+    if task is not None and known and not found:
+        raise InputError(f"no baseline of task {task!r}; {nearest(task, sorted({b.task for b in known}))}")
+    if json:
+        told = [baseline.model_dump(mode="json") | {"name": baseline.name} for baseline in found]
+        sys.stdout.write(jsonlib.dumps(told, allow_nan=False, indent=1) + "\n")
+    else:
+        _print(found, folder or BASELINES)
+
+
+def _print(found: list[Baseline], folder: Path) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from harness.accuracy.statistics import wilson_interval
+    from harness.report.terminal import console_for
+
+    console = console_for()
+    if not found:
+        console.print(f"no baselines in {folder}; store one with: mla-harness baseline update RUN", soft_wrap=True)
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("task", "model", "engine", "dtype", "accuracy", "interval", "questions", "recorded", "model hash"):
+        table.add_column(name, overflow="fold")
+    for one in found:
+        low, high = wilson_interval(len(one.right), one.num_questions)
+        table.add_row(
+            one.task, one.model, one.engine, one.dtype, f"{one.accuracy:.4f}", f"{low:.4f} to {high:.4f}",
+            f"{one.num_questions:,}", one.recorded, one.model_hash,
+        )  # fmt: skip
+    console.print(table)
+
+
+@app.command("update")
+def update(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, a run id, or 'latest'.")],
+    allow_regression: Annotated[
+        bool, typer.Option("--allow-regression", help="Write it even when that lowers the baseline.")
+    ] = False,
+    folder: Folder = None,
+    out: Out = None,
+) -> None:
+    """Take the first epoch of a run as the baseline: shows the difference, then writes it."""
+    from harness.accuracy.baselines import plan_update, write_baseline
+    from harness.accuracy.fixtures import BASELINES
+    from harness.results.store import DEFAULT_RUNS
+
+    changes = [plan_update(run, folder or BASELINES) for run in _measured(name, out or DEFAULT_RUNS)]
+    for change in changes:
+        print("\n".join(change.lines()), flush=True)
+    for change in changes:
+        print(f"written: {write_baseline(change, allow_regression=allow_regression)}")
+
+
+def _measured(name: str, root: Path) -> list[AccuracyRun]:
+    """The clean measurements of a run: of `epochs` the one, of `run` one for each case that measured accuracy."""
+    from harness.accuracy.answer_log import FILE_NAME, read_run
+    from harness.errors import InputError
+    from harness.results.store import RunStore, find_run
+
+    store = RunStore.open(find_run(name, root))
+    folders = [store.path]
+    for job in store.plan.jobs:
+        directory = store.placed(job).directory
+        if directory and not job.fault:
+            folders.append(Path(directory))
+    found = [read_run(folder) for folder in folders if (folder / FILE_NAME).is_file()]
+    if not found:
+        raise InputError(f"{store.path}: measured no accuracy without a fault; measure one with `mla-harness epochs`")
+    return found

@@ -1,0 +1,59 @@
+"""`mla-harness canary train`: a tiny model that knows a task's answers by heart, made in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.run import Seed
+
+app = typer.Typer(help="Canaries: tiny models that measure inference, not ability.", no_args_is_help=True)
+
+START = "harness.canary.command"
+ARCHITECTURES = ("deepseek_v2", "kimi_linear")
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `train` a command of its own, though it is the only one."""
+
+
+@app.command("train")
+def train(
+    task: Annotated[str, typer.Option("--task", help="gsm_symbolic, aime_shaped, all, or a .jsonl file.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the checkpoint goes.")],
+    architecture: Annotated[
+        str, typer.Option("--architecture", metavar="deepseek_v2|kimi_linear", help="Which model.")
+    ] = "deepseek_v2",
+    minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="Time for training.")] = 3.0,
+    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to train.")] = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Train a canary on the worked answers of a task; writes a Hugging Face directory with a model card."""
+    import os
+    import subprocess
+    import sys
+
+    from harness.errors import HarnessError, InputError
+
+    if architecture not in ARCHITECTURES:
+        raise InputError(f"--architecture {architecture}: choose one of {', '.join(ARCHITECTURES)}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out}: is there already; name a new folder")
+    root = str(Path(__file__).resolve().parents[2])
+    inherited = os.environ.get("PYTHONPATH")
+    words = [task, str(out), architecture, str(minutes), device, str(seed)]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", START, *words], text=True, stderr=subprocess.PIPE, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root])},
+    )  # fmt: skip
+    if done.returncode == InputError.exit_code:
+        raise InputError(done.stderr.strip().splitlines()[-1])
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise HarnessError(f"canary train: the training process died: {last}")
+    # Other questions than those of a task are learned, but lm-eval has no task to ask them.
+    asked = task if task in ("gsm_symbolic", "aime_shaped") else "gsm_symbolic"
+    print(f"written: {out}; measure it with: mla-harness epochs --task {asked} --model engine:{out}")

@@ -1,0 +1,139 @@
+"""The child that asks a model: `python -m harness.run.epochs`, started by `harness.run.asking` and nobody else."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.accuracy.backends import Backend, open_backend, parse_model
+from harness.accuracy.epochs import Progress, make_header, run_epochs
+from harness.accuracy.fixtures import FIXTURES
+from harness.accuracy.tasks import load_task
+from harness.errors import HarnessError, InputError
+from harness.run.asking import Questions, Said
+from harness.run.environment import describe_machine
+from harness.run.worker import die_with_parent, take_protocol_descriptors
+
+PROGRESS_SECONDS = 0.05
+"""A fast engine answers hundreds of questions a second; nobody reads so many lines."""
+
+
+def main() -> None:
+    """Load, say what was loaded, hear where to write, ask."""
+    parser = argparse.ArgumentParser(prog="python -m harness.run.epochs")
+    parser.add_argument("--parent", type=int, default=0)
+    die_with_parent(parser.parse_args().parent)
+    orders, replies = take_protocol_descriptors()
+
+    def say(said: Said) -> None:
+        replies.write(said.model_dump_json(exclude_none=True).encode("utf-8", "replace") + b"\n")
+
+    try:
+        _serve(json.loads(orders.readline()), lambda: orders.readline(), say)
+    except InputError as error:
+        say(Said(refused=_one_line(error)))
+    except HarnessError as error:
+        say(Said(failed=_one_line(error)))
+    except Exception as error:
+        say(Said(failed=_one_line(f"{type(error).__name__}: {error}; traceback in {_keep_traceback()}")))
+    # Threads of a serving engine must not keep the process alive.
+    os._exit(0)
+
+
+def _serve(order: dict[str, Any], next_order: Callable[[], bytes], say: Callable[[Said], None]) -> None:
+    questions = Questions.model_validate(order["questions"])
+    task = load_task(
+        questions.task,
+        Path(order["work"]),
+        data_dir=Path(questions.data_dir) if questions.data_dir else None,
+        filter_name=questions.filter,
+        limit=questions.limit,
+    )
+    backend = open_model(questions)
+    header = make_header(backend, task, seed=questions.seed, num_epochs=questions.epochs)
+    machine = describe_machine().model_dump(mode="json")
+    say(Said(ready={"header": header.model_dump(mode="json"), "environment": machine}))
+    line = next_order()
+    if not line:
+        return
+    target = json.loads(line)
+    run = run_epochs(
+        backend,
+        task,
+        Path(target["directory"]),
+        num_epochs=questions.epochs,
+        seed=questions.seed,
+        max_tokens=questions.max_tokens,
+        resume=target["resume"],
+        on_progress=_Teller(say),
+    )
+    say(Said(done=run.seconds))
+    backend.close()
+
+
+class _Teller:
+    """Tells progress, but not more often than somebody could see; the end of an epoch always."""
+
+    def __init__(self, say: Callable[[Said], None]) -> None:
+        self._say = say
+        self._told = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._told >= PROGRESS_SECONDS or progress.answered == progress.num_questions:
+            self._told = now
+            self._say(Said(progress=vars(progress)))
+
+
+def open_model(questions: Questions) -> Backend:
+    """Start the model, with options translated into the words of its kind. Raises InputError for what it lacks."""
+    kind, rest = parse_model(questions.model)
+    options = dict(questions.options)
+    if kind == "engine":
+        rest = _checkpoint(rest)
+    elif kind == "vllm":
+        options = _for_vllm(options)
+    return open_backend(f"{kind}:{rest}", concurrency=questions.concurrency, **options)
+
+
+def _checkpoint(directory: str) -> str:
+    """A canary that ships with the harness is found by its name, wherever the harness is installed."""
+    shipped = FIXTURES / Path(directory).name
+    return str(shipped) if not Path(directory).exists() and (shipped / "config.json").is_file() else directory
+
+
+def _for_vllm(options: dict[str, Any]) -> dict[str, Any]:
+    """`--kv` and `--graph` as arguments of `vllm.LLM`."""
+    names = {"bf16": "bfloat16", "fp8_e4m3": "fp8_e4m3", "fp8": "fp8"}
+    translated = {name: value for name, value in options.items() if name not in ("kv", "graph")}
+    if kv := options.get("kv"):
+        if kv not in names:
+            raise InputError(f"--kv {kv}: vLLM takes {', '.join(names)}")
+        translated["kv_cache_dtype"] = names[kv]
+    if graph := options.get("graph"):
+        if graph not in ("none", "full"):
+            raise InputError(f"--graph {graph}: vLLM takes none or full")
+        translated |= {"enforce_eager": True} if graph == "none" else {"compilation_config": {"cudagraph_mode": "FULL"}}
+    return translated
+
+
+def _keep_traceback() -> str:
+    handle, name = tempfile.mkstemp(prefix="mla-harness-", suffix=".traceback.txt")
+    with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
+        stream.write(traceback.format_exc())
+    return name
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:1000]
+
+
+if __name__ == "__main__":
+    main()

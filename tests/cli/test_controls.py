@@ -1,0 +1,78 @@
+"""A scenario named as a whole shows its accuracy with its fault as well; nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli.session import Wanted, plan_controls
+from harness.diagnose.faults import judge_fault
+from harness.plan.selection import select
+from harness.records import Blame, Case, CaseResult, Finding, Job, Verdict
+from harness.results.store import Control, RunStore
+from harness.run.runner import WorkerPool
+from harness.scenario.load import load_scenarios
+from harness.scenario.schema import FaultUse
+
+NAME = "kv-cache-full"
+
+
+def controls(monkeypatch: pytest.MonkeyPatch, *selectors: str, **options: object) -> list[str]:
+    monkeypatch.setattr("harness.cli.session.make_jobs", lambda cases, wanted, pool, fault: [_job(*cases, fault)])
+    wanted = Wanted(selectors=selectors, **options)  # type: ignore[arg-type]
+    jobs = [_job(case, None) for case in select(load_scenarios(), selectors, tag=wanted.tag)]
+    return [control.job.key for control in plan_controls(jobs, wanted, WorkerPool(1))]
+
+
+def _job(case: Case, fault: str | None) -> Job:
+    return Job(key=f"{case.id}!{fault}" if fault else case.id, case=case, fault=fault)
+
+
+def test_a_named_scenario_brings_its_accuracy_with_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [f"{NAME}[accuracy=gsm_symbolic]!kv.skip-zero-new-blocks"]
+    assert controls(monkeypatch, NAME) == expected
+    assert controls(monkeypatch, "43961") == expected
+
+
+@pytest.mark.parametrize(
+    ("selectors", "options"),
+    [
+        ((), {}),
+        ((f"{NAME}[accuracy=gsm_symbolic]",), {}),
+        ((NAME,), {"fault": "kv.skip-zero-new-blocks"}),
+        ((NAME,), {"tag": "engine"}),
+    ],
+)
+def test_a_run_of_everything_of_one_case_or_under_a_fault_does_not(
+    monkeypatch: pytest.MonkeyPatch, selectors: tuple[str, ...], options: dict[str, str]
+) -> None:
+    assert controls(monkeypatch, *selectors, **options) == []
+
+
+def test_a_control_is_done_once_across_resumed_stretches_and_apart_from_the_cases(tmp_path: Path) -> None:
+    (case,) = select(load_scenarios(), [f"{NAME}[accuracy=gsm_symbolic]"])
+    use = FaultUse(name="kv.skip-zero-new-blocks", caught_by="accuracy")
+    job = _job(case, use.name)
+    store = RunStore.create(
+        tmp_path, [_job(case, None)], command="mla-harness run", controls=[Control(use=use, job=job)]
+    )
+    assert [control.job.key for control in RunStore.open(store.path).unfinished_controls()] == [job.key]
+    result = CaseResult(
+        key=job.key, id=case.id, scenario=case.scenario, fault=use.name, verdict=Verdict.FAIL,
+        findings=(Finding(oracle="accuracy", message="epoch 3 lost 13"),),
+    )  # fmt: skip
+    store.add_fault(judge_fault(use, result, Blame(), 0.0))
+    assert RunStore.open(store.path).unfinished_controls() == []
+    assert [fault.caught for fault in store.faults()] == [True]
+    assert [job.key for job in store.unfinished()] == [case.id]
+
+
+def test_jobs_of_accuracy_keep_their_answers_in_the_run_directory_and_others_have_none(tmp_path: Path) -> None:
+    (measured,) = select(load_scenarios(), [f"{NAME}[accuracy=gsm_symbolic]"])
+    plain = select(load_scenarios(), [NAME])[0]
+    store = RunStore.create(tmp_path, [], command="mla-harness run")
+    clean, faulty = store.placed(_job(measured, None)), store.placed(_job(measured, "kv.skip-zero-new-blocks"))
+    assert clean.directory and faulty.directory and clean.directory != faulty.directory
+    assert Path(clean.directory).is_relative_to(store.path.resolve())
+    assert store.placed(_job(plain, None)).directory is None
