@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.faults.base import FaultSpec
 from harness.kernels.spec import KernelSpec
+from harness.kernels.vllm_specs import VLLM_KERNELS
 from harness.oracles.base import OracleSpec
 from harness.poison.sites import SITES
 from harness.registry import Registry
@@ -20,6 +21,8 @@ KERNELS: Registry[KernelSpec] = Registry(
             "tiled",
             "whole pages, split-KV; selects used slots; leaves empty rows unwritten",
             "harness.kernels.torch_decode:mla_decode",
+            devices=("cpu", "cuda"),
+            cuda_twin="triton-unwritten",
         ),
         KernelSpec(
             "mla_decode",
@@ -27,6 +30,8 @@ KERNELS: Registry[KernelSpec] = Registry(
             "as tiled, but multiplies unused values by 0: needs a finite cache, as FlashMLA does",
             "harness.kernels.torch_decode:mla_decode_multiply",
             needs_finite_tail=True,
+            devices=("cpu", "cuda"),
+            cuda_twin="triton-multiply",
         ),
         KernelSpec(
             "mla_decode",
@@ -35,6 +40,8 @@ KERNELS: Registry[KernelSpec] = Registry(
             "harness.kernels.torch_decode:mla_decode_identity",
             empty_rows="identity",
             empty_lse="-inf",
+            devices=("cpu", "cuda"),
+            cuda_twin="triton",
         ),
         KernelSpec(
             "mla_decode",
@@ -42,6 +49,8 @@ KERNELS: Registry[KernelSpec] = Registry(
             "as tiled, but looks up a page of empty requests too: their table entries must be valid",
             "harness.kernels.torch_decode:mla_decode_prefetch",
             needs_valid_table=True,
+            devices=("cpu", "cuda"),
+            cuda_twin="triton-prefetch",
         ),
         KernelSpec(
             "mla_decode",
@@ -54,10 +63,38 @@ KERNELS: Registry[KernelSpec] = Registry(
             empty_lse="-inf",
         ),
         KernelSpec(
+            "mla_decode",
+            "triton-unwritten",
+            "as triton, but leaves empty rows unwritten, as FlashMLA does",
+            "harness.kernels.triton_decode:mla_decode_unwritten",
+            devices=("cuda", "cpu"),
+            requires=TRITON,
+        ),
+        KernelSpec(
+            "mla_decode",
+            "triton-multiply",
+            "as triton, but reads whole pages and multiplies unused values by 0: needs a finite cache",
+            "harness.kernels.triton_decode:mla_decode_multiply",
+            devices=("cuda", "cpu"),
+            requires=TRITON,
+            needs_finite_tail=True,
+        ),
+        KernelSpec(
+            "mla_decode",
+            "triton-prefetch",
+            "as triton, but looks up a page of empty requests too: their table entries must be valid",
+            "harness.kernels.triton_decode:mla_decode_prefetch",
+            devices=("cuda", "cpu"),
+            requires=TRITON,
+            needs_valid_table=True,
+        ),
+        KernelSpec(
             "mla_decode_plan",
             "tiled",
             "at most 4 pieces a request, of equal size in the batch; fixed shapes, made on the device",
             "harness.kernels.torch_plan:mla_decode_plan",
+            devices=("cpu", "cuda"),
+            cuda_twin="triton",
         ),
         KernelSpec(
             "mla_decode_plan",
@@ -73,6 +110,7 @@ KERNELS: Registry[KernelSpec] = Registry(
             "varlen attention; out of rows without keys stays unwritten, their lse is -inf",
             "harness.kernels.torch_context:context_attention",
             empty_lse="-inf",
+            devices=("cpu", "cuda"),
         ),
         KernelSpec(
             "context_attention",
@@ -80,12 +118,14 @@ KERNELS: Registry[KernelSpec] = Registry(
             "as torch with FlashAttention-2's convention: the lse of rows without keys is +inf",
             "harness.kernels.torch_context:context_attention_plus_inf",
             empty_lse="+inf",
+            devices=("cpu", "cuda"),
         ),
         KernelSpec(
             "merge_attn_states",
             "torch",
             "selects empty sides away; copies tokens without context from the suffix",
             "harness.kernels.torch_merge:merge_attn_states",
+            devices=("cpu", "cuda"),
         ),
         KernelSpec(
             "merge_attn_states",
@@ -100,6 +140,8 @@ KERNELS: Registry[KernelSpec] = Registry(
             "torch",
             "skips negative slots; fp8 saturates",
             "harness.kernels.torch_write:write_kv",
+            devices=("cpu", "cuda"),
+            cuda_twin="triton",
         ),
         KernelSpec(
             "write_kv",
@@ -114,18 +156,21 @@ KERNELS: Registry[KernelSpec] = Registry(
             "torch",
             "one scale a tensor; its maximum propagates NaN",
             "harness.kernels.torch_quantize:quantize_fp8",
+            devices=("cpu", "cuda"),
         ),
         KernelSpec(
             "quantize_fp8",
             "torch-fmax",
             "one scale a tensor; its maximum drops NaN, as CUDA's fmaxf does",
             "harness.kernels.torch_quantize:quantize_fp8_fmax",
+            devices=("cpu", "cuda"),
         ),
         KernelSpec(
             "quantize_fp8",
             "per-token",
             "one scale a row: a control that no padded row can spoil",
             "harness.kernels.torch_quantize:quantize_fp8_per_token",
+            devices=("cpu", "cuda"),
         ),
         KernelSpec(
             "quantize_fp8",
@@ -140,7 +185,9 @@ KERNELS: Registry[KernelSpec] = Registry(
             "torch",
             "softmax, top-k, renormalised; int32 ids, distinct for each token",
             "harness.kernels.torch_route:route_experts",
+            devices=("cpu", "cuda"),
         ),
+        *VLLM_KERNELS,
     ),
 )
 
@@ -172,6 +219,24 @@ ORACLES: Registry[OracleSpec] = Registry(
             "address",
             "the tensor that a graph captured is the one that the engine updates",
             "harness.oracles.address:judge",
+            needs="graph",
+        ),
+        OracleSpec(
+            "accuracy",
+            "in every epoch the canary answers as many questions right as its baseline, and the same ones",
+            "harness.oracles.accuracy:judge",
+            needs="answers",
+        ),
+        OracleSpec(
+            "answers",
+            "in every epoch vLLM answers as many questions right as the canary is known to, with no invalid token",
+            "harness.oracles.answers:judge",
+            needs="answers",
+        ),
+        OracleSpec(
+            "streams",
+            "vLLM with graphs generates what it generates without them",
+            "harness.oracles.streams:judge",
             needs="graph",
         ),
         OracleSpec(
@@ -268,6 +333,34 @@ FAULTS: Registry[FaultSpec] = Registry(
             "block tables of padded requests hold -1, which a kernel uses as an offset",
             "harness.engine.batch:pad_requests",
             "harness.faults.plan_padded_row_block_minus_one:block_minus_one",
+        ),
+        FaultSpec(
+            "vllm.fresh-plan-each-step",
+            "vllm-project/vllm#35175",
+            "vLLM itself: FP8 FlashMLA plans at a new address each step; the graph keeps the first",
+            "harness.serving.vllm_faults:put_back",
+            "harness.serving.vllm_faults:put_back",
+        ),
+        FaultSpec(
+            "vllm.plan-in-warmup-only",
+            "vllm-project/vllm#42444",
+            "vLLM itself: capture reuses the warm-up's lazy plan, so planning is not in the graph",
+            "harness.serving.vllm_faults:put_back",
+            "harness.serving.vllm_faults:put_back",
+        ),
+        FaultSpec(
+            "vllm.merge-ignore-context-count",
+            "vllm-project/vllm#36540",
+            "vLLM itself: the merge reads context rows that no kernel wrote",
+            "harness.serving.vllm_faults:put_back",
+            "harness.serving.vllm_faults:put_back",
+        ),
+        FaultSpec(
+            "vllm.skip-zero-new-blocks",
+            "vllm-project/vllm#43961",
+            "vLLM itself: blocks newly given to MLA layers of a hybrid model are not zeroed",
+            "harness.serving.vllm_faults:put_back",
+            "harness.serving.vllm_faults:put_back",
         ),
     ),
 )

@@ -77,7 +77,7 @@ class PagedMLA:
         q = q[first:]
         k, v = attention.expand_kv(kv_c[first:], k_pe[first:])
         out, lse = causal_attention(q, k, v, spans, attention.softmax_scale)
-        query_start_loc = torch.tensor([0, *(end for _, end in spans)], dtype=torch.int32)
+        query_start_loc = torch.tensor([0, *(end for _, end in spans)], dtype=torch.int32, device=q.device)
         with_context: int | None = sum(r.end - r.start for r in requests if r.context_len)
         for chunk in context_chunks(requests, self._context_chunk):
             latents, chunk_start_loc = gather_context(cache, requests, chunk, kv_scale)
@@ -109,7 +109,7 @@ def causal_attention(
     outs, lses = [], []
     for start, end in spans:
         scores = torch.einsum("qhd,khd->hqk", q[start:end], k[start:end]) * scale
-        future = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
+        future = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(future, -torch.inf)
         lses.append(scores.logsumexp(-1))
         outs.append(torch.einsum("hqk,khv->qhv", scores.softmax(-1), v[start:end]))
@@ -143,7 +143,8 @@ def gather_context(
     offsets = [position % PAGE_SIZE for span in chunk for position in span]
     ends = torch.tensor([len(span) for span in chunk]).cumsum(0)
     chunk_start_loc = torch.cat((torch.zeros(1, dtype=torch.int64), ends)).to(torch.int32)
-    return launch(_gather, cache, torch.tensor(blocks), torch.tensor(offsets), kv_scale), chunk_start_loc
+    where = (torch.tensor(values, device=cache.device) for values in (blocks, offsets))
+    return launch(_gather, cache, *where, kv_scale), chunk_start_loc.to(cache.device)
 
 
 def _gather(cache: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor, kv_scale: float | None) -> torch.Tensor:

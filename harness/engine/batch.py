@@ -126,23 +126,30 @@ def build(ordered: list[ScheduledSequence], embedding: torch.nn.Embedding, num_c
         positions += span
         slots += [sequence.blocks[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in span]
     decodes = [item for item in ordered if item.is_decode]
+    device = embedding.weight.device
     return Batch(
-        hidden=embedding(torch.tensor(tokens)),
-        positions=torch.tensor(positions),
-        slot_mapping=torch.tensor(slots),
-        decode=_decode_inputs(decodes, num_columns, poison) if decodes else None,
+        hidden=embedding(torch.tensor(tokens, device=device)),
+        positions=torch.tensor(positions, device=device),
+        slot_mapping=torch.tensor(slots, device=device),
+        decode=_decode_inputs(decodes, num_columns, poison, device) if decodes else None,
         prefill=tuple(prefill),
     )
 
 
-def _decode_inputs(decodes: list[ScheduledSequence], num_columns: int, poison: Poison) -> DecodeInputs:
+def _decode_inputs(
+    decodes: list[ScheduledSequence], num_columns: int, poison: Poison, device: torch.device
+) -> DecodeInputs:
     filler = table_filler(poison)
     rows = [item.sequence.blocks + [filler] * (num_columns - len(item.sequence.blocks)) for item in decodes]
+
+    def int32(values: list[Any]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
     return DecodeInputs(
-        block_table=torch.tensor(rows, dtype=torch.int32),
-        seq_lens=torch.tensor([item.sequence.num_computed_tokens + 1 for item in decodes], dtype=torch.int32),
-        state_blocks=torch.tensor([item.sequence.state_block or NULL_BLOCK for item in decodes], dtype=torch.int32),
-        num_live=torch.tensor([len(decodes)], dtype=torch.int32),
+        block_table=int32(rows),
+        seq_lens=int32([item.sequence.num_computed_tokens + 1 for item in decodes]),
+        state_blocks=int32([item.sequence.state_block or NULL_BLOCK for item in decodes]),
+        num_live=int32([len(decodes)]),
         output=None,
         metadata=DecodeMetadata(),
     )
@@ -193,15 +200,20 @@ def fill_static(static: Batch, live: Batch, poison: Poison) -> None:
 
 def dummy_batch(size: int, embedding: torch.nn.Embedding, num_columns: int) -> Batch:
     """A decode batch of token 0 that stores nothing: what an idle data-parallel rank runs, and what a capture sees."""
+    device = embedding.weight.device
+
+    def filled(shape: tuple[int, ...], value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.full(shape, value, dtype=dtype, device=device)
+
     return Batch(
-        hidden=embedding(torch.zeros(size, dtype=torch.int64)),
-        positions=torch.zeros(size, dtype=torch.int64),
-        slot_mapping=torch.full((size,), padding_slot(), dtype=torch.int64),
+        hidden=embedding(filled((size,), 0, torch.int64)),
+        positions=filled((size,), 0, torch.int64),
+        slot_mapping=filled((size,), padding_slot(), torch.int64),
         decode=DecodeInputs(
-            block_table=torch.full((size, num_columns), NULL_BLOCK, dtype=torch.int32),
-            seq_lens=torch.ones(size, dtype=torch.int32),
-            state_blocks=torch.full((size,), NULL_BLOCK, dtype=torch.int32),
-            num_live=torch.full((1,), size, dtype=torch.int32),
+            block_table=filled((size, num_columns), NULL_BLOCK),
+            seq_lens=filled((size,), 1),
+            state_blocks=filled((size,), NULL_BLOCK),
+            num_live=filled((1,), size),
             output=None,
             metadata=DecodeMetadata(),
         ),

@@ -14,7 +14,8 @@ import torch
 from harness.engine.batch import Batch, DecodeMetadata
 from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
-from harness.graph.recording import CpuGraph, CpuGraphPool, tensors_of
+from harness.graph.interface import Graph, GraphPool
+from harness.graph.storage import tensors_of
 from harness.kernels.call import BoundKernel
 
 
@@ -98,13 +99,13 @@ def metadata_for_capture(warmed_up: DecodeMetadata) -> DecodeMetadata:
 class DecodeGraphs:
     """One captured decode step for each size, on static inputs, all in one pool."""
 
-    def __init__(self, model: PagedModel, static: Batch, memory: PagedMemory, plans: Plans, pool: CpuGraphPool) -> None:
+    def __init__(self, model: PagedModel, static: Batch, memory: PagedMemory, plans: Plans, pool: GraphPool) -> None:
         self._model = model
         self._static = static
         self._memory = memory
         self._plans = plans
         self._pool = pool
-        self._graphs: dict[int, CpuGraph] = {}
+        self._graphs: dict[int, Graph] = {}
         self._captured: dict[int, dict[str, int]] = {}
 
     @property
@@ -119,7 +120,7 @@ class DecodeGraphs:
         batch.decode.metadata = warmed_up = self._plans.warmup_metadata(size, batch)
         self._model.forward(batch, self._memory)
         batch.decode.metadata = self._plans.capture_metadata(size, batch, warmed_up)
-        graph = CpuGraph.capture(lambda: self._model.forward(batch, self._memory), self._pool)
+        graph = self._pool.capture(lambda: self._model.forward(batch, self._memory))
         self._graphs[size] = graph
         self._captured[size] = self._addresses(batch, batch.decode.metadata.plan)
 

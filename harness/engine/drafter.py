@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import torch
 
-from harness.graph.recording import CpuGraph, CpuGraphPool
+from harness.graph.interface import Graph, GraphPool
 from harness.model.transformer import CausalLM
 
 
 class Drafter:
     """Guesses from the target's hidden state. Its weights are the target's own output head behind a fixed mixing."""
 
-    def __init__(self, model: CausalLM, max_size: int, pool: CpuGraphPool) -> None:
+    def __init__(self, model: CausalLM, max_size: int, pool: GraphPool) -> None:
         hidden = model.config.hidden_size
         generator = torch.Generator().manual_seed(0)
-        self._mixing = torch.randn(hidden, hidden, generator=generator) * hidden**-0.5
+        device = model.embed_tokens.weight.device
+        self._mixing = (torch.randn(hidden, hidden, generator=generator) * hidden**-0.5).to(device)
         self._model = model
         self._pool = pool
-        self._static = torch.zeros(max_size, hidden)
-        self._graphs: dict[int, CpuGraph] = {}
+        self._static = torch.zeros(max_size, hidden, device=device)
+        self._graphs: dict[int, Graph] = {}
 
     def capture(self, size: int) -> None:
         """Capture the drafter for a batch of `size`."""
         hidden = self._static[:size]
         self.forward(hidden)
-        self._graphs[size] = CpuGraph.capture(lambda: self.forward(hidden), self._pool)
+        self._graphs[size] = self._pool.capture(lambda: self.forward(hidden))
 
     def replay(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [B, hidden], outputs of a target graph of the same size -> draft tokens [B]."""

@@ -12,6 +12,7 @@ from harness.engine.scheduler import Scheduler
 from harness.engine.sequence import Sequence
 from harness.errors import InputError
 from harness.model.transformer import CausalLM
+from harness.ops.memory import raise_bad_indices
 from harness.poison.patterns import Poison
 from harness.scenario.params import EngineParams
 
@@ -20,10 +21,13 @@ class Engine:
     """Greedy decoding of many requests over one block pool, as a vLLM engine serves an MLA model.
 
     `model` gives the weights and sizes, `params` the rest: caches, kernels, graphs, limits. `max_model_len` bounds the
-    tokens of a request. The same arguments and requests give the same bits.
+    tokens of a request. The same arguments and requests give the same bits. With `observe` each graph replay is run a
+    second time eagerly and its inputs are noted, for judges; without it only the tokens' logits are.
     """
 
-    def __init__(self, model: CausalLM, params: EngineParams, poison: Poison, max_model_len: int) -> None:
+    def __init__(
+        self, model: CausalLM, params: EngineParams, poison: Poison, max_model_len: int, observe: bool = True
+    ) -> None:
         self.params = params
         self.max_model_len = max_model_len
         self.pool = BlockPool(params.num_blocks, params.free_list)
@@ -31,7 +35,7 @@ class Engine:
             self.pool, params.max_batched_tokens, params.max_num_seqs, needs_state=model.config.is_hybrid
         )
         with torch.no_grad():
-            self.runner = ModelRunner(model, params, self.pool, poison, max_model_len)
+            self.runner = ModelRunner(model, params, self.pool, poison, max_model_len, observe)
         self.num_steps = 0
         self._num_requests = 0
 
@@ -59,17 +63,22 @@ class Engine:
         """Schedule, run, take the next tokens; returns the requests that finished."""
         step = self.scheduler.schedule()
         logits = self.runner.run(step, self.num_steps)
+        # One look at the device for the whole batch. A row of NaN has a largest index too: garbage in, a token out, as
+        # a real sampler does.
+        tokens = torch.stack(logits).argmax(dim=-1).tolist()
         finished = []
-        for item, row in zip(step.scheduled, logits, strict=True):
+        for item, row, token in zip(step.scheduled, logits, tokens, strict=True):
             sequence = item.sequence
             sequence.num_computed_tokens += item.num_new_tokens
             if sequence.num_uncomputed_tokens == 0:
-                self._append(sequence, row)
+                sequence.tokens.append(token)
+                self.observations.logits.setdefault(sequence.request, []).append(row)
             if sequence.is_finished:
                 self.scheduler.finish(sequence)
                 finished.append(sequence)
         if self.params.dummy_steps:
             self.runner.run_dummy()
+        raise_bad_indices()
         self.num_steps += 1
         return finished
 
@@ -81,8 +90,3 @@ class Engine:
     def null_block(self) -> torch.Tensor:
         """A copy of the null block's bytes [slots, block_bytes]; nobody may ever write them."""
         return self.runner.memory.block(NULL_BLOCK)
-
-    def _append(self, sequence: Sequence, logits: torch.Tensor) -> None:
-        # A row of NaN has a largest index too: garbage in, a token out, as a real sampler does.
-        sequence.tokens.append(int(logits.argmax()))
-        self.observations.logits.setdefault(sequence.request, []).append(logits)

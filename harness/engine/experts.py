@@ -26,9 +26,12 @@ class RoutedExperts:
         self._poison = poison
         experts = moe.experts
         self._weights = tuple(
-            torch.cat((weight, poison.empty(1, *weight.shape[1:], dtype=weight.dtype, site="router.ids")))
+            torch.cat((weight, self._trap(weight)))
             for weight in (experts.gate_proj, experts.up_proj, experts.down_proj)
         )
+
+    def _trap(self, weight: torch.Tensor) -> torch.Tensor:
+        return self._poison.empty(1, *weight.shape[1:], dtype=weight.dtype, site="router.ids", device=weight.device)
 
     def __call__(
         self, x: torch.Tensor, batch: Batch, quantize: ActivationQuantizer

@@ -47,9 +47,11 @@ def update_states(
     (vllm-project/vllm#39064). Raises IllegalAddress for a block outside the pool.
     """
     blocks = check_indices(state_blocks, conv.shape[0], "state_blocks")
-    live = (blocks != NULL_BLOCK).nonzero().flatten()
+    # A select instead of a list of live rows, whose length a graph could not know: padding writes back what it read.
+    live = (blocks != NULL_BLOCK)[:, None, None]
     conv_rows, ssm_rows = conv[blocks], ssm[blocks]
+    conv_before, ssm_before = conv_rows.clone(), ssm_rows.clone()
     out: torch.Tensor = attention.step_batch(x.unsqueeze(1), conv_rows, ssm_rows).squeeze(1)
-    conv[blocks[live]] = conv_rows[live]
-    ssm[blocks[live]] = ssm_rows[live]
+    conv[blocks] = torch.where(live, conv_rows, conv_before)
+    ssm[blocks] = torch.where(live[..., None], ssm_rows, ssm_before)
     return out

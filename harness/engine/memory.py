@@ -72,10 +72,12 @@ class CacheLayout:
 class PagedMemory:
     """The pool's bytes, `data` [slots, N, block_bytes] uint8, and typed views of them."""
 
-    def __init__(self, layout: CacheLayout, data: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, layout: CacheLayout, data: torch.Tensor | None = None, device: torch.device | str = "cpu"
+    ) -> None:
         self.layout = layout
         shape = (layout.num_slots, layout.num_blocks, layout.block_bytes)
-        self.data = torch.zeros(shape, dtype=torch.uint8) if data is None else data
+        self.data = torch.zeros(shape, dtype=torch.uint8, device=device) if data is None else data
         self._as_latents = self.data.view(layout.kv_dtype)
         self._as_floats = self.data.view(torch.float32)
 
@@ -122,9 +124,11 @@ class PagedMemory:
             poison.fill_(tail, "kv.tail")
 
 
-def initial_memory(layout: CacheLayout, trap_block: int, poison: Poison) -> PagedMemory:
+def initial_memory(
+    layout: CacheLayout, trap_block: int, poison: Poison, device: torch.device | str = "cpu"
+) -> PagedMemory:
     """The pool before the first request: every block belongs to nobody."""
-    memory = PagedMemory(layout)
+    memory = PagedMemory(layout, device=device)
     memory.fill(range(NULL_BLOCK + 1, trap_block), "kv.free", poison)
     memory.fill((NULL_BLOCK,), "kv.null", poison)
     memory.fill((trap_block,), "block_table.pad", poison)

@@ -9,13 +9,17 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ReplayNote:
-    """Logits [B, vocab] of one replay of a graph of B rows, and of the same step run eagerly on a copy of memory."""
+    """Logits [B, vocab] of one replay of a graph of B rows, and of the same step run eagerly on a copy of memory.
+
+    `eager_again` is a second eager run of the step, made on a GPU where the first is not the replay bit for bit.
+    """
 
     step: int
     num_live: int
     replayed: torch.Tensor
     eager: torch.Tensor
     stale_plan: bool
+    eager_again: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

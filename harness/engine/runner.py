@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from harness.engine import batch as batches
@@ -15,7 +17,7 @@ from harness.engine.memory import CacheLayout, hand_over_blocks, initial_memory
 from harness.engine.observations import BindingNote, Observations, ReplayNote
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.scheduler import ScheduledSequence, Step
-from harness.graph.recording import CpuGraphPool
+from harness.graph.interface import GraphPool, new_pool
 from harness.model.transformer import CausalLM
 from harness.poison.patterns import Poison
 from harness.scenario.params import EngineParams
@@ -25,14 +27,22 @@ class ModelRunner:
     """Owns the pool's memory, the static inputs and the graphs; leaves what judges want to see in `observations`."""
 
     def __init__(
-        self, model: CausalLM, params: EngineParams, pool: BlockPool, poison: Poison, max_model_len: int
+        self,
+        model: CausalLM,
+        params: EngineParams,
+        pool: BlockPool,
+        poison: Poison,
+        max_model_len: int,
+        observe: bool = True,
     ) -> None:
+        self._observe = observe
         self._embedding = model.embed_tokens
+        self._device = model.embed_tokens.weight.device
         self._is_hybrid = model.config.is_hybrid
         self._poison = poison
         self._num_columns = num_pages(max_model_len)
         self.memory = initial_memory(
-            CacheLayout.of(model.config, params.kv, params.num_blocks), pool.trap_block, poison
+            CacheLayout.of(model.config, params.kv, params.num_blocks), pool.trap_block, poison, self._device
         )
         self.observations = Observations()
         self.drafts: dict[int, int] = {}
@@ -41,16 +51,17 @@ class ModelRunner:
         self._output = None
         num_rows = max(*params.capture_sizes, params.max_num_seqs)
         if params.zero_fill_output:
-            self._output = torch.zeros(num_rows, 1, params.num_heads, params.kv_lora_rank)
+            self._output = torch.zeros(num_rows, 1, params.num_heads, params.kv_lora_rank, device=self._device)
         self._drafter: Drafter | None = None
         self._graphs: DecodeGraphs | None = None
-        graph_pool = CpuGraphPool(poison)
+        graph_pool = new_pool(self._device, poison)
+        self._sweep_free = free_memory_sweep(self._device, poison)
         if params.drafter:
             self._drafter = Drafter(model, num_rows, graph_pool)
         if params.graph == "full":
             self._capture(params, graph_pool)
 
-    def _capture(self, params: EngineParams, graph_pool: CpuGraphPool) -> None:
+    def _capture(self, params: EngineParams, graph_pool: GraphPool) -> None:
         self._static = batches.dummy_batch(max(params.capture_sizes), self._embedding, self._num_columns)
         assert self._static.decode is not None
         self._static.decode.output = None if self._output is None else self._output[: max(params.capture_sizes)]
@@ -66,6 +77,7 @@ class ModelRunner:
 
     def run(self, step: Step, number: int) -> list[torch.Tensor]:
         """Run a step; returns logits [vocab] of the last token of each scheduled request, in the step's order."""
+        self._sweep_free()
         hand_over_blocks(self.memory, step, self._is_hybrid, self._poison)
         ordered = batches.order(step.scheduled)
         if self._poison.covers("kv.tail"):
@@ -100,7 +112,8 @@ class ModelRunner:
         forwarded = self._model.forward(batch, self.memory)
         self.observations.num_eager_steps += 1
         self.observations.num_mixed_steps += bool(batch.decode and batch.prefill)
-        self._note_experts(forwarded, ordered)
+        if self._observe:
+            self._note_experts(forwarded, ordered)
         last_rows = torch.tensor([item.num_new_tokens for item in ordered]).cumsum(0) - 1
         if self._drafter is not None:
             self._note_drafts(self._drafter.forward(forwarded.hidden[last_rows]), ordered)
@@ -109,24 +122,35 @@ class ModelRunner:
     def _run_graph(self, batch: Batch, ordered: list[ScheduledSequence], size: int, number: int) -> list[torch.Tensor]:
         assert self._graphs is not None
         batches.fill_static(self._static, batch, self._poison)
+        replayed = self._replay_beside_eager(ordered, size, number) if self._observe else self._graphs.replay(size)
+        logits = take_logits(replayed, len(ordered))
+        if self._drafter is not None:
+            self._note_drafts(self._drafter.replay(replayed.hidden), ordered)
+        return list(logits.clone())
+
+    def _replay_beside_eager(self, ordered: list[ScheduledSequence], size: int, number: int) -> Forwarded:
+        """Replay, and run the same step eagerly on a copy of the same memory for the judges."""
+        assert self._graphs is not None
         inputs, memory = self._static.head(size).snapshot(), self.memory.snapshot()
         replayed = self._graphs.replay(size)
         self._note_experts(replayed, ordered)
         replayed_logits = replayed.logits.clone()
-        eager = self._model.forward(inputs, memory)
+        eager = self._model.forward(inputs, memory.snapshot())
         assert inputs.decode is not None
         stale = self._graphs.reads_stale_plan(size, inputs.decode.metadata.plan)
-        self.observations.replays.append(ReplayNote(number, len(ordered), replayed_logits, eager.logits, stale))
+        again = None
+        if replayed_logits.is_cuda and not torch.equal(replayed_logits, eager.logits):
+            # Is it the kernels that do not repeat their bits? A second eager run of the same step tells.
+            again = self._model.forward(inputs, memory).logits
+        note = ReplayNote(number, len(ordered), replayed_logits, eager.logits, stale, again)
+        self.observations.replays.append(note)
         self.observations.bindings += [BindingNote(number, size, *binding) for binding in self._graphs.bindings(size)]
-        logits = take_logits(replayed, len(ordered))
-        if self._drafter is not None:
-            self._note_drafts(self._drafter.replay(replayed.hidden), ordered)
-        return [row.clone() for row in logits]
+        return replayed
 
     def _note_experts(self, forwarded: Forwarded, ordered: list[ScheduledSequence]) -> None:
         if not forwarded.expert_ids:
             return
-        chosen = torch.stack(forwarded.expert_ids, dim=1)
+        chosen = torch.stack(forwarded.expert_ids, dim=1).cpu()
         row = 0
         for item in ordered:
             noted = self.observations.expert_ids.setdefault(item.sequence.request, {})
@@ -137,6 +161,17 @@ class ModelRunner:
     def _note_drafts(self, drafts: torch.Tensor, ordered: list[ScheduledSequence]) -> None:
         for item, draft in zip(ordered, drafts.tolist()[: len(ordered)], strict=True):
             self.drafts[item.sequence.request] = draft
+
+
+def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], object]:
+    """What fills the free memory of `device` before a step. On a CPU nobody lists it, and kernels' own allocations are
+    filled one by one."""
+    if device.type != "cuda" or poison.is_natural:
+        return lambda: None
+    from harness.poison.cuda_sweep import CudaSweep, fill_word
+
+    sweep, word = CudaSweep.of(device), fill_word(poison, "workspace")
+    return lambda: sweep(word)
 
 
 def reachable_sizes(capture_sizes: tuple[int, ...], max_num_seqs: int) -> list[int]:

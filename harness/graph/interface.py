@@ -6,13 +6,19 @@ graph belongs to its pool; what a graph wrote there is valid until any graph of 
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+if TYPE_CHECKING:
+    from harness.poison.patterns import Poison
+
 
 class Graph(Protocol):
-    """A captured sequence of launches."""
+    """A captured sequence of launches; `outputs` is what the captured function returned."""
+
+    outputs: Any
 
     def replay(self) -> None:
         """Run every recorded launch again, on the memory that the capture saw."""
@@ -26,6 +32,21 @@ class Graph(Protocol):
 class GraphPool(Protocol):
     """Memory shared by the graphs that were captured into it."""
 
+    def capture(self, function: Callable[[], Any]) -> Graph:
+        """Capture what `function` launches, as a graph of this pool. Raises CaptureError for what no graph can hold."""
+        ...
+
     def sweep(self) -> None:
         """Treat all memory of the pool that may be reused between two replays as reused."""
         ...
+
+
+def new_pool(device: torch.device, poison: Poison | None = None) -> GraphPool:
+    """A pool for graphs on `device`: real ones on CUDA, recordings elsewhere. What is captured need not know."""
+    if device.type == "cuda":
+        from harness.graph.cuda import CudaGraphPool
+
+        return CudaGraphPool(device, poison)
+    from harness.graph.recording import CpuGraphPool
+
+    return CpuGraphPool(poison)

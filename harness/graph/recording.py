@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from harness.errors import CaptureError
 from harness.graph.launch import ACTIVE
+from harness.graph.storage import storage_address, tensors_of, use_count, whole_storage
 from harness.poison.patterns import Poison
 
 _aten = torch.ops.aten
@@ -52,7 +53,7 @@ class _Node:
         if len(results) != len(self.outputs):
             raise CaptureError(f"{self.name} returned {len(self.outputs)} tensors when captured, now {len(results)}")
         for recorded, result in zip(self.outputs, results, strict=True):
-            if _storage_address(recorded) != _storage_address(result):
+            if storage_address(recorded) != storage_address(result):
                 if recorded.shape != result.shape:
                     raise CaptureError(
                         f"{self.name} returned shape {list(recorded.shape)} when captured, now {list(result.shape)}"
@@ -74,10 +75,14 @@ class CpuGraphPool:
         self._foreign: dict[int, torch.Tensor] = {}
         self._dirty: list[CpuGraph] = []
 
+    def capture(self, function: Callable[[], Any]) -> CpuGraph:
+        """Record `function` as a graph of this pool; see CpuGraph.capture."""
+        return CpuGraph.capture(function, self)
+
     def add(self, aliases: list[torch.Tensor], owned: set[int]) -> None:
         """Take over a new recording's aliases; `owned` are the storage addresses it allocated itself."""
         for alias in aliases:
-            address = _storage_address(alias)
+            address = storage_address(alias)
             self._aliases.setdefault(address, []).append(alias)
             if address not in owned:
                 self._foreign.setdefault(address, alias)
@@ -96,8 +101,8 @@ class CpuGraphPool:
                 self._poison.fill_(memory, "graph.pool")
         self._dirty.clear()
         for address, alias in self._foreign.items():
-            if _use_count(alias) == len(self._aliases[address]):
-                self._poison.fill_(_whole_storage(alias), "graph.pool")
+            if use_count(alias) == len(self._aliases[address]):
+                self._poison.fill_(whole_storage(alias), "graph.pool")
 
 
 class CpuGraph:
@@ -107,8 +112,8 @@ class CpuGraph:
         self._pool = pool
         self._nodes = nodes
         self._aliases = aliases
-        first_of = {_storage_address(alias): alias for alias in reversed(aliases)}
-        self.owned_memory = [_whole_storage(first_of[address]) for address in sorted(owned)]
+        first_of = {storage_address(alias): alias for alias in reversed(aliases)}
+        self.owned_memory = [whole_storage(first_of[address]) for address in sorted(owned)]
         self.outputs: Any = None
 
     @classmethod
@@ -180,7 +185,7 @@ class _Recorder(TorchDispatchMode):
         recorded_args, recorded_kwargs = self._aliased(args), self._aliased(kwargs)
         result = self._note_made(func(*args, **kwargs), args, kwargs)
         if func is _aten.lift_fresh.default:
-            self._scalars.add(_storage_address(result))
+            self._scalars.add(storage_address(result))
         outputs = self._results(result)
         if func not in _ALLOCATIONS and not _is_view(func):
             self.nodes.append(_Node(str(func), func, recorded_args, recorded_kwargs, outputs))
@@ -203,7 +208,7 @@ class _Recorder(TorchDispatchMode):
     def finish(self) -> tuple[list[torch.Tensor], set[int]]:
         """The aliases held from now on, and the storage addresses allocated by the recording."""
         self._originals.clear()
-        aliases = [alias for alias in self._alias_of.values() if _storage_address(alias) not in self._scalars]
+        aliases = [alias for alias in self._alias_of.values() if storage_address(alias) not in self._scalars]
         return aliases, self._owned
 
     def _aliased(self, value: Any) -> Any:
@@ -225,13 +230,13 @@ class _Recorder(TorchDispatchMode):
     def _results(self, result: Any) -> list[torch.Tensor]:
         tensors = tensors_of(result)
         # A buffer that a kernel keeps from before the capture is returned, but not made.
-        self._owned |= {_storage_address(tensor) for tensor in tensors} & self._made
+        self._owned |= {storage_address(tensor) for tensor in tensors} & self._made
         return [self._alias(tensor) for tensor in tensors]
 
     def _note_made(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the storages that an op allocated: those of its results that are none of its arguments'."""
-        given = {_storage_address(tensor) for tensor in tensors_of((args, kwargs))}
-        self._made |= {_storage_address(tensor) for tensor in tensors_of(result)} - given
+        given = {storage_address(tensor) for tensor in tensors_of((args, kwargs))}
+        self._made |= {storage_address(tensor) for tensor in tensors_of(result)} - given
         return result
 
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -245,17 +250,6 @@ class _Recorder(TorchDispatchMode):
             self._alias_of[id(tensor)] = alias
             self._originals.append(tensor)
         return alias
-
-
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors of a result in order: of tuples and lists, and among the attributes of metadata objects."""
-    found: list[torch.Tensor] = []
-    for leaf in tree_flatten(value)[0]:
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        else:
-            found += [item for item in getattr(leaf, "__dict__", {}).values() if isinstance(item, torch.Tensor)]
-    return found
 
 
 def _refuse_host_reads(func: Any, args: tuple[Any, ...]) -> None:
@@ -275,19 +269,3 @@ def _is_view(func: Any) -> bool:
     if any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments):
         return False
     return bool(schema.returns) and all(returned.alias_info is not None for returned in schema.returns)
-
-
-def _storage_address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _use_count(tensor: torch.Tensor) -> int:
-    """How many tensors share this tensor's storage."""
-    storage = tensor.untyped_storage()
-    # The storage object in hand counts once itself.
-    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
-
-
-def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """All memory of a tensor's storage as one flat tensor of its dtype."""
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())

@@ -37,7 +37,7 @@ class BoundKernel:
         return launch(self._run, *args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if self._poison is None:
+        if self._poison is None or self._poison.is_natural:
             return self._call(args, kwargs)
         if not self._outputs:
             with AllocationPoison(self._poison):

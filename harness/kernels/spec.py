@@ -20,7 +20,9 @@ class KernelSpec:
     `needs_finite_tail` is declared by kernels that mask unused KV slots by multiplying (FlashMLA, FlashInfer MLA):
     they stay right only while whoever owns the cache keeps those slots finite. `needs_valid_table` is declared by
     kernels that look up table entries of empty requests: there an entry may be wrong, but must be a block.
-    `requires` is "module:function" of a check with more to say than `devices`: device -> why not, or None.
+    `cuda_twin` is the kernel of the same op that the engine runs in its place on CUDA: one that reads no device value
+    on the host, as a captured graph cannot. `requires` is "module:function" of a check with more to say than
+    `devices`: device -> why not, or None.
     """
 
     op: str
@@ -33,6 +35,7 @@ class KernelSpec:
     empty_lse: EmptyLse = "undefined"
     needs_finite_tail: bool = False
     needs_valid_table: bool = False
+    cuda_twin: str = ""
     requires: str = ""
     origin: str = "built in"
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.kernels.torch_plan import SplitPlan
+from harness.kernels.torch_plan import SplitPlan, num_pages
 from harness.kernels.triton_decode_kernels import INTERPRETED, combine_splits, decode_split
 from harness.kernels.triton_plan import mla_decode_plan
 from harness.ops.contracts import PAGE_SIZE, latent_rank
@@ -52,6 +52,8 @@ def mla_decode(
     kv_scale: float | Tensor | None = None,
     metadata: SplitPlan | None = None,
     tiling: Tiling | None = None,
+    mask_values: bool = True,
+    write_empty_rows: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Paged MLA decode; rows without keys get the empty attention (out 0, lse -inf).
 
@@ -88,16 +90,65 @@ def mla_decode(
         R=rank, E=rope_dim, BLOCK_E=max(16, triton.next_power_of_2(rope_dim)),
         BLOCK_ROWS=tiling.rows, BLOCK_SLOTS=tiling.slots, PAGE=PAGE_SIZE,
         COMPUTE=_TRITON_TYPES[compute], NARROW_CACHE=narrow, FIT_QUERY=compute == torch.float16,
-        STAGES=tiling.stages, num_warps=tiling.warps,
+        STAGES=tiling.stages, MASK_VALUES=mask_values, num_warps=tiling.warps,
     )  # fmt: skip
     # The interpreter pays for programs, the GPU for idle multiprocessors.
     rows = 32 if INTERPRETED else 2
     combine_splits[(num_requests, triton.cdiv(num_rows, rows))](
         partial_out, partial_lse, seq_lens, plan.work, out, lse, num_items // num_requests, query_len, num_heads,
         R=rank, BLOCK_ROWS=rows, BLOCK_SPLITS=triton.next_power_of_2(num_items // num_requests), PAGE=PAGE_SIZE,
-        num_warps=4,
+        WRITE_EMPTY=write_empty_rows, num_warps=4,
     )  # fmt: skip
     return out, lse
+
+
+def mla_decode_unwritten(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | Tensor | None = None,
+    metadata: SplitPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `mla_decode`, but rows without keys are left as they are, as FlashMLA and vLLM's Triton MLA do."""
+    return mla_decode(
+        q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata, write_empty_rows=False
+    )
+
+
+def mla_decode_multiply(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | Tensor | None = None,
+    metadata: SplitPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `mla_decode_unwritten`, but whole pages are read, and a weight of 0 is all that removes unused values."""
+    return mla_decode(
+        q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata,
+        mask_values=False, write_empty_rows=False,
+    )  # fmt: skip
+
+
+def mla_decode_prefetch(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | Tensor | None = None,
+    metadata: SplitPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `mla_decode_unwritten`, but looks up the last page of empty requests too (vllm-project/vllm#35431)."""
+    last_page = (num_pages(seq_lens) - 1).clamp(min=0)
+    check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
+    return mla_decode_unwritten(q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata)
 
 
 _TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

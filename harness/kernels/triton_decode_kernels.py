@@ -27,7 +27,7 @@ def decode_split(
     score_scale, value_scale, num_requests, max_splits, query_len, num_heads, stride_page, stride_slot, stride_table,
     R: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SLOTS: tl.constexpr,
     PAGE: tl.constexpr, COMPUTE: tl.constexpr, NARROW_CACHE: tl.constexpr, FIT_QUERY: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, MASK_VALUES: tl.constexpr,
 ):  # fmt: skip
     """Attend to one item of the plan; grid (W, ceil(S * H / BLOCK_ROWS)).
 
@@ -76,7 +76,9 @@ def decode_split(
             acc = tl.zeros((BLOCK_ROWS, R), tl.float32)
             table_row = block_table + request * stride_table
             offset = tl.arange(0, BLOCK_SLOTS)
-            stop = tl.minimum(end * PAGE, seq_len)
+            used = tl.minimum(end * PAGE, seq_len)
+            # A kernel that masks by multiplying reads whole pages; what their unused slots hold must be finite.
+            stop = used if MASK_VALUES else end * PAGE
             for start in tl.range(begin * PAGE, stop, BLOCK_SLOTS, num_stages=STAGES):
                 page = tl.load(table_row + start // PAGE).to(tl.int64)
                 slot = kv_cache + page * stride_page + (start % PAGE + offset).to(tl.int64)[:, None] * stride_slot
@@ -94,7 +96,7 @@ def decode_split(
                     v = c
                 score = tl.dot(q_c, tl.trans(c), input_precision="ieee")
                 score = tl.dot(q_e, tl.trans(e), score, input_precision="ieee")
-                keep = (position < stop)[None, :] & (position[None, :] < visible[:, None])
+                keep = (position < used)[None, :] & (position[None, :] < visible[:, None])
                 score = tl.where(keep, score * row_scale[:, None], float("-inf"))
                 new_top = tl.maximum(top, tl.max(score, axis=1))
                 shift = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -117,8 +119,12 @@ def decode_split(
 def combine_splits(
     partial_out, partial_lse, seq_lens, work, out, lse, max_splits, query_len, num_heads,
     R: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SPLITS: tl.constexpr, PAGE: tl.constexpr,
+    WRITE_EMPTY: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partials of one request; grid (B, ceil(S * H / BLOCK_ROWS)). Rows without keys get out 0, lse -inf."""
+    """Merge the partials of one request; grid (B, ceil(S * H / BLOCK_ROWS)).
+
+    Rows without keys get out 0 and lse -inf, or, without WRITE_EMPTY, nothing.
+    """
     request = tl.program_id(0).to(tl.int64)
     num_rows = query_len * num_heads
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -151,8 +157,9 @@ def combine_splits(
         acc += value * (tl.exp2(i_lse - top) / divisor)[:, None]
     out_row = request * num_rows + row
     out_at = out + out_row[:, None] * R + columns[None, :]
-    tl.store(out_at, acc.to(out.dtype.element_ty), mask=in_row[:, None])
+    written = in_row if WRITE_EMPTY else in_row & ~no_keys
+    tl.store(out_at, acc.to(out.dtype.element_ty), mask=written[:, None])
     # From base 2 to the natural logarithm, and from [S, H] rows to lse [B, H, S].
     natural = tl.where(no_keys, float("-inf"), (top + tl.log2(divisor)) * 0.6931471805599453)
     lse_at = (request * num_heads + row % num_heads) * query_len + row // num_heads
-    tl.store(lse + lse_at, natural, mask=in_row)
+    tl.store(lse + lse_at, natural, mask=written)

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from harness.records import Finding
+from harness.records import AccuracyRecord, Finding
 
 if TYPE_CHECKING:
     from harness.targets.base import Evidence
 
 
-TELLING_ORDER = ("crash", "address", "replay", "sentinel", "finite", "reference", "non_interference", "accuracy")
+TELLING_ORDER = ("crash", "address", "replay", "sentinel", "finite", "reference", "non_interference", "accuracy",
+                 "streams", "answers")  # fmt: skip
 """Oracles by how much a finding of theirs tells: first the mechanism (a crash, a stale address or plan, memory that
 nobody wrote), then a symptom."""
 
@@ -30,19 +31,24 @@ class Judgement:
 
     findings: list[Finding] = field(default_factory=list)
     looked_at: int = 0
+    notes: list[str] = field(default_factory=list)
+    """What a reader of a pass should know, such as a spread that was allowed for."""
+    accuracy: AccuracyRecord | None = None
+    """What oracle `accuracy` counted, for the reports; no other oracle has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class OracleSpec:
     """One oracle; `impl` is the "module:function" that takes Evidence and returns a Judgement.
 
-    `needs` says what a case must have for it: `graph` a captured graph, `patterns` two poison patterns or more.
+    `needs` says what a case must have for it: `graph` a captured graph, `patterns` two poison patterns or more,
+    `answers` a task's questions.
     """
 
     name: str
     summary: str
     impl: str
-    needs: Literal["", "graph", "patterns"] = ""
+    needs: Literal["", "graph", "patterns", "answers"] = ""
 
     def judge(self, evidence: Evidence) -> Judgement:
         """Judge the runs of a case."""

@@ -11,6 +11,7 @@ import torch
 
 from harness.oracles.base import Judgement
 from harness.oracles.compare import compare_bits
+from harness.oracles.spread import is_within, largest_difference, stated
 from harness.oracles.wording import merged, place
 from harness.poison.sentinels import hex_bits
 from harness.records import Finding
@@ -25,13 +26,26 @@ def judge(evidence: Evidence) -> Judgement:
         for step in run.replays:
             comparison = compare_bits(step.replayed, step.eager, step.live)
             judgement.looked_at += comparison.looked_at
-            if comparison.mismatch is not None:
+            if comparison.mismatch is not None and not _is_spread(step, judgement.notes):
                 mismatch = comparison.mismatch
                 findings.append(_unlike_eager(run, step, mismatch.rows, mismatch.index, mismatch.message))
         for name in dict.fromkeys(step.name for step in run.replays):
             findings.extend(_unmoved(run, [step for step in run.replays if step.name == name]))
     judgement.findings = merged(findings)
     return judgement
+
+
+def _is_spread(step: ReplayedStep, notes: list[str]) -> bool:
+    """Whether the replay is as far from the eager step as that is from itself, run twice on the same memory."""
+    if step.eager_again is None:
+        return False
+    spread = largest_difference(step.eager, step.eager_again, step.live)
+    difference = largest_difference(step.replayed, step.eager, step.live)
+    if not is_within(difference, spread):
+        return False
+    if not notes:
+        notes.append(stated(step.name, difference, spread))
+    return True
 
 
 def _unlike_eager(

@@ -31,7 +31,8 @@ class AllocationPoison(TorchDispatchMode):
     """Fills each uninitialized allocation made while it is active, as memory of a site.
 
     `sites` maps the ordinal of an allocation (0 for the first one made) to its site; the rest is `workspace`.
-    `allocations` lists the storage address of each, so that a caller can learn which of them became outputs.
+    `allocations` lists the storage address of each, so that a caller can learn which of them became outputs; with
+    `keep` false nothing is kept alive for that, and every site is `workspace`.
     """
 
     @classmethod
@@ -39,11 +40,12 @@ class AllocationPoison(TorchDispatchMode):
         # torch's default wraps each dispatch for torch.compile, at a third of its cost and a second for the import.
         return False
 
-    def __init__(self, poison: Poison, sites: Mapping[int, str] | None = None) -> None:
+    def __init__(self, poison: Poison, sites: Mapping[int, str] | None = None, keep: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._poison = poison
         self._sites = sites or {}
         self._kept: list[torch.Tensor] = []
+        self._keeps = keep
 
     @property
     def allocations(self) -> list[int]:
@@ -58,7 +60,8 @@ class AllocationPoison(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func in _FACTORIES:
             self._poison.fill_(_dense(out), self._sites.get(len(self._kept), "workspace"))
-            self._kept.append(out)
+            if self._keeps:
+                self._kept.append(out)
         return out
 
     def _resize(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

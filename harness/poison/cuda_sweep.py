@@ -20,11 +20,17 @@ import torch
 
 from harness.errors import HarnessError
 from harness.poison.cuda_kernels import fill_chunks
+from harness.poison.patterns import Poison
 
 FILL_WORD = -1
 """Every byte 0xFF: NaN in all float types and -1 as an int, as the type of free memory is not known."""
 
+_WORDS = {"nan": FILL_WORD, "zeros": 0, "max": 0x7F7F7F7F, "inf": 0x7F807F80, "random": 0x3F5A3E96}
+"""What stands for a pattern where no type is known: a large bfloat16 and float32, an Inf as bfloat16, some number."""
+
 CHUNK_BYTES = 1 << 17
+"""The least that one program of the fill is given; more where so much is free that the table would be long."""
+MAX_CHUNKS = 1 << 12
 
 
 class UnreadableAllocator(HarnessError):
@@ -52,45 +58,85 @@ class CudaSweep:
             )
         self.device = torch.cuda.current_device() if device is None else device
         self._uploaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._state: tuple[int, ...] = ()
+        self._streams: set[int] = set()
+        self._num_chunks = 0
+        self._swept = Swept(0, 0)
         self._reserve(1 << 14)
 
-    def __call__(self) -> Swept:
-        """Fill every free block, graph pools included; no host sync. Refused while this stream captures a graph."""
+    @classmethod
+    def of(cls, device: torch.device | None = None) -> CudaSweep:
+        """The sweep of a device that everybody in this process shares."""
+        given = None if device is None else device.index
+        index = torch.cuda.current_device() if given is None and torch.cuda.is_available() else given
+        if index not in _shared:
+            _shared[index] = cls(index)
+        return _shared[index]
+
+    def __call__(self, word: int = FILL_WORD) -> Swept:
+        """Fill every free block, graph pools included; no host sync. Refused while this stream captures a graph.
+
+        The blocks are listed anew only when the allocator has given or taken any since the last call: the list costs
+        some microseconds a block, and a server that replays graphs allocates nothing.
+        """
         if torch.cuda.is_current_stream_capturing():
             raise UnreadableAllocator("a sweep cannot run inside a graph capture; sweep before it and between replays")
         with torch.cuda.device(self.device):
-            addresses, sizes, streams = free_blocks(self.device)
-            num_chunks = int((-(-sizes // CHUNK_BYTES)).sum())
-            if num_chunks > self._table.shape[1]:
-                # A larger table may take one of the blocks just listed, so the list is made again.
-                self._reserve(2 * num_chunks)
-                return self()
-            if num_chunks:
-                with _ordered_after(streams, self.device):
-                    self._fill(chunk_table(addresses, sizes))
-        return Swept(len(addresses), int(sizes.sum()))
+            state = _allocator_state(self.device)
+            if state != self._state:
+                self._list_blocks()
+                self._state = _allocator_state(self.device)
+            if self._num_chunks:
+                with _ordered_after(self._streams, self.device):
+                    fill_chunks(self._table, self._num_chunks, word)
+        return self._swept
+
+    def _list_blocks(self) -> None:
+        """Bring the device's table of chunks up to date."""
+        addresses, sizes, self._streams = free_blocks(self.device)
+        chunk_bytes = chunk_size(int(sizes.sum()))
+        num_chunks = int((-(-sizes // chunk_bytes)).sum())
+        if num_chunks > self._table.shape[1]:
+            # A larger table may take one of the blocks just listed, so the list is made again.
+            self._reserve(2 * num_chunks)
+            self._list_blocks()
+            return
+        # Fills that still read the old table come first in stream order; the upload before this one must be done.
+        self._uploaded.synchronize()
+        self._host[:, :num_chunks] = torch.from_numpy(chunk_table(addresses, sizes, chunk_bytes))
+        for row in range(2):
+            self._table[row, :num_chunks].copy_(self._host[row, :num_chunks], non_blocking=True)
+        self._uploaded.record()
+        self._num_chunks = num_chunks
+        self._swept = Swept(len(addresses), int(sizes.sum()))
 
     def _reserve(self, capacity: int) -> None:
         self._host = torch.empty((2, capacity), dtype=torch.int64, pin_memory=True)
         self._table = torch.empty((2, capacity), dtype=torch.int64, device=self.device)
 
-    def _fill(self, chunks: np.ndarray) -> None:
-        # The previous upload may still be reading the pinned table.
-        self._uploaded.synchronize()
-        num_chunks = chunks.shape[1]
-        self._host[:, :num_chunks] = torch.from_numpy(chunks)
-        for row in range(2):
-            self._table[row, :num_chunks].copy_(self._host[row, :num_chunks], non_blocking=True)
-        self._uploaded.record()
-        fill_chunks(self._table, num_chunks, FILL_WORD, CHUNK_BYTES)
+
+_shared: dict[int | None, CudaSweep] = {}
 
 
-def chunk_table(addresses: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def fill_word(poison: Poison, site: str) -> int:
+    """The 32-bit word that free memory holds as memory of `site`: the pattern's, or 0 where the poison is not put."""
+    return _WORDS[poison.pattern] if poison.covers(site) else 0
+
+
+def chunk_size(num_bytes: int) -> int:
+    """Bytes of a chunk: a power of two for which `num_bytes` make about MAX_CHUNKS chunks or fewer."""
+    size = CHUNK_BYTES
+    while num_bytes // size > MAX_CHUNKS:
+        size *= 2
+    return size
+
+
+def chunk_table(addresses: np.ndarray, sizes: np.ndarray, chunk_bytes: int = CHUNK_BYTES) -> np.ndarray:
     """Cut blocks (int64 [n] addresses and sizes in bytes) into chunks: int64 [2, chunks] of address and size."""
-    chunks = -(-sizes // CHUNK_BYTES)
+    chunks = -(-sizes // chunk_bytes)
     first = np.repeat(np.cumsum(chunks) - chunks, chunks)
-    offset = (np.arange(int(chunks.sum())) - first) * CHUNK_BYTES
-    return np.stack([np.repeat(addresses, chunks) + offset, np.minimum(np.repeat(sizes, chunks) - offset, CHUNK_BYTES)])
+    offset = (np.arange(int(chunks.sum())) - first) * chunk_bytes
+    return np.stack([np.repeat(addresses, chunks) + offset, np.minimum(np.repeat(sizes, chunks) - offset, chunk_bytes)])
 
 
 def free_blocks(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
@@ -109,6 +155,16 @@ def free_blocks(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
                 streams.add(segment["stream"])
             address += block["size"]
     return np.asarray(addresses, dtype=np.int64), np.asarray(sizes, dtype=np.int64), streams
+
+
+def _allocator_state(device: int) -> tuple[int, ...]:
+    """Counters that move whenever a block of `device` is given, taken, or comes free; cheap to read."""
+    stats = torch._C._cuda_memoryStats(device)
+    return tuple(
+        stats[kind]["all"][counter]
+        for kind in ("allocation", "active", "segment")
+        for counter in ("allocated", "freed")
+    )
 
 
 @contextlib.contextmanager

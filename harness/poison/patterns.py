@@ -28,6 +28,8 @@ class Poison:
     strict: bool = False
     traps: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
+    ignore_contracts: bool = False
+    """Fill also memory that a kernel is promised to find friendly."""
 
     @property
     def is_natural(self) -> bool:
@@ -50,7 +52,7 @@ class Poison:
             self._fill_indices(tensor, site)
         return tensor
 
-    def empty(self, *size: int, dtype: torch.dtype, site: str, device: str = "cpu") -> torch.Tensor:
+    def empty(self, *size: int, dtype: torch.dtype, site: str, device: str | torch.device = "cpu") -> torch.Tensor:
         """`torch.empty` whose content is this poison's; for memory that the engine itself owns."""
         return self.fill_(torch.empty(*size, dtype=dtype, device=device), site)
 
@@ -71,12 +73,16 @@ class Poison:
             raise ValueError(f"unknown poison pattern {self.pattern!r}")
 
     def _fill_random_finite(self, tensor: torch.Tensor) -> None:
-        generator = torch.Generator(device=tensor.device).manual_seed(self.seed)
-        size = (tensor.numel() * tensor.element_size(),)
-        raw = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8, device=tensor.device)
-        values = raw.view(tensor.dtype)
+        size = tensor.numel() * tensor.element_size()
+        values = (_hashed_bytes(size, self.seed, tensor.device) if tensor.is_cuda else self._drawn(size)).view(
+            tensor.dtype
+        )
         bits_view(values)[~torch.isfinite(values.float())] = 0
         tensor.copy_(values.view(tensor.shape))
+
+    def _drawn(self, size: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
 
     def _fill_indices(self, tensor: torch.Tensor, site: str) -> None:
         if self.pattern == "zeros":
@@ -87,3 +93,10 @@ class Poison:
             tensor.fill_(trap | trap << 32 if tensor.dtype == torch.int64 else trap)
         else:
             tensor.fill_(-1)
+
+
+def _hashed_bytes(size: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Bytes [size] that look random. A graph cannot capture a generator of ours, but it can capture arithmetic."""
+    mixed = (torch.arange(size, device=device) + seed % 65521 + 1) * 0x9E3779B1
+    mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA6B
+    return ((mixed >> 13) & 0xFF).to(torch.uint8)

@@ -6,10 +6,11 @@ Only bits are read and nothing depends on the device, so the same interface serv
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from harness.poison.sentinels import OUT_OF_RANGE, UNTAGGED, bits_view, site_of_bits
+from harness.poison.sentinels import OUT_OF_RANGE, UNTAGGED, bits_view, quiet_bits, site_of_bits, site_of_tag
 
 Index = tuple[int, ...]
 
@@ -56,6 +57,8 @@ def scan(tensor: torch.Tensor, judged: torch.Tensor | None = None) -> Scan:
     """Scan `tensor` where the bool mask `judged` (of its shape, or of its rows) is set; None is everywhere."""
     mask = _full_mask(tensor, judged)
     found = Scan(looked_at=int(mask.sum()))
+    if tensor.is_cuda and _is_clean(tensor):
+        return found
     suspects = (suspicious(tensor) & mask).nonzero()
     if len(suspects) == 0:
         return found
@@ -63,6 +66,70 @@ def scan(tensor: torch.Tensor, judged: torch.Tensor | None = None) -> Scan:
     for value in torch.unique(bits).tolist():
         _note(found, tensor.dtype, int(value), suspects[bits == value])
     return found
+
+
+@dataclass(slots=True)
+class Census:
+    """What a whole tensor holds, counted in one pass on its GPU: thing -> (how many, flat index of the first).
+
+    `sentinels` is keyed by site, or UNTAGGED.
+    """
+
+    looked_at: int
+    sentinels: dict[str, tuple[int, int]] = field(default_factory=dict)
+    canonical_nan: tuple[int, int] | None = None
+    other_nan: tuple[int, int] | None = None
+    inf: tuple[int, int] | None = None
+
+
+def census(tensor: torch.Tensor) -> Census:
+    """Count what is not finite in a contiguous CUDA tensor of float8, bfloat16, float16 or float32.
+
+    Tagged sentinels and NaN of arithmetic are told apart by their bits in the same pass; one host read at its end.
+    """
+    from harness.poison.cuda_kernels import CANONICAL, INF, OTHER_NAN, classify
+    from harness.poison.cuda_kernels import UNTAGGED as ALL_ONES
+
+    counts, first = classify(bits_view(tensor).flatten(), **_layout(tensor.dtype))
+    pairs = list(zip(*torch.stack((counts, first)).tolist(), strict=True))
+    found = Census(looked_at=tensor.numel())
+    for tag, (count, at) in enumerate(pairs[:ALL_ONES]):
+        site = site_of_tag(tag)
+        if count and site is not None:
+            found.sentinels[site] = (count, at)
+    if pairs[ALL_ONES][0]:
+        found.sentinels[UNTAGGED] = pairs[ALL_ONES]
+    # bfloat16's quiet NaN with tag 0, and a tag that no site has, are NaN like any other.
+    tagged = [pair for tag, pair in enumerate(pairs[:ALL_ONES]) if pair[0] and site_of_tag(tag) is None]
+    found.canonical_nan = _together([pairs[CANONICAL], *(tagged if tensor.dtype == torch.bfloat16 else [])])
+    found.other_nan = _together([pairs[OTHER_NAN], *([] if tensor.dtype == torch.bfloat16 else tagged)])
+    found.inf = _together([pairs[INF]])
+    return found
+
+
+def _together(pairs: list[tuple[int, int]]) -> tuple[int, int] | None:
+    counted = [pair for pair in pairs if pair[0]]
+    return (sum(count for count, _ in counted), min(at for _, at in counted)) if counted else None
+
+
+def _layout(dtype: torch.dtype) -> dict[str, Any]:
+    """The masks of a float type, as `classify` wants them."""
+    if dtype not in _MANTISSA_BITS:
+        # e4m3fn has no infinity: its only NaN has all bits set but the sign, and 0x78 to 0x7E are values.
+        mantissa = 0x7F if dtype == torch.float8_e4m3fn else 0x03
+        exponent = 0x7F if dtype == torch.float8_e4m3fn else 0x7C
+        return {"exponent": exponent, "mantissa": mantissa, "sentinel": None}
+    mantissa = (1 << _MANTISSA_BITS[dtype]) - 1
+    exponent = (1 << 8 * dtype.itemsize - 1) - 1 - mantissa
+    return {"exponent": exponent, "mantissa": mantissa, "sentinel": quiet_bits(dtype)}
+
+
+def _is_clean(tensor: torch.Tensor) -> bool:
+    """Whether one pass finds nothing; False for what that pass cannot read."""
+    if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32) or not tensor.is_contiguous():
+        return False
+    found = census(tensor)
+    return not (found.sentinels or found.canonical_nan or found.other_nan or found.inf)
 
 
 def suspicious(tensor: torch.Tensor) -> torch.Tensor:

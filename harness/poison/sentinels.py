@@ -41,6 +41,16 @@ def sentinel_bits(dtype: torch.dtype, site: str) -> int:
     return 0xFF if dtype.itemsize == 1 else -1
 
 
+def quiet_bits(dtype: torch.dtype) -> int | None:
+    """The sentinel of `dtype` without a tag; None for a type whose NaN has no room for one."""
+    return _QUIET_BITS.get(dtype)
+
+
+def site_of_tag(tag: int) -> str | None:
+    """The site whose sentinels carry `tag`, or None."""
+    return _SITE_OF.get(tag)
+
+
 def site_of_bits(dtype: torch.dtype, bits: int) -> str | None:
     """The site whose sentinel `bits` is, UNTAGGED for the all-ones pattern, or None for anything else."""
     size = 8 * dtype.itemsize

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import sys
@@ -20,6 +21,7 @@ class Gpu(Record):
     name: str
     capability: str
     memory_bytes: int
+    uuid: str = ""
 
 
 class Environment(Record):
@@ -35,6 +37,7 @@ class Environment(Record):
     gpus: tuple[Gpu, ...] = ()
     triton: str | None = None
     vllm: str | None = None
+    vllm_path: str | None = None
     flashinfer: str | None = None
     pandas: str | None = None
 
@@ -80,9 +83,19 @@ def describe_machine() -> Environment:
         gpus=gpus,
         triton=version_of("triton"),
         vllm=version_of("vllm"),
+        vllm_path=_path_of("vllm"),
         flashinfer=version_of("flashinfer-python"),
         pandas=version_of("pandas"),
     )
+
+
+def _path_of(package: str) -> str | None:
+    """The folder that a package would be imported from, without importing it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:
+        return None
+    return str(Path(spec.origin).parent) if spec is not None and spec.origin else None
 
 
 def _torch_version() -> str | None:
@@ -100,7 +113,12 @@ def _cuda_facts() -> tuple[str | None, tuple[Gpu, ...]]:
         for index in range(torch.cuda.device_count()):
             found: Any = torch.cuda.get_device_properties(index)
             gpus.append(
-                Gpu(name=found.name, capability=f"{found.major}.{found.minor}", memory_bytes=int(found.total_memory))
+                Gpu(
+                    name=found.name,
+                    capability=f"{found.major}.{found.minor}",
+                    memory_bytes=int(found.total_memory),
+                    uuid=str(getattr(found, "uuid", "")),
+                )
             )
     return torch.version.cuda, tuple(gpus)
 

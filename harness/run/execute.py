@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 import torch
 
 from harness.catalog import FAULTS, ORACLES
+from harness.errors import KernelError
 from harness.kernels.plugins import find_kernel, load_plugins
 from harness.oracles.base import most_telling_first
 from harness.oracles.crash import CRASHES
 from harness.poison.patterns import Poison
-from harness.records import Case, CaseResult, Finding, Job, Verdict
-from harness.scenario.matrix import kernel_fields
+from harness.records import AccuracyRecord, Case, CaseResult, Finding, Job, PoisonPlan, Verdict
+from harness.run.cuda_failures import in_one_line, is_device_failure
+from harness.scenario.matrix import VLLM, kernel_fields
+from harness.targets.accuracy import AccuracyTarget
 from harness.targets.base import Evidence, Run, Target
 from harness.targets.engine import EngineTarget
 from harness.targets.kernel import KernelTarget
+from harness.targets.vllm import VllmTarget
+from harness.targets.vllm_host import VllmHostTarget
 
 LOG_TAIL = 4000
 
@@ -32,6 +37,7 @@ class Outcome:
     reason: str = ""
     findings: list[Finding] = field(default_factory=list)
     looked_at: dict[str, int] = field(default_factory=dict)
+    accuracy: AccuracyRecord | None = None
     log: str = ""
 
 
@@ -55,22 +61,29 @@ def execute(job: Job) -> CaseResult:
         reason=outcome.reason,
         findings=tuple(outcome.findings),
         looked_at=outcome.looked_at,
+        accuracy=outcome.accuracy and outcome.accuracy.model_copy(update={"fault": job.fault}),
         log=outcome.log,
     )
 
 
 def _outcome(job: Job) -> Outcome:
     load_plugins(job.plugins)
-    reason = why_not(job.case, job.device)
+    reason = why_not(job.case, job.device, job.fault)
     if reason:
         return Outcome(Verdict.SKIP, reason)
     torch.manual_seed(job.case.seed)
-    with _fault(job.fault):
+    # A fault of vLLM's is put back in the process that imports it.
+    with _fault(None if job.case.system in VLLM else job.fault):
         evidence = Evidence(job.case, list(_runs(job)))
-    return judge(evidence)
+        if job.device != "cpu" and job.case.system not in VLLM:
+            evidence.repeat = lambda: next(_runs(job))
+        outcome = judge(evidence)
+    if outcome.verdict is not Verdict.PASS:
+        outcome.log = next((run.log for run in evidence.runs if run.log), "")
+    return outcome
 
 
-def why_not(case: Case, device: str) -> str:
+def why_not(case: Case, device: str, fault: str | None = None) -> str:
     """Why this machine or a kernel of the case cannot run it, in a sentence; empty when it can run."""
     if device == "cuda" and not torch.cuda.is_available():
         return "no CUDA device on this machine"
@@ -81,7 +94,15 @@ def why_not(case: Case, device: str) -> str:
             return reason
         if kv is not None and kv not in spec.kv:
             return f"{spec.name} reads a cache of {', '.join(spec.kv)}, not of {kv}"
-    return (EngineTarget.supports(case) or "") if case.system == "engine" else ""
+    if device != "cpu" and case.system == "accuracy":
+        return "accuracy is measured with the engine on the CPU"
+    if case.system == "engine":
+        return EngineTarget.supports(case) or ""
+    if case.system == "vllm":
+        return VllmTarget.supports(case, fault) or ""
+    if case.system == "vllm-host":
+        return VllmHostTarget.supports(fault) or ""
+    return (AccuracyTarget.supports(case) or "") if case.system == "accuracy" else ""
 
 
 def judge(evidence: Evidence) -> Outcome:
@@ -91,12 +112,16 @@ def judge(evidence: Evidence) -> Outcome:
         return Outcome(Verdict.CRASH, crash.findings[0].message, crash.findings, {"crash": crash.looked_at})
     outcome = Outcome(Verdict.PASS)
     blind: list[str] = []
+    notes: list[str] = []
     for name in dict.fromkeys((*evidence.case.oracles, "crash")):
         judgement = crash if name == "crash" else ORACLES.get(name).judge(evidence)
         outcome.findings.extend(judgement.findings)
         outcome.looked_at[name] = judgement.looked_at
+        outcome.accuracy = judgement.accuracy or outcome.accuracy
+        notes.extend(judgement.notes)
         if judgement.looked_at == 0:
             blind.append(name)
+    outcome.reason = "; ".join(notes)
     if blind:
         outcome.verdict = Verdict.ERROR
         outcome.reason = f"nothing was looked at by {', '.join(blind)}; an oracle that sees nothing proves nothing"
@@ -109,23 +134,38 @@ def judge(evidence: Evidence) -> Outcome:
 
 def _runs(job: Job) -> Iterator[Run]:
     """One run for each poison pattern, the main one first. A run that crashed is the last one."""
-    target = _target(job.case, job.device)
+    target = _target(job)
     plan = job.case.poison
     sites = frozenset(plan.sites if job.sites is None else job.sites)
     for pattern in plan.patterns:
         try:
-            run = target.run(Poison(pattern, sites, strict=plan.strict, seed=job.case.seed))
+            run = target.run(poison_of(plan, pattern, sites, job.case.seed))
         except CRASHES as error:
             run = Run(pattern, error=error)
+        except RuntimeError as error:
+            if not is_device_failure(error):
+                raise
+            run = Run(pattern, error=KernelError(f"{job.case.id}: {in_one_line(error)}"))
         yield run
         if run.error is not None:
             return
 
 
-def _target(case: Case, device: str) -> Target:
-    if case.system == "kernel":
-        return KernelTarget(case, device)
-    return EngineTarget(case)
+def poison_of(plan: PoisonPlan, pattern: str, sites: frozenset[str], seed: int) -> Poison:
+    """What one run of a case fills."""
+    return Poison(pattern, sites, strict=plan.strict, seed=seed, ignore_contracts=plan.ignore_contracts)
+
+
+def _target(job: Job) -> Target:
+    if job.case.system == "kernel":
+        return KernelTarget(job.case, job.device)
+    if job.case.system == "accuracy":
+        return AccuracyTarget(job.case, job.directory)
+    if job.case.system == "vllm":
+        return VllmTarget(job.case, job.fault, job.directory)
+    if job.case.system == "vllm-host":
+        return VllmHostTarget(job.case, job.fault)
+    return EngineTarget(job.case, job.device)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ class Reply(Record):
     result: dict[str, Any] | None = None
     described: list[dict[str, Any]] | None = None
     refused: str | None = None
+    is_spent: bool = False
+    """The worker's CUDA context failed for good with this job; it ends and must be replaced."""
 
 
 class Request(Record):
@@ -33,6 +35,8 @@ class Request(Record):
     """
 
     job: Job | None = None
+    gpu: int | None = None
+    """Which of the GPUs that the worker sees a job on CUDA runs on."""
     describe: tuple[str, ...] | None = None
 
 

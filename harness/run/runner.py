@@ -11,6 +11,7 @@ from typing import Any
 from harness.errors import HarnessError, InputError
 from harness.records import CaseResult, Finding, Job, Verdict
 from harness.run.environment import Environment, num_usable_cores
+from harness.run.gpus import GpuLocks
 from harness.run.process import WorkerProcess
 from harness.run.protocol import DEFAULT_EXECUTE, Reply, Request
 
@@ -50,6 +51,8 @@ class WorkerPool:
         self._start_timeout_seconds = start_timeout_seconds
         self._workers: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
+        self._gpus: GpuLocks | None = None
+        self._gpu_of: dict[WorkerProcess, int] = {}
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -124,16 +127,54 @@ class WorkerPool:
         for worker in [worker for worker in self._workers if worker not in busy]:
             if worker.is_ready and worker.ended():
                 self._retire(worker)
-        while len(self._workers) < min(self.num_workers, len(waiting) + len(busy)):
+        while len(self._workers) < min(self.num_workers, self._num_useful(waiting) + len(busy)):
             self._spawn()
         for worker in self._workers:
             if waiting and worker not in busy and worker.is_ready:
-                job = waiting[0]
-                if not worker.send(Request(job=job), job.timeout_seconds):
+                job = self._next_for(worker, waiting)
+                if job is None:
                     continue
-                busy[worker] = waiting.popleft()
+                gpu = self._gpu_of.get(worker) if job.device == "cuda" else None
+                if not worker.send(Request(job=job, gpu=gpu), job.timeout_seconds):
+                    continue
+                waiting.remove(job)
+                busy[worker] = job
                 if on_start is not None:
                     on_start(job)
+
+    def _num_useful(self, waiting: deque[Job]) -> int:
+        """How many workers the waiting jobs can keep busy: those on CUDA need a GPU each."""
+        on_gpu = sum(job.device == "cuda" for job in waiting)
+        num_gpus = 1 if self.environment is None else max(1, len(self.environment.gpus))
+        return len(waiting) - on_gpu + min(on_gpu, num_gpus)
+
+    def _next_for(self, worker: WorkerProcess, waiting: deque[Job]) -> Job | None:
+        """The first waiting job that `worker` can run; one on CUDA needs a GPU of its own, which the worker keeps."""
+        can_use_gpu: bool | None = True if worker in self._gpu_of else None
+        if can_use_gpu:
+            # Others can do the rest; nobody else has this GPU.
+            mine = next((job for job in waiting if job.device == "cuda"), None)
+            return mine or waiting[0]
+        for job in waiting:
+            if job.device != "cuda":
+                return job
+            if can_use_gpu is None:
+                can_use_gpu = self._take_gpu(worker)
+            if can_use_gpu:
+                return job
+        return None
+
+    def _take_gpu(self, worker: WorkerProcess) -> bool:
+        assert self.environment is not None
+        if not self.environment.gpus:
+            # No GPU: whoever runs the job says so.
+            return True
+        if self._gpus is None:
+            self._gpus = GpuLocks(self.environment.gpus)
+        gpu = self._gpus.take()
+        if gpu is not None:
+            self._gpu_of[worker] = gpu
+        return gpu is not None
 
     def _result_of(self, worker: WorkerProcess, job: Job) -> CaseResult | None:
         """The result of the job that `worker` has, when it has ended one way or another."""
@@ -145,7 +186,7 @@ class WorkerPool:
                 return self._bury(worker, job, f"the worker's answer is not a result: {str(error).splitlines()[0]}")
             if result.key != job.key:
                 return self._bury(worker, job, f"the worker answered for another job ({result.key!r})")
-            if result.verdict is Verdict.CRASH and job.device != "cpu":
+            if reply.is_spent:
                 # An illegal access stays with the CUDA context; the next case needs a new process.
                 self._retire(worker)
             return result
@@ -200,3 +241,6 @@ class WorkerPool:
             self._workers.remove(worker)
             self._selector.unregister(worker.fileno())
         worker.close()
+        gpu = self._gpu_of.pop(worker, None)
+        if gpu is not None and self._gpus is not None:
+            self._gpus.give_back(gpu)

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from harness.errors import HarnessError
 from harness.records import CaseResult, Finding, Job, Verdict
+from harness.run import cuda_failures
 from harness.run.environment import DEVICES, describe_machine
 from harness.run.protocol import DEFAULT_EXECUTE, Reply, decode_request, encode
 
@@ -97,7 +98,25 @@ def reply_to(line: bytes, execute: Execute) -> Reply:
     if request.describe is not None:
         return describe_kernels(request.describe)
     assert request.job is not None
-    return Reply(result=answer(request.job, execute).model_dump(mode="json"))
+    if request.gpu is None:
+        return Reply(result=answer(request.job, execute).model_dump(mode="json"))
+    return _on_gpu(request.job, request.gpu, execute)
+
+
+def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(gpu)
+    result = answer(job, execute)
+    is_spent = cuda_failures.is_spent()
+    if result.verdict is Verdict.ERROR and is_spent:
+        # The context failed where nobody expected it, such as in an oracle that was the first to wait for the device.
+        finding = Finding(oracle="crash", message=f"{job.case.id}: {result.reason}")
+        result = result.model_copy(update={"verdict": Verdict.CRASH, "findings": (finding,)})
+    if result.verdict is Verdict.CRASH and not is_spent:
+        cuda_failures.free_memory()
+    return Reply(result=result.model_dump(mode="json"), is_spent=is_spent)
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -123,10 +142,13 @@ def main() -> None:
     execute = load_execute(options.execute)
     replies.write(encode(Reply(ready=describe_machine().model_dump(mode="json"))))
     for line in _lines(jobs):
-        payload = encode(reply_to(line, execute))
+        reply = reply_to(line, execute)
+        payload = encode(reply)
         sys.stdout.flush()
         sys.stderr.flush()
         _write_all(replies, payload)
+        if reply.is_spent:
+            break
     # Threads that a kernel left behind must not keep the process alive.
     os._exit(0)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from harness.accuracy.answer_log import AccuracyRun
 from harness.poison.patterns import Poison
 from harness.records import Case
 
@@ -48,6 +50,8 @@ class ReplayedStep:
     replayed: torch.Tensor
     eager: torch.Tensor
     live: torch.Tensor
+    eager_again: torch.Tensor | None = None
+    """A second eager run, where the first differs and the device may not repeat its bits."""
     stale_site: str | None = None
     """The site of a captured input whose content differed from what the eager step read, if one did."""
 
@@ -72,6 +76,12 @@ class Run:
     guards: list[Guard] = field(default_factory=list)
     replays: list[ReplayedStep] = field(default_factory=list)
     bindings: list[Binding] = field(default_factory=list)
+    accuracy: AccuracyRun | None = None
+    """Every question's result in every epoch, where the target answers questions."""
+    eager: AccuracyRun | None = None
+    """The same questions asked of the same engine without graphs, where the target compares both."""
+    log: str = ""
+    """The end of what a serving process printed."""
     error: Exception | None = None
     """What ended the run before its end: an illegal address, or what the kernel under test raised."""
 
@@ -82,6 +92,8 @@ class Evidence:
 
     case: Case
     runs: list[Run]
+    repeat: Callable[[], Run] | None = None
+    """Runs the case under its first pattern once more; given where a device may not repeat its bits."""
 
 
 class Target(Protocol):

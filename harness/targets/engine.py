@@ -32,7 +32,8 @@ _TIE_MARGIN_FP8_ACTIVATIONS = 0.5
 class EngineTarget:
     """A serving run of the reference engine, `epochs` times the same requests on one engine."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, device: str = "cpu") -> None:
+        self._device = device
         self._case = case
         params = EngineParams.model_validate(case.params)
         # No more requests than there are ever run at once, so larger graphs would be captured for nobody.
@@ -59,9 +60,12 @@ class EngineTarget:
         params = self._params
         poison = self._legitimate(poison)
         engine = Engine(
-            _model(self._config), params, poison, max_model_len=max(_length(request) for request in params.requests)
+            _model(self._config, self._device),
+            params,
+            poison,
+            max_model_len=max(_length(request) for request in params.requests),
         )
-        null_block = engine.null_block()
+        null_block = engine.null_block().cpu()
         epochs, starts = [], []
         for _ in range(params.epochs):
             starts.append(engine.num_steps)
@@ -69,7 +73,7 @@ class EngineTarget:
             engine.run()
         run = Run(poison.pattern)
         run.observed = [self._observed(engine, epoch, sequences) for epoch, sequences in enumerate(epochs)]
-        run.guards = [Guard("the null block", "kv.null", null_block, engine.null_block())]
+        run.guards = [Guard("the null block", "kv.null", null_block, engine.null_block().cpu())]
         _add_graph_notes(run, engine, starts)
         return run
 
@@ -107,7 +111,7 @@ class EngineTarget:
         reference = _reference(self._config, margin)
         return Observed(
             name=f"logits of epoch {epoch}",
-            tensor=torch.stack(rows),
+            tensor=torch.stack(rows).cpu(),
             live=torch.ones(len(rows), dtype=torch.bool),
             expected=reference.logits(sequences, notes.expert_ids),
             bound=f"engine.logits.{self._params.kv}{kind}",
@@ -124,8 +128,9 @@ def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
             ReplayedStep(
                 step=replay.step,
                 name=f"decode logits of the graph of {size} in epoch {bisect.bisect(starts, replay.step) - 1}",
-                replayed=replay.replayed,
-                eager=replay.eager,
+                replayed=replay.replayed.cpu(),
+                eager=replay.eager.cpu(),
+                eager_again=None if replay.eager_again is None else replay.eager_again.cpu(),
                 live=torch.arange(size) < replay.num_live,
                 stale_site="sched_meta" if replay.stale_plan else None,
             )
@@ -153,8 +158,8 @@ def _ranges(sequences: list[Sequence]) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _model(config: ModelConfig) -> CausalLM:
-    return CausalLM(config).reset_parameters(WEIGHT_SEED).eval().requires_grad_(False)
+def _model(config: ModelConfig, device: str = "cpu") -> CausalLM:
+    return CausalLM(config).reset_parameters(WEIGHT_SEED).eval().requires_grad_(False).to(device)
 
 
 @functools.lru_cache(maxsize=8)

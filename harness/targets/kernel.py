@@ -41,8 +41,9 @@ class KernelTarget:
         except (IllegalAddress, KernelError) as error:
             run.error = error
             return run
-        run.observed = call.observe(outputs)
-        run.guards = [Guard(item.name, item.site, item.before, item.watched()) for item in call.guarded]
+        # Judges look at small tensors many times, which a GPU is slow at: every look would wait for it.
+        run.observed = call.observe(tuple(output.cpu() for output in outputs))
+        run.guards = [Guard(item.name, item.site, item.before.cpu(), item.watched().cpu()) for item in call.guarded]
         return run
 
 

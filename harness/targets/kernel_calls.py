@@ -78,7 +78,7 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
     poison = replace(
         setting.poison,
         traps={**setting.poison.traps, "block_table.pad": raw.trap_block},
-        strict=setting.poison.strict and not setting.spec.needs_valid_table,
+        strict=setting.poison.strict and not _keeps(setting, setting.spec.needs_valid_table),
     )
     given, kept = _prepared(raw, raw.unowned, replace(setting, poison=poison))
     num_requests, num_query_tokens, num_heads, _ = given.q.shape
@@ -208,7 +208,7 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
 
     def slots_of(cache: Tensor, which: Tensor) -> Tensor:
         # As bytes, because older torch cannot index fp8.
-        raw_bytes = cache.view(torch.uint8).reshape(others.shape[0], -1)
+        raw_bytes = cache.cpu().view(torch.uint8).reshape(others.shape[0], -1)
         return raw_bytes[which].view(cache.dtype)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
@@ -300,11 +300,16 @@ def _prepared(raw: InputsT, unowned: list[op_inputs.Unowned], setting: Setting) 
     """Poison the unowned memory of `raw`; what the kernel is given, and a copy that the kernel cannot reach."""
     for part in unowned:
         poison = setting.poison
-        if setting.spec.needs_finite_tail and part.site in FINITE_FOR_MULTIPLYING_KERNELS:
+        if _keeps(setting, setting.spec.needs_finite_tail) and part.site in FINITE_FOR_MULTIPLYING_KERNELS:
             poison = replace(poison, pattern=_FINITE_STAND_IN.get(poison.pattern, poison.pattern))
         poison.fill_(part.memory, part.site)
-    given = _map_tensors(raw, lambda tensor: tensor.to(setting.device))
-    return given, _map_tensors(given, torch.clone)
+    kept = _map_tensors(raw, torch.clone)
+    return _map_tensors(raw, lambda tensor: tensor.to(setting.device)), kept
+
+
+def _keeps(setting: Setting, promise: bool) -> bool:
+    """Whether a promise that the kernel was given is kept in this run."""
+    return promise and not setting.poison.ignore_contracts
 
 
 def _map_tensors(record: InputsT, change: Callable[[Tensor], Tensor]) -> InputsT:

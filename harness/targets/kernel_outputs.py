@@ -11,6 +11,7 @@ from harness.errors import KernelError
 from harness.kernels.call import BoundKernel
 from harness.kernels.spec import KernelSpec
 from harness.ops.contracts import OPS, Output
+from harness.ops.memory import raise_bad_indices
 from harness.poison.patterns import Poison
 
 Shape = tuple[int, ...]
@@ -22,12 +23,20 @@ class BadOutput(KernelError):
 
 def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a kernel under poison and wait for it. Raises IllegalAddress or KernelError, whatever the kernel raised."""
+    is_on_gpu = any(isinstance(arg, Tensor) and arg.is_cuda for arg in args)
+    if is_on_gpu and not poison.is_natural:
+        from harness.poison.cuda_sweep import CudaSweep, fill_word
+
+        # Reaches what an extension allocates without torch's dispatcher, as scratch of its own.
+        CudaSweep.of()(fill_word(poison, "workspace"))
     result = BoundKernel(spec, poison)(*args, **kwargs)
-    if any(isinstance(arg, Tensor) and arg.is_cuda for arg in args):
+    if is_on_gpu:
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
-            raise KernelError(f"{spec.name} failed on the device: {error}") from error
+            reason = str(error).strip().partition("\n")[0]
+            raise KernelError(f"{spec.name} failed on the device: {reason}") from error
+        raise_bad_indices()
     return result
 
 

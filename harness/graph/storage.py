@@ -1,0 +1,36 @@
+"""Storages behind tensors: whose memory it is, how many look at it, and all of it at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors of a result in order: of tuples and lists, and among the attributes of metadata objects."""
+    found: list[torch.Tensor] = []
+    for leaf in tree_flatten(value)[0]:
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        else:
+            found += [item for item in getattr(leaf, "__dict__", {}).values() if isinstance(item, torch.Tensor)]
+    return found
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Where a tensor's storage begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def use_count(tensor: torch.Tensor) -> int:
+    """How many tensors share this tensor's storage."""
+    storage = tensor.untyped_storage()
+    # The storage object in hand counts once itself.
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
+
+
+def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory of a tensor's storage as one flat tensor of its dtype."""
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())

@@ -1,0 +1,43 @@
+"""vLLM's `merge_attn_states`: the CUDA kernel and the Triton one that stands in where it cannot run."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def merge_attn_states(
+    prefix_out: Tensor,
+    prefix_lse: Tensor,
+    suffix_out: Tensor,
+    suffix_lse: Tensor,
+    *,
+    num_tokens_with_context: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The CUDA kernel of vllm._custom_ops. Shapes: outputs [T, H, V], lse [H, T] float32."""
+    return _merged("vllm._custom_ops", prefix_out, prefix_lse, suffix_out, suffix_lse, num_tokens_with_context)
+
+
+def merge_attn_states_triton(
+    prefix_out: Tensor,
+    prefix_lse: Tensor,
+    suffix_out: Tensor,
+    suffix_lse: Tensor,
+    *,
+    num_tokens_with_context: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The Triton kernel. Shapes as above."""
+    module = "vllm.v1.attention.ops.triton_merge_attn_states"
+    return _merged(module, prefix_out, prefix_lse, suffix_out, suffix_lse, num_tokens_with_context)
+
+
+def _merged(
+    module: str, prefix_out: Tensor, prefix_lse: Tensor, suffix_out: Tensor, suffix_lse: Tensor, count: int | None
+) -> tuple[Tensor, Tensor]:
+    merge: Any = importlib.import_module(module).merge_attn_states
+    out, lse = torch.empty_like(prefix_out), torch.empty_like(prefix_lse)
+    merge(out, prefix_out, prefix_lse, suffix_out, suffix_lse, lse, count)
+    return out, lse

@@ -1,0 +1,47 @@
+"""vLLM's Triton MLA decode, called as TritonMLAImpl does."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+RANK = 512
+MIN_WORK_PER_SPLIT = 512
+
+
+def mla_decode(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | None = None,
+    metadata: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """Decode with one query token a row: of S tokens, each is a request of its own that ends where it stands.
+
+    Outputs are allocated unwritten, where vLLM zeroes them: what the kernel writes is what is judged.
+    """
+    decode = importlib.import_module("vllm.v1.attention.ops.triton_decode_attention").decode_attention_fwd
+    num_requests, num_tokens, num_heads, width = q.shape
+    if num_tokens > 1:
+        back = torch.arange(num_tokens - 1, -1, -1, device=q.device, dtype=seq_lens.dtype)
+        seq_lens = (seq_lens[:, None] - back).clamp(min=0).reshape(-1)
+        block_table = block_table.repeat_interleave(num_tokens, dim=0)
+    rows = num_requests * num_tokens
+    splits = 1 << (max(1, block_table.shape[1] * kv_cache.shape[1] // MIN_WORK_PER_SPLIT) - 1).bit_length()
+    out = torch.empty(rows, num_heads, RANK, dtype=q.dtype, device=q.device)
+    lse = torch.empty(rows, num_heads, dtype=torch.float32, device=q.device)
+    partial = torch.empty(rows, num_heads, splits, RANK + 1, dtype=torch.float32, device=q.device)
+    cache = kv_cache.unsqueeze(2)
+    one = torch.full((), 1.0 if kv_scale is None else kv_scale, dtype=torch.float32, device=q.device)
+    decode(
+        q.reshape(rows, num_heads, width).contiguous(), cache, cache[..., :RANK], out, lse, block_table, seq_lens,
+        partial, splits, scale, kv_cache.shape[1], k_scale=one, v_scale=one, is_mla=True,
+    )  # fmt: skip
+    lse = lse.reshape(num_requests, num_tokens, num_heads).transpose(1, 2)
+    return out.reshape(num_requests, num_tokens, num_heads, RANK), lse.contiguous()

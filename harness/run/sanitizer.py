@@ -1,0 +1,127 @@
+"""One case under NVIDIA's compute-sanitizer; what it watches is `python -m harness.run.sanitized JOB.json RESULT.json`.
+
+The sanitizer sees what no poison does, single loads and stores, and costs a factor of ten or more. So it is for one
+case at a time, and its report goes to that case's result.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from harness.errors import InputError
+from harness.records import CaseResult, Finding, Job, Verdict
+from harness.run.runner import WorkerPool
+
+TOOLS = ("initcheck", "memcheck", "racecheck")
+ORACLE = "sanitizer"
+LOG_TAIL = 6000
+SLOWDOWN = 30.0
+_PLACES = ("/usr/local/cuda/bin/compute-sanitizer", "/opt/cuda/bin/compute-sanitizer")
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+
+
+def find() -> str | None:
+    """Where compute-sanitizer is, or None."""
+    found = shutil.which("compute-sanitizer")
+    return found or next((place for place in _PLACES if os.access(place, os.X_OK)), None)
+
+
+def check(tool: str, jobs: list[Job]) -> None:
+    """Raise InputError unless `tool` can watch what was selected: one case, on a GPU, with the sanitizer installed."""
+    if tool not in TOOLS:
+        raise InputError(f"--sanitizer {tool}: unknown tool; choose one of {', '.join(TOOLS)}")
+    if len(jobs) != 1:
+        raise InputError(f"--sanitizer: watches one case, and {len(jobs)} are selected; name one by its id")
+    if jobs[0].device != "cuda":
+        raise InputError("--sanitizer: watches kernels on a GPU, and this case runs on the CPU; add --device cuda")
+    if find() is None:
+        raise InputError("--sanitizer: compute-sanitizer is not installed; it comes with the CUDA toolkit")
+
+
+def run(job: Job, tool: str) -> CaseResult:
+    """Execute `job` in a process that compute-sanitizer watches; its report is the log, its errors are a finding."""
+    program = find()
+    assert program is not None
+    with tempfile.TemporaryDirectory(prefix="mla-harness-sanitizer-") as folder:
+        asked, answer, report = (Path(folder) / name for name in ("job.json", "result.json", "report.txt"))
+        asked.write_text(_watched(job, tool).model_dump_json(), encoding="utf-8")
+        command = [
+            program, "--tool", tool, "--log-file", str(report), "--print-limit", "20",
+            sys.executable, "-m", "harness.run.sanitized", str(asked), str(answer),
+        ]  # fmt: skip
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        environ = {**os.environ, "PYTHONPATH": path}
+        if job.case.params.get("graph", "none") == "none":
+            # Memory that the allocator gives a second time counts as written; a graph needs its pool, though.
+            environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+        ended = "it ran out of time"
+        try:
+            done = subprocess.run(
+                command, env=environ, capture_output=True, check=False, timeout=SLOWDOWN * job.timeout_seconds
+            )
+            ended = f"it ended with code {done.returncode}"
+        except subprocess.TimeoutExpired:
+            pass
+        text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""
+        if answer.exists():
+            result = CaseResult.model_validate_json(answer.read_text(encoding="utf-8"))
+        else:
+            result = _without_answer(job, f"no answer from the process under compute-sanitizer: {ended}")
+    return with_report(result, tool, text)
+
+
+def _watched(job: Job, tool: str) -> Job:
+    """The job as the tool can see it: poison is written memory, in which initcheck would find nothing unwritten."""
+    if tool != "initcheck":
+        return job
+    case = job.case
+    oracles = tuple(name for name in case.oracles if name != "non_interference")
+    plan = case.poison.model_copy(update={"patterns": ("natural",), "sites": ()})
+    return job.model_copy(update={"case": case.model_copy(update={"poison": plan, "oracles": oracles})})
+
+
+def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
+    """`result` with the sanitizer's report: its tail as the log, and a finding when it counts any error."""
+    match = _SUMMARY.search(text)
+    count = int(match[1]) if match else 0
+    changes: dict[str, object] = {"log": text[-LOG_TAIL:]}
+    if count:
+        first = next((line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")), "")
+        message = f"compute-sanitizer {tool} reports {count} errors, first: {first}"
+        changes["findings"] = (*result.findings, Finding(oracle=ORACLE, message=message))
+        if result.verdict is Verdict.PASS:
+            changes |= {"verdict": Verdict.FAIL, "reason": message}
+    elif not match and result.verdict is Verdict.PASS:
+        changes |= {"verdict": Verdict.ERROR, "reason": f"compute-sanitizer {tool} left no summary"}
+    return result.model_copy(update=changes)
+
+
+def _without_answer(job: Job, reason: str) -> CaseResult:
+    return CaseResult(
+        key=job.key, id=job.case.id, scenario=job.case.scenario, refs=job.case.refs, verdict=Verdict.CRASH,
+        reason=reason, findings=(Finding(oracle="crash", message=f"{job.case.id}: {reason}"),),
+    )  # fmt: skip
+
+
+class SanitizedPool(WorkerPool):
+    """Runs what was selected under the sanitizer; trials that look for the memory to blame run as ever."""
+
+    tool = ""
+
+    def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Iterator[CaseResult]:
+        """Yield one result for each job, as they end."""
+        for job in jobs:
+            if job.sites is not None:
+                yield from super().run([job], on_start)
+                continue
+            if on_start is not None:
+                on_start(job)
+            yield run(job, self.tool)

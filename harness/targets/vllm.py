@@ -1,0 +1,195 @@
+"""vLLM as a target: one canary answers a task in a process of its own, under poison, with or without a fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.accuracy.answer_log import read_run
+from harness.accuracy.fixtures import FIXTURES
+from harness.errors import HarnessError, InputError, KernelError
+from harness.kernels.vllm_support import installed_version
+from harness.poison.patterns import Poison
+from harness.records import Case
+from harness.scenario.params import VllmParams
+from harness.serving.child import FILLED_FILE
+from harness.serving.settings import BLOCKS, SITES, VARIABLE, ServePoison
+from harness.serving.vllm_faults import why_not
+from harness.targets.base import Run
+
+LOG_TAIL_BYTES = 6_000
+PATTERN = {"nan": "nan", "max": "max"}
+"""Patterns of a scenario as the plug-in knows them; any other leaves memory as it is."""
+BLACKWELL = ("CUTLASS_MLA", "FLASHINFER_MLA")
+MULTIPLYING = ("FLASHMLA", "FLASH_ATTN_MLA", *BLACKWELL)
+"""Backends that are promised finite pages; in a model of MLA layers alone every page was written by one."""
+
+
+class VllmTarget:
+    """Serves a case's canary with vLLM, once for each poison pattern, and once eagerly to compare with."""
+
+    def __init__(self, case: Case, fault: str | None = None, directory: str | None = None) -> None:
+        self._params = VllmParams.model_validate(case.params)
+        self._fault = fault
+        self._directory = directory
+        self._log_tail = ""
+
+    @staticmethod
+    def supports(case: Case, fault: str | None = None) -> str | None:
+        """Why vLLM cannot run a case here, in one sentence; None when it can."""
+        version = installed_version()
+        if version is None:
+            return "vLLM is not installed (pip install mla-harness[vllm])"
+        if not torch.cuda.is_available():
+            return "vLLM serves on CUDA, and there is no CUDA device on this machine"
+        missing = [name for name in ("lm_eval", "tokenizers") if find_spec(name) is None]
+        if missing:
+            return f"{', '.join(missing)} not installed: python3 -m pip install lm-eval==0.4.13"
+        params = VllmParams.model_validate(case.params)
+        if params.backend in BLACKWELL:
+            major, minor = torch.cuda.get_device_capability()
+            if major != 10:
+                return f"{params.backend} is built for data-center Blackwell (10.0, 10.3); this GPU is {major}.{minor}"
+        if not (canary(params) / "config.json").is_file():
+            return f"{canary(params)} is not there: train one with `canary train`"
+        return why_not(fault, version) if fault else None
+
+    def run(self, poison: Poison) -> Run:
+        """Ask everything; a process that dies or raises is the run's error, with the end of vLLM's log."""
+        run = Run(poison.pattern)
+        with tempfile.TemporaryDirectory() as scratch:
+            place = Path(self._directory or scratch) / poison.pattern
+            settings = self._poison(poison)
+            try:
+                self._serve(place / "asked", self._params.graph, settings)
+                run.accuracy = read_run(place / "asked")
+                if self._params.compare_eager and self._params.graph != "none":
+                    self._serve(place / "eager", "none", settings)
+                    run.eager = read_run(place / "eager")
+            except KernelError as error:
+                run.error = error
+            run.log = self._log_tail
+        return run
+
+    def _poison(self, poison: Poison) -> ServePoison | None:
+        """The case's sites that vLLM's memory has, without those that the backend is promised to find finite."""
+        sites = tuple(site for site in SITES if poison.covers(site))
+        pattern = PATTERN.get(poison.pattern)
+        if pattern is None or not sites:
+            return None
+        if self._params.backend in MULTIPLYING:
+            # Unused slots are read: finite ones are the promise, and vLLM zeroes only new pages of hybrid models.
+            sites = tuple(site for site in sites if site not in ("kv.tail", "kv.null"))
+            if self._params.canary != "hybrid":
+                sites = tuple(site for site in sites if site != "kv.new")
+        return ServePoison(sites, pattern) if sites else None
+
+    def _serve(self, directory: Path, graph: str, poison: ServePoison | None) -> None:
+        """Run one serving process to its end. Raises KernelError with its log when that is not a good one."""
+        directory.mkdir(parents=True, exist_ok=True)
+        order = {
+            "model": str(canary(self._params)),
+            "options": llm_options(self._params, graph),
+            "concurrency": self._params.max_num_seqs,
+            "task": self._params.task,
+            "limit": self._params.limit,
+            "epochs": self._params.epochs,
+            "max_tokens": self._params.max_tokens,
+            "fault": self._fault,
+            "directory": str(directory),
+        }
+        with (directory / "vllm.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "harness.serving.child", json.dumps(order)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=_environ(self._params, poison),
+            )  # fmt: skip
+            try:
+                code = process.wait(timeout=self._params.timeout_seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                code = None
+            except BaseException:
+                process.kill()
+                raise
+        tail = (directory / "vllm.log").read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
+        self._log_tail = tail
+        if code != 0:
+            raise _died(code, tail, self._params.timeout_seconds)
+        if poison is not None:
+            _check_filled(directory, poison)
+
+
+def _check_filled(directory: Path, poison: ServePoison) -> None:
+    """Raise HarnessError when a poison that was asked for filled nothing: its case would have proved nothing."""
+    filled = json.loads((directory / FILLED_FILE).read_text(encoding="utf-8"))
+    wants_blocks = any(site in BLOCKS for site in poison.sites)
+    if (poison.sweeps and not filled["sweeps"]) or (wants_blocks and not filled["blocks"]):
+        raise HarnessError(f"the poison {poison.text()} filled nothing in this vLLM: {filled}")
+
+
+def canary(params: VllmParams) -> Path:
+    """The checkpoint that a case serves."""
+    return FIXTURES / f"canary-{params.canary}"
+
+
+def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
+    """Arguments of `vllm.LLM`. All memory is stated, so that several processes can share a GPU."""
+    options: dict[str, Any] = {
+        "max_model_len": 1024,
+        "max_num_batched_tokens": params.max_batched_tokens,
+        "num_gpu_blocks_override": params.num_blocks,
+        "kv_cache_memory_bytes": params.kv_megabytes << 20,
+        "gpu_memory_utilization": 0.08,
+        "kv_cache_dtype": "auto" if params.kv == "bf16" else "fp8",
+        "enable_prefix_caching": params.prefix_caching,
+        "attention_backend": params.backend,
+        "trust_remote_code": True,
+        "seed": 0,
+    }
+    if graph == "none":
+        return {**options, "enforce_eager": True}
+    compilation = {"mode": 0 if graph == "full" else 3, "cudagraph_mode": graph.upper()}
+    return {**options, "compilation_config": {**compilation, "cudagraph_capture_sizes": list(params.capture_sizes)}}
+
+
+def _environ(params: VllmParams, poison: ServePoison | None) -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    ours = {
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if params.runner == "v2" else "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        VARIABLE: poison.text() if poison else "",
+    }
+    return {**os.environ, **ours}
+
+
+def _died(code: int | None, tail: str, seconds: int) -> Exception:
+    """What to say of a process that did not end well: its own last words name the cause."""
+    if code == 2:
+        refused = [line for line in tail.splitlines() if line.startswith("mla-harness: ")]
+        return InputError(refused[-1].removeprefix("mla-harness: ") if refused else "the serving process refused")
+    if code is None:
+        how = f"vLLM hung: no end after {seconds} s"
+    elif code < 0:
+        how = f"vLLM's process died ({signal.Signals(-code).name})"
+    else:
+        how = f"vLLM's process ended with exit code {code}"
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line]
+    last = (errors or lines or ["it printed nothing"])[-1]
+    return KernelError(f"{how}: {last[-300:]}")

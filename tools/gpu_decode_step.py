@@ -1,0 +1,88 @@
+"""Milliseconds of one decode step on this GPU, as one JSON object: plain, with the sweep before it, or watched.
+
+The step is a captured graph of LAYERS layers of absorbed MLA at batch 64 and 4,096 tokens: a query projection, the
+split-KV plan once, the Triton decode over a bfloat16 cache of each layer's own, and an output projection. `--plain`
+leaves the sweep out, for a run under compute-sanitizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from harness.kernels.triton_decode import mla_decode
+from harness.kernels.triton_plan import mla_decode_plan
+from harness.poison.cuda_sweep import CudaSweep
+
+BATCH, TOKENS, HEADS, HIDDEN, LAYERS, PAGE = 64, 4096, 16, 2048, 16, 64
+
+
+def captured_step() -> torch.cuda.CUDAGraph:
+    """The step as a graph; its tensors live as long as the process."""
+    device, pages = torch.device("cuda"), TOKENS // PAGE
+    caches = [torch.randn(BATCH * pages, PAGE, 576, device=device, dtype=torch.bfloat16) for _ in range(LAYERS)]
+    table = torch.randperm(BATCH * pages, device=device).view(BATCH, pages).to(torch.int32)
+    lengths = torch.full((BATCH,), TOKENS, dtype=torch.int32, device=device)
+    into = [torch.randn(HIDDEN, HEADS * 576, device=device, dtype=torch.bfloat16) * 0.02 for _ in range(LAYERS)]
+    back = [torch.randn(HEADS * 512, HIDDEN, device=device, dtype=torch.bfloat16) * 0.01 for _ in range(LAYERS)]
+    hidden = torch.randn(BATCH, HIDDEN, device=device, dtype=torch.bfloat16)
+
+    def step() -> torch.Tensor:
+        x, plan = hidden, mla_decode_plan(lengths, num_heads=HEADS)
+        for cache, up, down in zip(caches, into, back, strict=True):
+            q = (x @ up).view(BATCH, 1, HEADS, 576)
+            out, _ = mla_decode(q, cache, table, lengths, scale=0.05, metadata=plan)
+            x = x + out.reshape(BATCH, -1) @ down
+        return x
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    KEPT.append((caches, table, lengths, into, back, hidden))
+    return graph
+
+
+KEPT: list[object] = []
+
+
+def milliseconds(call: Callable[[], object], repeats: int) -> float:
+    """Median wall-clock of one call, waiting for the device."""
+    times = []
+    for _ in range(repeats + 2):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(times[2:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--repeats", type=int, default=30)
+    options = parser.parse_args()
+    graph = captured_step()
+    answer = {"step_ms": milliseconds(graph.replay, options.repeats)}
+    if not options.plain:
+        scratch = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        del scratch
+        sweep = CudaSweep()
+        answer["free_bytes"] = sweep().num_bytes
+        with_sweep, plain = [], []
+        for _ in range(5):
+            plain.append(milliseconds(graph.replay, options.repeats))
+            with_sweep.append(milliseconds(lambda: (sweep(), graph.replay()), options.repeats))
+        answer |= {"step_ms": statistics.median(plain), "with_sweep_ms": statistics.median(with_sweep)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

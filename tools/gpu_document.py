@@ -1,0 +1,147 @@
+"""The document that `gpu_report.py` writes: figures in, Markdown out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def document(data: dict[str, Any]) -> str:
+    """`docs/gpu.md` of the parts that were measured."""
+    parts = [
+        ("machine", _machine), ("bandwidth", _bandwidth), ("step", lambda d: _step(d, data)), ("matrix", _matrix),
+        ("selftest", _selftest), ("containment", _containment), ("sanitizer", _sanitizer), ("tests", _tests),
+    ]  # fmt: skip
+    text = ["# On a GPU", "", "Written by `python tools/gpu_report.py`; nothing here is typed by hand.", ""]
+    for name, write in parts:
+        if name not in data:
+            continue
+        if isinstance(data[name], dict) and "failed" in data[name]:
+            text += [f"## {name}", "", "Failed: " + " ".join(str(data[name]["failed"]).split())[-300:], ""]
+        else:
+            text += [*write(data[name]), ""]
+    return "\n".join(text).rstrip() + "\n"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return lines + ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def _machine(d: dict[str, Any]) -> list[str]:
+    return [f"{d['gpu']}, {d['memory_gib']} GiB, compute capability {d['capability']}; torch {d['torch']}, "
+            f"CUDA {d['cuda']}, Triton {d['triton']}; {d['date']}."]  # fmt: skip
+
+
+def _bandwidth(d: dict[str, Any]) -> list[str]:
+    sweep = d["sweep"]
+    share = sweep["sweep_gb_s"] / sweep["fill_gb_s"]
+    rows: list[tuple[Any, ...]] = [
+        (f"sweep of {sweep['sweep_bytes'] / 1e9:.2f} GB free", f"{sweep['sweep_gb_s']:.0f} GB/s",
+         f"one `fill_` of 2 GiB: {sweep['fill_gb_s']:.0f} GB/s", f"{share:.0%}", "70 %"),
+        (f"sweep of a pool with {sweep['many_blocks']} free blocks, unchanged since the last", f"{sweep['many_blocks_ms']:.2f} ms", "", "", "1 ms"),
+        ("the same after a block was given and taken", f"{sweep['many_blocks_changed_ms']:.2f} ms",
+         f"of it listing the blocks: {sweep['many_blocks_list_ms']:.2f} ms", "", "1 ms"),
+    ]  # fmt: skip
+    for dtype, scan in d["scan"].items():
+        rows.append((f"scan of 1 GiB {dtype}", f"{scan['scan_gb_s']:.0f} GB/s",
+                     f"`sum` of the same bytes: {scan['read_gb_s']:.0f} GB/s", f"{scan['scan_gb_s'] / scan['read_gb_s']:.0%}", "60 %"))  # fmt: skip
+        rows.append(
+            (
+                f"the same, every element NaN: {dtype}",
+                f"{scan['all_nan_gb_s']:.0f} GB/s",
+                "",
+                f"{scan['all_nan_gb_s'] / scan['read_gb_s']:.0%}",
+                "",
+            )
+        )
+    text = ["## Sweep and scan", "", *_table(("what", "measured", "beside it", "share", "target"), rows), "",
+            "Bandwidths are medians of 30 runs between device events, queued behind other work; milliseconds are wall-clock "
+            "on an idle device, the host's part included.", "", "## Decode", ""]  # fmt: skip
+    decode = [
+        (t["kv"], t["batch"], t["tokens"], t["heads"], f"{t['decode_us']:.0f} us", f"{t['floor_us']:.0f} us", f"{t['over_floor']:.2f}", f"{t['plan_us']:.0f} us")
+        for t in d["decode"]
+    ]  # fmt: skip
+    return [
+        *text,
+        *_table(
+            ("cache", "batch", "tokens", "heads", "decode", "time to read the cache once", "ratio", "plan"), decode
+        ),
+    ]
+
+
+def _step(d: dict[str, Any], data: dict[str, Any]) -> list[str]:
+    rows: list[tuple[Any, ...]] = [("plain", f"{d['step_ms']:.3f} ms", "1.00", "")]
+    rows.append(
+        (
+            f"sweep of {d['free_bytes'] / 1e9:.2f} GB before each step",
+            f"{d['with_sweep_ms']:.3f} ms",
+            f"{d['with_sweep_ms'] / d['step_ms']:.3f}",
+            "below 1.10",
+        )
+    )
+    watched = data.get("sanitizer", {}).get("watched_step", {})
+    if "step_ms" in watched:
+        rows.append(
+            (
+                "under compute-sanitizer initcheck",
+                f"{watched['step_ms']:.1f} ms",
+                f"{watched['step_ms'] / d['step_ms']:.1f}",
+                "",
+            )
+        )
+    return ["## What poison costs a decode step", "", "One step is a captured graph of 16 layers of absorbed MLA with their "
+            "projections, at batch 64 and 4,096 tokens of bfloat16 cache.", "",
+            *_table(("step", "time", "slow-down", "target"), rows)]  # fmt: skip
+
+
+def _verdicts(table: dict[str, dict[str, int]]) -> list[str]:
+    kinds = ("pass", "fail", "crash", "skip", "error")
+    rows = [(name, *(counts.get(kind, 0) or "" for kind in kinds)) for name, counts in sorted(table.items())]
+    total = {kind: sum(counts.get(kind, 0) for counts in table.values()) for kind in kinds}
+    return _table(("scenario", *kinds), [*rows, ("**all**", *(total[kind] or "" for kind in kinds))])
+
+
+def _bad(rows: list[dict[str, str]]) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        reasons.setdefault(f"{row.get('verdict', '')}: {row['reason'][:200]}", []).append(row["id"])
+    return [f"- {reason} ({len(ids)}: `{ids[0]}`{', ...' if len(ids) > 1 else ''})" for reason, ids in reasons.items()]
+
+
+def _matrix(d: dict[str, Any]) -> list[str]:
+    return ["## Kernel matrix", "", f"{d['cases']} cases in one worker in {d['seconds']:.0f} s, the worker's start and all "
+            "compilation of kernels included (target: 2,000 within 120 s).", "", *_verdicts(d["verdicts"]), *_bad(d["bad"])]  # fmt: skip
+
+
+def _selftest(d: dict[str, Any]) -> list[str]:
+    caught = sum(bool(fault["caught"]) for fault in d["faults"])
+    rows = [
+        (f["fault"], f["ref"], f["scenario"], "yes" if f["caught"] else "**no**", ", ".join(f["by"] or ()), ", ".join(f["blamed"] or ()), f["reason"] or "")
+        for f in d["faults"]
+    ]  # fmt: skip
+    text = ["## All scenarios, clean", "", f"`mla-harness selftest --device cuda` in one worker, {d['seconds']:.0f} s in all. The engine runs "
+            "on captured CUDA graphs with the Triton kernels in the place of the torch ones that read device values.", "",
+            *_verdicts(d["verdicts"]), "", *_bad(d["bad"])]  # fmt: skip
+    if d["notes"]:
+        text += ["", "Not bitwise repeatable:", "", *(f"- {note}" for note in d["notes"])]
+    else:
+        text += ["", "Every comparison of runs and of replays was bit for bit; no spread had to be allowed for."]
+    skipped = [f"- skipped: {s['fault']}: {s['reason']}" for s in d["skipped_faults"]]
+    return [*text, "", "## Faults put back", "", f"{caught} of {len(rows)} caught by the declared oracle with the declared blame.", "",
+            *_table(("fault", "reference", "scenario", "caught", "by", "blamed", "why not"), rows), *skipped]  # fmt: skip
+
+
+def _containment(d: list[dict[str, Any]]) -> list[str]:
+    rows = [(r["kernel"], r["verdict"], " ".join(r["finding"].split())[:220], r["seconds"]) for r in d]
+    return ["## Containment", "", "Kernels that break a GPU process, each between two good cases of one session.", "",
+            *_table(("kernel", "verdict", "finding", "seconds"), rows)]  # fmt: skip
+
+
+def _sanitizer(d: dict[str, Any]) -> list[str]:
+    return ["## compute-sanitizer", "", f"`--sanitizer memcheck` on `{d['case']}` with the Triton kernel: {d['verdict']}"
+            f"{': ' + d['reason'] if d['reason'] else ''}, {d['took']:.0f} s.", "", "```", d["report"].strip() or d["error"].strip(), "```"]  # fmt: skip
+
+
+def _tests(d: dict[str, Any]) -> list[str]:
+    last = d["last"][-1] if d["last"] else d["error"]
+    return ["## Tests", "", f"`pytest tests/gpu tests/kernels/test_triton_cuda.py`: {last}"]

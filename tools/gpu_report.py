@@ -1,0 +1,175 @@
+"""Runs the harness on this machine's GPU and writes what it found: `python tools/gpu_report.py`.
+
+Each part runs in a process of its own, and its figures go to a JSON file as soon as there are any; `--render` makes
+the document of such a file again, on any machine. Figures are medians; the document says of what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("machine", "bandwidth", "step", "matrix", "selftest", "containment", "sanitizer", "tests")
+WATCHED_CASE = "decode-kernel[kernel=tiled,kv=bf16,planned=planned]"
+
+
+def execute(command: list[str], seconds: float) -> tuple[int, str, str, float]:
+    """Exit code, standard output, the end of standard error, and seconds."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environ = {**os.environ, "PYTHONPATH": path}
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=seconds
+        )
+        code, out, error = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired:
+        code, out, error = 124, "", f"stopped after {seconds:g} s"
+    return code, out, error[-3000:], time.monotonic() - started
+
+
+def answer_of(command: list[str], seconds: float) -> Any:
+    """The JSON that a command prints, or what went wrong."""
+    code, out, error, took = execute(command, seconds)
+    try:
+        return json.loads(out[out.index("{") if "[" not in out[:2] else 0 :])
+    except ValueError:
+        return {"failed": f"exit code {code} after {took:.0f} s: {error[-1500:]}"}
+
+
+def harness(*words: str, seconds: float) -> dict[str, Any]:
+    """One command of the harness with `--json`, with its exit code and seconds."""
+    with tempfile.TemporaryDirectory(prefix="mla-harness-report-") as folder:
+        command = [sys.executable, "-m", "harness.cli.main", *words, "--json", "--out", folder]
+        code, out, error, took = execute(command, seconds)
+        try:
+            answer = json.loads(out)
+        except ValueError:
+            answer = {"failed": error}
+        results = sorted(Path(folder).glob("*/results.jsonl"))
+        rows = [json.loads(line) for path in results for line in path.read_text(encoding="utf-8").splitlines()]
+    return {"code": code, "took": took, "answer": answer, "rows": rows, "error": error}
+
+
+def tool(name: str, *words: str, seconds: float = 120) -> Any:
+    return answer_of([sys.executable, str(ROOT / "tools" / name), *words], seconds)
+
+
+def machine() -> dict[str, Any]:
+    code = (
+        "import json, torch, triton; p = torch.cuda.get_device_properties(0); print(json.dumps({'gpu': p.name, "
+        "'memory_gib': round(p.total_memory / 2**30), 'capability': f'{p.major}.{p.minor}', "
+        "'torch': torch.__version__, "
+        "'cuda': torch.version.cuda, 'triton': triton.__version__, 'date': __import__('time').strftime('%Y-%m-%d')}))"
+    )
+    return answer_of([sys.executable, "-c", code], 60)
+
+
+def matrix() -> dict[str, Any]:
+    found = harness("run", "-m", "kernel-matrix", "--device", "cuda", "-n", "1", seconds=200)
+    rows = [row.get("result", row) for row in found["rows"]]
+    table: dict[str, dict[str, int]] = {}
+    for row in rows:
+        verdicts = table.setdefault(row["scenario"], {})
+        verdicts[row["verdict"]] = verdicts.get(row["verdict"], 0) + 1
+    bad = [{"id": r["id"], "reason": r["reason"]} for r in rows if r["verdict"] != "pass"]
+    return {"seconds": found["took"], "cases": len(rows), "verdicts": table, "bad": bad[:20], "code": found["code"]}
+
+
+def selftest() -> dict[str, Any]:
+    found = harness("selftest", "-m", "not kernel-matrix", "--device", "cuda", "-n", "1", seconds=300)
+    rows = [row.get("result", row) for row in found["rows"]]
+    table: dict[str, dict[str, int]] = {}
+    for row in rows:
+        verdicts = table.setdefault(row["scenario"], {})
+        verdicts[row["verdict"]] = verdicts.get(row["verdict"], 0) + 1
+    kept = ("fault", "scenario", "caught", "by", "blamed", "reason", "expected_by", "ref")
+    faults = [{name: fault.get(name) for name in kept} for fault in found["answer"].get("faults", [])]
+    bad = [{"id": r["id"], "verdict": r["verdict"], "reason": r["reason"]} for r in rows if r["verdict"] != "pass"]
+    notes = sorted({r["reason"] for r in rows if r["verdict"] == "pass" and r["reason"]})
+    skipped = found["answer"].get("skipped_faults", [])
+    return {
+        "seconds": found["took"], "code": found["code"], "verdicts": table, "faults": faults, "bad": bad[:60],
+        "notes": notes[:5], "skipped_faults": skipped, "error": "" if rows else found["error"],
+    }  # fmt: skip
+
+
+def sanitizer() -> dict[str, Any]:
+    from harness.run.sanitizer import find
+
+    program = find()
+    if program is None:
+        return {"failed": "compute-sanitizer is not installed"}
+    step = [sys.executable, str(ROOT / "tools" / "gpu_decode_step.py"), "--plain", "--repeats", "3"]
+    watched = answer_of([program, "--tool", "initcheck", "--log-file", os.devnull, *step], 120)
+    case = harness(
+        "run", WATCHED_CASE, "--kernel", "triton", "--device", "cuda", "--sanitizer", "memcheck", seconds=120
+    )
+    first = (case["rows"] or [{}])[0]
+    first = first.get("result", first)
+    return {
+        "watched_step": watched, "case": WATCHED_CASE, "verdict": first.get("verdict", "?"), "took": case["took"],
+        "reason": first.get("reason", ""), "report": first.get("log", "")[-300:], "error": case["error"][-500:],
+    }  # fmt: skip
+
+
+def tests() -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/gpu",
+        "tests/kernels/test_triton_cuda.py",
+    ]
+    code, out, error, took = execute(command, 200)
+    return {"code": code, "seconds": took, "last": out.strip().splitlines()[-12:], "error": error[-600:]}
+
+
+def measured(parts: list[str], path: Path) -> dict[str, Any]:
+    """Run the parts one after another; what is known is on disk after each."""
+    does = {
+        "machine": machine, "matrix": matrix, "selftest": selftest, "sanitizer": sanitizer, "tests": tests,
+        "bandwidth": lambda: tool("gpu_bandwidth.py"), "step": lambda: tool("gpu_decode_step.py"),
+        "containment": lambda: tool("gpu_containment.py"),
+    }  # fmt: skip
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for part in parts:
+        started = time.monotonic()
+        data[part] = does[part]()
+        print(f"{part}: {time.monotonic() - started:.0f} s", flush=True)
+        path.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    return data
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", default=",".join(PARTS), help="which to run, of: " + ", ".join(PARTS))
+    parser.add_argument("--data", type=Path, default=ROOT / "docs" / "gpu.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu.md")
+    parser.add_argument("--render", action="store_true", help="only write the document of --data")
+    options = parser.parse_args()
+    options.data.parent.mkdir(parents=True, exist_ok=True)
+    if options.render:
+        data = json.loads(options.data.read_text(encoding="utf-8"))
+    else:
+        data = measured(options.parts.split(","), options.data)
+    from gpu_document import document
+
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(document(data), encoding="utf-8")
+    print(f"wrote {options.out}")
+
+
+if __name__ == "__main__":
+    main()
