@@ -65,14 +65,20 @@ class ScenarioFile(pytest.File):
     """A scenario file; a malformed one is one collection error of one line."""
 
     def collect(self) -> Iterator[CaseItem]:
-        from harness.plan.expand import expand
+        from harness.plan.expand import NIGHTLY, expand
         from harness.scenario.load import load_scenario
 
         try:
-            cases = expand(load_scenario(self.path), seed=self.config.getoption(SEED_OPTION))
+            scenario = load_scenario(self.path)
+            # Where there is no GPU, the first case stands for all of a scenario for GPUs.
+            is_whole = scenario.device == "any" or self.config.getoption(DEVICE_OPTION) == "cuda"
+            keep = None if is_whole else lambda place, name: not place
+            cases = expand(scenario, seed=self.config.getoption(SEED_OPTION), keep=keep)
         except InputError as error:
             raise self.CollectError(str(error)) from None
-        for case in cases:
+        # As in `mla-harness run`: what takes hours is run when it is asked for.
+        with_nightly = NIGHTLY in str(self.config.getoption("markexpr", ""))
+        for case in [case for case in cases if with_nightly or NIGHTLY not in case.tags]:
             item: CaseItem = CaseItem.from_parent(self, name=case.id, case=case)
             for tag in case.tags:
                 self._declare(tag)
@@ -102,11 +108,15 @@ class CaseItem(pytest.Item):
         self.case = case
 
     def runtest(self) -> None:
+        from harness.plan.device import on_device
+        from harness.plan.expand import GPU
+
+        device = "cuda" if GPU in self.case.tags else self.config.getoption(DEVICE_OPTION)
         job = Job(
             key=self.case.id,
-            case=self.case,
-            device=self.config.getoption(DEVICE_OPTION),
-            timeout_seconds=self.config.getoption(TIMEOUT_OPTION),
+            case=on_device(self.case, device),
+            device=device,
+            timeout_seconds=self.case.params.get("timeout_seconds", self.config.getoption(TIMEOUT_OPTION)),
         )
         (result,) = _pool(self.config).run([job])
         self.user_properties += [

@@ -11,7 +11,20 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import bench, look, report, repro, run, selftest
+from harness.cli import (
+    baseline,
+    bench,
+    bisect,
+    canary,
+    epochs,
+    look,
+    report,
+    repro,
+    run,
+    selftest,
+    serve_check,
+    susceptibility,
+)
 from harness.errors import HarnessError
 
 EXIT_CODES = (
@@ -37,6 +50,12 @@ app.command()(look.doctor)
 app.command()(look.schema)
 app.command()(report.report)
 app.command()(bench.bench)
+app.command()(susceptibility.susceptibility)
+app.command()(bisect.bisect)
+app.command("serve-check")(serve_check.serve_check)
+app.command()(epochs.epochs)
+app.add_typer(baseline.app, name="baseline")
+app.add_typer(canary.app, name="canary")
 
 
 @app.callback(invoke_without_command=True)

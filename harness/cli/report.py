@@ -23,6 +23,10 @@ def report(
     from harness.results.summary import summarise, to_json
 
     store = RunStore.open(find_run(name, Path(out) if out else DEFAULT_RUNS))
+    if "epochs" in store.plan.options:
+        from harness.results.accuracy import take_in
+
+        take_in(store)
     write_reports(store)
     if json:
         sys.stdout.write(to_json(summarise(store.plan, store.results(), store.faults())))

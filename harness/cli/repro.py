@@ -73,14 +73,15 @@ def _show(
     """Run and print one scenario; returns whether it is clean and each fault fails at least one case."""
     from harness.catalog import FAULTS
     from harness.cli.session import FAILED, find_blame, make_jobs
-    from harness.plan.expand import expand, fault_cases
+    from harness.plan.expand import fault_cases
+    from harness.plan.selection import select
     from harness.records import Verdict
     from harness.report.wording import num, one_line
     from harness.results.summary import totals
 
     faults = _faults_of(reference, scenario)
     declared = {case.id: case for use, case in fault_cases(scenario, seed=wanted.seed) if use.name in faults}
-    cases = list({**declared, **{case.id: case for case in expand(scenario, seed=wanted.seed)}}.values())[:MAX_CASES]
+    cases = list({**declared, **{case.id: case for case in select([scenario], seed=wanted.seed)}}.values())[:MAX_CASES]
     jobs = make_jobs(cases, wanted, pool)
     for fault in faults:
         jobs += make_jobs(cases, wanted, pool, fault=fault)

@@ -46,34 +46,53 @@ def run(
     timeout: Timeout = 60.0,
     workers: Workers = None,
     scenarios: Scenarios = None,
+    sanitizer: Annotated[
+        str | None,
+        typer.Option("--sanitizer", metavar="TOOL", help="Watch one case: initcheck, memcheck or racecheck."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run cases, blame failures, write reports."""
     from harness.cli.session import Wanted
     from harness.results.store import DEFAULT_RUNS, RunStore, find_run
-    from harness.run.runner import WorkerPool
 
     wanted = Wanted(
         selectors=tuple(selectors or ()), tag=tag, device=device, kernel=kernel,
         plugins=tuple(path.resolve() for path in plugin or ()), fault=fault, seed=seed, timeout_seconds=timeout,
         scenarios=scenarios,
     )  # fmt: skip
-    with WorkerPool(workers) as pool:
+    with _pool(workers, sanitizer) as pool:
         if resume is not None:
             _refuse_new_plan(wanted)
             store = RunStore.open(find_run(resume, out or DEFAULT_RUNS))
+            _refuse_epochs(store)
         else:
             store = _planned(wanted, pool, out or DEFAULT_RUNS)
         raise typer.Exit(perform(store, pool, as_json=json))
 
 
+def _pool(workers: int | None, sanitizer: str | None) -> WorkerPool:
+    from harness.run.runner import WorkerPool
+    from harness.run.sanitizer import SanitizedPool
+
+    if sanitizer is None:
+        return WorkerPool(workers)
+    pool = SanitizedPool(1)
+    pool.tool = sanitizer
+    return pool
+
+
 def _planned(wanted: Wanted, pool: WorkerPool, root: Path) -> RunStore:
-    from harness.cli.session import plan_jobs
+    from harness.cli.session import plan_controls, plan_jobs
     from harness.results.store import RunStore
+    from harness.run.sanitizer import SanitizedPool, check
 
     jobs = plan_jobs(wanted, pool)
+    if isinstance(pool, SanitizedPool):
+        check(pool.tool, jobs)
     command = shlex.join(["mla-harness", *sys.argv[1:]])
-    return RunStore.create(root, jobs, command=command, options=wanted.reproduction())
+    controls = plan_controls(jobs, wanted, pool)
+    return RunStore.create(root, jobs, command=command, options=wanted.reproduction(), controls=controls)
 
 
 def _refuse_new_plan(wanted: Wanted) -> None:
@@ -92,6 +111,14 @@ def _refuse_new_plan(wanted: Wanted) -> None:
         raise InputError(f"--resume: continues the run as it was planned; leave out {', '.join(changed)}")
 
 
+def _refuse_epochs(store: RunStore) -> None:
+    from harness.errors import InputError
+
+    if "epochs" in store.plan.options:
+        again = shlex.join(["mla-harness", "epochs", "--resume", str(store.path)])
+        raise InputError(f"{store.path}: a run of `epochs`; continue it with: {again}")
+
+
 def perform(store: RunStore, pool: WorkerPool, *, as_json: bool) -> int:
     """Do what is left of a run, write its reports whatever happens, print it, and return the exit code."""
     from harness.cli.session import blame_failures, carry_out, exit_code, stoppable
@@ -107,7 +134,7 @@ def perform(store: RunStore, pool: WorkerPool, *, as_json: bool) -> int:
     try:
         with stoppable(store):
             jobs = store.unfinished()
-            with LiveProgress(console, len(jobs)) as live:
+            with LiveProgress(console, len(jobs) + len(store.unfinished_controls())) as live:
                 carry_out(store, pool, jobs, live)
             with console.status("looking for the memory to blame"):
                 blame_failures(store, pool)
@@ -129,4 +156,4 @@ def perform(store: RunStore, pool: WorkerPool, *, as_json: bool) -> int:
     if results and all(result.verdict is Verdict.SKIP for result in results):
         print("nothing ran: every selected case was skipped; see the reasons above", file=sys.stderr)
         return 2
-    return exit_code(results)
+    return exit_code(results) or int(not all(fault.caught for fault in store.faults()))

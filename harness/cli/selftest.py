@@ -14,7 +14,7 @@ from harness.cli.run import Device, Json, Out, Scenarios, Seed, Selectors, Tag, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.records import Blame, CaseResult, FaultResult, Job
+    from harness.records import CaseResult, Job
     from harness.results.store import RunStore
     from harness.run.runner import WorkerPool
     from harness.scenario.schema import FaultUse
@@ -92,10 +92,13 @@ def _run_both(
     store: RunStore, pool: WorkerPool, faulty: list[tuple[FaultUse, Job]], live: Any
 ) -> dict[str, CaseResult]:
     """Run clean and faulty jobs together; clean results go to the store, those of faults are returned by key."""
+    from harness.cli.session import longest_first
+
     store.note_environment(pool.start().model_dump(mode="json"))
     clean_keys = {job.key for job in store.plan.jobs}
     found: dict[str, CaseResult] = {}
-    for result in pool.run([*store.plan.jobs, *(job for _, job in faulty)], live.on_start):
+    jobs = longest_first([*store.plan.jobs, *(job for _, job in faulty)])
+    for result in pool.run([store.placed(job) for job in jobs], live.on_start):
         is_clean = result.key in clean_keys
         if is_clean:
             store.add(result)
@@ -110,6 +113,7 @@ def judge_faults(
 ) -> list[CaseResult]:
     """Blame and judge each fault and store what became of it; returns the results of those that could not run."""
     from harness.cli.session import FAILED, find_blame
+    from harness.diagnose.faults import judge_fault
     from harness.records import Blame, Verdict
 
     failing = [
@@ -127,38 +131,18 @@ def judge_faults(
     return skipped
 
 
-def judge_fault(use: FaultUse, result: CaseResult, blame: Blame, trial_seconds: float) -> FaultResult:
-    """Whether a fault was caught: by the oracle that its scenario declares, blaming the sites that it declares."""
-    from harness.catalog import FAULTS
-    from harness.cli.session import FAILED
-    from harness.records import FaultResult
-
-    by = tuple(dict.fromkeys(finding.oracle for finding in result.findings))
-    problems = []
-    if result.verdict not in FAILED:
-        problems.append(f"the case ended in {result.verdict.value}" + (f": {result.reason}" if result.reason else ""))
-    elif use.caught_by not in by:
-        problems.append(f"expected {use.caught_by} to fire, not {', '.join(by)}")
-    if not problems and sorted(blame.sites) != sorted(use.blames):
-        expected, got = ", ".join(use.blames) or "no site", ", ".join(blame.sites) or "no site"
-        problems.append(f"expected the blame on {expected}, not on {got}: {blame.how}")
-    return FaultResult(
-        fault=use.name, scenario=result.scenario, case=result.id, ref=FAULTS.get(use.name).ref, caught=not problems,
-        by=by, blamed=blame.sites, expected_by=use.caught_by, expected_blame=use.blames,
-        seconds=round(result.seconds + trial_seconds, 3), reason="; ".join(problems), how=blame.how,
-        findings=result.findings,
-    )  # fmt: skip
-
-
 def _print(console: Console, store: RunStore, skipped: list[CaseResult], *, num_faults: int) -> bool:
     """Print the outcome; returns whether all of it is good."""
     from harness.records import Verdict
     from harness.report.terminal import BAD, fault_line, print_failures, print_skips, totals_line, verdict_table
+    from harness.report.terminal_accuracy import print_accuracy
+    from harness.results.summary import accuracy_records
 
     results, faults, blames = store.results(), store.faults(), store.blames()
     bad = [result for result in results if result.verdict in BAD]
     if results:
         console.print(verdict_table(results))
+    print_accuracy(console, accuracy_records([*results, *faults]))
     print_failures(console, store, results, blames)
     for fault in faults:
         console.print(fault_line(fault), soft_wrap=True)

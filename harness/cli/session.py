@@ -13,13 +13,16 @@ from typing import Any
 
 from harness.catalog import FAULTS, KERNELS
 from harness.diagnose.blame import conclude, plan_trials
+from harness.diagnose.faults import judge_fault
 from harness.errors import InputError
 from harness.kernels.spec import KernelSpec
+from harness.plan.device import on_device
+from harness.plan.expand import GPU, fault_cases
 from harness.plan.override import KernelOverride
-from harness.plan.selection import select
+from harness.plan.selection import select, selects_scenario
 from harness.records import Blame, Case, CaseResult, Job, Verdict
 from harness.report.terminal import LiveProgress
-from harness.results.store import RunStore
+from harness.results.store import Control, RunStore
 from harness.run.environment import DEVICES
 from harness.run.runner import WorkerPool
 from harness.scenario.load import load_scenarios
@@ -76,7 +79,7 @@ def plan_jobs(wanted: Wanted, pool: WorkerPool) -> list[Job]:
     overrides: list[str | None] = [*names] or [None]
     for name in overrides:
         override = KernelOverride.named(name) if name else None
-        for case in _select(wanted, scenarios, override):
+        for case in _select(wanted, scenarios, override, pool):
             cases.setdefault(case.id, case)
     return make_jobs(cases.values(), wanted, pool, fault=wanted.fault)
 
@@ -84,16 +87,35 @@ def plan_jobs(wanted: Wanted, pool: WorkerPool) -> list[Job]:
 def make_jobs(cases: Iterable[Case], wanted: Wanted, pool: WorkerPool, fault: str | None = None) -> list[Job]:
     """One job for each case, on the device that fits it."""
     devices = Devices(wanted.device, pool, wanted.plugins)
+    chosen = [(case, devices.choose(case)) for case in cases]
     return [
         Job(
             key=f"{case.id}!{fault}" if fault else case.id,
-            case=case,
+            case=on_device(case, device),
             fault=fault,
-            device=devices.choose(case),
+            device=device,
             plugins=tuple(str(path) for path in wanted.plugins),
-            timeout_seconds=wanted.timeout_seconds,
+            timeout_seconds=case.params.get("timeout_seconds", wanted.timeout_seconds),
         )
-        for case in cases
+        for case, device in chosen
+    ]
+
+
+def plan_controls(jobs: Sequence[Job], wanted: Wanted, pool: WorkerPool) -> list[Control]:
+    """The measurements of accuracy among `jobs` once more, each with the fault that its scenario tries on it.
+
+    For scenarios named as a whole only: a run of everything leaves faults to `selftest`, and a run of one case, of
+    another kernel or under a fault is about that.
+    """
+    if wanted.fault or wanted.kernel or wanted.plugins:
+        return []
+    planned = {job.case.id for job in jobs if job.case.system == "accuracy"}
+    chosen = [s for s in load(wanted) if any(selects_scenario(selector, s) for selector in wanted.selectors)]
+    pairs = [pair for scenario in chosen for pair in fault_cases(scenario, seed=wanted.seed)]
+    return [
+        Control(use=use, job=make_jobs([case], wanted, pool, fault=use.name)[0])
+        for use, case in pairs
+        if case.id in planned
     ]
 
 
@@ -111,12 +133,19 @@ class Devices:
 
     def choose(self, case: Case) -> str:
         """The device for one case."""
+        if GPU in case.tags:
+            return "cuda"
         if self._wanted != "auto":
             return self._wanted
+        if case.system == "vllm-host":
+            return "cpu"
+        if case.system == "vllm":
+            # The serving process takes the GPU, with all its memory stated: several may share one, no worker holds it.
+            return "cpu"
         fields = kernel_fields(case.system, case.params.get("op"))
-        names = {f"{op}/{case.params.get(name)}" for name, op in fields.items()}
-        # The reference engine's own memory is on the CPU; only single kernels can run elsewhere.
-        return "cuda" if case.system == "kernel" and names <= self._on_gpu else "cpu"
+        params = on_device(case, "cuda").params
+        names = {f"{op}/{params.get(name)}" for name, op in fields.items()}
+        return "cuda" if case.system in ("kernel", "engine") and names <= self._on_gpu else "cpu"
 
 
 def register_plugins(wanted: Wanted, pool: WorkerPool) -> list[str]:
@@ -149,20 +178,41 @@ def _tupled(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _select(wanted: Wanted, scenarios: Sequence[Scenario], override: KernelOverride | None) -> list[Case]:
+def has_gpu(wanted: Wanted, pool: WorkerPool) -> bool:
+    """Whether cases that need a GPU can run: there is one, and the CPU was not asked for."""
+    return wanted.device != "cpu" and not pool.start().why_not("cuda")
+
+
+def _select(
+    wanted: Wanted, scenarios: Sequence[Scenario], override: KernelOverride | None, pool: WorkerPool
+) -> list[Case]:
     selectors = wanted.selectors
     if wanted.fault and not selectors:
         # A fault is tried where it is known to matter.
         selectors = tuple(s.name for s in scenarios if any(use.name == wanted.fault for use in s.faults))
-    return select(scenarios, selectors, tag=wanted.tag, seed=wanted.seed, override=override)
+    return select(
+        scenarios, selectors, tag=wanted.tag, seed=wanted.seed, override=override, has_gpu=has_gpu(wanted, pool)
+    )
 
 
 def carry_out(store: RunStore, pool: WorkerPool, jobs: Sequence[Job], live: LiveProgress) -> None:
     """Run `jobs`; each result is on disk before its worker gets another."""
     store.note_environment(pool.start().model_dump(mode="json"))
-    for result in pool.run(jobs, live.on_start):
-        store.add(result)
-        live.on_result(result)
+    controls = {control.job.key: control for control in store.unfinished_controls()}
+    planned = longest_first([*jobs, *(control.job for control in controls.values())])
+    for result in pool.run([store.placed(job) for job in planned], live.on_start):
+        if result.key not in controls:
+            store.add(result)
+        elif result.verdict is not Verdict.SKIP:
+            use, job = controls[result.key].use, controls[result.key].job
+            blame = conclude(job, result, ()) if result.findings else Blame()
+            store.add_fault(judge_fault(use, result, blame, 0.0))
+        live.on_result(result, announce=result.key not in controls)
+
+
+def longest_first(jobs: Sequence[Job]) -> list[Job]:
+    """Measurements of accuracy before the rest: begun last, one of them would keep all other workers waiting."""
+    return sorted(jobs, key=lambda job: job.case.system != "accuracy")
 
 
 def find_blame(
@@ -208,7 +258,11 @@ def blame_failures(store: RunStore, pool: WorkerPool) -> None:
     failures = [
         (jobs[result.key], result)
         for result in store.results()
-        if result.verdict in FAILED and result.findings and result.key not in blamed
+        if result.verdict in FAILED
+        and result.findings
+        and result.key not in blamed
+        # A trial of vLLM is a serving process of half a minute: `selftest` takes that time.
+        and jobs[result.key].case.system != "vllm"
     ]
     # A hang is not waited for twenty times more.
     quick = [(job, result) for job, result in failures if result.seconds < job.timeout_seconds][:MAX_BLAMED]

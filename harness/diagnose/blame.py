@@ -27,9 +27,10 @@ def primary(findings: Sequence[Finding]) -> Finding:
 
 def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -> list[Job]:
     """The next round of trials for a failed `result` of `job` after those `done`; empty when enough is known."""
-    if result.verdict not in _FAILED or not result.findings:
-        return []
     sites = _sites(job)
+    # A case that poisons nothing has been its own trial.
+    if result.verdict not in _FAILED or not result.findings or not sites:
+        return []
     tried = {trial.sites for trial in done}
     failed = {trial.sites for trial in done if fails_alike(result, trial)}
     if () not in tried:
@@ -55,7 +56,7 @@ def conclude(job: Job, result: CaseResult, trials: Sequence[CaseResult]) -> Blam
     told = {_label(sites, trial.sites or ()): trial.verdict.value for trial in trials}
     failed = {trial.sites for trial in trials if fails_alike(result, trial)}
     oracle = primary(result.findings).oracle
-    if () in failed:
+    if () in failed or not sites:
         named = _named_by_findings(oracle, result)
         how = f"`{oracle}` fires with nothing poisoned; " + (
             f"its findings name {_words(named)}" if named else "its findings name no memory"

@@ -14,7 +14,7 @@ def ids_in_int64_buffer(ids: torch.Tensor, poison: Poison) -> torch.Tensor:
 
     Every second id that is read is an upper half, which nobody wrote (vllm-project/vllm#38359, #55147).
     """
-    buffer = poison.empty(*ids.shape, dtype=torch.int64, site="router.ids")
+    buffer = poison.empty(*ids.shape, dtype=torch.int64, site="router.ids", device=ids.device)
     halves = buffer.view(torch.int32)
     lower = 0 if sys.byteorder == "little" else 1
     halves[:, lower::2] = ids

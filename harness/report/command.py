@@ -8,11 +8,15 @@ from typing import Any
 from harness.records import CaseResult
 
 OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios"}
+EPOCHS = "epochs"
+"""The scenario, and the key of `run.json`, of a run of `mla-harness epochs`."""
 DEFAULTS = {"device": ("auto", "cpu"), "kernel": (None,), "scenarios": (None,)}
 
 
 def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
     """`mla-harness run ID` with what else decides the outcome: fault, kernel, plug-ins, seed, device."""
+    if result.scenario == EPOCHS and EPOCHS in options:
+        return _epochs(options[EPOCHS])
     words = ["mla-harness", "run", result.id]
     for name, flag in OPTION_FLAGS.items():
         value = options.get(name)
@@ -24,6 +28,15 @@ def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
         words += ["--seed", str(options["seed"])]
     if result.fault:
         words += ["--fault", result.fault]
+    return shlex.join(words)
+
+
+def _epochs(questions: dict[str, Any]) -> str:
+    words = ["mla-harness", EPOCHS]
+    settings = {name: value for name, value in questions.items() if name != "options"} | questions.get("options", {})
+    for name, value in settings.items():
+        if value is not None:
+            words += ["--" + name.replace("_", "-"), str(value)]
     return shlex.join(words)
 
 

@@ -6,9 +6,9 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from itertools import groupby
 
-from harness.records import Blame, CaseResult, FaultResult, Verdict
+from harness.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
 from harness.report.command import reproduce
-from harness.report.wording import one_line, printable
+from harness.report.wording import model_sentence, one_line, printable
 from harness.results.store import RunStore
 
 FAULT_SUITE = "faults put back"
@@ -51,6 +51,8 @@ def _add_suite(
 def _add_case(suite: ET.Element, result: CaseResult, store: RunStore, blame: Blame | None) -> None:
     attributes = {"classname": result.scenario, "name": result.id, "time": f"{result.seconds:.3f}"}
     element = ET.SubElement(suite, "testcase", {name: printable(value) for name, value in attributes.items()})
+    if result.accuracy is not None:
+        _add_properties(element, result.accuracy)
     if result.verdict is Verdict.SKIP:
         ET.SubElement(element, "skipped", {"message": one_line(result.reason)})
     elif result.verdict is not Verdict.PASS:
@@ -60,6 +62,24 @@ def _add_case(suite: ET.Element, result: CaseResult, store: RunStore, blame: Bla
         problem.text = printable(_details(result, blame, reproduce(result, store.plan.options)))
         if result.log:
             ET.SubElement(element, "system-err").text = printable(result.log)
+
+
+def _add_properties(element: ET.Element, record: AccuracyRecord) -> None:
+    """The accuracy as properties, which CI servers show beside a test."""
+    values = {"task": record.task, "model": record.model, "engine": record.engine, "dtype": record.dtype}
+    if sentence := model_sentence(record):
+        values["model-note"] = sentence
+    if record.baseline:
+        values["baseline"] = f"{record.baseline.accuracy:.4f}"
+    for epoch in record.epochs:
+        if epoch.num_questions:
+            low, high = epoch.interval
+            values[f"epoch-{epoch.epoch}-accuracy"] = f"{epoch.accuracy:.4f}"
+            values[f"epoch-{epoch.epoch}-interval"] = f"{low:.4f} to {high:.4f}"
+    values["statement"] = record.judgement.statement
+    properties = ET.SubElement(element, "properties")
+    for name, value in values.items():
+        ET.SubElement(properties, "property", {"name": f"accuracy.{name}", "value": one_line(value, 1000)})
 
 
 def _type_of(result: CaseResult) -> str:
@@ -91,6 +111,8 @@ def _add_fault_suite(root: ET.Element, faults: Sequence[FaultResult]) -> None:
         name = f"{fault.fault} on {fault.case}"
         attributes = {"classname": fault.scenario, "name": printable(name), "time": f"{fault.seconds:.3f}"}
         element = ET.SubElement(suite, "testcase", attributes)
+        if fault.accuracy is not None:
+            _add_properties(element, fault.accuracy)
         if not fault.caught:
             problem = ET.SubElement(element, "failure", {"type": "not-caught", "message": one_line(fault.reason)})
             problem.text = printable(

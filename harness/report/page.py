@@ -9,11 +9,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from harness.records import Blame, CaseResult, FaultResult, Finding, Job, Verdict
+from harness.records import AccuracyRecord, Blame, CaseResult, EpochAccuracy, FaultResult, Finding, Job, Verdict
+from harness.report.accuracy_chart import Chart, Grid, chart, grid
 from harness.report.command import reproduce, show
-from harness.report.wording import printable
+from harness.report.wording import accuracy_title, describe_faulty, model_sentence, printable
 from harness.results.store import RunStore
-from harness.results.summary import totals
+from harness.results.summary import accuracy_records, totals
 
 VERDICT_WORDS = {
     Verdict.PASS: "passed",
@@ -24,6 +25,8 @@ VERDICT_WORDS = {
 }
 MAX_FINDINGS = 25
 """Findings of one case that the page shows; results.jsonl has them all."""
+MAX_PICTURES = 40
+"""Measurements of accuracy that the page draws; results.csv has them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,26 @@ class ScenarioLine:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One measurement of accuracy with its chart and its grid, where there is something to draw."""
+
+    record: AccuracyRecord
+    title: str
+    sentence: str
+    chart: Chart | None
+    grid: Grid | None
+
+    def describe(self, epoch: EpochAccuracy) -> str:
+        """What could not be used of an epoch."""
+        return describe_faulty(epoch)
+
+
 def render(store: RunStore) -> str:
     """The page of a run."""
     results = store.results()
     rows = _rows(store, results)
-    counts = totals(results)
+    counts, records = totals(results), accuracy_records([*results, *store.faults()])
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_clean,
@@ -80,8 +98,15 @@ def render(store: RunStore) -> str:
         rows=rows,
         bad_rows=[row for row in rows if row.is_bad],
         faults=store.faults(),
+        pictures=[_picture(record) for record in records[:MAX_PICTURES]],
+        num_hidden_pictures=max(0, len(records) - MAX_PICTURES),
         facts=_facts(store),
     )
+
+
+def _picture(record: AccuracyRecord) -> Picture:
+    title, sentence = accuracy_title(record), model_sentence(record)
+    return Picture(record, title, sentence, chart(record), grid(record.grid))
 
 
 def headline(counts: dict[str, int], faults: list[FaultResult]) -> tuple[str, str]:

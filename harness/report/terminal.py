@@ -15,9 +15,10 @@ from rich.text import Text
 
 from harness.records import Blame, CaseResult, FaultResult, Finding, Job, Verdict
 from harness.report.command import reproduce
+from harness.report.terminal_accuracy import print_accuracy
 from harness.report.wording import num, one_line, printable
 from harness.results.store import NEVER_RAN, RunStore
-from harness.results.summary import totals
+from harness.results.summary import accuracy_records, totals
 
 STYLES = {"pass": "green", "fail": "bold red", "crash": "bold magenta", "skip": "dim", "error": "bold yellow"}
 BAD = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR)
@@ -85,7 +86,10 @@ def print_run(console: Console, store: RunStore) -> None:
     """Everything a finished run says: table, failures with blame and command, totals, where the reports are."""
     results, blames = store.results(), store.blames()
     console.print(verdict_table(results))
+    print_accuracy(console, accuracy_records([*results, *store.faults()]))
     print_failures(console, store, results, blames)
+    for fault in store.faults():
+        console.print(fault_line(fault), soft_wrap=True)
     print_skips(console, results)
     console.print(totals_line(results, store.plan.seconds))
     console.print(f"report: {store.path / 'report.html'}", soft_wrap=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from harness.records import AccuracyRecord, EpochAccuracy
+
 # XML 1.0 has no way to write these, not even escaped; a terminal would obey some of them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
 
@@ -22,3 +24,27 @@ def one_line(text: str, limit: int = 400) -> str:
 def num(count: int, noun: str) -> str:
     """`1 case`, `2 cases`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def accuracy_title(record: AccuracyRecord) -> str:
+    """What was measured: task, model, engine and dtype, and the fault that was put back."""
+    fault = f", with fault {record.fault}" if record.fault else ""
+    return f"accuracy of {record.task} on {record.model} ({record.engine}, {record.dtype}{fault})"
+
+
+def model_sentence(record: AccuracyRecord) -> str:
+    """What must be said of the model wherever its accuracy is: that a canary measures inference, not ability."""
+    return f"{record.model} is {record.note}." if record.note.startswith("a canary") else record.note
+
+
+def describe_faulty(epoch: EpochAccuracy) -> str:
+    """`3 unanswered (HTTP 500: 3), 1 empty`, or nothing when each answer could be used."""
+    reasons = "; ".join(f"{reason}: {count}" for reason, count in epoch.unanswered_reasons.items())
+    counts = {
+        "unanswered" + (f" ({reasons})" if reasons else ""): epoch.unanswered,
+        "empty": epoch.empty,
+        "not parsed": epoch.unparsed,
+        "with invalid tokens": epoch.invalid_tokens,
+        "retried": epoch.retried,
+    }
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)

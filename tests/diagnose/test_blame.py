@@ -112,9 +112,10 @@ def test_when_any_two_of_three_fail_none_is_necessary_and_all_are_named():
     assert "none is necessary" in found.how
 
 
-def test_a_case_without_poisoned_sites_needs_one_trial():
+def test_a_case_without_poisoned_sites_has_been_its_own_trial():
     found, rounds = blame(lambda sites: finite("kv.null"), sites=())
-    assert (found.sites, rounds) == (("kv.null",), [[()]])
+    assert (found.sites, rounds) == (("kv.null",), [])
+    assert "nothing poisoned" in found.how
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.SKIP, Verdict.ERROR])

@@ -26,7 +26,8 @@ def table(first_column: str) -> list[list[str]]:
 
 
 def commands() -> set[str]:
-    return {(info.name or info.callback.__name__).rstrip("_") for info in app.registered_commands if info.callback}
+    single = {(info.name or info.callback.__name__).rstrip("_") for info in app.registered_commands if info.callback}
+    return single | {str(group.name) for group in app.registered_groups}
 
 
 def test_oracles_are_those_of_the_catalog() -> None:
@@ -113,8 +114,9 @@ def test_constraints_pin_every_dependency_of_the_package() -> None:
         *project["dependencies"],
         *(item for extra in project["optional-dependencies"].values() for item in extra),
     ]
-    names = {re.split(r"[><=\[ ]", item)[0].lower() for item in wanted}
-    assert names <= pinned
+    names = {re.split(r"[><=\[; ]", item)[0].lower() for item in wanted}
+    # vLLM is what is judged: whichever version is installed, so none is pinned.
+    assert names - {"vllm"} <= pinned
 
 
 def test_workflows_are_yaml_that_runs_what_the_readme_says() -> None:

@@ -1,0 +1,160 @@
+"""`mla-harness bisect`: the same scenarios under several interpreters, one table, and the first bad version of each."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.run import Device, Json, Scenarios, Seed, Tag, Timeout, Workers
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.report.bisect import Column
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that holds the package `harness`: the interpreters need not have it installed."""
+
+
+def bisect(
+    selectors: Annotated[
+        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As of `run`, or one tag such as vllm-host.")
+    ] = None,
+    python: Annotated[
+        list[str] | None, typer.Option("--python", metavar="PYTHON", help="An interpreter or its venv; repeat it.")
+    ] = None,
+    site: Annotated[
+        list[Path] | None,
+        typer.Option("--site", metavar="DIR", help="A folder of packages put before the interpreter's; repeat it."),
+    ] = None,
+    faults: Annotated[bool, typer.Option("--faults", help="Also put each declared fault back.")] = False,
+    tag: Tag = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+    timeout: Timeout = 60.0,
+    workers: Workers = None,
+    scenarios: Scenarios = None,
+    json: Json = False,
+) -> None:
+    """Run the same scenarios under several installed versions; name the first bad one of each."""
+    from harness.cli.session import Wanted, load
+    from harness.plan.selection import select
+    from harness.report.bisect import in_order, is_good, to_object
+    from harness.report.terminal import console_for
+
+    subjects = _subjects(python or [], site or [])
+    named, tag = _selection(selectors or [], tag, load(Wanted(scenarios=scenarios)))
+    select(load(Wanted(scenarios=scenarios)), named, tag=tag)
+    options = [*named, "--device", device, "--seed", str(seed), "--timeout", str(timeout), "--json"]
+    options += ["-m", tag] if tag else []
+    options += ["-n", str(workers)] if workers else []
+    options += ["--scenarios", str(scenarios.resolve())] if scenarios else []
+    console = console_for(sys.stderr if json else sys.stdout)
+    columns = []
+    for interpreter, folder in subjects:
+        with console.status(f"{interpreter} {folder or ''}"):
+            columns.append(_ask(interpreter, folder, "selftest" if faults else "run", options))
+    columns = in_order(columns)
+    _print(console, columns)
+    if json:
+        sys.stdout.write(jsonlib.dumps(to_object(columns), allow_nan=False, indent=1) + "\n")
+    raise typer.Exit(is_good(columns))
+
+
+def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | None]]:
+    """Interpreter and folder of each column. Raises InputError for what is not there."""
+    from harness.errors import InputError
+
+    found = [_interpreter(name) for name in pythons] or [sys.executable]
+    for folder in sites:
+        if not folder.is_dir():
+            raise InputError(f"--site {folder}: no such folder; make one with tools/vllm_host_sites.py")
+    if len(found) > 1 and sites:
+        raise InputError("--site: with several interpreters it is not clear whose; give one --python, or no --site")
+    if not pythons and not sites:
+        raise InputError("nothing to compare: name interpreters with --python, or folders of packages with --site")
+    return [(found[0], folder.resolve()) for folder in sites] if sites else [(name, None) for name in found]
+
+
+def _interpreter(name: str) -> str:
+    """An executable file, a venv's folder or a command. Symbolic links stay: they are what makes a venv."""
+    from harness.errors import InputError
+
+    path = Path(name).expanduser()
+    if path.is_dir():
+        path = path / "bin" / "python"
+    if path.is_file() and os.access(path, os.X_OK):
+        return str(path.absolute())
+    on_path = shutil.which(name)
+    if on_path is None:
+        raise InputError(f"--python {name}: no interpreter there; name an executable or the folder of a venv")
+    return on_path
+
+
+def _selection(selectors: list[str], tag: str | None, scenarios: list[Any]) -> tuple[list[str], str | None]:
+    """One selector that is a tag and no scenario's name stands for `-m`."""
+    names = {scenario.name for scenario in scenarios}
+    tags = {own for scenario in scenarios for own in scenario.tags}
+    if tag is None and len(selectors) == 1 and selectors[0] in tags - names:
+        return [], selectors[0]
+    return selectors, tag
+
+
+def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) -> Column:
+    """Run one command in one interpreter, and take what it printed as JSON."""
+    from harness.report.bisect import Column
+
+    column = Column(interpreter, str(site) if site else None)
+    path = os.pathsep.join(filter(None, [str(ROOT), column.site, os.environ.get("PYTHONPATH")]))
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        # A cache of compiled kernels is kept by version of Triton and text, so interpreters may share the user's.
+        done = subprocess.run(
+            [interpreter, "-P", "-m", "harness.cli.main", command, *options, "--out", scratch],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        column.seconds = time.monotonic() - started
+        try:
+            told = jsonlib.loads(done.stdout)
+            if command == "selftest":
+                column.faults, column.skipped_faults = told["faults"], told["skipped_faults"]
+                told = jsonlib.loads((Path(told["directory"]) / "summary.json").read_text(encoding="utf-8"))
+            column.summary = told
+        except (ValueError, OSError):
+            lines = done.stderr.strip().splitlines() or ["it printed nothing"]
+            column.trouble = f"exit code {done.returncode}: {lines[-1][-300:]}"
+    return column
+
+
+def _print(console: Console, columns: list[Column]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from harness.report.bisect import reasons, rows
+    from harness.report.wording import printable
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("case", "bug", *(column.label for column in columns), "first bad"):
+        table.add_column(printable(title), overflow="fold")
+    for row in rows(columns):
+        name = "  with " + row.name.partition(" with ")[2] if row.is_fault else row.name
+        bugs = "" if row.is_fault else " ".join(ref.rpartition("#")[2] for ref in row.refs)
+        table.add_row(*(printable(text) for text in (name, bugs, *row.cells, row.answer)))
+    console.print(table)
+    for column in columns:
+        environment = column.summary.get("environment", {})
+        facts = [environment.get("vllm_path"), f"Python {environment.get('python')}, torch {environment.get('torch')}"]
+        where = ", ".join(fact for fact in (column.interpreter, *facts) if fact)
+        console.print(printable(f"{column.label}: {where}, {column.seconds:.0f} s"), soft_wrap=True)
+    for line in reasons(columns):
+        console.print(printable(line), soft_wrap=True)

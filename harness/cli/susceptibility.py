@@ -1,0 +1,91 @@
+"""`mla-harness susceptibility`: which kernel lets which unwritten memory through, for every kernel that runs here."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.run import INTERRUPTED, Device, Out, Seed, Timeout, Workers
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.report.susceptibility import Cell
+
+
+def susceptibility(
+    kernel: Annotated[
+        list[str] | None, typer.Option("--kernel", help="Only this kernel, short or as op/name; may be repeated.")
+    ] = None,
+    plugin: Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file with kernels of yours.")] = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+    out: Out = None,
+    timeout: Timeout = 60.0,
+    workers: Workers = None,
+) -> None:
+    """Try kernel x site x pattern, declared contracts set aside, and write the table: Markdown, CSV, HTML."""
+    from harness.catalog import KERNELS
+    from harness.cli.session import Wanted, carry_out, make_jobs, register_plugins, stoppable
+    from harness.errors import UnknownNameError
+    from harness.plan.probe import cases
+    from harness.registry import nearest
+    from harness.report import susceptibility as report
+    from harness.report.terminal import LiveProgress, console_for
+    from harness.report.write import write_reports
+    from harness.results.store import DEFAULT_RUNS, RunStore
+    from harness.run.runner import WorkerPool
+
+    plugins = tuple(path.resolve() for path in plugin or ())
+    wanted = Wanted(device=device, plugins=plugins, seed=seed, timeout_seconds=timeout)
+    console = console_for(sys.stdout)
+    code = 0
+    with WorkerPool(workers) as pool:
+        own = register_plugins(wanted, pool)
+        names = list(kernel or own)
+        specs = [spec for spec in KERNELS if not names or spec.short_name in names or spec.name in names]
+        if not specs:
+            known = sorted({spec.short_name for spec in KERNELS})
+            raise UnknownNameError(f"--kernel: unknown kernel {names[0]!r}; {nearest(names[0], known)}")
+        jobs = make_jobs(cases(specs, seed=seed), wanted, pool)
+        command = shlex.join(["mla-harness", *sys.argv[1:]])
+        store = RunStore.create(out or DEFAULT_RUNS, jobs, command=command, options=wanted.reproduction())
+        try:
+            with stoppable(store), LiveProgress(console, len(jobs)) as live:
+                carry_out(store, pool, jobs, live)
+        except KeyboardInterrupt:
+            pool.close()
+            code = INTERRUPTED
+    write_reports(store)
+    found = report.cells(store)
+    paths = report.write(store)
+    _print(console, found)
+    console.print(f"matrix: {paths[0]}", soft_wrap=True)
+    # A susceptible kernel is what the table is there to show; only a harness that could not judge is a failure.
+    raise typer.Exit(code or (3 if any(cell.outcome == "error" for cell in found) else 0))
+
+
+def _print(console: Console, found: Sequence[Cell]) -> None:
+    from rich.table import Table
+
+    from harness.plan.probe import PATTERNS
+    from harness.report.susceptibility import LEGEND
+
+    table = Table("kernel", "KV", "site", *PATTERNS, box=None)
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for cell in found:
+        if cell.outcome != "skipped":
+            site = cell.site + (" *" if cell.is_declared else "")
+            rows.setdefault((cell.kernel, cell.kv, site), {})[cell.pattern] = cell.outcome
+    for key, row in rows.items():
+        table.add_row(*key, *(row.get(pattern, "") for pattern in PATTERNS))
+    console.print(table)
+    console.print(LEGEND)
+    skipped = {cell.kernel: cell.why for cell in found if cell.outcome == "skipped"}
+    for name, why in skipped.items():
+        console.print(f"skipped {name}: {why}", markup=False, soft_wrap=True)

@@ -1,0 +1,147 @@
+"""The susceptibility matrix of a run: kernel x site x pattern, as Markdown, CSV and HTML."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.catalog import KERNELS
+from harness.files import write_atomic
+from harness.plan.probe import PATTERNS, declared
+from harness.records import CaseResult, Verdict
+from harness.report.wording import printable
+from harness.results.store import RunStore
+
+FILES = ("susceptibility.md", "susceptibility.csv", "susceptibility.html")
+LEGEND = (
+    "clean: live rows bitwise equal to those over zeros, finite, and right; NaN: NaN or Inf in live rows; "
+    "wrong: finite but other numbers; off: outside the reference's tolerance, whatever the memory holds; crash: the "
+    "kernel raised or died; *: the kernel declares that it needs this memory friendly, and its engine must see to it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: what became of a kernel under one pattern on one site, and the case that makes it again."""
+
+    kernel: str
+    kv: str
+    site: str
+    pattern: str
+    outcome: str
+    is_declared: bool
+    case: str
+    why: str
+
+
+def outcome_of(result: CaseResult) -> str:
+    """clean, NaN, wrong, off (whatever the poison is), crash, skipped or error."""
+    if result.verdict is Verdict.FAIL:
+        oracles = {finding.oracle for finding in result.findings}
+        if oracles & {"finite", "sentinel"}:
+            return "NaN"
+        return "wrong" if "non_interference" in oracles else "off"
+    words = {Verdict.PASS: "clean", Verdict.CRASH: "crash", Verdict.SKIP: "skipped"}
+    return words.get(result.verdict, "error")
+
+
+def cells(store: RunStore) -> list[Cell]:
+    """The cells of a run in the order of its plan."""
+    jobs = store.jobs_by_key()
+    found = []
+    for result in store.results():
+        case = jobs[result.key].case
+        op, params = str(case.params["op"]), case.params
+        spec = KERNELS.get(f"{op}/{params['kernel']}")
+        site, pattern = case.poison.sites[0], case.poison.patterns[0]
+        kv = str(params.get("kv", ""))
+        why = "" if result.verdict is Verdict.PASS else result.reason
+        found.append(
+            Cell(spec.name, kv, site, pattern, outcome_of(result), declared(spec, site), case.id, printable(why))
+        )
+    return found
+
+
+def write(store: RunStore) -> list[Path]:
+    """Write the three files into the run's directory; returns their paths."""
+    found = cells(store)
+    texts = (to_markdown(found), to_csv(found), to_html(found))
+    paths = [store.path / name for name in FILES]
+    for path, text in zip(paths, texts, strict=True):
+        write_atomic(path, text)
+    return paths
+
+
+def to_markdown(found: list[Cell]) -> str:
+    """A table of kernel and site by pattern, then the cells that are not clean with their cases."""
+    lines = ["# Susceptibility", "", LEGEND, "", f"| kernel | KV | site | {' | '.join(PATTERNS)} |", "|---" * 7 + "|"]
+    for (kernel, kv, site), row in _rows(found).items():
+        if all(cell.outcome == "skipped" for cell in row.values()):
+            continue
+        mark = " *" if any(cell.is_declared for cell in row.values()) else ""
+        texts = [_bold(row[pattern].outcome) if pattern in row else "" for pattern in PATTERNS]
+        lines.append(f"| {kernel} | {kv} | {site}{mark} | {' | '.join(texts)} |")
+    skipped = {cell.kernel: cell.why for cell in found if cell.outcome == "skipped"}
+    if skipped:
+        lines += ["", "## Skipped", ""] + [f"- {kernel}: {why}" for kernel, why in skipped.items()]
+    bad = [cell for cell in found if cell.outcome not in ("clean", "skipped")]
+    if bad:
+        lines += ["", "## Not clean", ""]
+        lines += [f"- {cell.outcome}: `mla-harness run '{cell.case}'`  \n  {_short(cell.why)}" for cell in bad]
+    return "\n".join(lines) + "\n"
+
+
+def to_csv(found: list[Cell]) -> str:
+    """One row a cell."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(("kernel", "kv", "site", "pattern", "outcome", "declared", "case", "why"))
+    for cell in found:
+        marked = "yes" if cell.is_declared else "no"
+        writer.writerow((cell.kernel, cell.kv, cell.site, cell.pattern, cell.outcome, marked, cell.case, cell.why))
+    return stream.getvalue()
+
+
+def to_html(found: list[Cell]) -> str:
+    """One page, no network: the table with the case and the reason behind each cell."""
+    rows = []
+    for (kernel, kv, site), row in _rows(found).items():
+        mark = " *" if any(cell.is_declared for cell in row.values()) else ""
+        texts = "".join(_html_cell(row.get(pattern)) for pattern in PATTERNS)
+        rows.append(f"<tr><th>{html.escape(kernel)}</th><td>{kv}</td><td>{html.escape(site)}{mark}</td>{texts}</tr>")
+    heads = "".join(f"<th>{name}</th>" for name in ("kernel", "KV", "site", *PATTERNS))
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Susceptibility</title><style>"
+        "body{font:15px/1.4 system-ui,sans-serif;margin:2rem}table{border-collapse:collapse}"
+        "td,th{border:1px solid #ccc;padding:.25rem .6rem;text-align:left}"
+        "thead th{position:sticky;top:0;background:#fff}"
+        ".clean{color:#0a6b2d}.NaN,.crash{background:#f8d0d0;color:#7a0000}.wrong,.off,.error{background:#fde6c3;color:#6b3d00}"
+        ".skipped{color:#666}</style>"
+        f"<h1>Susceptibility</h1><p>{html.escape(LEGEND)}</p><table><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></html>\n"
+    )
+
+
+def _html_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "<td></td>"
+    title = html.escape(f"{cell.case}\n{cell.why}", quote=True)
+    return f'<td class="{cell.outcome}" title="{title}">{cell.outcome}</td>'
+
+
+def _rows(found: list[Cell]) -> dict[tuple[str, str, str], dict[str, Cell]]:
+    rows: dict[tuple[str, str, str], dict[str, Cell]] = {}
+    for cell in found:
+        rows.setdefault((cell.kernel, cell.kv, cell.site), {})[cell.pattern] = cell
+    return rows
+
+
+def _bold(outcome: str) -> str:
+    return outcome if outcome in ("clean", "skipped") else f"**{outcome}**"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else text[:199] + "…"

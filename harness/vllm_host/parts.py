@@ -1,0 +1,38 @@
+"""What of vLLM can be judged without a GPU: one name for each module of this package."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol, cast
+
+from harness.poison.patterns import Poison
+from harness.scenario.params import VllmHostParams
+from harness.targets.base import Run
+
+PARTS = {
+    "new-blocks": "harness.vllm_host.new_blocks",
+    "decode-plan": "harness.vllm_host.decode_plan",
+    "graph-capture": "harness.vllm_host.graph_capture",
+    "prefill-merge": "harness.vllm_host.prefill_merge",
+    "padded-decode": "harness.vllm_host.padded_decode",
+}
+
+
+class Part(Protocol):
+    """A module that runs some of vLLM's code on inputs of its own."""
+
+    def run(self, poison: Poison, params: VllmHostParams) -> Run:
+        """Run it under `poison` from its beginning; whatever it replaces in vLLM is put back before it returns."""
+        ...
+
+
+def part(name: str) -> Part:
+    """The module of a part; importing it imports what it needs of vLLM."""
+    return cast(Part, importlib.import_module(PARTS[name]))
+
+
+def generator(poison: Poison) -> Any:
+    """Random numbers that depend on the case alone, so that runs under two patterns have the same inputs."""
+    import torch
+
+    return torch.Generator().manual_seed(poison.seed)

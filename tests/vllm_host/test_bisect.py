@@ -1,0 +1,129 @@
+"""`bisect`: which interpreters, which selection, and what the table says of what they gave."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli.main import exit_code_of
+from harness.report.bisect import Column, first_bad, in_order, is_good, reasons, rows
+
+FAKE = Path(__file__).parent / "fake"
+
+
+def case(name: str, verdict: str, oracle: str = "finite", reason: str = "") -> dict[str, Any]:
+    findings = [{"oracle": oracle, "message": "NaN in live rows"}] if verdict in ("fail", "crash") else []
+    return {"id": name, "refs": ["vllm-project/vllm#1"], "verdict": verdict, "reason": reason, "findings": findings}
+
+
+def column(version: str, *cases: dict[str, Any], **more: Any) -> Column:
+    return Column(
+        "python", summary={"environment": {"vllm": version, "python": "3.12.0"}, "cases": list(cases)}, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "answer"),
+    [
+        (("pass", "pass", "pass"), "none bad"),
+        (("pass", "fail", "fail"), "b, good in a"),
+        (("fail", "fail", "pass"), "a, the oldest; mended in c"),
+        (("crash", "fail", "crash"), "a, the oldest"),
+        (("pass", "skip", "fail"), "c, good in a"),
+        (("skip", "error", ""), "not judged"),
+    ],
+)
+def test_the_first_bad_version_is_named_among_those_that_were_judged(verdicts: tuple[str, ...], answer: str) -> None:
+    assert first_bad(("a", "b", "c"), verdicts) == answer
+
+
+def test_versions_are_ordered_by_number_and_not_by_text_or_command_line() -> None:
+    columns = in_order([column("0.100.0"), column("0.22.1"), column("0.9.2")])
+    assert [found.label for found in columns] == ["vLLM 0.9.2", "vLLM 0.22.1", "vLLM 0.100.0"]
+    unknown = [column("0.24.0"), Column("other")]
+    assert in_order(unknown) == unknown
+
+
+def test_a_case_that_one_version_lacks_is_a_dash_and_an_oracle_is_named() -> None:
+    found = rows([column("0.1.0", case("x", "pass")), column("0.2.0", case("x", "fail"), case("y", "skip"))])
+    assert [(row.name, row.cells, row.answer) for row in found] == [
+        ("x", ("pass", "FAIL finite"), "0.2.0, good in 0.1.0"),
+        ("y", ("-", "skip"), "not judged"),
+    ]
+
+
+def test_faults_stand_under_their_case_and_one_that_the_release_has_itself_is_told_apart() -> None:
+    skipped = {"case": "x", "fault": "f", "reason": "vLLM 0.1.0 has this bug as released; its fix came with 0.2.0"}
+    caught = {"case": "x", "fault": "f", "caught": True, "by": ["address", "replay"], "reason": ""}
+    old = column("0.1.0", case("x", "fail"), case("y", "pass"), skipped_faults=[skipped])
+    new = column("0.2.0", case("x", "pass"), case("y", "pass"), faults=[caught])
+    found = rows([old, new])
+    assert [row.name for row in found] == ["x", "x with f", "y"]
+    assert (found[1].cells, found[1].answer) == (("as released", "caught address"), "caught 1 of 1")
+
+
+@pytest.mark.parametrize(
+    ("columns", "code"),
+    [
+        ([column("1.0", case("x", "pass"))], 0),
+        ([column("1.0", case("x", "skip", reason="no GPU"))], 0),
+        ([column("1.0", case("x", "pass")), column("2.0", case("x", "crash"))], 1),
+        ([column("1.0", faults=[{"case": "x", "fault": "f", "caught": False, "by": [], "reason": "passed"}])], 1),
+        ([column("1.0", case("x", "error", reason="ImportError"))], 3),
+        ([column("1.0", case("x", "fail")), Column("p", trouble="exit code 1: No module named typer")], 3),
+    ],
+)
+def test_the_exit_code_tells_bad_from_not_judged(columns: list[Column], code: int) -> None:
+    assert is_good(columns) == code
+
+
+def test_a_finding_is_told_once_and_every_reason_not_to_judge_is_told() -> None:
+    lines = reasons([
+        column("0.1.0", case("x", "fail"), case("y", "skip", reason="no GPU")),
+        column("0.2.0", case("x", "fail")),
+        Column("p", trouble="exit code 1: No module named typer"),
+    ])  # fmt: skip
+    assert lines == [
+        "vLLM 0.1.0: x: finite: NaN in live rows", "vLLM 0.1.0: y: skip: no GPU",
+        "p: exit code 1: No module named typer",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to compare"),
+        (["--python", "/no/such/python"], "--python /no/such/python: no interpreter there"),
+        (["--site", "/no/such/folder"], "--site /no/such/folder: no such folder"),
+        (["--python", sys.executable, "--python", sys.executable, "--site", str(FAKE)], "it is not clear whose"),
+        (["no-such-scenario", "--python", sys.executable], "unknown scenario 'no-such-scenario'"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_before_anything_runs(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of(["bisect", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+def test_any_scenario_runs_under_each_interpreter_and_a_broken_one_is_a_column_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'No module named typer' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    code = exit_code_of(
+        ["bisect", "router-kernel", "--python", sys.executable, "--python", str(broken), "-n", "1", "--json"]
+    )
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert code == 3
+    assert [row["cells"][1] for row in told["rows"]] == ["-"] * len(told["rows"])
+    assert {row["cells"][0] for row in told["rows"]} == {"pass"}
+    assert told["columns"][1]["trouble"] == "exit code 1: No module named typer"
+    assert "router-kernel" in err

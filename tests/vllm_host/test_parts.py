@@ -1,0 +1,119 @@
+"""vLLM's host code as a target, on a stand-in that has each bug or has it not. The real one: test_releases.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.plan.expand import expand, fault_cases
+from harness.records import Job, Verdict
+from harness.run.execute import execute
+from harness.scenario.load import load_scenarios, shipped_directory
+from harness.targets import vllm_host
+
+FAKE = Path(__file__).parent / "fake"
+SCENARIOS = {s.name: s for s in load_scenarios(shipped_directory()) if s.system == "vllm-host"}
+BUG_OF = {"vllm-host-new-blocks": "43961", "vllm-host-decode-plan": "35175", "vllm-host-graph-capture": "42444"}
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A child of its own for each test: what the stand-in does is decided when it is imported."""
+    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.setattr(vllm_host, "NEEDED", ())
+    yield
+    while vllm_host._kept:
+        vllm_host._kept.pop().close()
+
+
+def run(name: str, fault: str | None = None) -> Any:
+    return execute(Job(key="x", case=expand(SCENARIOS[name])[0], fault=fault))
+
+
+def test_without_vllm_every_case_is_skipped_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_host, "installed_version", lambda: None)
+    for name in SCENARIOS:
+        result = run(name)
+        assert result.verdict is Verdict.SKIP
+        assert result.reason == f"vLLM is not installed ({vllm_host.INSTALL})"
+
+
+def test_a_package_that_vllms_python_needs_is_named(fake_vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_host, "NEEDED", ("no_such_package",))
+    result = run("vllm-host-new-blocks")
+    assert result.verdict is Verdict.SKIP
+    assert result.reason == "vLLM's Python needs no_such_package (pip install mla-harness[vllm-host])"
+
+
+def test_good_code_passes_in_one_child_and_something_was_looked_at(fake_vllm: None) -> None:
+    processes = set()
+    for name in BUG_OF:
+        result = run(name)
+        assert (result.verdict, result.reason) == (Verdict.PASS, "")
+        assert all(result.looked_at.values())
+        processes.add(vllm_host._kept[0])
+    assert len(processes) == 1
+
+
+@pytest.mark.parametrize("name", BUG_OF)
+def test_a_release_that_has_the_bug_fails_by_the_oracle_of_its_fault(
+    name: str, fake_vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", BUG_OF[name])
+    result = run(name)
+    [(use, _)] = fault_cases(SCENARIOS[name])
+    assert result.verdict is Verdict.FAIL
+    assert use.caught_by in {finding.oracle for finding in result.findings}
+    assert set(use.blames) <= {finding.site for finding in result.findings}
+
+
+def test_a_fault_put_back_is_caught_and_gone_in_the_next_case(fake_vllm: None) -> None:
+    assert run("vllm-host-graph-capture", "vllm.plan-in-warmup-only").verdict is Verdict.FAIL
+    assert run("vllm-host-graph-capture").verdict is Verdict.PASS
+
+
+def test_a_fault_refuses_code_that_is_not_what_it_expects(fake_vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "42444")
+    monkeypatch.setattr(vllm_host, "why_not", lambda fault, version: None)
+    result = run("vllm-host-new-blocks", "vllm.skip-zero-new-blocks")
+    assert result.verdict is Verdict.ERROR
+    assert "is not there" in result.reason
+
+
+def test_a_fault_that_the_release_has_itself_is_skipped(fake_vllm: None) -> None:
+    result = run("vllm-host-new-blocks", "vllm.skip-zero-new-blocks")
+    assert result.verdict is Verdict.SKIP
+    assert "has this bug as released" in result.reason
+
+
+def test_code_that_is_called_otherwise_is_an_error_and_no_finding(
+    fake_vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "renamed")
+    result = run("vllm-host-new-blocks")
+    assert result.verdict is Verdict.ERROR
+    assert "vLLM 0.22.1: TypeError: got an unexpected keyword" in result.reason
+
+
+def test_a_package_missing_deeper_inside_is_an_error_that_names_it(
+    fake_vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "no-import")
+    result = run("vllm-host-decode-plan")
+    assert result.verdict is Verdict.ERROR
+    assert "No module named 'cbor2'" in result.reason
+
+
+def test_a_child_that_dies_is_a_crash_and_the_next_case_has_another_child(
+    fake_vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "dies")
+    result = run("vllm-host-new-blocks")
+    assert result.verdict is Verdict.CRASH
+    assert "SIGABRT" in result.reason
+    monkeypatch.setenv("FAKE_VLLM", "")
+    assert run("vllm-host-new-blocks").verdict is Verdict.PASS

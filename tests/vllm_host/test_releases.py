@@ -1,0 +1,54 @@
+"""The five bugs in three real releases, on a CPU. Needs their folders: MLA_HARNESS_VLLM_SITES, as tox sets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RELEASES = ("0.21.0", "0.22.1", "0.24.0")
+AS_RELEASED = {
+    "vllm-host-decode-plan": ("pass", "pass", "pass"),
+    "vllm-host-graph-capture": ("FAIL replay", "pass", "pass"),
+    "vllm-host-new-blocks": ("FAIL finite", "FAIL finite", "pass"),
+    "vllm-host-padded-decode[amax=per_tensor]": ("FAIL finite", "FAIL finite", "FAIL finite"),
+    "vllm-host-padded-decode[amax=per_token]": ("pass", "pass", "pass"),
+    "vllm-host-prefill-merge": ("pass", "pass", "pass"),
+}
+PUT_BACK = {
+    "vllm-host-decode-plan with vllm.fresh-plan-each-step": ("caught", "caught", "caught"),
+    "vllm-host-graph-capture with vllm.plan-in-warmup-only": ("as released", "caught", "caught"),
+    "vllm-host-new-blocks with vllm.skip-zero-new-blocks": ("as released", "as released", "caught"),
+    "vllm-host-prefill-merge with vllm.merge-ignore-context-count": ("caught", "caught", "caught"),
+}
+
+
+@pytest.mark.slow
+def test_each_bug_shows_on_the_release_that_has_it_and_not_on_the_one_that_does_not() -> None:
+    root = os.environ.get("MLA_HARNESS_VLLM_SITES")
+    if not root:
+        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder: make one with tools/vllm_host_sites.py")
+    sites = [Path(root) / f"vllm-{release}" for release in RELEASES]
+    missing = [str(site) for site in sites if not (site / "vllm").is_dir()]
+    if missing:
+        pytest.skip(f"{missing[0]} is not there: make it with tools/vllm_host_sites.py")
+    command = [sys.executable, "-m", "harness.cli.main", "bisect", "vllm-host", "--faults", "--json"]
+    done = subprocess.run(
+        [*command, *(word for site in sites for word in ("--site", str(site)))], capture_output=True, text=True
+    )
+    print(done.stderr)
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert [column["label"] for column in told["columns"]] == [f"vLLM {release}" for release in RELEASES]
+    for column, site in zip(told["columns"], sites, strict=True):
+        assert column["environment"]["vllm_path"] == str(site.resolve() / "vllm")
+    cells = {row["name"]: tuple(row["cells"]) for row in told["rows"]}
+    assert {name: cells[name] for name in AS_RELEASED} == AS_RELEASED
+    shortened = {
+        name: tuple(cell.replace("caught ", "caught:").split(":")[0] for cell in cells[name]) for name in PUT_BACK
+    }
+    assert shortened == PUT_BACK
