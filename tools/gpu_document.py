@@ -133,7 +133,7 @@ def _selftest(d: dict[str, Any]) -> list[str]:
 
 def _containment(d: list[dict[str, Any]]) -> list[str]:
     rows = [(r["kernel"], r["verdict"], " ".join(r["finding"].split())[:220], r["seconds"]) for r in d]
-    return ["## Containment", "", "Kernels that break a GPU process, each between two good cases of one session.", "",
+    return ["## Containment", "", "Kernels that break a GPU process, each between two good cases of one run.", "",
             *_table(("kernel", "verdict", "finding", "seconds"), rows)]  # fmt: skip
 
 

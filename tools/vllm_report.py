@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -130,9 +131,10 @@ def finish(step: Step, out: Path, cut: bool = False) -> None:
 
 
 def results(place: Path) -> list[dict[str, Any]]:
-    """Results of the run below `place`, as far as it got."""
+    """Results of the runs below `place`, as far as they got; of two for one case the later holds."""
     files = sorted(place.glob("run/*/results.jsonl"))
-    return [json.loads(line) for line in files[-1].read_text().splitlines()] if files else []
+    found = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [result for result in {r["id"]: r for r in found}.values() if not result["reason"].startswith("never ran")]
 
 
 def curve(result: dict[str, Any]) -> str:
@@ -155,7 +157,8 @@ HEAD = """# vLLM under the harness
 
 Made by `tools/vllm_report.py` from runs on one GPU; the canaries measure inference, not ability. Accuracy is by epoch
 over the first questions of `gsm_symbolic`; a crash shows the serving process's last words. Times include starting
-vLLM, and several processes shared the GPU: they are no benchmark.
+vLLM, and several processes shared the GPU: they are no benchmark. What the tables mean, and what they leave open, is in
+[findings.md](findings.md).
 """
 
 
@@ -180,21 +183,39 @@ def fault_table(out: Path, releases: list[str]) -> Iterator[str]:
             clean = next((r for r in results(out / release / "clean-1") if r["id"] == case), None)
             faulty = next(iter(results(out / release / fault)), None)
             says = (faulty or {}).get("reason", "") if faulty and faulty["verdict"] != "pass" else "not caught"
+            if faulty and faulty["verdict"] == "pass":
+                says = "the poison changed no answer: see the matrix below for what this kernel lets through"
             if faulty and faulty["verdict"] == "skip" and clean:
-                says = clean["reason"] or faulty["reason"]
-            yield f"| {ref} | {release} | {told(clean)} | {told(faulty)} | {cell(says)} |"
+                says = clean["reason"] or "has the bug as released, and it changed no answer"
+            as_released = told(clean, partial(out / release / "clean-1", case))
+            with_fault = told(faulty, partial(out / release / fault, case))
+            yield f"| {ref} | {release} | {as_released} | {with_fault} | {cell(says)} |"
     for ref, why in NOT_SHOWN.items():
         yield f"| {ref} | all | | | not run on vLLM: {why} |"
     yield ""
 
 
-def told(result: dict[str, Any] | None) -> str:
-    """One result in a cell: verdict, curve, seconds."""
+def partial(place: Path, case: str) -> str:
+    """Accuracy of the epochs that were answered whole before a serving process died."""
+    slug = re.sub(r"[^A-Za-z0-9_.=]+", "-", case).strip("-")
+    right: dict[int, list[bool]] = {}
+    for file in sorted(place.glob(f"run/*/accuracy/{slug}*/nan/asked/accuracy.jsonl"))[-1:]:
+        header, *rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows:
+            right.setdefault(row["epoch"], []).append(row["correct"])
+        whole = [answers for answers in right.values() if len(answers) == len(header["questions"])]
+        return ", ".join(f"{sum(answers) / len(answers):.4f}" for answers in whole)
+    return ""
+
+
+def told(result: dict[str, Any] | None, before: str = "") -> str:
+    """One result in a cell: verdict, curve, seconds; of a crash, `before` is the curve up to it."""
     if result is None:
         return "not run"
     if result["verdict"] == "skip":
         return "has the bug itself" if "as released" in result["reason"] else f"skipped: {cell(result['reason'])}"
-    return ", ".join(filter(None, [f"**{result['verdict']}**", curve(result), f"{result['seconds']:.0f} s"]))
+    known = curve(result) or (f"after {before}" if before else "")
+    return ", ".join(filter(None, [f"**{result['verdict']}**", known, f"{result['seconds']:.0f} s"]))
 
 
 def cell(text: str) -> str:

@@ -145,7 +145,7 @@ def _print(console: Console, columns: list[Column]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("case", "bug", *(column.label for column in columns), "first bad"):
-        table.add_column(printable(title), overflow="fold")
+        table.add_column(printable(title), overflow="fold", no_wrap=title == "case")
     for row in rows(columns):
         name = "  with " + row.name.partition(" with ")[2] if row.is_fault else row.name
         bugs = "" if row.is_fault else " ".join(ref.rpartition("#")[2] for ref in row.refs)

@@ -87,10 +87,15 @@ def to_markdown(found: list[Cell]) -> str:
     skipped = {cell.kernel: cell.why for cell in found if cell.outcome == "skipped"}
     if skipped:
         lines += ["", "## Skipped", ""] + [f"- {kernel}: {why}" for kernel, why in skipped.items()]
-    bad = [cell for cell in found if cell.outcome not in ("clean", "skipped")]
+    bad: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in found:
+        if cell.outcome not in ("clean", "skipped"):
+            # One cause fills many cells: what differs is only the pattern that the reason names.
+            bad.setdefault((cell.kernel, cell.outcome, cell.why.partition(" (pattern")[0]), []).append(cell)
     if bad:
-        lines += ["", "## Not clean", ""]
-        lines += [f"- {cell.outcome}: `mla-harness run '{cell.case}'`  \n  {_short(cell.why)}" for cell in bad]
+        lines += ["", "## Not clean", "", "Each case again: `mla-harness run 'CASE'`."]
+    for (kernel, outcome, why), group in bad.items():
+        lines += ["", f"{kernel}, {outcome}: {_short(why)}", ""] + [f"- `{cell.case}`" for cell in group]
     return "\n".join(lines) + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from harness.serving.vllm_faults import why_not
 from harness.targets.base import Run
 
 LOG_TAIL_BYTES = 6_000
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
+"""The last line of a traceback."""
 PATTERN = {"nan": "nan", "max": "max"}
 """Patterns of a scenario as the plug-in knows them; any other leaves memory as it is."""
 BLACKWELL = ("CUTLASS_MLA", "FLASHINFER_MLA")
@@ -190,6 +193,6 @@ def _died(code: int | None, tail: str, seconds: int) -> Exception:
     else:
         how = f"vLLM's process ended with exit code {code}"
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line]
+    errors = [line for line in lines if _ERROR.match(line)]
     last = (errors or lines or ["it printed nothing"])[-1]
     return KernelError(f"{how}: {last[-300:]}")

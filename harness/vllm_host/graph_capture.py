@@ -66,7 +66,6 @@ class _Decode:
 
     def __init__(self, poison: Poison) -> None:
         random = generator(poison)
-        self._poison = poison
         self._q = torch.randn(NUM_REQUESTS, 1, NUM_HEADS, WIDTH, generator=random)
         self._cache = torch.randn(NUM_REQUESTS * NUM_PAGES, PAGE_SIZE, WIDTH, generator=random)
         self._table = torch.arange(NUM_REQUESTS * NUM_PAGES, dtype=torch.int32).view(NUM_REQUESTS, NUM_PAGES)
