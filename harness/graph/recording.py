@@ -21,19 +21,10 @@ from torch.utils._pytree import tree_map
 from harness.errors import CaptureError
 from harness.graph.launch import ACTIVE
 from harness.graph.storage import storage_address, tensors_of, use_count, whole_storage
+from harness.poison.allocations import ALLOCATIONS
 from harness.poison.patterns import Poison
 
 _aten = torch.ops.aten
-_ALLOCATIONS = frozenset(
-    {
-        _aten.empty.memory_format,
-        _aten.empty_like.default,
-        _aten.empty_strided.default,
-        _aten.new_empty.default,
-        _aten.new_empty_strided.default,
-        _aten.empty_permuted.default,
-    }
-)
 _INDEXED = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
 _HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
@@ -187,7 +178,7 @@ class _Recorder(TorchDispatchMode):
         if func is _aten.lift_fresh.default:
             self._scalars.add(storage_address(result))
         outputs = self._results(result)
-        if func not in _ALLOCATIONS and not _is_view(func):
+        if func not in ALLOCATIONS and not _is_view(func):
             self.nodes.append(_Node(str(func), func, recorded_args, recorded_kwargs, outputs))
         return result
 

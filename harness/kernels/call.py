@@ -9,6 +9,7 @@ import torch
 
 from harness.errors import IllegalAddress, KernelError
 from harness.graph.launch import launch
+from harness.graph.storage import tensors_of
 from harness.kernels.spec import KernelSpec
 from harness.ops.contracts import OPS
 from harness.poison.allocations import AllocationPoison
@@ -73,18 +74,11 @@ class BoundKernel:
         ordinal_of = {address: ordinal for ordinal, address in enumerate(allocations)}
         sites: dict[int, str] = {}
         for output, value in zip(self._outputs, _as_tuple(result), strict=False):
-            for tensor in tensors_in(value):
+            for tensor in tensors_of(value):
                 ordinal = ordinal_of.get(tensor.untyped_storage().data_ptr())
                 if ordinal is not None:
                     sites[ordinal] = output.site
         return sites
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors of a value: itself, or those among the attributes of a metadata object."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [item for item in getattr(value, "__dict__", {}).values() if isinstance(item, torch.Tensor)]
 
 
 def _as_tuple(result: Any) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.poison.patterns import Poison
 
 _aten = torch.ops.aten
-_FACTORIES = frozenset(
+ALLOCATIONS = frozenset(
     {
         _aten.empty.memory_format,
         _aten.empty_like.default,
@@ -25,6 +25,7 @@ _FACTORIES = frozenset(
         _aten.empty_permuted.default,
     }
 )
+"""The ops that hand out memory nobody wrote. A graph has them once, at the capture, and does not repeat them."""
 
 
 class AllocationPoison(TorchDispatchMode):
@@ -58,7 +59,7 @@ class AllocationPoison(TorchDispatchMode):
         if func in (_aten.resize_.default, _aten.resize_as_.default):
             return self._resize(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
-        if func in _FACTORIES:
+        if func in ALLOCATIONS:
             self._poison.fill_(_dense(out), self._sites.get(len(self._kept), "workspace"))
             if self._keeps:
                 self._kept.append(out)
