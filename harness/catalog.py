@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.faults.base import FaultSpec
+from harness.faults.specs import FAULT_SPECS
 from harness.kernels.spec import KernelSpec
 from harness.kernels.vllm_specs import VLLM_KERNELS
 from harness.oracles.base import OracleSpec
@@ -247,120 +248,4 @@ ORACLES: Registry[OracleSpec] = Registry(
     ),
 )
 
-FAULTS: Registry[FaultSpec] = Registry(
-    "fault",
-    (
-        FaultSpec(
-            "merge.ignore-context-count",
-            "vllm-project/vllm#36540",
-            "the merge reads prefix rows of tokens that have no context",
-            "harness.kernels.torch_merge:merge_attn_states",
-            "harness.faults.merge_ignore_context_count:merge_all_tokens",
-        ),
-        FaultSpec(
-            "merge.empty-lse-finite",
-            "vllm-project/vllm#49294",
-            "rows without keys in a context chunk get a finite lse, so their unwritten output is merged",
-            "harness.kernels.torch_context:empty_row_lse",
-            "harness.faults.merge_empty_lse_finite:finite_lse",
-        ),
-        FaultSpec(
-            "kv.tail-masked-by-multiply",
-            "flashinfer-ai/flashinfer#941",
-            "unused KV slots are masked in the scores only: 0 times NaN reaches live rows",
-            "harness.kernels.torch_decode:mask_unused_values",
-            "harness.faults.kv_tail_masked_by_multiply:values_as_loaded",
-        ),
-        FaultSpec(
-            "decode.zero-length-row-nan",
-            "vllm-project/vllm#57017",
-            "the combine step of decode divides 0 by 0 in rows of empty requests",
-            "harness.kernels.torch_decode:divide_by_sum",
-            "harness.faults.decode_zero_length_row_nan:divide_without_guard",
-        ),
-        FaultSpec(
-            "graph.fresh-plan-each-step",
-            "vllm-project/vllm#35175",
-            "each step makes a new split-KV plan, and the captured graph keeps reading the first one",
-            "harness.engine.capture:update_plan",
-            "harness.faults.graph_fresh_plan_each_step:rebind_plan",
-        ),
-        FaultSpec(
-            "graph.plan-in-warmup-only",
-            "vllm-project/vllm#42444",
-            "warm-up and capture share their metadata, so the planning is not in the graph",
-            "harness.engine.capture:metadata_for_capture",
-            "harness.faults.graph_plan_in_warmup_only:share_warmup_metadata",
-        ),
-        FaultSpec(
-            "graph.padded-rows-in-amax",
-            "vllm-project/vllm#37442",
-            "the fp8 scale of activations covers rows of graph padding, which decode never writes",
-            "harness.engine.quantize:live_rows",
-            "harness.faults.graph_padded_rows_in_amax:all_rows",
-        ),
-        FaultSpec(
-            "graph.shared-pool-overwrite",
-            "vllm-project/vllm#53488",
-            "logits are read from graph memory after the drafter's graph ran in the same pool",
-            "harness.engine.runner:take_logits",
-            "harness.faults.graph_shared_pool_overwrite:borrow_logits",
-        ),
-        FaultSpec(
-            "kv.skip-zero-new-blocks",
-            "vllm-project/vllm#43961",
-            "blocks newly given to MLA layers of a hybrid model are not zeroed",
-            "harness.engine.memory:blocks_to_zero",
-            "harness.faults.kv_skip_zero_new_blocks:skip_attention_blocks",
-        ),
-        FaultSpec(
-            "router.int64-ids",
-            "vllm-project/vllm#38359",
-            "32-bit expert ids are written into a 64-bit buffer and read as 32-bit ones",
-            "harness.engine.experts:hand_over_ids",
-            "harness.faults.router_int64_ids:ids_in_int64_buffer",
-        ),
-        FaultSpec(
-            "write_kv.slot-zero-for-padding",
-            "vllm-project/vllm#39444",
-            "padded and dummy tokens are stored in slot 0, inside the null block",
-            "harness.engine.batch:padding_slot",
-            "harness.faults.write_kv_slot_zero_for_padding:slot_zero",
-        ),
-        FaultSpec(
-            "plan.padded-row-block-minus-one",
-            "vllm-project/vllm#35431",
-            "block tables of padded requests hold -1, which a kernel uses as an offset",
-            "harness.engine.batch:pad_requests",
-            "harness.faults.plan_padded_row_block_minus_one:block_minus_one",
-        ),
-        FaultSpec(
-            "vllm.fresh-plan-each-step",
-            "vllm-project/vllm#35175",
-            "vLLM itself: FP8 FlashMLA plans at a new address each step; the graph keeps the first",
-            "harness.serving.vllm_faults:put_back",
-            "harness.serving.vllm_faults:put_back",
-        ),
-        FaultSpec(
-            "vllm.plan-in-warmup-only",
-            "vllm-project/vllm#42444",
-            "vLLM itself: capture reuses the warm-up's lazy plan, so planning is not in the graph",
-            "harness.serving.vllm_faults:put_back",
-            "harness.serving.vllm_faults:put_back",
-        ),
-        FaultSpec(
-            "vllm.merge-ignore-context-count",
-            "vllm-project/vllm#36540",
-            "vLLM itself: the merge reads context rows that no kernel wrote",
-            "harness.serving.vllm_faults:put_back",
-            "harness.serving.vllm_faults:put_back",
-        ),
-        FaultSpec(
-            "vllm.skip-zero-new-blocks",
-            "vllm-project/vllm#43961",
-            "vLLM itself: blocks newly given to MLA layers of a hybrid model are not zeroed",
-            "harness.serving.vllm_faults:put_back",
-            "harness.serving.vllm_faults:put_back",
-        ),
-    ),
-)
+FAULTS: Registry[FaultSpec] = Registry("fault", FAULT_SPECS)

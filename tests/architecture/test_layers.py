@@ -19,7 +19,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 PARENT = {
     "harness.errors": 1, "harness.records": 1, "harness.registry": 1, "harness.files": 1,
     "harness.poison.sites": 2, "harness.ops.contracts": 2, "harness.catalog": 2,
-    "harness.kernels.spec": 2, "harness.faults.base": 2, "harness.oracles.base": 2,
+    "harness.kernels.spec": 2, "harness.faults.base": 2, "harness.faults.specs": 2, "harness.oracles.base": 2,
     "harness.kernels.plugins": 2, "harness.kernels.vllm_specs": 2,
     "harness.accuracy.records": 1, "harness.accuracy.fixtures": 1,
     "harness.accuracy.answer_log": 2, "harness.accuracy.baselines": 2, "harness.accuracy.identity": 2,
