@@ -63,6 +63,10 @@ class Job(Record):
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
     timeout_seconds: float = 60.0
+    cures: tuple[str, ...] = ()
+    """Proposed cures to run it with; only :mod:`harness.run.cured` knows them."""
+    more_faults: tuple[str, ...] = ()
+    """Further bugs put back beside `fault`; only :mod:`harness.run.cured` knows them."""
     directory: str | None = None
     """Where a case that takes long notes its progress, so that a resumed run goes on from there."""
 
@@ -205,6 +209,59 @@ class Blame(Record):
     how: str = ""
     trials: dict[str, str] = {}
     """Poisoned set of sites -> verdict of that trial, in the order tried."""
+
+
+class ShrinkStep(Record):
+    """One accepted step towards the smallest failing case: `what` was reduced, written as a case id writes values."""
+
+    what: str
+    before: str
+    after: str
+    tried: int = Field(default=0, description="trials made for this step, the accepted one included")
+
+
+class Shrunk(Record):
+    """The smallest case that still fails for the reason of a failing one, and the way there."""
+
+    schema_version: int = SCHEMA_VERSION
+    key: str
+    id: str
+    fault: str | None = None
+    case: Case = Field(description="the smallest; its id alone reproduces it")
+    oracle: str
+    sites: tuple[str, ...] = Field(default=(), description="the memory to blame")
+    finding: Finding = Field(description="what the oracle saw in the smallest case")
+    steps: tuple[ShrinkStep, ...] = ()
+    num_trials: int = 0
+    seconds: float = 0.0
+    is_smallest: bool = Field(default=False, description="false: the time was up before every smaller case was tried")
+
+
+class Reading(Record):
+    """Memory that nobody wrote and that live results depend on, with the first who read it."""
+
+    site: str
+    reader: str
+    tensor: str = ""
+    where: str = ""
+    how: str = Field(default="", description="under which two fills, or as an index, it was seen")
+
+
+class CureResult(Record):
+    """Whether a proposed cure removes the cause of a failure, hides it, or does not help."""
+
+    schema_version: int = SCHEMA_VERSION
+    case: str
+    faults: tuple[str, ...] = ()
+    cures: tuple[str, ...]
+    verdict: str = Field(description="removes, hides, or does not help")
+    statement: str = Field(description="one sentence for people")
+    oracle: str = Field(description="the oracle whose finding is the symptom")
+    before: tuple[Reading, ...] = Field(default=(), description="what was read without the cure")
+    after: tuple[Reading, ...] = Field(default=(), description="what is read with it")
+    left: tuple[Finding, ...] = Field(default=(), description="what oracles still find with it")
+    num_compared: int = Field(default=0, description="live tensors compared between fills, with the cure")
+    seconds: float = 0.0
 
 
 class FaultResult(Record):

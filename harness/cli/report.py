@@ -1,33 +1,53 @@
-"""`mla-harness report RUN`: the reports of a run that exists, made again from what it stored."""
+"""`mla-harness report RUN`: the reports of a run that exists, made again from what it stored; also as Markdown."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.recording import History
 from harness.cli.run import Json, Out
+
+if TYPE_CHECKING:
+    from harness.history.compare import Comparison
+    from harness.results.store import RunStore
 
 
 def report(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, a run id, or 'latest'.")] = "latest",
     out: Out = None,
+    history: History = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a summary for a CI job's page, compared with the run before.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Render the reports of a run again, and print it."""
+    from harness.cli.recording import history_file
+    from harness.errors import InputError
+    from harness.history.trends import read_trends
+    from harness.report.markdown import render
     from harness.report.terminal import console_for, fault_line, print_run
     from harness.report.write import write_reports
     from harness.results.store import DEFAULT_RUNS, RunStore, find_run
     from harness.results.summary import summarise, to_json
 
+    if markdown and json:
+        raise InputError("report: --markdown and --json are two ways to print it; give one")
     store = RunStore.open(find_run(name, Path(out) if out else DEFAULT_RUNS))
     if "epochs" in store.plan.options:
         from harness.results.accuracy import take_in
 
         take_in(store)
-    write_reports(store)
+    kept = history_file(history)
+    trends = read_trends(kept, store.plan.run_id)
+    write_reports(store, trends)
+    if markdown:
+        sys.stdout.write(render(store, _since_before(store, kept), trends))
+        return
     if json:
         sys.stdout.write(to_json(summarise(store.plan, store.results(), store.faults())))
         return
@@ -35,3 +55,21 @@ def report(
     print_run(console, store)
     for fault in store.faults():
         console.print(fault_line(fault), soft_wrap=True)
+
+
+def _since_before(store: RunStore, history: Path | None) -> Comparison | None:
+    """What changed since the run before, where the history knows of one."""
+    from harness.errors import HarnessError
+    from harness.history.choose import previous_of
+    from harness.history.compare import compare
+    from harness.history.entry import entry_of
+
+    if history is None or not history.is_file():
+        return None
+    run = entry_of(store)
+    try:
+        before = previous_of(run, history)
+    except HarnessError as error:
+        print(f"mla-harness: warning: nothing to compare with: {' '.join(str(error).split())}", file=sys.stderr)
+        return None
+    return compare(before, run) if before else None

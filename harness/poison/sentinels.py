@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import torch
 
+from harness.poison.layouts import OUT_OF_RANGE as OUT_OF_RANGE
+from harness.poison.layouts import QUIET_BITS, TAG_MASK
 from harness.poison.sites import SITES
 
 UNTAGGED = "untagged"
 """The tag of the all-ones pattern, for types whose NaN has no free payload bits (fp8) and for raw bytes."""
 
 _INT_VIEW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_QUIET_BITS = {
-    torch.bfloat16: 0x7FC0,
-    torch.float16: 0x7F40,
-    torch.float32: 0x7FD50000,
-    torch.float64: 0x7FF8_5EED_0000_0000,
-}
+_QUIET_BITS: dict[torch.dtype, int] = {getattr(torch, name): bits for name, bits in QUIET_BITS.items()}
 _TAG_OF = {site.name: site.tag for site in SITES}
 _SITE_OF = {site.tag: site.name for site in SITES}
-_TAG_MASK = 0x3F
-
-OUT_OF_RANGE = 2_147_480_000
-"""The index of strict mode: no pool has so many pages, so a read through it must fault (after FlashMLA's tests)."""
 
 
 def bits_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -57,8 +50,8 @@ def site_of_bits(dtype: torch.dtype, bits: int) -> str | None:
     bits &= (1 << size) - 1
     if bits == (1 << size) - 1 and dtype not in _QUIET_BITS:
         return UNTAGGED
-    if dtype in _QUIET_BITS and (bits & ~_TAG_MASK) == _QUIET_BITS[dtype]:
-        return _SITE_OF.get(bits & _TAG_MASK)
+    if dtype in _QUIET_BITS and (bits & ~TAG_MASK) == _QUIET_BITS[dtype]:
+        return _SITE_OF.get(bits & TAG_MASK)
     return None
 
 

@@ -17,7 +17,12 @@ def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
     """`mla-harness run ID` with what else decides the outcome: fault, kernel, plug-ins, seed, device."""
     if result.scenario == EPOCHS and EPOCHS in options:
         return _epochs(options[EPOCHS])
-    words = ["mla-harness", "run", result.id]
+    return reproduce_case(result.id, result.fault, options)
+
+
+def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> str:
+    """`mla-harness run ID` for a case that has no result of its own, such as the smallest that fails."""
+    words = ["mla-harness", "run", case_id]
     for name, flag in OPTION_FLAGS.items():
         value = options.get(name)
         if value and value not in DEFAULTS[name]:
@@ -26,8 +31,8 @@ def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
         words += ["--plugin", str(plugin)]
     if options.get("seed"):
         words += ["--seed", str(options["seed"])]
-    if result.fault:
-        words += ["--fault", result.fault]
+    if fault:
+        words += ["--fault", fault]
     return shlex.join(words)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.catalog import KERNELS
 from harness.files import write_atomic
 from harness.plan.probe import PATTERNS, declared
-from harness.records import CaseResult, Verdict
+from harness.records import Case, CaseResult, Verdict
 from harness.report.wording import printable
 from harness.results.store import RunStore
 
@@ -51,18 +51,19 @@ def outcome_of(result: CaseResult) -> str:
 def cells(store: RunStore) -> list[Cell]:
     """The cells of a run in the order of its plan."""
     jobs = store.jobs_by_key()
-    found = []
-    for result in store.results():
-        case = jobs[result.key].case
-        op, params = str(case.params["op"]), case.params
-        spec = KERNELS.get(f"{op}/{params['kernel']}")
-        site, pattern = case.poison.sites[0], case.poison.patterns[0]
-        kv = str(params.get("kv", ""))
-        why = "" if result.verdict is Verdict.PASS else result.reason
-        found.append(
-            Cell(spec.name, kv, site, pattern, outcome_of(result), declared(spec, site), case.id, printable(why))
-        )
-    return found
+    return [cell_of(result, jobs[result.key].case) for result in store.results()]
+
+
+def cell_of(result: CaseResult, case: Case) -> Cell:
+    """The cell of one result. A probe with several query tokens is a row of its own."""
+    params = case.params
+    spec = KERNELS.get(f"{params['op']}/{params['kernel']}")
+    site, pattern = case.poison.sites[0], case.poison.patterns[0]
+    tokens = int(params.get("query_len", 1))
+    name = spec.name if tokens == 1 else f"{spec.name}, {tokens} tokens"
+    why = "" if result.verdict is Verdict.PASS else result.reason
+    kv, is_declared = str(params.get("kv", "")), declared(spec, site)
+    return Cell(name, kv, site, pattern, outcome_of(result), is_declared, case.id, printable(why))
 
 
 def write(store: RunStore) -> list[Path]:

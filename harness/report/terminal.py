@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.records import Blame, CaseResult, FaultResult, Finding, Job, Verdict
-from harness.report.command import reproduce
+from harness.report.command import reproduce, reproduce_case
 from harness.report.terminal_accuracy import print_accuracy
 from harness.report.wording import num, one_line, printable
 from harness.results.store import NEVER_RAN, RunStore
@@ -119,9 +119,14 @@ def print_failures(console: Console, store: RunStore, results: Sequence[CaseResu
     never_ran = [result for result in bad if result.reason == NEVER_RAN]
     shown: set[str] = set()
     ran = [result for result in bad if result.reason != NEVER_RAN]
+    smallest = store.shrunk()
     for result in ran[:MAX_FAILURES]:
         command = reproduce(result, store.plan.options)
         print_failure(console, result, blames.get(result.key), command, with_log=result.reason not in shown)
+        if result.key in smallest:
+            case = smallest[result.key].case
+            again = reproduce_case(case.id, result.fault, store.plan.options)
+            console.print(f"  smallest: {again}\n", markup=False, soft_wrap=True)
         shown.add(result.reason)
     if len(ran) > MAX_FAILURES:
         console.print(f"and {len(ran) - MAX_FAILURES} more: see {store.path / 'report.html'}\n", soft_wrap=True)

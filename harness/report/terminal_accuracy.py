@@ -48,7 +48,12 @@ class EpochProgress:
         self._progress.update(self._task, description=description, completed=answered, total=total, note=note)
         if answered == total and epoch not in self._ended:
             self._ended.add(epoch)
-            self._console.print(f"{description}: {total:,} questions, {note}", soft_wrap=True)
+            self._console.print(f"{description}: {total:,} questions, {note}{_speed(state)}", soft_wrap=True)
+
+
+def _speed(state: dict[str, int]) -> str:
+    tokens, seconds = state.get("num_tokens", 0), state.get("milliseconds", 0) / 1e3
+    return f", {tokens:,} tokens in {seconds:.2f} s, {tokens / seconds:,.0f} a second" if tokens and seconds else ""
 
 
 def print_accuracy(console: Console, records: Sequence[AccuracyRecord]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.files import write_atomic
+from harness.history.trends import Trends
 from harness.report import junit, page, table
 from harness.results.store import RunStore
 from harness.results.summary import summarise, to_json
@@ -12,10 +13,13 @@ from harness.results.summary import summarise, to_json
 REPORT_FILES = ("summary.json", "results.csv", "junit.xml", "report.html")
 
 
-def write_reports(store: RunStore) -> list[Path]:
-    """Write summary.json, results.csv, junit.xml and report.html; returns their paths."""
+def write_reports(store: RunStore, trends: Trends | None = None) -> list[Path]:
+    """Write summary.json, results.csv, junit.xml and report.html; returns their paths.
+
+    `trends` is what the history says of these cases; without it the page shows this run alone.
+    """
     summary = summarise(store.plan, store.results(), store.faults())
-    texts = (to_json(summary), table.render(store), junit.render(store), page.render(store))
+    texts = (to_json(summary), table.render(store), junit.render(store), page.render(store, trends))
     paths = [store.path / name for name in REPORT_FILES]
     for path, text in zip(paths, texts, strict=True):
         write_atomic(path, text)

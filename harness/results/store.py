@@ -14,7 +14,8 @@ from pydantic import Field, ValidationError
 
 from harness.errors import InputError
 from harness.files import append_line, read_json_lines, write_atomic
-from harness.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Job, Record, Verdict
+from harness.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Job, Record, Shrunk, Verdict
+from harness.results.source import Source
 from harness.scenario.schema import FaultUse
 
 DEFAULT_RUNS = Path("reports") / "runs"
@@ -30,6 +31,15 @@ class Control(Record):
     job: Job
 
 
+class ShardNote(Record):
+    """Which part of a plan a run is: part `index` of `count`, and the keys of the whole plan in its order."""
+
+    index: int
+    count: int
+    keys: tuple[str, ...]
+    controls: tuple[str, ...] = ()
+
+
 class RunPlan(Record):
     """What a run set out to do (`run.json`), and, once known, on which machine and how long it took."""
 
@@ -39,8 +49,11 @@ class RunPlan(Record):
     command: str
     options: dict[str, Any] = Field(default={})
     """What reproduces it besides the case ids: fault, kernel, seed, plug-ins, device."""
+    source: Source = Source()
+    """The git commit and branch of the code under test."""
     jobs: tuple[Job, ...]
     controls: tuple[Control, ...] = ()
+    shard: ShardNote | None = None
     environment: dict[str, Any] = Field(default={})
     seconds: float = 0.0
 
@@ -75,6 +88,7 @@ class RunStore:
         command: str,
         options: dict[str, Any] | None = None,
         controls: Iterable[Control] = (),
+        shard: ShardNote | None = None,
     ) -> RunStore:
         """Make the directory of a new run below `root` and write its plan."""
         run_id = new_run_id()
@@ -86,7 +100,7 @@ class RunStore:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         plan = RunPlan(
             run_id=run_id, started=started, command=command, options=options or {}, jobs=tuple(jobs),
-            controls=tuple(controls),
+            controls=tuple(controls), shard=shard,
         )  # fmt: skip
         store = cls(path, plan)
         store._write_plan()
@@ -107,6 +121,13 @@ class RunStore:
     def note_environment(self, environment: dict[str, Any]) -> None:
         """Keep what machine the results come from."""
         self.plan = self.plan.model_copy(update={"environment": environment})
+        self._write_plan()
+
+    def note_source(self, now: Source) -> None:
+        """Keep which code the run begins with, or that it goes on with the code in the state `now`."""
+        is_new = self.plan.source == Source() and not self.finished()
+        source = now if is_new else self.plan.source.continued(now)
+        self.plan = self.plan.model_copy(update={"source": source})
         self._write_plan()
 
     def add_seconds(self, seconds: float) -> None:
@@ -130,6 +151,10 @@ class RunStore:
     def add_blame(self, key: str, blame: Blame) -> None:
         """Append which memory was to blame for one failing job."""
         self._append("blame.jsonl", BlameLine(key=key, blame=blame))
+
+    def add_shrunk(self, shrunk: Shrunk) -> None:
+        """Append the smallest case that fails as one job did, with the way there."""
+        self._append("shrunk.jsonl", shrunk)
 
     def finished(self) -> dict[str, CaseResult]:
         """The results on disk by job key; of two for one job the later holds."""
@@ -158,6 +183,10 @@ class RunStore:
     def blames(self) -> dict[str, Blame]:
         """Blame by job key."""
         return {line.key: line.blame for line in self._read("blame.jsonl", BlameLine)}
+
+    def shrunk(self) -> dict[str, Shrunk]:
+        """The smallest failing cases by the key of the job that they were made from."""
+        return {line.key: line for line in self._read("shrunk.jsonl", Shrunk)}
 
     def placed(self, job: Job) -> Job:
         """`job` with a place in this run's directory for what it notes on its way, where it takes long."""

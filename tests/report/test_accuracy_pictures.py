@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-import shutil
-import subprocess
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,6 +21,9 @@ from harness.report import junit, page, table
 from harness.report.accuracy_chart import COLUMNS, chart, grid
 from harness.report.terminal import console_for, print_run
 from harness.results.store import RunStore
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 CANARY = "a canary: it measures inference, not ability"
 HOSTILE = '<script>alert(1)</script>\x1b[31m \u202e"'
@@ -127,11 +129,12 @@ def test_every_picture_has_a_title_and_a_description_and_a_table_beside_it(tmp_p
     parsed.feed(text)
     ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    pictures = [attributes for tag, attributes in parsed.tags if tag == "svg"]
+    labelled = "aria-labelledby"
+    pictures = [found for tag, found in parsed.tags if tag == "svg" and (found.get(labelled) or "").startswith("acc")]
     assert len(pictures) == 4
     for attributes in pictures:
         assert attributes["role"] == "img"
-        assert set((attributes["aria-labelledby"] or "").split()) <= set(ids)
+        assert set((attributes[labelled] or "").split()) <= set(ids)
     assert "0.8389 to 1.0000" in text and "gsm_symbolic on canary-mla" in text
     assert "20 questions that did not come out the same every time" in text
 
@@ -140,7 +143,8 @@ def test_hostile_names_are_escaped_and_nothing_is_fetched(tmp_path: Path) -> Non
     record = measured("1u", "0e", model=HOSTILE, task=HOSTILE, note=HOSTILE, dtype=HOSTILE)
     store = stored(tmp_path, record)
     text = page.render(store)
-    assert text.count("<script") == 1 and "&lt;script&gt;" in text and "url(" not in text
+    assert text.count("<script>") == 1 and text.count("<script") == 2, "the page's own script and its data"
+    assert "&lt;script&gt;" in text and "url(" not in text
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
     ET.fromstring(junit.render(store))
     stream = io.StringIO()
@@ -193,36 +197,26 @@ def test_many_cases_with_pictures_stay_below_two_megabytes(tmp_path: Path) -> No
     assert "and 20 more measurements of accuracy in results.csv" in text
 
 
-PROBE = """<script>
-var wide = document.documentElement.scrollWidth - window.innerWidth;
-var bad = Array.prototype.filter.call(document.querySelectorAll(".acc svg"), function (picture) {
-  var box = picture.getBoundingClientRect(), parts = picture.querySelectorAll("text, path, circle");
-  return !box.width || Array.prototype.some.call(parts, function (part) {
-    var inner = part.getBoundingClientRect();
+PROBE = """() => Array.from(document.querySelectorAll(".acc svg")).filter((picture) => {
+  const box = picture.getBoundingClientRect(), parts = picture.querySelectorAll("text, path, circle");
+  return !box.width || Array.from(parts).some((part) => {
+    const inner = part.getBoundingClientRect();
     return inner.left < box.left - 3 || inner.right > box.right + 3 || inner.top < box.top - 3 ||
       inner.bottom > box.bottom + 3;
   });
-});
-document.title = "wide=" + Math.max(0, wide) + " bad=" + bad.length + " shown=" +
-  document.getElementById("shown").textContent + " text=" + getComputedStyle(document.body).color;
-</script>"""
+}).map((picture) => picture.outerHTML.slice(0, 200))"""
 
 
-@pytest.mark.parametrize("width", [500, 1240])
+@pytest.mark.parametrize("width", [390, 1240])
 def test_a_browser_draws_the_pictures_inside_their_boxes_and_the_page_inside_the_window(
-    tmp_path: Path, width: int
+    browser: Browser, tmp_path: Path, width: int
 ) -> None:
-    browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
-    if browser is None:
-        pytest.skip("no Chromium here: apt-get install chromium")
     rows = ("1" * 1200 + "0" * 119, "1" * 900 + "0p" * 200 + "u" * 19, "1" + "0" * 1318)
     records = (measured(*rows, baseline="1" * 1319), measured("1" * 16, "1" * 16), measured(*["1" * 30] * 12))
-    text = page.render(stored(tmp_path / "runs", *records))
-    (tmp_path / "page.html").write_text(text.replace("</body>", PROBE + "</body>"), encoding="utf-8")
-    command = [
-        browser, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},2000",
-        f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", (tmp_path / "page.html").as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    title = re.search(r"<title>([^<]*)</title>", done.stdout)
-    assert title is not None and title[1].startswith("wide=0 bad=0 shown=3 of 3"), title
+    (tmp_path / "page.html").write_text(page.render(stored(tmp_path / "runs", *records)), encoding="utf-8")
+    context = browser.new_context(viewport={"width": width, "height": 2000})
+    tab = context.new_page()
+    tab.goto((tmp_path / "page.html").as_uri())
+    assert tab.locator(".acc svg").count() == 6 and tab.evaluate(PROBE) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 import json
 import re
@@ -15,6 +17,7 @@ import pytest
 from harness.records import Blame, Case, CaseResult, FaultResult, Finding, Job, PoisonPlan, Verdict
 from harness.report import junit, page, table
 from harness.report.command import reproduce
+from harness.report.failure_groups import failure_groups
 from harness.report.terminal import console_for, fault_line, print_run
 from harness.report.wording import one_line, printable
 from harness.report.write import REPORT_FILES, write_reports
@@ -89,10 +92,13 @@ class Outline(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.tags: list[str] = []
+        self.scripts: list[dict[str, str | None]] = []
         self.fetched: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        if tag == "script":
+            self.scripts.append(dict(attrs))
         self.fetched += [
             value or "" for name, value in attrs if name in ("src", "srcset") or (tag == "link" and name == "href")
         ]
@@ -103,7 +109,7 @@ def test_the_page_escapes_hostile_text_and_fetches_nothing(mixed: RunStore) -> N
     text = page.render(mixed)
     outline = Outline()
     outline.feed(text)
-    assert outline.tags.count("script") == 1, "only the page's own script"
+    assert outline.scripts == [{"type": "application/json", "id": "data"}, {}], "only the page's own data and script"
     assert outline.fetched == [] and "@import" not in text and "url(" not in text
     assert "&lt;script&gt;alert" in text
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
@@ -113,9 +119,9 @@ def test_the_page_escapes_hostile_text_and_fetches_nothing(mixed: RunStore) -> N
 def test_the_page_shows_verdicts_findings_blame_faults_and_commands(mixed: RunStore) -> None:
     text = page.render(mixed)
     for verdict in Verdict:
-        assert f'data-verdict="{verdict.value}"' in text
+        assert f"<tr data-v={verdict.value}" in text
     assert "2 cases fail, and 1 of 2 faults got through" in text
-    assert "0x7fc00001" in text and "<b>Blame:</b>" in text
+    assert "0x7fc00001" in text and "<h3>Blame</h3>" in text
     assert "mla-harness run &#39;decode[n=fail]&#39;" in text
     assert "https://github.com/vllm-project/vllm/issues/36540" in text
     assert "caught" in text and "missed" in text
@@ -126,7 +132,7 @@ def test_a_clean_page_says_so_and_an_all_skipped_one_is_not_green(tmp_path: Path
     assert "All 1 cases that ran pass" in page.render(make_store(tmp_path / "a", [make_result(case)], [case]))
     skipped = make_result(case, Verdict.SKIP, reason="no GPU")
     text = page.render(make_store(tmp_path / "b", [skipped], [case]))
-    assert "Nothing ran" in text and 'class="card top skip"' in text
+    assert "Nothing ran" in text and '<section id="verdict" class="skip"' in text
 
 
 def test_junit_is_valid_xml_with_each_verdict_in_its_place(mixed: RunStore) -> None:
@@ -181,20 +187,80 @@ def test_all_reports_are_written_and_again_equal(mixed: RunStore) -> None:
     assert first == again
 
 
-def test_two_thousand_results_render_below_three_megabytes(tmp_path: Path) -> None:
-    cases = [make_case(f"scenario-{n % 20}[kernel=tiled,kv=bf16,n={n}]") for n in range(2000)]
-    finding = Finding(oracle="reference", site="kv.tail", tensor="out", where="rows 3-7", message="differs by 12 ulp")
-    store = RunStore.create(tmp_path, [Job(key=case.id, case=case) for case in cases], command="x")
-    lines = [
-        make_result(case, *([Verdict.FAIL] if n % 40 == 0 else []), findings=(finding,) * (n % 40 == 0))
+def many(tmp_path: Path, share_bad: float, message: str, num_findings: int, **params: object) -> RunStore:
+    """2,000 cases of 20 scenarios, no two with the same parameters, of which a share fails."""
+    cases = [make_case(f"scenario-{n % 20}[kernel=tiled,kv=bf16,graph=full,n={n}]") for n in range(2000)]
+    cases = [
+        case.model_copy(
+            update={"params": {**case.params, **params, "n": n, "requests": [[n, 3], [n + 7, 2]]}, "seed": n}
+        )
         for n, case in enumerate(cases)
     ]
-    (store.path / "results.jsonl").write_text(
-        "".join(json.dumps(line.model_dump(mode="json")) + "\n" for line in lines)
+    store = RunStore.create(tmp_path, [Job(key=case.id, case=case) for case in cases], command="x")
+    finding = Finding(
+        oracle="reference", site="kv.tail", tensor="out", where="rows 3-7", bits="0x7fd50006 float32", message=message
     )
-    text = page.render(store)
-    assert len(text.encode()) < 3_000_000
-    assert text.count('<details class="case"') == 2000
+    failed = {"verdict": Verdict.FAIL, "reason": message, "findings": (finding,) * num_findings}
+    lines = (
+        make_result(case, **(failed if n < 2000 * share_bad else {}), looked_at={"finite": n, "reference": 2 * n})
+        for n, case in enumerate(cases)
+    )
+    text = "".join(json.dumps(line.model_dump(mode="json")) + "\n" for line in lines)
+    (store.path / "results.jsonl").write_text(text)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("share_bad", "message", "num_findings"),
+    [(0, "", 0), (0.025, "differs by 12 ulp", 3), (1, "live rows of out hold a sentinel " * 30, 30)],
+    ids=["all pass", "one in forty fails", "all fail at length"],
+)
+def test_two_thousand_cases_stay_below_two_megabytes(
+    tmp_path: Path, share_bad: float, message: str, num_findings: int
+) -> None:
+    text = page.render(many(tmp_path, share_bad, message, num_findings))
+    assert len(text.encode()) < 2_000_000
+    assert text.count("<tr data-v=") == 2000
+    in_full, num_bad = text.count('<article class="view'), 2000 * share_bad
+    assert in_full == num_bad or (in_full > 10 and f"{num_bad - in_full:.0f} more are not shown in full" in text)
+
+
+def test_the_pages_data_cannot_end_its_own_element(tmp_path: Path) -> None:
+    case = make_case("a</script><!--<script>[n=1]")
+    case = case.model_copy(update={"params": {"op": "</script>\u2028"}, "tags": ("</SCRIPT >",)})
+    text = page.render(make_store(tmp_path, [make_result(case, reason="-->")], [case]))
+    inside = text.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    assert not set("<>&\u2028") & set(inside)
+    assert sum("</script>" in text.lower() for text in json.loads(inside)["texts"]) == 1
+
+
+def test_the_policy_names_the_style_and_the_script_that_the_page_has(mixed: RunStore) -> None:
+    text = page.render(mixed)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None and policy[1].startswith("default-src &#39;none&#39;; ")
+    for tag in ("style", "script"):
+        own = text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+        digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+        assert f"{tag}-src &#39;sha256-{digest}&#39;" in policy[1].replace("&#43;", "+")
+    assert not re.search(r"<[^>]*\sstyle=", text), "the policy would refuse it"
+
+
+def test_failures_that_look_alike_are_one_group_and_others_are_not(tmp_path: Path) -> None:
+    cases = [make_case(f"decode[n={n}]") for n in range(4)]
+    finding = Finding(oracle="finite", tensor="out", message="NaN in live rows of out")
+    other = finding.model_copy(update={"tensor": "lse"})
+    results = [make_result(case, Verdict.FAIL, findings=(finding,)) for case in cases[:3]]
+    results.append(make_result(cases[3], Verdict.FAIL, findings=(other,)))
+    store = make_store(tmp_path, results, cases)
+    for case, site in zip(cases, ("kv.tail", "kv.tail", "kv.free", "kv.tail"), strict=True):
+        store.add_blame(case.id, Blame(sites=(site,)))
+    anchors = {result.key: result.id for result in results}
+    groups = failure_groups(results, store.blames(), anchors)
+    assert [([member.id for member in group.members], group.sites) for group in groups] == [
+        (["decode[n=0]", "decode[n=1]"], ("kv.tail",)),
+        (["decode[n=2]"], ("kv.free",)),
+        (["decode[n=3]"], ("kv.tail",)),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""`mla-harness compare`: two runs, new failures first."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.recording import History
+from harness.cli.run import Json, Out
+
+if TYPE_CHECKING:
+    from harness.history.compare import Comparison
+
+
+def compare(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN [RUN]]", help="The older, then the newer: run id, folder, latest, previous."),
+    ] = None,
+    branch: Annotated[
+        str, typer.Option("--branch", metavar="NAME", help="'previous' is the newest earlier run of this branch.")
+    ] = "",
+    history: History = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """What changed between two runs; exit code 1 when something fails now that did not."""
+    from harness.cli.recording import history_file
+    from harness.errors import InputError
+    from harness.history.choose import choose
+    from harness.history.compare import compare as compare_runs
+    from harness.report.terminal import console_for
+    from harness.report.terminal_history import print_comparison
+    from harness.results.store import DEFAULT_RUNS
+
+    if names and len(names) > 2:
+        raise InputError(f"compare: takes two runs, the older first, not {len(names)}")
+    before, after = choose(names or [], history_file(history), out or Path(DEFAULT_RUNS), branch=branch)
+    found = compare_runs(before, after)
+    if json:
+        sys.stdout.write(_to_json(found))
+    else:
+        print_comparison(console_for(), found)
+    raise typer.Exit(int(bool(found.new_failures)))
+
+
+def _to_json(found: Comparison) -> str:
+    import json as jsonlib
+    from dataclasses import asdict
+
+    told = asdict(found)
+    for side in ("before", "after"):
+        run = getattr(found, side)
+        told[side] = {
+            "run_id": run.run_id, "started": run.started, "seconds": run.seconds, "folder": run.folder,
+            **run.source.model_dump(),
+        }  # fmt: skip
+    return jsonlib.dumps(told, allow_nan=False, indent=1) + "\n"

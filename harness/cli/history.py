@@ -1,0 +1,139 @@
+"""`mla-harness history`: what became of a scenario, a case or a fault from run to run; takes in run folders."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.recording import History
+from harness.cli.run import Json
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from harness.history.runs import Filter, Jobs
+
+MAX_RUNS = 100_000
+
+
+def history(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[SCENARIO|CASE]", help="What to follow; without it, runs are listed.")
+    ] = None,
+    since: Annotated[str, typer.Option("--since", metavar="WHEN", help="Only runs since: 7d, 12h, 2w or a date.")] = "",
+    branch: Annotated[str, typer.Option("--branch", metavar="NAME", help="Only runs of this git branch.")] = "",
+    commit: Annotated[str, typer.Option("--commit", metavar="SHA", help="Only runs of this commit.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_RUNS, help="Only the newest so many runs.")] = 20,
+    take_in: Annotated[
+        bool, typer.Option("--import", help="Take in the run folders that are named, such as reports/runs/*.")
+    ] = False,
+    history: History = None,
+    json: Json = False,
+) -> None:
+    """What became of a scenario or a case from run to run."""
+    from harness.cli.recording import NONE, history_file
+    from harness.errors import InputError
+    from harness.history.database import opened
+    from harness.history.runs import Filter
+    from harness.history.since import moment
+
+    path = history_file(history)
+    given = names or []
+    if path is None:
+        raise InputError(f"--history {NONE}: there is nothing to read; name a file")
+    if take_in:
+        _take_in(given, path)
+        return
+    if len(given) > 1:
+        raise InputError(f"history: follows one name, not {len(given)}; run folders are taken in with --import")
+    wanted = Filter(since=moment(since) if since else "", branch=branch, commit=commit.lower())
+    with opened(path) as connection:
+        if given:
+            _follow(connection, given[0], wanted, limit, as_json=json)
+        else:
+            _list(connection, wanted, limit, as_json=json)
+
+
+def _list(connection: sqlite3.Connection, wanted: Filter, limit: int, *, as_json: bool) -> None:
+    from harness.history.runs import run_ids
+    from harness.history.trends import trends_over
+    from harness.report.terminal import console_for
+    from harness.report.terminal_history import print_runs
+
+    found = trends_over(connection, run_ids(connection, wanted, limit=limit)[::-1])
+    if as_json:
+        _print_json({"runs": [asdict(run) for run in found.runs], "flaky": [asdict(case) for case in found.flaky]})
+    else:
+        print_runs(console_for(), found)
+
+
+def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: int, *, as_json: bool) -> None:
+    from harness.history.runs import Jobs, results_of, run_ids
+    from harness.history.trends import trends_over
+    from harness.report.terminal import console_for
+    from harness.report.terminal_history import print_case, print_scenario
+
+    is_case = "[" in name
+    jobs = Jobs("key" if is_case else "scenario", name)
+    _refuse_unknown(connection, name, jobs)
+    runs = run_ids(connection, wanted, jobs=jobs, limit=limit)[::-1]
+    found = trends_over(connection, runs, jobs)
+    results = results_of(connection, name, runs) if is_case else []
+    if as_json:
+        told = [result and asdict(result) for result in results]
+        _print_json(asdict(found) | ({"results": told} if is_case else {}))
+    elif is_case:
+        print_case(console_for(), name, found, results)
+    else:
+        print_scenario(console_for(), name, found)
+
+
+def _refuse_unknown(connection: sqlite3.Connection, name: str, jobs: Jobs) -> None:
+    from harness.errors import UnknownNameError
+    from harness.history.runs import knows, scenarios
+    from harness.registry import nearest
+
+    if knows(connection, jobs):
+        return
+    hint = nearest(name.partition("[")[0], scenarios(connection))
+    raise UnknownNameError(f"the history has no result of {name!r}; {hint}")
+
+
+def _take_in(names: Sequence[str], path: Path) -> None:
+    """Write run folders to the history, in order of time; what is no run folder is told and left out."""
+    from harness.errors import InputError
+    from harness.history.database import opened
+    from harness.history.entry import entry_of
+    from harness.history.write import write_run
+    from harness.report.wording import num
+    from harness.results.store import DEFAULT_RUNS, RunStore
+
+    if not names:
+        raise InputError(f"--import: name the run folders, for example {DEFAULT_RUNS}/*")
+    stores, refused = [], []
+    for name in names:
+        try:
+            stores.append(RunStore.open(Path(name)))
+        except InputError as error:
+            refused.append(str(error))
+    with opened(path, create=True) as connection:
+        for store in sorted(stores, key=lambda one: (one.plan.started, one.plan.run_id)):
+            try:
+                write_run(connection, entry_of(store))
+            except InputError as error:
+                refused.append(str(error))
+    for reason in refused:
+        print(f"mla-harness: left out: {' '.join(reason.split())}", file=sys.stderr)
+    print(f"{num(len(names) - len(refused), 'run')} taken into {path}")
+    if len(refused) == len(names):
+        raise InputError("--import: none of these is a run folder that can be read")
+
+
+def _print_json(told: object) -> None:
+    sys.stdout.write(json_module.dumps(told, allow_nan=False, indent=1) + "\n")

@@ -1,0 +1,38 @@
+"""`mla-harness merge RUN RUN …`: the shards of one plan put together, reported as the one run that they are."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from harness.cli.recording import History
+from harness.cli.run import Json, Out
+
+
+def merge(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="The run directories of all shards.")],
+    out: Out = None,
+    history: History = None,
+    json: Json = False,
+) -> None:
+    """Put the shards of one run together."""
+    from harness.cli.recording import history_file, keep
+    from harness.cli.session import exit_code
+    from harness.report.terminal import console_for, print_run
+    from harness.report.write import write_reports
+    from harness.results.merge import merge as put_together
+    from harness.results.store import DEFAULT_RUNS, RunStore, find_run
+    from harness.results.summary import summarise, to_json
+
+    root = out or DEFAULT_RUNS
+    shards = [RunStore.open(find_run(name, root)) for name in names]
+    merged = put_together(shards, root, command=shlex.join(["mla-harness", *sys.argv[1:]]))
+    write_reports(merged, keep(merged, history_file(history)))
+    print_run(console_for(sys.stderr if json else sys.stdout), merged)
+    results, faults = merged.results(), merged.faults()
+    if json:
+        sys.stdout.write(to_json(summarise(merged.plan, results, faults)))
+    raise typer.Exit(exit_code(results) or int(not all(fault.caught for fault in faults)))

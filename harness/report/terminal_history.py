@@ -1,0 +1,218 @@
+"""The history in a terminal: runs in a list, a scenario or a case from run to run, and two runs side by side."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.history.compare import Change, Comparison, gain, slowdown
+from harness.history.entry import CaseEntry, RunEntry
+from harness.history.runs import RunPoint
+from harness.history.trends import LETTERS, CaseTrend, Trends
+from harness.records import Verdict
+from harness.report.terminal import STYLES, verdict_text
+from harness.report.wording import num, one_line, printable
+
+MAX_LISTED = 20
+MAX_LETTERS = 60
+MAX_ROWS = 200
+"""Runs of a table; a thousand rows take longer to lay out than to find."""
+LEGEND = "oldest run first: " + ", ".join(f"{letter} {verdict}" for verdict, letter in LETTERS.items()) + ", . not run"
+_NUMBERS = {*LETTERS, "faults", "s", "median s", "accuracy"}
+_LEAST_WIDTHS = {"run": 21, "started (UTC)": 16, "commit": 8, "branch": 6, "s": 6}
+_STYLES = {LETTERS[verdict]: style for verdict, style in STYLES.items()}
+
+
+def print_runs(console: Console, found: Trends) -> None:
+    """The runs, newest last, and the cases that are flaky in them."""
+    if not _has_runs(console, found):
+        return
+    table = _table("run", "started (UTC)", "commit", "branch", *(verdict.value for verdict in Verdict), "faults", "s")
+    table.add_column("command", overflow="ellipsis", no_wrap=True, min_width=12)
+    for run in found.runs[-MAX_ROWS:]:
+        counts = [_count(name, count) for name, count in run.totals.items()]
+        caught = f"{run.num_caught}/{run.num_faults}" if run.num_faults else ""
+        command = one_line(run.command.removeprefix("mla-harness "), 60)
+        table.add_row(*_place(run), *counts, caught, f"{run.seconds:.1f}", command)
+    console.print(table)
+    _print_flaky(console, found)
+
+
+def print_scenario(console: Console, name: str, found: Trends) -> None:
+    """One scenario: a row for each run, then the cases and faults that were not always the same."""
+    if not _has_runs(console, found):
+        return
+    table = _table("run", "started (UTC)", "commit", "branch", "pass", "fail", "skip", "s", "accuracy")
+    trend = found.scenarios[0] if found.scenarios else None
+    for index, run in list(enumerate(found.runs))[-MAX_ROWS:]:
+        if trend is None:
+            table.add_row(*_place(run), *[""] * 5)
+            continue
+        numbers = (trend.num_passed[index], trend.num_failed[index], trend.num_skipped[index])
+        counts = [_count(verdict, count) for verdict, count in zip(("pass", "fail", "skip"), numbers, strict=True)]
+        table.add_row(*_place(run), *counts, _number(trend.seconds[index], 1), _number(trend.accuracies[index], 4))
+    console.print(table)
+    _print_changing(console, name, found)
+    for fault in found.faults:
+        num_tried = len(fault.outcomes.replace(".", ""))
+        caught = fault.outcomes.count("y")
+        style = "green" if caught == num_tried else "bold red"
+        console.print(f"fault {fault.fault} caught in {caught} of {num(num_tried, 'run')}", style=style)
+    _print_flaky(console, found)
+
+
+def print_case(console: Console, name: str, found: Trends, results: Sequence[CaseEntry | None]) -> None:
+    """One case: a row for each run, with the reason where it did not pass."""
+    console.print(printable(name), soft_wrap=True)
+    if not _has_runs(console, found):
+        return
+    table = _table("run", "started (UTC)", "commit", "branch", "verdict", "s", "accuracy by epoch", "device")
+    table.add_column("by", overflow="fold")
+    for run, result in list(zip(found.runs, results, strict=True))[-MAX_ROWS:]:
+        if result is not None:
+            epochs = ", ".join(f"{accuracy:.4f}" for accuracy in result.accuracies)
+            by = one_line(", ".join(result.oracles), 60)
+            verdict = verdict_text(result.verdict)
+            table.add_row(*_place(run), verdict, f"{result.seconds:.2f}", epochs, result.device, by)
+    console.print(table)
+    reasons = {result.note: result.verdict for result in results if result and result.note}
+    for note, word in list(reasons.items())[-MAX_LISTED:]:
+        console.print(verdict_text(word), one_line(note), soft_wrap=True)
+    _print_flaky(console, found)
+
+
+def print_comparison(console: Console, found: Comparison) -> None:
+    """New failures, then what was mended, then accuracy and time; last what is as it was."""
+    for title, run in (("before", found.before), ("after ", found.after)):
+        console.print(f"{title} {_describe(run)}", soft_wrap=True)
+    if not found.is_like_with_like:
+        console.print("options, machine or versions are not the same in both", style="yellow")
+    groups: tuple[tuple[str, str, Sequence[Change]], ...] = (
+        ("new failures", "bold red", found.new_failures),
+        ("failing in another way", "red", found.other_failures),
+        ("fixed", "green", found.fixed),
+        ("no longer judged", "yellow", found.not_judged),
+        ("accuracy changed", "", found.accuracy),
+        ("time changed", "", found.time),
+    )
+    for title, style, changes in groups:
+        if changes or title in ("new failures", "fixed"):
+            console.print(f"\n{title}: {len(changes)}", style=style if changes else "")
+        for change in changes[:MAX_LISTED]:
+            console.print("  " + change_line(change), soft_wrap=True)
+        if len(changes) > MAX_LISTED:
+            console.print(f"  and {len(changes) - MAX_LISTED} more (--json has all)")
+    console.print(f"\n{count_line(found)}", soft_wrap=True)
+
+
+def change_line(change: Change) -> str:
+    """One case or fault in both runs, on one line."""
+    before, after = change.before, change.after
+    word = after.verdict.upper() if before is None or before.verdict != after.verdict else after.verdict
+    parts = [f"{word} {one_line(change.key, 200)}: was {before.verdict if before else 'not in the older run'}"]
+    if after.verdict not in ("pass", "caught"):
+        if after.oracles:
+            parts.append("by " + ", ".join(after.oracles))
+        if after.blamed:
+            parts.append("blame " + ", ".join(after.blamed))
+        if after.note:
+            parts.append(one_line(after.note, 200))
+    if gain(change) not in (None, 0.0) and before is not None:
+        parts.append(f"accuracy {before.accuracy:.4f} -> {after.accuracy:.4f}")
+    longer = slowdown(change)
+    if longer is not None and before is not None:
+        parts.append(f"{before.seconds:.2f} s -> {after.seconds:.2f} s")
+    return "; ".join(parts)
+
+
+def count_line(found: Comparison) -> str:
+    """How much was compared, and what stayed as it was."""
+    parts = [f"{found.num_shared} in both runs", num(found.num_same_failures, "failure") + " as before"]
+    parts += [f"{found.num_new} only in the newer"] if found.num_new else []
+    parts += [f"{found.num_gone} only in the older"] if found.num_gone else []
+    return ", ".join(parts)
+
+
+def flaky_line(case: CaseTrend) -> str:
+    """How often a case ended differently in runs that were alike; empty for one that is not flaky."""
+    if case.flaky is None:
+        return ""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in case.flaky.verdicts.items())
+    runs = f"{num(case.flaky.num_runs, 'run')} of the same code and seed"
+    return f"{one_line(case.key, 200)}: {counts} in {runs} ({case.flaky.num_mixed} of {case.flaky.num_groups} commits)"
+
+
+def _has_runs(console: Console, found: Trends) -> bool:
+    """Whether there is a run to print; says so when there is none, and how many are left out when there are many."""
+    if not found.runs:
+        console.print("no run in the history is like that; see `mla-harness history`")
+    elif len(found.runs) > MAX_ROWS:
+        console.print(f"the newest {MAX_ROWS} of {len(found.runs)} runs (--json has all)")
+    return bool(found.runs)
+
+
+def _print_changing(console: Console, name: str, found: Trends) -> None:
+    changing = [
+        case for case in found.cases if len(set(case.verdicts) - {".", "s"}) > 1 or set(case.verdicts) & {*"fce"}
+    ]
+    steady = len(found.cases) - len(changing)
+    if changing:
+        table = _table("case", LEGEND, "median s")
+        for case in changing[:MAX_LISTED]:
+            known = [seconds for seconds in case.seconds if seconds is not None]
+            median = f"{statistics.median(known):.2f}" if known else ""
+            table.add_row(printable(case.key.removeprefix(name)), _letters(case.verdicts[-MAX_LETTERS:]), median)
+        console.print(table)
+        if len(changing) > MAX_LISTED:
+            console.print(f"and {len(changing) - MAX_LISTED} more that did not always pass (--json has all)")
+    if steady:
+        console.print(f"{num(steady, 'case')} passed or skipped in each of these runs")
+
+
+def _print_flaky(console: Console, found: Trends) -> None:
+    flaky = found.flaky
+    if flaky:
+        console.print(f"\nflaky: {len(flaky)}", style="bold yellow")
+    for case in flaky[:MAX_LISTED]:
+        console.print("  " + flaky_line(case), soft_wrap=True)
+    if len(flaky) > MAX_LISTED:
+        console.print(f"  and {len(flaky) - MAX_LISTED} more (--json has all)")
+
+
+def _describe(run: RunEntry) -> str:
+    code = " ".join(filter(None, [printable(run.source.branch), run.source.short_commit])) or "commit not known"
+    unfinished = run.num_planned - len(run.cases)
+    never = f", {num(unfinished, 'case')} never ran" if unfinished > 0 else ""
+    faults = f", {num(len(run.faults), 'fault')}" if run.faults else ""
+    return f"{run.run_id} ({code}): {num(len(run.cases), 'case')}{faults} in {run.seconds:.1f} s{never}"
+
+
+def _place(run: RunPoint) -> tuple[str, str, str, str]:
+    started = run.started[:16].replace("T", " ")
+    return printable(run.run_id), printable(started), printable(run.short_commit), one_line(run.branch, 24)
+
+
+def _letters(verdicts: str) -> Text:
+    return Text.assemble(*((letter, _STYLES.get(letter, "dim")) for letter in verdicts))
+
+
+def _count(verdict: str, count: int) -> Text:
+    return Text(str(count) if count else "·", style=STYLES[verdict] if count else "dim")
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        is_number = name in _NUMBERS
+        width = _LEAST_WIDTHS.get(name, len(name) if is_number else None)
+        table.add_column(name, justify="right" if is_number else "left", min_width=width, no_wrap=name != "branch")
+    return table

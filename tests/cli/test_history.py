@@ -1,0 +1,200 @@
+"""Runs go into the history by themselves, are followed and compared; trouble with it never costs a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.history import database
+
+Cli = Callable[..., tuple[int, str, str]]
+HISTORY = Path("reports") / "history.sqlite"
+GOOD = """
+    live = x if num_live is None else x[:num_live]
+    scale = (live.float().abs().amax() / 448).clamp_min(1e-12)
+    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale.reshape(1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def known_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run in a folder without git; the environment says which code it is."""
+    monkeypatch.setenv("MLA_HARNESS_COMMIT", "abcdef0123456789")
+    monkeypatch.setenv("MLA_HARNESS_BRANCH", "main")
+    monkeypatch.delenv("MLA_HARNESS_HISTORY", raising=False)
+
+
+def run_ids() -> list[str]:
+    connection = sqlite3.connect(HISTORY)
+    found = [row[0] for row in connection.execute("SELECT run_id FROM run ORDER BY id")]
+    connection.close()
+    return found
+
+
+def test_runs_are_recorded_listed_followed_and_compared(cli: Cli, scenarios: Path) -> None:
+    options = ("--scenarios", scenarios, "-n", 1)
+    assert cli("run", *options)[0] == 0
+    assert cli("run", "merge", "--fault", "merge.ignore-context-count", "--branch", "topic", *options)[0] == 1
+    assert cli("selftest", *options)[0] == 0
+    folders = sorted(path.name for path in Path("reports/runs").iterdir())
+    assert sorted(run_ids()) == folders
+
+    code, out, err = cli("history")
+    assert (code, err) == (0, "") and all(name in out for name in run_ids()) and "abcdef0" in out
+    code, out, _ = cli("history", "merge", "--branch", "topic", "--json")
+    told = json.loads(out)
+    assert code == 0 and [run["branch"] for run in told["runs"]] == ["topic"]
+    assert {case["key"]: case["verdicts"] for case in told["cases"]} == {
+        "merge[num_with_context=7]!merge.ignore-context-count": "f",
+        "merge[num_with_context=12]!merge.ignore-context-count": "p",
+    }
+    code, out, _ = cli("history", "merge")
+    assert code == 0 and "fault merge.ignore-context-count caught in 1 of 1 run" in out
+    code, out, _ = cli("history", "merge[num_with_context=7]")
+    assert code == 0 and out.count("pass") == 2
+
+    code, out, _ = cli("compare")
+    assert code == 0 and "new failures: 0" in out and "6 in both runs" in out
+
+
+def test_compare_tells_new_failures_first_and_ends_in_1(cli: Cli, scenarios: Path, plugin: Callable[..., Path]) -> None:
+    good, options = plugin(GOOD), ("--scenarios", scenarios, "--kernel", "mine", "-n", 1)
+    assert cli("run", "quantize", "--plugin", good, *options)[0] == 0
+    broken = plugin("return x.to(torch.float8_e4m3fn), torch.full((1,), float('nan'))")
+    assert broken == good
+    assert cli("run", "quantize", "--plugin", broken, *options)[0] == 1
+    code, out, _ = cli("compare", "previous", "latest")
+    assert code == 1
+    assert out.index("new failures: ") < out.index("FAIL quantize[kernel=mine") < out.index("fixed: 0")
+    code, out, _ = cli("compare", "latest", run_ids()[0])
+    assert code == 0 and "fixed: " in out
+    code, out, _ = cli("compare", *sorted(Path("reports/runs").iterdir()), "--history", "none", "--json")
+    told = json.loads(out)
+    assert code == 1 and told["new_failures"][0]["after"]["verdict"] == "fail"
+    assert told["before"]["commit"] == "abcdef0123456789"
+    code, out, err = cli("report", "latest", "--markdown")
+    assert (code, err) == (0, "") and "**New failures: " in out and "### Flaky in the last 2 runs" in out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda path: path.write_text("my notes\n" * 500), "not a history, or damaged"),
+        (lambda path: path.mkdir(), "cannot be used"),
+        (lambda path: sqlite3.connect(path).execute("CREATE TABLE mine (x)").connection.close(), "another program"),
+    ],
+    ids=["text", "folder", "another program's"],
+)
+def test_a_history_that_cannot_be_written_costs_one_line_and_no_run(
+    cli: Cli, scenarios: Path, spoil: Callable[[Path], object], why: str
+) -> None:
+    HISTORY.parent.mkdir()
+    spoil(HISTORY)
+    code, out, err = cli("run", "quantize", "--scenarios", scenarios, "-n", 1)
+    assert code == 0 and "4 pass in" in out
+    (line,) = err.strip().splitlines()
+    assert line.startswith("mla-harness: warning: this run is not in the history: ") and why in line
+    (folder,) = Path("reports/runs").iterdir()
+    assert (folder / "report.html").is_file()
+    for words in (("history",), ("compare",), ("history", "--import", folder)):
+        code, out, err = cli(*words)
+        assert code == 2 and len(err.strip().splitlines()) == 1, words
+
+
+def test_a_locked_history_costs_one_line_and_the_run_is_taken_in_later(
+    cli: Cli, scenarios: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "LOCK_SECONDS", 0.1)
+    with database.opened(HISTORY, create=True) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        code, _, err = cli("run", "quantize", "--scenarios", scenarios, "-n", 1)
+        assert code == 0 and "kept it locked" in err and len(err.strip().splitlines()) == 1
+        holder.execute("ROLLBACK")
+    assert run_ids() == []
+    folders = list(Path("reports/runs").iterdir())
+    for _ in range(2):
+        code, out, err = cli("history", "--import", *folders)
+        assert (code, out, err) == (0, f"1 run taken into {HISTORY}\n", "")
+    assert run_ids() == [folders[0].name]
+
+
+def test_an_import_leaves_out_what_is_no_run_and_says_so(cli: Cli, scenarios: Path, tmp_path: Path) -> None:
+    assert cli("run", "quantize", "--scenarios", scenarios, "-n", 1, "--history", "none")[0] == 0
+    assert not HISTORY.exists()
+    (good,) = Path("reports/runs").iterdir()
+    bad = good.with_name("torn")
+    shutil.copytree(good, bad)
+    (bad / "run.json").write_text('{"schema_version": 1, "run_id"')
+    code, out, err = cli("history", "--import", good, bad, tmp_path, "--history", tmp_path / "other.sqlite")
+    assert code == 0 and "1 run taken into" in out
+    assert [line.startswith("mla-harness: left out: ") for line in err.strip().splitlines()] == [True, True]
+    code, _, err = cli("history", "--import", bad)
+    assert code == 2 and "none of these" in err
+    assert cli("history", "--import")[0] == 2
+
+
+def test_the_environment_chooses_the_history(
+    cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLA_HARNESS_HISTORY", str(tmp_path / "mine.sqlite"))
+    assert cli("run", "quantize", "--scenarios", scenarios, "-n", 1)[0] == 0
+    assert (tmp_path / "mine.sqlite").is_file() and not HISTORY.exists()
+    monkeypatch.setenv("MLA_HARNESS_HISTORY", "none")
+    assert cli("run", "quantize", "--scenarios", scenarios, "-n", 1)[0] == 0
+    code, _, err = cli("history")
+    assert code == 2 and "nothing to read" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("history",), "no history there yet"),
+        (("history", "--since", "yesterday"), "--since 'yesterday'"),
+        (("history", "one", "two"), "follows one name"),
+        (("compare",), "no run 'latest'"),
+        (("compare", "a", "b", "c"), "takes two runs"),
+        (("compare", "nothing", "latest"), "no run"),
+        (("report", "latest", "--markdown", "--json"), "give one"),
+    ],
+)
+def test_bad_input_is_one_line(cli: Cli, words: tuple[str, ...], told: str) -> None:
+    code, out, err = cli(*words)
+    assert (code, out) == (2, "") and told in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_name_that_the_history_does_not_know_is_refused_with_the_nearest(cli: Cli, scenarios: Path) -> None:
+    assert cli("run", "quantize", "--scenarios", scenarios, "-n", 1)[0] == 0
+    code, _, err = cli("history", "quantise")
+    assert code == 2 and "did you mean 'quantize'?" in err
+    code, _, err = cli("history", "quantize[kernel=other]")
+    assert code == 2 and "did you mean 'quantize'?" in err
+
+
+def test_a_resumed_run_is_in_the_history_once(cli: Cli, scenarios: Path) -> None:
+    assert cli("run", "quantize", "--scenarios", scenarios, "-n", 1)[0] == 0
+    (folder,) = Path("reports/runs").iterdir()
+    lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
+    (folder / "results.jsonl").write_text("".join(lines[:2]))
+    assert cli("history", "--import", folder)[0] == 0
+    assert cli("run", "--resume", "latest", "-n", 1)[0] == 0
+    assert run_ids() == [folder.name]
+    _, out, _ = cli("history", "quantize", "--json")
+    assert [case["verdicts"] for case in json.loads(out)["cases"]] == ["p"] * 4
+
+
+def test_ctrl_c_while_the_history_is_locked_still_leaves_the_reports(
+    cli: Cli, scenarios: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.history.write.write_run", interrupted)
+    code, _, err = cli("run", "quantize", "--scenarios", scenarios, "-n", 1)
+    assert code == 0 and "not in the history: interrupted" in err
+    (folder,) = Path("reports/runs").iterdir()
+    assert (folder / "report.html").is_file()

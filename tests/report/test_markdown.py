@@ -1,0 +1,83 @@
+"""The summary for a CI job's page: what matters first, cut to size, and no text of a kernel becomes markup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.history.compare import compare
+from harness.history.entry import entry_of
+from harness.records import Blame, Case, CaseResult, FaultResult, Finding, Job, Verdict
+from harness.report.markdown import MAX_LISTED, render
+from harness.results.source import Source
+from harness.results.store import RunStore
+
+
+def store_of(root: Path, verdicts: dict[str, Verdict], message: str = "NaN in live rows") -> RunStore:
+    cases = {key: Case(id=key, scenario=key.partition("[")[0], system="kernel", refs=("a/b#1",)) for key in verdicts}
+    store = RunStore.create(root, [Job(key=key, case=case) for key, case in cases.items()], command="mla-harness run")
+    store.note_source(Source(commit="abcdef0123", branch="main"))
+    for key, verdict in verdicts.items():
+        findings = (Finding(oracle="finite", message=message),) if verdict is Verdict.FAIL else ()
+        result = CaseResult(
+            key=key, id=key, scenario=cases[key].scenario, refs=("a/b#1",), verdict=verdict, findings=findings,
+            seconds=1.0, reason=message if findings else "",
+        )  # fmt: skip
+        store.add(result)
+    return store
+
+
+def test_a_good_run_is_a_headline_and_one_row(tmp_path: Path) -> None:
+    store = store_of(tmp_path, {"a[x=1]": Verdict.PASS, "b[x=1]": Verdict.PASS, "b[x=2]": Verdict.SKIP})
+    told = render(store)
+    assert told.startswith("## \u2705 mla-harness run: 2 cases passed\n")
+    assert "main abcdef0 " in told and "| 2 scenarios | 2 | · | · | 1 | · | 3.0 |" in told
+    assert "Failures" not in told
+
+
+def test_failures_come_with_blame_and_command_and_like_ones_are_told_once(tmp_path: Path) -> None:
+    store = store_of(tmp_path, {"a[x=1]": Verdict.FAIL, "a[x=2]": Verdict.FAIL, "b": Verdict.PASS})
+    store.add_blame("a[x=1]", Blame(sites=("kv.tail",)))
+    told = render(store)
+    assert told.startswith("## \u274c mla-harness run: 2 of 3 cases not good\n")
+    assert "- **fail** `a[x=1]` (a/b#1): NaN in live rows" in told and "`a[x=2]`" not in told
+    assert "and 1 more case of this scenario" in told and "blame: `kv.tail`" in told
+    assert "again: `mla-harness run 'a[x=1]'`" in told
+    assert "| 1 scenario without a failure | 1 |" in told and "| **all** | 1 | 2 |" in told
+
+
+def test_a_fault_that_was_not_caught_makes_the_run_bad(tmp_path: Path) -> None:
+    store = store_of(tmp_path, {"a": Verdict.PASS})
+    missed = FaultResult(
+        fault="kv.tail", scenario="a", case="a", caught=False, expected_by="finite", reason="the case ended in pass"
+    )
+    store.add_fault(missed)
+    told = render(store)
+    assert "\u274c" in told and "1 fault not caught" in told and "kv.tail in a: the case ended in pass" in told
+
+
+def test_a_run_that_judged_nothing_is_not_good(tmp_path: Path) -> None:
+    assert "nothing was judged" in render(store_of(tmp_path, {"a": Verdict.SKIP}))
+
+
+def test_new_failures_stand_before_all_failures(tmp_path: Path) -> None:
+    before = store_of(tmp_path, {"a": Verdict.PASS, "b": Verdict.FAIL})
+    after = store_of(tmp_path, {"a": Verdict.FAIL, "b": Verdict.PASS})
+    told = render(after, compare(entry_of(before), entry_of(after)))
+    assert told.index("**New failures: 1**") < told.index("**Fixed: 1**") < told.index("### Failures")
+
+
+def test_text_of_a_kernel_cannot_become_html_or_break_a_table(tmp_path: Path) -> None:
+    evil = "</summary><img src=x onerror=alert(1)> | `code` ![i](http://x) \n# title\x1b[31m <!-- "
+    store = store_of(tmp_path, {"a[x=`|`]": Verdict.FAIL}, evil)
+    after = store_of(tmp_path, {"a[x=`|`]": Verdict.CRASH, "b`|<b>": Verdict.FAIL}, evil)
+    told = render(after, compare(entry_of(store), entry_of(after)))
+    assert "<img" not in told.replace("\\<img", "") and "<!--" not in told.replace("\\<!--", "").replace("\\<\\!--", "")
+    assert "\x1b" not in told and "\n# title" not in told and "![i](" not in told
+    assert "`` a[x=`|`] ``" in told and "\\| \\`code" in told
+
+
+def test_a_run_in_which_all_fails_is_cut_to_size(tmp_path: Path) -> None:
+    verdicts = {f"s{number}[x=1]": Verdict.FAIL for number in range(3 * MAX_LISTED)}
+    after = store_of(tmp_path, verdicts, "x" * 5000)
+    told = render(after, compare(entry_of(store_of(tmp_path, dict.fromkeys(verdicts, Verdict.PASS))), entry_of(after)))
+    assert len(told) < 64_000 and "more kinds: see report.html" in told and f"and {2 * MAX_LISTED} more" in told

@@ -1,0 +1,75 @@
+"""tools/vllm_report.py: the order of its steps, and the page that it makes of several sessions' runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE = "vllm-expert-ids[routing=simulated]"
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("vllm_report", ROOT / "tools" / "vllm_report.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def note(folder: Path, step: str, verdict: str, case: str = CASE, reason: str = "") -> None:
+    place = folder / "0.24.0" / step / "run" / "r1"
+    place.mkdir(parents=True)
+    accuracy = {"epochs": [{"accuracy": 1.0 if verdict == "pass" else 0.0}]}
+    result = {"id": case, "verdict": verdict, "reason": reason, "seconds": 9.0, "accuracy": accuracy}
+    (place / "results.jsonl").write_text(json.dumps(result) + "\n")
+
+
+def page(tool: Any, tmp_path: Path, *folders: Path) -> str:
+    tool.render(argparse.Namespace(out=list(folders), docs=tmp_path / "page.md"))
+    return (tmp_path / "page.md").read_text()
+
+
+def test_the_newest_result_counts_in_the_table_of_prs_and_every_run_is_listed(tool: Any, tmp_path: Path) -> None:
+    note(tmp_path / "old", "clean-1", "fail", reason="wrong then")
+    note(tmp_path / "new", "clean-1", "pass")
+    note(tmp_path / "new", "vllm.router-int64-ids", "fail", reason="the ids were misread")
+    text = page(tool, tmp_path, tmp_path / "old", tmp_path / "new")
+    row = next(line for line in text.splitlines() if "#38359" in line)
+    assert "**pass**, 1.0000" in row and "**fail**, 0.0000" in row and "the ids were misread" in row
+    clean = next(line for line in text.splitlines() if line.startswith(f"| `{CASE}`"))
+    assert clean.index("**fail**") < clean.index("**pass**")
+    assert f"- `{CASE}` on 0.24.0: wrong then" in text
+
+
+def test_a_fault_that_got_through_is_not_called_caught(tool: Any, tmp_path: Path) -> None:
+    note(tmp_path / "new", "clean-1", "pass")
+    note(tmp_path / "new", "vllm.router-int64-ids", "pass")
+    text = page(tool, tmp_path, tmp_path / "new")
+    assert "not caught" in next(line for line in text.splitlines() if "#38359" in line)
+
+
+def test_the_harness_s_own_time_limit_is_no_crash_of_vllm(tool: Any, tmp_path: Path) -> None:
+    note(tmp_path / "new", "clean-1", "crash", reason="no answer within 300 s; the worker was killed")
+    assert "**timed out**" in page(tool, tmp_path, tmp_path / "new")
+
+
+def test_hybrid_cases_wait_until_one_of_them_has_compiled_its_kernels(tool: Any) -> None:
+    waiting = list(tool.steps(["0.24.0"], ["0.24.0"], 3, "0.24.0"))
+    started = []
+    running: list[Any] = []
+    while (step := tool.next_step(waiting, running, 100)) is not None:
+        waiting.remove(step)
+        running.append(step)
+        started.append(step.name)
+    assert started[0] == "warm" and "clean-1" not in started and "vllm.skip-zero-new-blocks" not in started
+    running.remove(next(step for step in running if step.name == "warm"))
+    assert tool.next_step(waiting, running, 100).name == "vllm.skip-zero-new-blocks"
