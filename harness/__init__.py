@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from harness.cures.plugins import cure
     from harness.kernels.plugins import kernel
     from harness.records import Finding
 
     __version__: str
 
-__all__ = ["Finding", "__version__", "kernel"]
+__all__ = ["Finding", "__version__", "cure", "kernel"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +19,10 @@ def __getattr__(name: str) -> Any:
         from harness.kernels.plugins import kernel
 
         return kernel
+    if name == "cure":
+        from harness.cures.plugins import cure
+
+        return cure
     if name == "Finding":
         from harness.records import Finding
 

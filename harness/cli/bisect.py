@@ -121,7 +121,8 @@ def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) 
         done = subprocess.run(
             [interpreter, "-P", "-m", "harness.cli.main", command, *options, "--out", scratch],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            env={**os.environ, "PYTHONPATH": path},
+            # The folder of such a run is gone with it: the history would name what nobody can open.
+            env={**os.environ, "PYTHONPATH": path, "MLA_HARNESS_HISTORY": "none"},
         )  # fmt: skip
         column.seconds = time.monotonic() - started
         try:

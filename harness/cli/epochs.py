@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.recording import Branch, Commit, History
 from harness.cli.run import INTERRUPTED, Json, Out
 
 if TYPE_CHECKING:
@@ -66,9 +67,13 @@ def epochs(
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="RUN", help="Continue a run: its directory, id or 'latest'.")
     ] = None,
+    history: History = None,
+    commit: Commit = "",
+    branch: Branch = "",
     json: Json = False,
 ) -> None:
     """Ask the same questions again and again, and judge the accuracy of each epoch."""
+    from harness.cli.recording import history_file, source_under_test
     from harness.run.asking import ModelProcess, Questions
 
     given = {
@@ -94,8 +99,10 @@ def epochs(
             ready = process.wait_until_ready()
         if store is None:
             store = _created(questions, ready, baseline, out)
+        store.note_source(source_under_test(commit, branch))
         store.note_environment(ready["environment"])
-        code = _perform(store, process, questions, console, resume=resume is not None, as_json=json)
+        kept = history_file(history)
+        code = _perform(store, process, questions, console, resume=resume is not None, as_json=json, history=kept)
     raise typer.Exit(code)
 
 
@@ -156,8 +163,9 @@ def _created(questions: Questions, ready: dict[str, Any], baseline: Path | None,
 
 
 def _perform(
-    store: RunStore, process: ModelProcess, questions: Questions, console: Console, *, resume: bool, as_json: bool
-) -> int:
+    store: RunStore, process: ModelProcess, questions: Questions, console: Console, *, resume: bool, as_json: bool,
+    history: Path | None,
+) -> int:  # fmt: skip
     """Ask, and whatever ends it: judge, store, report, print, and return the exit code."""
     from harness.cli.session import stoppable
     from harness.errors import HarnessError, InputError
@@ -183,7 +191,7 @@ def _perform(
     words = "interrupted" if is_interrupted else str(trouble) if trouble else ""
     result = judged(store, trouble=words, log=getattr(trouble, "log", ""), died=died)
     store.add(result)
-    publish(store, console, as_json=as_json)
+    publish(store, console, as_json=as_json, history=history)
     again = f"mla-harness epochs --resume {shlex.quote(str(store.path))}"
     if is_interrupted or trouble:
         print(f"{words}; continue with: {again}", file=sys.stderr)
@@ -192,13 +200,14 @@ def _perform(
     return 3 if trouble and not died else exit_code(result)
 
 
-def publish(store: RunStore, console: Console, *, as_json: bool) -> None:
-    """Write the reports of a run and print it."""
+def publish(store: RunStore, console: Console, *, as_json: bool, history: Path | None = None) -> None:
+    """Write a run to the history, write its reports and print it."""
+    from harness.cli.recording import keep
     from harness.report.terminal import print_run
     from harness.report.write import write_reports
     from harness.results.summary import summarise, to_json
 
-    write_reports(store)
+    write_reports(store, keep(store, history))
     print_run(console, store)
     if as_json:
         sys.stdout.write(to_json(summarise(store.plan, store.results(), store.faults())))

@@ -16,13 +16,18 @@ from harness.cli import (
     bench,
     bisect,
     canary,
+    compare,
+    cure,
     epochs,
+    history,
     look,
+    merge,
     report,
     repro,
     run,
     selftest,
     serve_check,
+    shrink,
     susceptibility,
 )
 from harness.errors import HarnessError
@@ -49,6 +54,11 @@ app.command()(look.show)
 app.command()(look.doctor)
 app.command()(look.schema)
 app.command()(report.report)
+app.command()(history.history)
+app.command()(compare.compare)
+app.command()(merge.merge)
+app.command()(shrink.shrink)
+app.command()(cure.cure)
 app.command()(bench.bench)
 app.command()(susceptibility.susceptibility)
 app.command()(bisect.bisect)

@@ -1,9 +1,13 @@
-"""`mla-harness repro PR`: the scenarios of one upstream reference, without and with its faults, side by side."""
+"""`mla-harness repro PR`: the scenarios of one upstream reference, without and with its faults, side by side.
+
+With `--script`, a failing case as a script of its own instead (see :mod:`harness.cli.export`).
+"""
 
 from __future__ import annotations
 
 import json as jsonlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +17,7 @@ from harness.cli.run import Device, Json, Scenarios, Seed, Timeout, Workers
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.records import Blame, CaseResult, Job
+    from harness.records import Blame, CaseResult, Job, Shrunk
     from harness.run.runner import WorkerPool
     from harness.scenario.schema import Scenario
 
@@ -22,25 +26,49 @@ MAX_CASES = 16
 
 
 def repro(
-    reference: Annotated[str, typer.Argument(metavar="PR", help="36540, '#36540' or vllm-project/vllm#36540.")],
+    reference: Annotated[
+        str, typer.Argument(metavar="PR", help="36540 or vllm-project/vllm#36540; with --script also a case id.")
+    ],
+    script: Annotated[
+        Path | None, typer.Option("--script", metavar="FILE", help="Write a failing case as a script of its own.")
+    ] = None,
+    as_test: Annotated[bool, typer.Option("--pytest", help="Write the script as a test.")] = False,
+    fault: Annotated[str | None, typer.Option("--fault", metavar="NAME", help="The bug that the script shows.")] = None,
+    kernel: Annotated[str | None, typer.Option("--kernel", help="The kernel that the script judges.")] = None,
+    plugin: Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file with kernels of yours.")] = None,
     device: Device = "auto",
     seed: Seed = 0,
     timeout: Timeout = 60.0,
     workers: Workers = None,
     scenarios: Scenarios = None,
+    shrink_seconds: Annotated[
+        float, typer.Option("--shrink-seconds", min=0.0, help="How long to look for the smallest case of a fault.")
+    ] = 20.0,
     json: Json = False,
 ) -> None:
-    """Show one upstream bug without and with it."""
+    """Show one upstream bug without and with it, or write a failing case as a script of its own."""
+    from harness.cli.export import export
     from harness.cli.session import Wanted, load
+    from harness.errors import InputError
     from harness.report.terminal import console_for
     from harness.run.runner import WorkerPool
 
+    console = console_for(sys.stderr if json else sys.stdout)
+    if script is not None:
+        wanted = Wanted(
+            selectors=(reference,), device=device, kernel=kernel, fault=fault, seed=seed, timeout_seconds=timeout,
+            plugins=tuple(path.resolve() for path in plugin or ()), scenarios=scenarios,
+        )  # fmt: skip
+        with WorkerPool(workers) as pool:
+            export(wanted, pool, console, script, is_pytest=as_test, seconds=shrink_seconds)
+        raise typer.Exit(0)
+    if as_test or fault or kernel or plugin:
+        raise InputError("--pytest, --fault, --kernel and --plugin are about a script; add --script FILE")
     wanted = Wanted(device=device, seed=seed, timeout_seconds=timeout, scenarios=scenarios)
     chosen = _scenarios_of(reference, load(wanted))
-    console = console_for(sys.stderr if json else sys.stdout)
     shown: list[dict[str, Any]] = []
     with WorkerPool(workers) as pool:
-        good = [_show(console, pool, wanted, scenario, reference, shown) for scenario in chosen]
+        good = [_show(console, pool, wanted, scenario, reference, shown, shrink_seconds) for scenario in chosen]
     if json:
         sys.stdout.write(jsonlib.dumps({"ok": all(good), "scenarios": shown}, allow_nan=False, indent=1) + "\n")
     raise typer.Exit(0 if all(good) else 1)
@@ -68,8 +96,9 @@ def _faults_of(reference: str, scenario: Scenario) -> list[str]:
 
 
 def _show(
-    console: Console, pool: WorkerPool, wanted: Any, scenario: Scenario, reference: str, shown: list[dict[str, Any]]
-) -> bool:
+    console: Console, pool: WorkerPool, wanted: Any, scenario: Scenario, reference: str, shown: list[dict[str, Any]],
+    shrink_seconds: float,
+) -> bool:  # fmt: skip
     """Run and print one scenario; returns whether it is clean and each fault fails at least one case."""
     from harness.catalog import FAULTS
     from harness.cli.session import FAILED, find_blame, make_jobs
@@ -94,17 +123,20 @@ def _show(
     console.print(", ".join(scenario.refs), style="dim", soft_wrap=True)
     if scenario.why:
         console.print(" ".join(scenario.why.split()))
+    smallest: dict[str, Shrunk] = {}
     for fault in faults:
         console.print(f"\nfault {fault} ({FAULTS.get(fault).ref}): {FAULTS.get(fault).summary}", soft_wrap=True)
         by_case = [(results[case.id], results[f"{case.id}!{fault}"]) for case in cases]
         console.print(_side_by_side(by_case, blames))
         _print_example(console, [faulty for _, faulty in by_case], blames)
+        own = [(job, results[job.key]) for job in jobs if job.fault == fault]
+        smallest |= _print_smallest(console, pool, wanted, own, blames, shrink_seconds)
     if not faults:
         counts = totals([results[case.id] for case in cases])
         verdicts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         console.print(f"\nno fault of its own; {num(len(cases), 'case')} as they are: {verdicts}")
     for job in jobs:
-        shown.append(_as_object(job, results[job.key], blames.get(job.key)))
+        shown.append(_as_object(job, results[job.key], blames.get(job.key), smallest.get(job.key)))
     clean = [results[case.id].verdict for case in cases]
     caught = [any(results[f"{case.id}!{fault}"].verdict in FAILED for case in cases) for fault in faults]
     is_good = all(v in (Verdict.PASS, Verdict.SKIP) for v in clean) and Verdict.PASS in clean and all(caught)
@@ -151,6 +183,27 @@ def _print_example(console: Console, results: list[CaseResult], blames: dict[str
         console.print(f"  blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})", soft_wrap=True)
 
 
+def _print_smallest(
+    console: Console, pool: WorkerPool, wanted: Any, tried: list[tuple[Job, CaseResult]], blames: dict[str, Blame],
+    seconds: float,
+) -> dict[str, Shrunk]:  # fmt: skip
+    """Shrink the first case that fails with a fault, and print the way; nothing where a trial would take minutes."""
+    from harness.cli.shrink import command_of, declared_oracle
+    from harness.diagnose.shrink import shrink, why_not
+    from harness.report.terminal_shrunk import print_shrunk
+
+    failing = next(((job, result) for job, result in tried if result.findings), None)
+    if failing is None or why_not(failing[0]) or not seconds:
+        return {}
+    job, result = failing
+    with console.status("trying smaller cases"):
+        oracle = declared_oracle(wanted, job)
+        shrunk = shrink(pool, job, result, blame=blames.get(job.key), oracle=oracle, seconds=seconds)
+    console.print("smaller, for the same reason:")
+    print_shrunk(console, shrunk, command_of(shrunk, wanted))
+    return {job.key: shrunk}
+
+
 def _text(value: str) -> Any:
     from rich.text import Text
 
@@ -159,7 +212,7 @@ def _text(value: str) -> Any:
     return Text(printable(value))
 
 
-def _as_object(job: Job, result: CaseResult, blame: Blame | None) -> dict[str, Any]:
+def _as_object(job: Job, result: CaseResult, blame: Blame | None, smallest: Shrunk | None) -> dict[str, Any]:
     return {
         "case": job.case.id,
         "fault": job.fault,
@@ -167,6 +220,7 @@ def _as_object(job: Job, result: CaseResult, blame: Blame | None) -> dict[str, A
         "reason": result.reason,
         "findings": [finding.model_dump(mode="json") for finding in result.findings],
         "blame": blame.model_dump(mode="json") if blame else None,
+        "smallest": smallest.model_dump(mode="json") if smallest else None,
     }
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.recording import Branch, Commit, History
+
 if TYPE_CHECKING:
     from harness.cli.session import Wanted
     from harness.results.store import RunStore
@@ -50,9 +52,19 @@ def run(
         str | None,
         typer.Option("--sanitizer", metavar="TOOL", help="Watch one case: initcheck, memcheck or racecheck."),
     ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="Only part I of N, cut evenly by the history's times.")
+    ] = None,
+    shrink_seconds: Annotated[
+        float, typer.Option("--shrink-seconds", min=0.0, help="Also look so long for the smallest failing cases.")
+    ] = 0.0,
+    history: History = None,
+    commit: Commit = "",
+    branch: Branch = "",
     json: Json = False,
 ) -> None:
     """Run cases, blame failures, write reports."""
+    from harness.cli.recording import history_file, source_under_test
     from harness.cli.session import Wanted
     from harness.results.store import DEFAULT_RUNS, RunStore, find_run
 
@@ -61,14 +73,16 @@ def run(
         plugins=tuple(path.resolve() for path in plugin or ()), fault=fault, seed=seed, timeout_seconds=timeout,
         scenarios=scenarios,
     )  # fmt: skip
+    kept = history_file(history)
     with _pool(workers, sanitizer) as pool:
         if resume is not None:
-            _refuse_new_plan(wanted)
+            _refuse_new_plan(wanted, shard)
             store = RunStore.open(find_run(resume, out or DEFAULT_RUNS))
             _refuse_epochs(store)
         else:
-            store = _planned(wanted, pool, out or DEFAULT_RUNS)
-        raise typer.Exit(perform(store, pool, as_json=json))
+            store = _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
+        store.note_source(source_under_test(commit, branch, wanted.plugins))
+        raise typer.Exit(perform(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
 
 
 def _pool(workers: int | None, sanitizer: str | None) -> WorkerPool:
@@ -82,8 +96,9 @@ def _pool(workers: int | None, sanitizer: str | None) -> WorkerPool:
     return pool
 
 
-def _planned(wanted: Wanted, pool: WorkerPool, root: Path) -> RunStore:
+def _planned(wanted: Wanted, pool: WorkerPool, root: Path, shard: str | None, history: Path | None) -> RunStore:
     from harness.cli.session import plan_controls, plan_jobs
+    from harness.cli.sharding import cut
     from harness.results.store import RunStore
     from harness.run.sanitizer import SanitizedPool, check
 
@@ -92,10 +107,13 @@ def _planned(wanted: Wanted, pool: WorkerPool, root: Path) -> RunStore:
         check(pool.tool, jobs)
     command = shlex.join(["mla-harness", *sys.argv[1:]])
     controls = plan_controls(jobs, wanted, pool)
-    return RunStore.create(root, jobs, command=command, options=wanted.reproduction(), controls=controls)
+    note = None
+    if shard is not None:
+        jobs, controls, note = cut(shard, jobs, controls, history)
+    return RunStore.create(root, jobs, command=command, options=wanted.reproduction(), controls=controls, shard=note)
 
 
-def _refuse_new_plan(wanted: Wanted) -> None:
+def _refuse_new_plan(wanted: Wanted, shard: str | None) -> None:
     from harness.errors import InputError
 
     given = {
@@ -105,6 +123,7 @@ def _refuse_new_plan(wanted: Wanted) -> None:
         "--plugin": wanted.plugins,
         "--fault": wanted.fault,
         "--seed": wanted.seed,
+        "--shard": shard,
     }
     changed = [name for name, value in given.items() if value]
     if changed:
@@ -119,9 +138,16 @@ def _refuse_epochs(store: RunStore) -> None:
         raise InputError(f"{store.path}: a run of `epochs`; continue it with: {again}")
 
 
-def perform(store: RunStore, pool: WorkerPool, *, as_json: bool) -> int:
-    """Do what is left of a run, write its reports whatever happens, print it, and return the exit code."""
+def perform(
+    store: RunStore, pool: WorkerPool, *, as_json: bool, shrink_seconds: float = 0.0, history: Path | None = None
+) -> int:
+    """Do what is left of a run, write its reports whatever happens, print it, and return the exit code.
+
+    `history` is the file that the results are added to, None for none.
+    """
+    from harness.cli.recording import keep
     from harness.cli.session import blame_failures, carry_out, exit_code, stoppable
+    from harness.cli.shrink import shrink_failures
     from harness.errors import HarnessError
     from harness.records import Verdict
     from harness.report.terminal import LiveProgress, console_for, print_run
@@ -138,13 +164,16 @@ def perform(store: RunStore, pool: WorkerPool, *, as_json: bool) -> int:
                 carry_out(store, pool, jobs, live)
             with console.status("looking for the memory to blame"):
                 blame_failures(store, pool)
+            if shrink_seconds:
+                with console.status("looking for the smallest failing cases"):
+                    shrink_failures(store, pool, shrink_seconds)
     except KeyboardInterrupt:
         is_interrupted = True
         pool.close()
     except HarnessError as error:
         trouble = error
     results = store.results()
-    write_reports(store)
+    write_reports(store, keep(store, history))
     print_run(console, store)
     if as_json:
         sys.stdout.write(to_json(summarise(store.plan, results, store.faults())))

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.recording import Branch, Commit, History
 from harness.cli.run import Device, Json, Out, Scenarios, Seed, Selectors, Tag, Timeout, Workers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from harness.records import CaseResult, Job
@@ -29,10 +32,14 @@ def selftest(
     timeout: Timeout = 60.0,
     workers: Workers = None,
     scenarios: Scenarios = None,
+    history: History = None,
+    commit: Commit = "",
+    branch: Branch = "",
     json: Json = False,
     no_clean: Annotated[bool, typer.Option("--faults-only", help="Leave the clean cases out.")] = False,
 ) -> None:
     """Put every known bug back; each must be caught."""
+    from harness.cli.recording import history_file, source_under_test
     from harness.cli.session import Wanted, load, make_jobs
     from harness.errors import InputError
     from harness.plan.expand import fault_cases
@@ -59,10 +66,14 @@ def selftest(
         faulty = [(use, make_jobs([case], wanted, pool, fault=use.name)[0]) for use, case in pairs]
         command = shlex.join(["mla-harness", *sys.argv[1:]])
         store = RunStore.create(out or DEFAULT_RUNS, clean, command=command, options=wanted.reproduction())
-        raise typer.Exit(_perform(store, pool, faulty, as_json=json))
+        store.note_source(source_under_test(commit, branch))
+        raise typer.Exit(_perform(store, pool, faulty, as_json=json, history=history_file(history)))
 
 
-def _perform(store: RunStore, pool: WorkerPool, faulty: list[tuple[FaultUse, Job]], *, as_json: bool) -> int:
+def _perform(
+    store: RunStore, pool: WorkerPool, faulty: list[tuple[FaultUse, Job]], *, as_json: bool, history: Path | None
+) -> int:
+    from harness.cli.recording import keep
     from harness.cli.run import INTERRUPTED
     from harness.cli.session import blame_failures, stoppable
     from harness.report.terminal import LiveProgress, console_for
@@ -79,7 +90,7 @@ def _perform(store: RunStore, pool: WorkerPool, faulty: list[tuple[FaultUse, Job
     except KeyboardInterrupt:
         is_interrupted = True
         pool.close()
-    write_reports(store)
+    write_reports(store, keep(store, history))
     is_good = _print(console, store, skipped, num_faults=len(faulty))
     if as_json:
         sys.stdout.write(jsonlib.dumps(_object(store, skipped, is_good), allow_nan=False, indent=1) + "\n")

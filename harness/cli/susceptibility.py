@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.recording import Branch, Commit, History
 from harness.cli.run import INTERRUPTED, Device, Out, Seed, Timeout, Workers
 
 if TYPE_CHECKING:
@@ -28,9 +29,13 @@ def susceptibility(
     out: Out = None,
     timeout: Timeout = 60.0,
     workers: Workers = None,
+    history: History = None,
+    commit: Commit = "",
+    branch: Branch = "",
 ) -> None:
     """Try kernel x site x pattern, declared contracts set aside, and write the table: Markdown, CSV, HTML."""
     from harness.catalog import KERNELS
+    from harness.cli.recording import history_file, keep, source_under_test
     from harness.cli.session import Wanted, carry_out, make_jobs, register_plugins, stoppable
     from harness.errors import UnknownNameError
     from harness.plan.probe import cases
@@ -55,13 +60,14 @@ def susceptibility(
         jobs = make_jobs(cases(specs, seed=seed), wanted, pool)
         command = shlex.join(["mla-harness", *sys.argv[1:]])
         store = RunStore.create(out or DEFAULT_RUNS, jobs, command=command, options=wanted.reproduction())
+        store.note_source(source_under_test(commit, branch, plugins))
         try:
             with stoppable(store), LiveProgress(console, len(jobs)) as live:
                 carry_out(store, pool, jobs, live)
         except KeyboardInterrupt:
             pool.close()
             code = INTERRUPTED
-    write_reports(store)
+    write_reports(store, keep(store, history_file(history)))
     found = report.cells(store)
     paths = report.write(store)
     _print(console, found)

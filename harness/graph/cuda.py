@@ -21,9 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.errors import CaptureError
 from harness.graph.launch import ACTIVE
-from harness.graph.storage import storage_address, tensors_of, use_count, whole_storage
+from harness.graph.storage import storage_address, tensors_of, use_count
 from harness.poison.cuda_sweep import CudaSweep, fill_word
 from harness.poison.patterns import Poison
+from harness.poison.storages import alias_of, whole_storage
 
 _streams: dict[int, torch.cuda.Stream] = {}
 num_abandoned = 0
@@ -165,9 +166,7 @@ class _Recorder(TorchDispatchMode):
             key = (tensor.data_ptr(), address, tensor.dtype, tensor.shape)
             if key not in self.foreign:
                 with torch.utils._python_dispatch._disable_current_modes():
-                    self.foreign[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-                        tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
-                    )
+                    self.foreign[key] = alias_of(tensor)
 
 
 def _captured(graph: torch.cuda.CUDAGraph, handle: Any, recorder: _Recorder, function: Callable[[], Any]) -> Any:

@@ -11,6 +11,10 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 
+Watcher = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
+"""What is shown each launch that ran: its function, arguments, keyword arguments and result."""
+
+
 class Recorder(Protocol):
     """What a capture in progress offers to a kernel call."""
 
@@ -20,7 +24,19 @@ class Recorder(Protocol):
 ACTIVE: ContextVar[Recorder | None] = ContextVar("harness_graph_recorder", default=None)
 
 
+WATCHER: ContextVar[Watcher | None] = ContextVar("harness_launch_watcher", default=None)
+
+
+def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one launch, now or in a replay, and show it to the watcher, if there is one."""
+    result = function(*args, **kwargs)
+    watcher = WATCHER.get()
+    if watcher is not None:
+        watcher(function, args, kwargs, result)
+    return result
+
+
 def launch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `function` as one kernel launch: recorded whole when a CPU capture is in progress, plainly run otherwise."""
     recorder = ACTIVE.get()
-    return function(*args, **kwargs) if recorder is None else recorder.launch(function, args, kwargs)
+    return run(function, args, kwargs) if recorder is None else recorder.launch(function, args, kwargs)

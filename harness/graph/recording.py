@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from harness.errors import CaptureError
-from harness.graph.launch import ACTIVE
-from harness.graph.storage import storage_address, tensors_of, use_count, whole_storage
+from harness.graph.launch import ACTIVE, run
+from harness.graph.storage import storage_address, tensors_of, use_count
 from harness.poison.allocations import ALLOCATIONS
 from harness.poison.patterns import Poison
+from harness.poison.storages import alias_of, whole_storage
 
 _aten = torch.ops.aten
 _INDEXED = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
@@ -40,7 +41,7 @@ class _Node:
     outputs: list[torch.Tensor]
 
     def run(self) -> None:
-        results = tensors_of(self.function(*self.args, **self.kwargs))
+        results = tensors_of(run(self.function, self.args, self.kwargs))
         if len(results) != len(self.outputs):
             raise CaptureError(f"{self.name} returned {len(self.outputs)} tensors when captured, now {len(results)}")
         for recorded, result in zip(self.outputs, results, strict=True):
@@ -234,9 +235,7 @@ class _Recorder(TorchDispatchMode):
         alias = self._alias_of.get(id(tensor))
         if alias is None:
             self._paused, paused = True, self._paused
-            alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-                tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
-            )
+            alias = alias_of(tensor)
             self._paused = paused
             self._alias_of[id(tensor)] = alias
             self._originals.append(tensor)

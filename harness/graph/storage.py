@@ -1,4 +1,4 @@
-"""Storages behind tensors: whose memory it is, how many look at it, and all of it at once."""
+"""Storages behind tensors: whose memory it is, and how many look at it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,3 @@ def use_count(tensor: torch.Tensor) -> int:
     storage = tensor.untyped_storage()
     # The storage object in hand counts once itself.
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
-
-
-def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """All memory of a tensor's storage as one flat tensor of its dtype."""
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())

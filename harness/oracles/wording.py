@@ -34,11 +34,15 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
     The first of each group is kept, and says how many more there were: other steps, patterns, or rows.
     """
-    groups: dict[tuple[str, str | None, str, str], list[Finding]] = {}
+    groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
-        key = (finding.oracle, finding.site, _unnumbered(finding.tensor), _kind(finding.message))
-        groups.setdefault(key, []).append(finding)
+        groups.setdefault(kind_of(finding), []).append(finding)
     return [_with_count(group[0], len(group)) for group in groups.values()]
+
+
+def kind_of(finding: Finding) -> tuple[str, ...]:
+    """What two findings of one cause have in common: oracle, site, tensor and sentence, whatever their numbers."""
+    return finding.oracle, finding.site or "", _unnumbered(finding.tensor), _kind(finding.message)
 
 
 def _with_count(finding: Finding, count: int) -> Finding:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from harness.errors import InputError, UnknownNameError
-from harness.plan import fuzz, probe
+from harness.plan import fuzz, probe, variant
 from harness.plan.expand import GPU, NIGHTLY, expand
 from harness.plan.override import KernelOverride
 from harness.records import Case
@@ -41,7 +41,7 @@ def select(
     found: dict[str, Case] = {}
     matched: set[str] = set()
     for selector in wanted:
-        cell = probe.case_of(selector, seed=seed)
+        cell = _variant(scenarios, selector, seed, override) or probe.case_of(selector, seed=seed)
         if cell is not None:
             matched.add(selector)
             found[cell.id] = cell
@@ -80,6 +80,17 @@ def selects_scenario(selector: str, scenario: Scenario) -> bool:
     if number:
         return any(ref.rpartition("#")[2] == number[1] for ref in scenario.refs)
     return selector == scenario.name or selector in scenario.refs
+
+
+def _variant(scenarios: Sequence[Scenario], selector: str, seed: int, override: KernelOverride | None) -> Case | None:
+    """The case of an id with changes behind an `@`, or None for any other selector. Raises InputError."""
+    base, changes = variant.split(selector)
+    if variant.MARK not in selector:
+        return None
+    case = next(iter(select(scenarios, [base], seed=seed, override=override)))
+    if case.id != base:
+        raise InputError(f"{selector}: {base!r} is no case id; give one before the '@', such as {case.id!r}")
+    return variant.changed(case, changes)
 
 
 def _is_for_a_plain_run(case: Case, tag: str | None, override: KernelOverride | None) -> bool:

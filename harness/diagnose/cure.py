@@ -1,0 +1,155 @@
+"""Whether a proposed cure removes the cause of a failure or hides it.
+
+A failure that is gone says little: vllm-project/vllm#37442 filled an output with zeros, a NaN was gone, and its cause
+was still there (vllm-project/vllm#38359). So the case is run again with the cure, with one site at a time filled with
+one pattern after another, and what every kernel launch computed is compared. Whatever differs depends on memory that
+nobody wrote, also where the answer does not. A site that the cure itself fills is tried with other finite fills: if it
+matters what it is filled with, somebody still reads it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from harness.catalog import SITES
+from harness.cures.names import CureName
+from harness.diagnose.blame import primary
+from harness.diagnose.shrink import Pool
+from harness.errors import HarnessError, InputError
+from harness.records import CaseResult, CureResult, Finding, Job, Reading, Verdict
+
+EXECUTE = "harness.run.cured:execute"
+"""What the workers of the pool must run."""
+SYSTEMS = ("kernel", "engine")
+
+REMOVES, HIDES, NO_HELP = "removes", "hides", "does not help"
+
+_FAILED = (Verdict.FAIL, Verdict.CRASH)
+
+
+def why_not(job: Job) -> str:
+    """Why a cure cannot be judged on a job, in a sentence; empty when it can be."""
+    if job.case.system not in SYSTEMS:
+        return f"launches of system {job.case.system} are not seen; choose a case of {' or '.join(SYSTEMS)}"
+    return "" if job.device == "cpu" else "launches inside CUDA graphs are not seen; use --device cpu"
+
+
+def judge_cure(pool: Pool, job: Job, cures: Sequence[CureName], *, oracle: str | None = None) -> CureResult:
+    """The verdict on `cures`, applied together to the failing `job`; its pool's workers run EXECUTE.
+
+    The symptom is the finding of `oracle`, or the one that tells most. Raises InputError when the job does not fail,
+    and HarnessError when it cannot be judged.
+    """
+    if reason := why_not(job):
+        raise InputError(f"{job.case.id}: {reason}")
+    started = time.monotonic()
+    cured = job.model_copy(update={"key": f"{job.key}~cured", "cures": tuple(cure.text for cure in cures)})
+    before, after = pool.run_in_order([job.model_copy(update={"key": f"{job.key}~before"}), cured])
+    symptom = _symptom(job, before, oracle)
+    if after.verdict in (Verdict.ERROR, Verdict.SKIP):
+        raise _unjudged(after)
+    read_before, _ = _search(pool, job)
+    read_after, num_compared = _search(pool, cured)
+    verdict, statement = _verdict(symptom.oracle, after, read_before, read_after)
+    return CureResult(
+        case=job.case.id, faults=(*((job.fault,) if job.fault else ()), *job.more_faults), cures=cured.cures,
+        verdict=verdict, statement=statement, oracle=symptom.oracle, before=read_before, after=read_after,
+        left=after.findings, num_compared=num_compared, seconds=round(time.monotonic() - started, 3),
+    )  # fmt: skip
+
+
+def _search(pool: Pool, job: Job) -> tuple[tuple[Reading, ...], int]:
+    """Who reads memory that nobody wrote, and how many live tensors were compared to find out.
+
+    All sites are filled together first. What shows anything is halved, until each site that is read stands alone.
+    """
+    shown = pool.run_in_order([_reader(job, tuple(SITES.names()))])
+    num_compared = _num_compared(shown)
+    shown = [result for result in shown if _readings([result])]
+    found: list[CaseResult] = []
+    while shown:
+        halves = [half for result in shown for half in _halves(result.sites or ())]
+        results = pool.run_in_order([_reader(job, half) for half in halves])
+        num_compared += _num_compared(results)
+        pairs = [results[place : place + 2] for place in range(0, len(results), 2)]
+        shown, parents = [], shown
+        for parent, pair in zip(parents, pairs, strict=True):
+            read = [result for result in pair if _readings([result])]
+            # What only several sites together show has no site of its own to name.
+            found += [result for result in read if len(result.sites or ()) == 1] if read else [parent]
+            shown += [result for result in read if len(result.sites or ()) > 1]
+    place_of = {site: place for place, site in enumerate(SITES.names())}
+    readings = sorted(_readings(found), key=lambda reading: place_of.get(reading.site, len(place_of)))
+    return tuple(readings), num_compared
+
+
+def _num_compared(results: Sequence[CaseResult]) -> int:
+    return sum(sum(result.looked_at.values()) for result in results)
+
+
+def _halves(group: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [group[: len(group) // 2], group[len(group) // 2 :]]
+
+
+def _reader(job: Job, sites: tuple[str, ...]) -> Job:
+    """The job that tells who reads `sites` when these are filled and nothing else is."""
+    label = sites[0] if len(sites) == 1 else f"{sites[0]} to {sites[-1]}"
+    return job.model_copy(update={"key": f"{job.key}~reads:{label}", "sites": sites})
+
+
+def _symptom(job: Job, before: CaseResult, oracle: str | None) -> Finding:
+    if before.verdict is Verdict.ERROR:
+        raise _unjudged(before)
+    if before.verdict not in _FAILED or not before.findings:
+        told = f" ({before.reason})" if before.reason else ""
+        raise InputError(
+            f"{job.case.id}: ends in {before.verdict.value}{told} without the cure, so there is nothing to cure; "
+            "put a bug back with --fault"
+        )
+    return next((found for found in before.findings if found.oracle == oracle), primary(before.findings))
+
+
+def _readings(results: Sequence[CaseResult]) -> tuple[Reading, ...]:
+    found: list[Reading] = []
+    for result in results:
+        if result.verdict is Verdict.ERROR:
+            raise _unjudged(result)
+        for finding in result.findings:
+            place = {"tensor": finding.tensor, "where": finding.where, "how": finding.bits or ""}
+            # A worker that died over a site has read it as well, and the runner's finding names none.
+            sites = result.sites or ()
+            site = finding.site or (sites[0] if len(sites) == 1 else "several sites together")
+            found.append(Reading(site=site, reader=finding.message, **place))
+    return tuple(found)
+
+
+def _verdict(oracle: str, after: CaseResult, before: Sequence[Reading], readings: Sequence[Reading]) -> tuple[str, str]:
+    still = "; ".join(told(reading) for reading in readings)
+    others = list(dict.fromkeys(f"`{found.oracle}`" for found in after.findings if found.oracle != oracle))
+    if any(found.oracle == oracle for found in after.findings):
+        return NO_HELP, f"`{oracle}` fires as before" + (f"; {still}" if still else "")
+    if readings:
+        return HIDES, f"`{oracle}` is silent, but {still}" + (f"; {_fire(others)}" if others else "")
+    if others:
+        return NO_HELP, f"`{oracle}` is silent, but {_fire(others)}"
+    if not before:
+        return REMOVES, f"`{oracle}` is silent; no unwritten memory was read, neither before nor now"
+    sites = ", ".join(reading.site for reading in before)
+    return REMOVES, f"`{oracle}` is silent, and {sites} is not read any more"
+
+
+def _fire(oracles: list[str]) -> str:
+    return f"{' and '.join(oracles)} {'fires' if len(oracles) == 1 else 'fire'}"
+
+
+def told(reading: Reading) -> str:
+    """A reading as a clause: ``router.ids is still read, first by apply_experts (ids, step 0)``."""
+    place = ", ".join(part for part in (reading.tensor, reading.where) if part)
+    return f"{reading.site} is still read, first by {reading.reader}" + (f" ({place})" if place else "")
+
+
+def _unjudged(result: CaseResult) -> HarnessError:
+    reason = result.reason or "no reason given"
+    # A worker tells what is wrong with a file of the user in the words of InputError.
+    return InputError(reason) if reason.startswith(("cure ", "@cure", "plug-in ")) else HarnessError(reason)

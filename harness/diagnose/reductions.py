@@ -1,0 +1,208 @@
+"""What is smaller than a case: for each of its values the smaller ones to try, the largest step first.
+
+A reduction never makes a case larger, so taking them one after another ends. Values are of three kinds: numbers that
+shrink towards their least, lists that lose entries and whose entries shrink, and choices of which one is plainest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.catalog import KERNELS
+from harness.plan.legal import settled, why_illegal
+from harness.plan.variant import params_model, vary
+from harness.records import Case, PoisonPlan
+from harness.scenario.matrix import kernel_fields
+
+Params = dict[str, Any]
+
+PLAINEST: dict[str, tuple[Any, ...]] = {
+    "kv": ("fp32", "bf16"),
+    "graph": ("none",),
+    "quantize": ("none",),
+    "capture": ("persistent",),
+    "free_list": ("fifo",),
+    "empty_lse": ("-inf",),
+    "planned": (False,),
+    "contiguous_q": (True,),
+    "zero_fill_output": (False,),
+    "drafter": (False,),
+    "dummy_steps": (False,),
+    "max_batched_tokens": (96,),
+    "max_num_seqs": (8,),
+    "context_chunk": (128,),
+    "window": (48,),
+    "index_topk": (16,),
+}
+"""Parameters that are choices, with the values plainer than the rest, the plainest first.
+
+The limits of a batch are among them: less of one is not simpler, as it cuts prompts into more pieces.
+"""
+
+POWERS = ("hidden_size", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "v_head_dim",
+          "vocab_size", "width")  # fmt: skip
+"""Sizes that kernels want to be powers of two; they shrink to the next smaller ones."""
+LEAST_POWER = 8
+
+TOGETHER = {"context_attention": ("query_lens", "context_lens")}
+"""Lists with one entry a request, which lose a request together."""
+
+ONLY_WITH = {"num_experts_per_tok": "num_experts", "capture_sizes": "graph", "capture": "graph"}
+"""Parameters that mean nothing while another is off, and are then left as they are."""
+
+FIRST = ("epochs", "requests", "seq_lens", "query_lens", "context_lens", "layers", "num_tokens", "drafter",
+         "dummy_steps", "graph", "num_experts", "quantize", "zero_fill_output", "shared_prefix", "query_len",
+         "num_heads", "num_blocks", "capture_sizes")  # fmt: skip
+"""The order in which values are tried: what makes later trials quicker and the case easier to read comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """One step towards a smaller case: which value, what it was, what it is in `case`."""
+
+    what: str
+    before: Any
+    after: Any
+    case: Case
+
+
+def fields_of(case: Case) -> list[str]:
+    """What of a case can be reduced, in the order to try it: poison first, then parameters."""
+    names = [name for name in params_model(case).model_fields if name in case.params]
+    together = TOGETHER.get(case.params.get("op", ""), ())
+    ordered = sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    return ["sites", "patterns", "strict", *(["each request"] if together else []), *ordered]
+
+
+def reductions(base: Case, case: Case, field: str, blamed: Sequence[str] = ()) -> Iterator[Reduction]:
+    """The cases smaller than `case` in `field`, the largest step first; their ids are variants of `base`.
+
+    `blamed` are the sites to try first, in the place of all. Cases that would be illegal are left out.
+    """
+    if field in ("sites", "patterns", "strict"):
+        for value in _smaller_poison(case.poison, field, tuple(blamed)):
+            poison = case.poison.model_copy(update={field: value})
+            yield Reduction(field, getattr(case.poison, field), value, vary(base, case.params, poison))
+        return
+    for before, changes in _smaller_params(case, field):
+        params = settled(case.system, {**case.params, **changes})
+        if not why_illegal(case.system, params) and params != case.params:
+            yield Reduction(field, before, changes.get(field, changes), vary(base, params, case.poison))
+
+
+def _smaller_poison(plan: PoisonPlan, field: str, blamed: tuple[str, ...]) -> Iterator[Any]:
+    if field == "strict":
+        yield from (False,) if plan.strict else ()
+    elif field == "sites":
+        chosen = tuple(site for site in plan.sites if site in blamed)
+        if chosen and len(chosen) < len(plan.sites):
+            yield chosen
+        yield from (tuple(fewer) for fewer in _without_some(plan.sites, least=0))
+    else:
+        # The main pattern before the one it is compared with.
+        yield from ((pattern,) for pattern in plan.patterns if len(plan.patterns) > 1)
+        yield from (tuple(fewer) for fewer in _without_some(plan.patterns, least=2))
+
+
+def _smaller_params(case: Case, field: str) -> Iterator[tuple[Any, Params]]:
+    """(what the value was, the parameters to change) for each reduction of one field."""
+    if field == "each request":
+        yield from _fewer_requests(case)
+        return
+    value, needed = case.params[field], ONLY_WITH.get(field)
+    if needed is not None and case.params.get(needed, "none") in (0, "none"):
+        return
+    for smaller in _smaller(case, field, value):
+        yield value, {field: smaller}
+
+
+def _fewer_requests(case: Case) -> Iterator[tuple[Any, Params]]:
+    names = TOGETHER[case.params["op"]]
+    requests = list(zip(*(case.params[name] for name in names), strict=True))
+    for fewer in _without_some(requests, least=1):
+        yield requests, {name: list(column) for name, column in zip(names, zip(*fewer, strict=True), strict=True)}
+
+
+def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
+    kernels = kernel_fields(case.system, case.params.get("op"))
+    if field in kernels:
+        yield from _plainer_kernel(case, field, value, kernels[field])
+    elif field in PLAINEST:
+        plainest = PLAINEST[field]
+        yield from plainest[: plainest.index(value)] if value in plainest else plainest
+    elif field in POWERS:
+        yield from (power for power in _powers() if power < value)
+    elif isinstance(value, list):
+        default = params_model(case).model_fields[field].default
+        yield from _smaller_list(value, _least_entries(case, field), least_length=0 if default == () else 1)
+    elif isinstance(value, bool | str):
+        # A choice without an order of its own: what a case has when nobody chooses is plainest.
+        default = params_model(case).model_fields[field].default
+        yield from (default,) if default != value else ()
+    elif isinstance(value, int):
+        yield from _smaller_int(value, _least(case, field))
+
+
+def _plainer_kernel(case: Case, field: str, value: str, op: str) -> Iterator[str]:
+    """The engine's default kernel in the place of another built-in one; the kernel of a kernel case is its subject."""
+    default = params_model(case).model_fields[field].default
+    name = f"{op}/{value}"
+    is_built_in = name in KERNELS and KERNELS.get(name).origin == "built in"
+    if case.system == "engine" and value != default and is_built_in:
+        yield default
+
+
+def _smaller_list(values: list[Any], least: list[int], *, least_length: int) -> Iterator[list[Any]]:
+    """Fewer entries, then each entry smaller by itself; an entry is a number, a pair of numbers or a word."""
+    yield from (list(fewer) for fewer in _without_some(values, least=least_length))
+    for place, entry in enumerate(values):
+        for smaller in _smaller_entry(entry, least):
+            yield [*values[:place], smaller, *values[place + 1 :]]
+
+
+def _smaller_entry(entry: Any, least: list[int]) -> Iterator[Any]:
+    if isinstance(entry, int):
+        yield from _smaller_int(entry, least[0])
+    elif isinstance(entry, list):
+        for place, number in enumerate(entry):
+            for smaller in _smaller_int(number, least[place]):
+                yield [*entry[:place], smaller, *entry[place + 1 :]]
+
+
+def _without_some(values: Sequence[Any], *, least: int) -> Iterator[list[Any]]:
+    """`values` without a half, a quarter, … and last without single entries; at least `least` remain."""
+    size = len(values) - least
+    while size >= 1:
+        for start in range(0, len(values), size):
+            fewer = [*values[:start], *values[start + size :]]
+            if least <= len(fewer) < len(values):
+                yield fewer
+        size = min(size - 1, (size + 1) // 2)
+
+
+def _smaller_int(value: int, least: int) -> Iterator[int]:
+    """The least and the next, which may be legal where the least is not; then nearer to `value` by halves."""
+    yield from (smaller for smaller in (least, least + 1) if smaller < value)
+    gap = (value - least) // 2
+    while gap >= 1:
+        yield value - gap
+        gap //= 2
+
+
+def _powers() -> list[int]:
+    return [LEAST_POWER << place for place in range(13)]
+
+
+def _least(case: Case, field: str) -> int:
+    """The least that a parameter's model allows."""
+    for item in params_model(case).model_fields[field].metadata:
+        if getattr(item, "ge", None) is not None:
+            return int(item.ge)
+    return 1
+
+
+def _least_entries(case: Case, field: str) -> list[int]:
+    """The least of each number in an entry of a list: lengths of rows that attend to something, tokens, sizes."""
+    return {"seq_lens": [0], "context_lens": [0]}.get(field, [1, 1])

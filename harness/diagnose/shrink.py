@@ -1,0 +1,193 @@
+"""The smallest case that still fails for the same reason: reductions one after another, as long as they keep it.
+
+A smaller case counts when
+- its failure has the reason of the first: the same oracle, blaming the same site, in the same words;
+- it passes without the fault, where one is put back;
+- it does not fail so with nothing poisoned, unless the first case does too.
+The last two keep the way from ending in a case that is too small to run at all. Trials run several at a time, and the
+first in the order of reductions that counts is taken: how many workers there are changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from harness.diagnose.blame import conclude, plan_trials, primary
+from harness.diagnose.reductions import Reduction, fields_of, reductions
+from harness.errors import InputError
+from harness.oracles.wording import kind_of
+from harness.plan.variant import shown
+from harness.records import Blame, CaseResult, Finding, Job, ShrinkStep, Shrunk, Verdict
+
+SYSTEMS = ("kernel", "engine")
+"""What can be shrunk: a measurement of accuracy or a run of vLLM takes minutes a trial."""
+
+_FAILED = (Verdict.FAIL, Verdict.CRASH)
+
+
+class Pool(Protocol):
+    """What runs the trials; :class:`harness.run.runner.WorkerPool` is one."""
+
+    num_workers: int
+
+    def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]: ...
+
+
+@dataclass(slots=True)
+class _Search:
+    """Where a search stands."""
+
+    pool: Pool
+    job: Job
+    kind: tuple[str, ...]
+    needs_poison: bool
+    deadline: float
+    num_trials: int = 0
+    steps: list[ShrinkStep] = field(default_factory=list)
+
+    @property
+    def is_out_of_time(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+
+def why_not(job: Job) -> str:
+    """Why a job cannot be shrunk, in a sentence; empty when it can be."""
+    if job.case.system in SYSTEMS:
+        return ""
+    return f"a case of system {job.case.system} takes too long a trial; shrink one of {' or '.join(SYSTEMS)}"
+
+
+def shrink(
+    pool: Pool,
+    job: Job,
+    result: CaseResult | None = None,
+    *,
+    blame: Blame | None = None,
+    oracle: str | None = None,
+    seconds: float = 60.0,
+    on_step: Callable[[ShrinkStep], None] | None = None,
+) -> Shrunk:
+    """The smallest variant of `job.case` that fails as `result` does, with the steps taken.
+
+    The reason is the finding that tells most, or the first one of `oracle` where there is one. Without `result` or
+    `blame` these are found first, outside the time allowed. The same job gives the same answer
+    unless `seconds` are up before the end (`is_smallest` is false then). Raises InputError when the job does not fail
+    or its system cannot be shrunk.
+    """
+    if reason := why_not(job):
+        raise InputError(f"{job.case.id}: {reason}")
+    started = time.monotonic()
+    result = result or pool.run_in_order([job])[0]
+    if result.verdict not in _FAILED or not result.findings:
+        told = f" ({result.reason})" if result.reason else ""
+        raise InputError(f"{job.case.id}: ends in {result.verdict.value}{told}; only a failing case can be shrunk")
+    if blame is None or (not blame.trials and job.case.poison.sites):
+        blame = _blame(pool, job, result)
+    told_by = next((f for f in result.findings if f.oracle == oracle), primary(result.findings))
+    search = _Search(
+        pool, job, kind_of(told_by), needs_poison=blame.trials.get("nothing") == Verdict.PASS.value,
+        deadline=time.monotonic() + seconds,
+    )  # fmt: skip
+    smallest, finding, is_smallest = _search(search, told_by, blame, on_step)
+    return Shrunk(
+        key=job.key, id=job.case.id, fault=job.fault, case=smallest.case, oracle=told_by.oracle, sites=blame.sites,
+        finding=finding, steps=tuple(search.steps), num_trials=search.num_trials,
+        seconds=round(time.monotonic() - started, 3), is_smallest=is_smallest,
+    )  # fmt: skip
+
+
+def job_of(job: Job, shrunk: Shrunk) -> Job:
+    """The job that runs the smallest case of `shrunk` as `job` was run."""
+    key = f"{shrunk.case.id}!{job.fault}" if job.fault else shrunk.case.id
+    return job.model_copy(update={"key": key, "case": shrunk.case, "sites": None})
+
+
+def _search(
+    search: _Search, finding: Finding, blame: Blame, on_step: Callable[[ShrinkStep], None] | None
+) -> tuple[Job, Finding, bool]:
+    """Rounds over all fields until one changes nothing: the smallest job, its finding, and whether time was enough."""
+    current = search.job
+    if search.job.sites is not None:
+        poison = current.case.poison.model_copy(update={"sites": search.job.sites})
+        current = current.model_copy(update={"case": current.case.model_copy(update={"poison": poison}), "sites": None})
+    base, changed = search.job.case, True
+    while changed:
+        changed = False
+        for name in fields_of(current.case):
+            while True:
+                before = search.num_trials
+                found = _first_that_counts(search, reductions(base, current.case, name, blame.sites))
+                if search.is_out_of_time and found is None:
+                    return current, finding, False
+                if found is None:
+                    break
+                reduction, finding = found
+                current = current.model_copy(update={"case": reduction.case})
+                step = ShrinkStep(
+                    what=reduction.what, before=shown(reduction.before), after=shown(reduction.after),
+                    tried=search.num_trials - before,
+                )  # fmt: skip
+                search.steps.append(step)
+                changed = True
+                if on_step is not None:
+                    on_step(step)
+    return current, finding, True
+
+
+def _first_that_counts(search: _Search, candidates: Iterator[Reduction]) -> tuple[Reduction, Finding] | None:
+    """The first of `candidates` that fails for the same reason and has sound controls; None when the time is up."""
+    while not search.is_out_of_time:
+        batch = list(islice(candidates, search.pool.num_workers))
+        if not batch:
+            return None
+        results = _run(search, [_trial(search, reduction) for reduction in batch])
+        for reduction, result in zip(batch, results, strict=True):
+            finding = _same(search, result)
+            if finding is not None and _controls_hold(search, reduction):
+                return reduction, finding
+    return None
+
+
+def _trial(search: _Search, reduction: Reduction) -> Job:
+    return search.job.model_copy(update={"case": reduction.case, "sites": None})
+
+
+def _controls_hold(search: _Search, reduction: Reduction) -> bool:
+    """Whether the reduced case is sound: right without the fault, and silent about this with nothing poisoned."""
+    trial = _trial(search, reduction)
+    controls = []
+    if search.job.fault is not None:
+        controls.append(trial.model_copy(update={"fault": None}))
+    if search.needs_poison:
+        controls.append(trial.model_copy(update={"sites": ()}))
+    results = _run(search, controls)
+    if search.job.fault is not None and results[0].verdict is not Verdict.PASS:
+        return False
+    return not search.needs_poison or _same(search, results[-1]) is None
+
+
+def _run(search: _Search, jobs: list[Job]) -> list[CaseResult]:
+    numbered = [
+        job.model_copy(update={"key": f"{search.job.key}~shrink:{search.num_trials + place}"})
+        for place, job in enumerate(jobs)
+    ]
+    search.num_trials += len(jobs)
+    return search.pool.run_in_order(numbered) if numbered else []
+
+
+def _same(search: _Search, result: CaseResult) -> Finding | None:
+    """The finding of `result` that is of the kind looked for, if it failed with one."""
+    if result.verdict not in _FAILED:
+        return None
+    return next((finding for finding in result.findings if kind_of(finding) == search.kind), None)
+
+
+def _blame(pool: Pool, job: Job, result: CaseResult) -> Blame:
+    done: list[CaseResult] = []
+    while trials := plan_trials(job, result, done):
+        done += pool.run_in_order(trials)
+    return conclude(job, result, done)
