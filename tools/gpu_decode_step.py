@@ -1,8 +1,8 @@
 """Milliseconds of one decode step on this GPU, as one JSON object: plain, with the sweep before it, or watched.
 
-The step is a captured graph of LAYERS layers of absorbed MLA at batch 64 and 4,096 tokens: a query projection, the
+The step is a captured graph of 16 layers of absorbed MLA at batch 64 and 4,096 tokens: a query projection, the
 split-KV plan once, the Triton decode over a bfloat16 cache of each layer's own, and an output projection. `--plain`
-leaves the sweep out, for a run under compute-sanitizer.
+leaves the sweep out, for a run under compute-sanitizer, which `--layers` and `--tokens` make short enough.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from harness.kernels.triton_decode import mla_decode
 from harness.kernels.triton_plan import mla_decode_plan
 from harness.poison.cuda_sweep import CudaSweep
 
-BATCH, TOKENS, HEADS, HIDDEN, LAYERS, PAGE = 64, 4096, 16, 2048, 16, 64
+BATCH, HEADS, HIDDEN, PAGE = 64, 16, 2048, 64
 
 
-def captured_step() -> torch.cuda.CUDAGraph:
+def captured_step(layers: int, tokens: int) -> torch.cuda.CUDAGraph:
     """The step as a graph; its tensors live as long as the process."""
-    device, pages = torch.device("cuda"), TOKENS // PAGE
-    caches = [torch.randn(BATCH * pages, PAGE, 576, device=device, dtype=torch.bfloat16) for _ in range(LAYERS)]
+    device, pages = torch.device("cuda"), tokens // PAGE
+    caches = [torch.randn(BATCH * pages, PAGE, 576, device=device, dtype=torch.bfloat16) for _ in range(layers)]
     table = torch.randperm(BATCH * pages, device=device).view(BATCH, pages).to(torch.int32)
-    lengths = torch.full((BATCH,), TOKENS, dtype=torch.int32, device=device)
-    into = [torch.randn(HIDDEN, HEADS * 576, device=device, dtype=torch.bfloat16) * 0.02 for _ in range(LAYERS)]
-    back = [torch.randn(HEADS * 512, HIDDEN, device=device, dtype=torch.bfloat16) * 0.01 for _ in range(LAYERS)]
+    lengths = torch.full((BATCH,), tokens, dtype=torch.int32, device=device)
+    into = [torch.randn(HIDDEN, HEADS * 576, device=device, dtype=torch.bfloat16) * 0.02 for _ in range(layers)]
+    back = [torch.randn(HEADS * 512, HIDDEN, device=device, dtype=torch.bfloat16) * 0.01 for _ in range(layers)]
     hidden = torch.randn(BATCH, HIDDEN, device=device, dtype=torch.bfloat16)
 
     def step() -> torch.Tensor:
@@ -68,9 +68,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=4096)
     options = parser.parse_args()
-    graph = captured_step()
-    answer = {"step_ms": milliseconds(graph.replay, options.repeats)}
+    graph = captured_step(options.layers, options.tokens)
+    answer: dict[str, float] = {"layers": options.layers, "tokens": options.tokens}
+    answer["step_ms"] = milliseconds(graph.replay, options.repeats)
     if not options.plain:
         scratch = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
         del scratch

@@ -9,9 +9,14 @@ def document(data: dict[str, Any]) -> str:
     """`docs/gpu.md` of the parts that were measured."""
     parts = [
         ("machine", _machine), ("bandwidth", _bandwidth), ("step", lambda d: _step(d, data)), ("matrix", _matrix),
-        ("selftest", _selftest), ("containment", _containment), ("sanitizer", _sanitizer), ("tests", _tests),
+        ("epochs", _epochs), ("nightly", _nightly), ("selftest", _selftest), ("containment", _containment),
+        ("sanitizer", _sanitizer), ("several", _several), ("tests", _tests),
     ]  # fmt: skip
-    text = ["# On a GPU", "", "Written by `python tools/gpu_report.py`; nothing here is typed by hand.", ""]
+    origin = (
+        "Written by `python tools/gpu_report.py` from `docs/gpu.json`. Entered there by hand are notes on how a part was "
+        "run, and the row of another GPU, from `tools/gpu_bandwidth.py` run alone on it."
+    )
+    text = ["# On a GPU", "", origin, ""]
     for name, write in parts:
         if name not in data:
             continue
@@ -42,6 +47,10 @@ def _bandwidth(d: dict[str, Any]) -> list[str]:
         ("the same after a block was given and taken", f"{sweep['many_blocks_changed_ms']:.2f} ms",
          f"of it listing the blocks: {sweep['many_blocks_list_ms']:.2f} ms", "", "1 ms"),
     ]  # fmt: skip
+    if later := d.get("later"):
+        rows.append((f"both again on an {later['gpu']}, with blocks listed as they are now",
+                     f"{later['many_blocks_ms']:.2f} and {later['many_blocks_changed_ms']:.2f} ms",
+                     f"of it listing the blocks: {later['many_blocks_list_ms']:.2f} ms", "", "1 ms"))  # fmt: skip
     for dtype, scan in d["scan"].items():
         rows.append((f"scan of 1 GiB {dtype}", f"{scan['scan_gb_s']:.0f} GB/s",
                      f"`sum` of the same bytes: {scan['read_gb_s']:.0f} GB/s", f"{scan['scan_gb_s'] / scan['read_gb_s']:.0%}", "60 %"))  # fmt: skip
@@ -79,19 +88,27 @@ def _step(d: dict[str, Any], data: dict[str, Any]) -> list[str]:
             "below 1.10",
         )
     )
-    watched = data.get("sanitizer", {}).get("watched_step", {})
-    if "step_ms" in watched:
+    sanitizer = data.get("sanitizer", {})
+    small, watched = sanitizer.get("plain_step", {}), sanitizer.get("watched_step", {})
+    if "step_ms" in watched and "step_ms" in small:
+        layers = f"{small['layers']} layer{'s' if small['layers'] > 1 else ''}, {small['tokens']} tokens"
+        slower = watched["step_ms"] / small["step_ms"]
+        rows.append((f"plain, of {layers}", f"{small['step_ms']:.3f} ms", "1.00", ""))
         rows.append(
             (
-                "under compute-sanitizer initcheck",
-                f"{watched['step_ms']:.1f} ms",
-                f"{watched['step_ms'] / d['step_ms']:.1f}",
+                "the same under compute-sanitizer initcheck" + _note(sanitizer),
+                f"{watched['step_ms']:.3f} ms",
+                f"{slower:.1f}",
                 "",
             )
         )
     return ["## What poison costs a decode step", "", "One step is a captured graph of 16 layers of absorbed MLA with their "
             "projections, at batch 64 and 4,096 tokens of bfloat16 cache.", "",
             *_table(("step", "time", "slow-down", "target"), rows)]  # fmt: skip
+
+
+def _note(d: dict[str, Any]) -> str:
+    return f" ({d['note']})" if d.get("note") else ""
 
 
 def _verdicts(table: dict[str, dict[str, int]]) -> list[str]:
@@ -119,7 +136,7 @@ def _selftest(d: dict[str, Any]) -> list[str]:
         (f["fault"], f["ref"], f["scenario"], "yes" if f["caught"] else "**no**", ", ".join(f["by"] or ()), ", ".join(f["blamed"] or ()), f["reason"] or "")
         for f in d["faults"]
     ]  # fmt: skip
-    text = ["## All scenarios, clean", "", f"`mla-harness selftest --device cuda` in one worker, {d['seconds']:.0f} s in all. The engine runs "
+    text = ["## All scenarios, clean", "", f"`mla-harness selftest --device cuda` in one worker, {d['seconds']:.0f} s in all{_note(d)}. The engine runs "
             "on captured CUDA graphs with the Triton kernels in the place of the torch ones that read device values.", "",
             *_verdicts(d["verdicts"]), "", *_bad(d["bad"])]  # fmt: skip
     if d["notes"]:
@@ -138,8 +155,46 @@ def _containment(d: list[dict[str, Any]]) -> list[str]:
 
 
 def _sanitizer(d: dict[str, Any]) -> list[str]:
-    return ["## compute-sanitizer", "", f"`--sanitizer memcheck` on `{d['case']}` with the Triton kernel: {d['verdict']}"
-            f"{': ' + d['reason'] if d['reason'] else ''}, {d['took']:.0f} s.", "", "```", d["report"].strip() or d["error"].strip(), "```"]  # fmt: skip
+    text = ["## compute-sanitizer", "", f"`{d['command']}`: {d['verdict']}, {d['took']:.0f} s. What it adds to the case:", ""]  # fmt: skip
+    text += [f"- {' '.join(message.split())[:400]}" for message in d["findings"]] or ["- no finding of its own"]
+    return [*text, "", "Its report, which is the log of the result, begins:", "", "```",
+            d["report"].strip() or d["error"].strip(), "```"]  # fmt: skip
+
+
+def _epochs(d: dict[str, Any]) -> list[str]:
+    if not d["epochs"]:
+        return ["## Five epochs", "", "Failed: " + " ".join(d["error"].split())[-300:]]
+    rows = [
+        (number, f"{questions:,}", f"{accuracy:.4f}", f"{epoch['tokens']:,}", f"{epoch['seconds']:.2f} s",
+         f"{epoch['tokens'] / epoch['seconds']:,.0f}")
+        for number, (epoch, accuracy, questions) in enumerate(
+            zip(d["epochs"], d["accuracy"], d["questions"], strict=True), start=1)
+    ]  # fmt: skip
+    asked = sum(epoch["seconds"] for epoch in d["epochs"])
+    rate = sum(epoch["tokens"] for epoch in d["epochs"]) / asked
+    best = max(epoch["tokens"] / epoch["seconds"] for epoch in d["epochs"])
+    return ["## Five epochs", "", f"`{d['command']}`: {sum(d['questions']):,} questions in {d['took']:.0f} s, start and compilation "
+            f"of kernels included (target: 60 s); {rate:,.0f} output tokens a second while generating, {best:,.0f} in the best epoch "
+            "(target: 20,000). Seconds are those in the engine, without lm-eval's grading.",
+            "", *_table(("epoch", "questions", "accuracy", "output tokens", "seconds", "tokens a second"), rows),
+            "", d["statement"]]  # fmt: skip
+
+
+def _nightly(d: dict[str, Any]) -> list[str]:
+    rows = [
+        (f"`{case['id']}`", case["verdict"], f"{(case['questions'] or [0])[0]:,}",
+         ", ".join(f"{value:.4f}" for value in case["accuracy"]) or " ".join(case["reason"].split())[:200],
+         f"{case['baseline']:.4f}" if case["baseline"] is not None else "", f"{case['seconds']:.0f} s")
+        for case in d["cases"]
+    ]  # fmt: skip
+    return ["## Accuracy of all questions", "", f"`mla-harness run -m nightly --device cuda -n 1`, {d['took']:.0f} s in all.", "",
+            *_table(("case", "verdict", "questions", "accuracy by epoch", "baseline", "time"), rows)]  # fmt: skip
+
+
+def _several(d: dict[str, Any]) -> list[str]:
+    rows = [(name.removeprefix("test_").replace("_", " "), outcome.lower()) for name, outcome in d["tests"]]
+    return ["## Several GPUs", "", f"`pytest tests/gpu/test_several_gpus.py` on a host with {len(d['gpus'])} x {d['gpus'][0]}, "
+            f"{d['seconds']:.0f} s:", "", *_table(("what", "outcome"), rows)]  # fmt: skip
 
 
 def _tests(d: dict[str, Any]) -> list[str]:

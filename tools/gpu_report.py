@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,8 +19,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("machine", "bandwidth", "step", "matrix", "selftest", "containment", "sanitizer", "tests")
-WATCHED_CASE = "decode-kernel[kernel=tiled,kv=bf16,planned=planned]"
+PARTS = (
+    "machine", "bandwidth", "step", "matrix", "epochs", "nightly", "selftest", "containment", "sanitizer", "tests",
+    "several",
+)  # fmt: skip
+WATCHED_STEP = ("--plain", "--repeats", "3", "--layers", "1", "--tokens", "512")
+WATCHED_CASE = "mixed-context[kv=bf16,context_kernel=minus-inf,context_chunk=32]"
+WATCHED_FAULT = "merge.ignore-context-count"
+EPOCHS = ("--task", "gsm_symbolic", "--model", "engine:canary-mla", "--device", "cuda", "--graph", "full",
+          "--concurrency", "256", "--epochs", "5")  # fmt: skip
 
 
 def execute(command: list[str], seconds: float) -> tuple[int, str, str, float]:
@@ -102,22 +111,68 @@ def selftest() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def epochs() -> dict[str, Any]:
+    found = harness("epochs", *EPOCHS, seconds=200)
+    lines = re.findall(r"epoch \d+ of \d+: .* ([\d,]+) tokens in ([\d.]+) s", found["error"])
+    record = (found["answer"].get("accuracy") or [{}])[0]
+    return {
+        "command": shlex.join(("mla-harness", "epochs", *EPOCHS)), "took": found["took"], "code": found["code"],
+        "epochs": [{"tokens": int(tokens.replace(",", "")), "seconds": float(took)} for tokens, took in lines],
+        "accuracy": [epoch["accuracy"] for epoch in record.get("epochs", [])],
+        "questions": [epoch["num_questions"] for epoch in record.get("epochs", [])],
+        "statement": record.get("judgement", {}).get("statement", ""),
+        "error": "" if lines else found["error"],
+    }  # fmt: skip
+
+
+def nightly() -> dict[str, Any]:
+    found = harness("run", "-m", "nightly", "--device", "cuda", "-n", "1", seconds=400)
+    rows = [row.get("result", row) for row in found["rows"]]
+    measured = []
+    for row in rows:
+        record = row.get("accuracy") or {}
+        measured.append({
+            "id": row["id"], "verdict": row["verdict"], "reason": row["reason"], "seconds": row["seconds"],
+            "accuracy": [epoch["accuracy"] for epoch in record.get("epochs", [])],
+            "questions": [epoch["num_questions"] for epoch in record.get("epochs", [])],
+            "baseline": (record.get("baseline") or {}).get("accuracy"),
+        })  # fmt: skip
+    return {"took": found["took"], "code": found["code"], "cases": measured, "error": "" if rows else found["error"]}
+
+
+def several() -> dict[str, Any]:
+    """On a machine of several GPUs: how workers and sessions share them."""
+    _, out, _, _ = execute([sys.executable, "-c", "import torch; print(*(torch.cuda.get_device_name(i) "
+                                      "for i in range(torch.cuda.device_count())), sep=chr(10))"], 60)  # fmt: skip
+    gpus = out.split("\n")[:-1]
+    if len(gpus) < 2:
+        return {"failed": f"this machine has {len(gpus)} GPU"}
+    path = "tests/gpu/test_several_gpus.py"
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", path]
+    code, out, _, took = execute(command, 200)
+    shown = re.findall(r"::(test_\w+) (PASSED|FAILED|SKIPPED|ERROR)", out)
+    return {"gpus": gpus, "code": code, "seconds": took, "tests": shown, "error": out[-2000:] if code else ""}
+
+
 def sanitizer() -> dict[str, Any]:
     from harness.run.sanitizer import find
 
     program = find()
     if program is None:
         return {"failed": "compute-sanitizer is not installed"}
-    step = [sys.executable, str(ROOT / "tools" / "gpu_decode_step.py"), "--plain", "--repeats", "3"]
-    watched = answer_of([program, "--tool", "initcheck", "--log-file", os.devnull, *step], 120)
-    case = harness(
-        "run", WATCHED_CASE, "--kernel", "triton", "--device", "cuda", "--sanitizer", "memcheck", seconds=120
-    )
+    step = [sys.executable, str(ROOT / "tools" / "gpu_decode_step.py"), *WATCHED_STEP]
+    watching = [program, "--tool", "initcheck", "--print-limit", "1", "--show-backtrace", "no"]
+    plain = answer_of(step, 60)
+    watched = answer_of([*watching, "--log-file", os.devnull, *step], 150)
+    words = ("run", WATCHED_CASE, "--fault", WATCHED_FAULT, "--device", "cuda", "--sanitizer", "initcheck")
+    case = harness(*words, seconds=150)
     first = (case["rows"] or [{}])[0]
     first = first.get("result", first)
     return {
-        "watched_step": watched, "case": WATCHED_CASE, "verdict": first.get("verdict", "?"), "took": case["took"],
-        "reason": first.get("reason", ""), "report": first.get("log", "")[-300:], "error": case["error"][-500:],
+        "plain_step": plain, "watched_step": watched, "command": shlex.join(("mla-harness", *words)),
+        "verdict": first.get("verdict", "?"), "took": case["took"], "reason": first.get("reason", ""),
+        "findings": [f["message"] for f in first.get("findings", ()) if f["oracle"] == "sanitizer"],
+        "report": first.get("log", "")[:900], "error": case["error"][-500:],
     }  # fmt: skip
 
 
@@ -136,10 +191,11 @@ def tests() -> dict[str, Any]:
     return {"code": code, "seconds": took, "last": out.strip().splitlines()[-12:], "error": error[-600:]}
 
 
-def measured(parts: list[str], path: Path) -> dict[str, Any]:
+def measured(parts: list[str], path: Path, note: str = "") -> dict[str, Any]:
     """Run the parts one after another; what is known is on disk after each."""
     does = {
         "machine": machine, "matrix": matrix, "selftest": selftest, "sanitizer": sanitizer, "tests": tests,
+        "epochs": epochs, "nightly": nightly, "several": several,
         "bandwidth": lambda: tool("gpu_bandwidth.py"), "step": lambda: tool("gpu_decode_step.py"),
         "containment": lambda: tool("gpu_containment.py"),
     }  # fmt: skip
@@ -147,6 +203,8 @@ def measured(parts: list[str], path: Path) -> dict[str, Any]:
     for part in parts:
         started = time.monotonic()
         data[part] = does[part]()
+        if note and isinstance(data[part], dict):
+            data[part]["note"] = note
         print(f"{part}: {time.monotonic() - started:.0f} s", flush=True)
         path.write_text(json.dumps(data, indent=1), encoding="utf-8")
     return data
@@ -155,6 +213,7 @@ def measured(parts: list[str], path: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", default=",".join(PARTS), help="which to run, of: " + ", ".join(PARTS))
+    parser.add_argument("--note", default="", help="what to say of these parts, such as what ran beside them")
     parser.add_argument("--data", type=Path, default=ROOT / "docs" / "gpu.json")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu.md")
     parser.add_argument("--render", action="store_true", help="only write the document of --data")
@@ -163,7 +222,7 @@ def main() -> None:
     if options.render:
         data = json.loads(options.data.read_text(encoding="utf-8"))
     else:
-        data = measured(options.parts.split(","), options.data)
+        data = measured(options.parts.split(","), options.data, options.note)
     from gpu_document import document
 
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -115,16 +115,24 @@ def find_baseline(
 
 
 def baseline_of(run: AccuracyRun, directory: Path = BASELINES) -> Baseline | None:
-    """The baseline that `run` is to be compared to by default."""
+    """The baseline that `run` is to be compared to by default.
+
+    On a GPU ("engine on cuda") the reference engine must answer what it answers on a CPU: where there is no baseline
+    of its own, that one counts.
+    """
     header = run.header
-    return find_baseline(
-        task=header.task,
-        filter_name=header.filter,
-        model_hash=header.model_hash,
-        engine=header.engine,
-        dtype=header.dtype,
-        directory=directory,
-    )
+    for engine in dict.fromkeys((header.engine, header.engine.partition(" on ")[0])):
+        found = find_baseline(
+            task=header.task,
+            filter_name=header.filter,
+            model_hash=header.model_hash,
+            engine=engine,
+            dtype=header.dtype,
+            directory=directory,
+        )
+        if found is not None:
+            return found
+    return None
 
 
 def plan_update(run: AccuracyRun, directory: Path = BASELINES) -> BaselineChange:

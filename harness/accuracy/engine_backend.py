@@ -103,28 +103,40 @@ class EngineBackend:
         """Nothing is held beyond the engine itself."""
 
     def _step(self, requests: dict[int, _Request], stop: Sequence[str], done: OnAnswer) -> None:
+        stepped: list[tuple[int, _Request]] = []
         for new in self._engine.step():
             request = requests.get(new.request)
             if request is None:
                 continue
             request.tokens.append(new.token)
             request.finite = request.finite and new.finite
-            finish = self._finish(request, stop)
+            stepped.append((new.request, request))
+        stopped = self._have_stopped([request for _, request in stepped], stop)
+        for (number, request), has_stopped in zip(stepped, stopped, strict=True):
+            finish = self._finish(request, has_stopped)
             if finish:
-                del requests[new.request]
-                self._engine.finish(new.request)
+                del requests[number]
+                self._engine.finish(number)
                 done(request.position, self._answer(request, finish, stop))
 
-    def _finish(self, request: _Request, stop: Sequence[str]) -> str | None:
+    def _finish(self, request: _Request, has_stopped: bool) -> str | None:
         if request.tokens[-1] == self._engine.eos_token_id:
             return "stop"
         if len(request.tokens) >= request.max_tokens:
             return "length"
-        # A stop string ends in the newest token. Each token is a byte at least, so that so many tokens hold all of it.
+        return "stop" if has_stopped else None
+
+    def _have_stopped(self, requests: Sequence[_Request], stop: Sequence[str]) -> list[bool]:
+        """Whether each request's newest token completes a stop string.
+
+        Each token is a byte at least, so that as many tokens as the longest stop string has bytes hold all of it.
+        """
         longest = max((len(word.encode()) for word in stop), default=0)
-        if longest and cut_at_stop(self._decode(request.tokens[-longest:]), stop)[1]:
-            return "stop"
-        return None
+        if not longest:
+            return [False] * len(requests)
+        known = range(self._engine.vocab_size)
+        ends = [[token for token in request.tokens[-longest:] if token in known] for request in requests]
+        return [cut_at_stop(text, stop)[1] for text in self._tokenizer.decode_batch(ends)]
 
     def _answer(self, request: _Request, finish: str, stop: Sequence[str]) -> Answer:
         tokens = request.tokens

@@ -27,6 +27,9 @@ class Progress:
     num_questions: int
     num_correct: int
     unanswered: int
+    num_tokens: int = 0
+    """Tokens of this epoch's answers that were generated in this run, in `milliseconds`, without the grading."""
+    milliseconds: int = 0
 
 
 def run_epochs(
@@ -105,6 +108,8 @@ class _EpochOf:
         self.answered = len(done)
         self.num_correct = sum(result.correct for result in done)
         self.unanswered = sum(result.unanswered is not None for result in done)
+        self.num_tokens = 0
+        self.seconds_before = lm.seconds_generating
 
     def run(self) -> None:
         """Ask, grade and store; then hold each stored grade against lm-eval's own."""
@@ -149,6 +154,7 @@ class _EpochOf:
         self.answered += 1
         self.num_correct += result.correct
         self.unanswered += not answered
+        self.num_tokens += answer.num_tokens
         if self.on_progress:
             self.on_progress(self._progress())
 
@@ -160,6 +166,8 @@ class _EpochOf:
             len(self.task.questions),
             self.num_correct,
             self.unanswered,
+            self.num_tokens,
+            round(1e3 * (self.lm.seconds_generating - self.seconds_before)),
         )
 
     def _check(self, samples: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,8 @@ class BackendLM(LM):  # type: ignore[misc]
     """Greedy generation through a backend. One instance serves all epochs, as its backend keeps its state.
 
     `order` may be set to reorder the requests of the next call: it gets them and returns a permutation of positions.
-    `on_answer` is called with the lm-eval instance and its answer as soon as that is there.
+    `on_answer` is called with the lm-eval instance and its answer as soon as that is there. `seconds_generating` adds
+    up the time in the backend, without that of `on_answer`.
     """
 
     def __init__(self, model: str | Backend, max_tokens: int | None = None, **options: Any) -> None:
@@ -35,6 +37,8 @@ class BackendLM(LM):  # type: ignore[misc]
         self.max_tokens = max_tokens
         self.order: Callable[[list[Any]], list[int]] | None = None
         self.on_answer: OnInstance | None = None
+        self.seconds_generating = 0.0
+        self._resumed = 0.0
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """One call of the backend for all requests of one stop list and length limit."""
@@ -46,11 +50,16 @@ class BackendLM(LM):  # type: ignore[misc]
         for (max_tokens, stop), members in groups.items():
 
             def note(i: int, answer: Answer, members: list[int] = members) -> None:
+                paused = time.perf_counter()
+                self.seconds_generating += paused - self._resumed
                 if self.on_answer:
                     self.on_answer(requests[members[i]], answer)
+                self._resumed = time.perf_counter()
 
             prompts = [requests[i].args[0] for i in members]
+            self._resumed = time.perf_counter()
             answers = self.backend.generate(prompts, max_tokens=max_tokens, stop=stop, on_answer=note)
+            self.seconds_generating += time.perf_counter() - self._resumed
             for i, answer in zip(members, answers, strict=True):
                 texts[i] = answer.text
         return texts

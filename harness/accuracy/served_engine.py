@@ -26,6 +26,9 @@ from harness.scenario.params import EngineParams
 AS_IT_IS = Poison(NATURAL, frozenset())
 """What a measurement of accuracy wants: memory keeps what its last owner left, as in production."""
 
+PROMPTS_TOGETHER = 4
+"""On a GPU with graphs, prompts start when this fraction (one in so many) of the places is free."""
+
 _MAX_MODEL_LEN = 2048
 _TYPICAL_TOKENS = 4 * PAGE_SIZE
 
@@ -54,16 +57,13 @@ class ServedEngine:
     def step(self) -> list[NewToken]:
         """One step; a request whose prompt is not done yet gives no token."""
         self.engine.step()
-        observed = self.engine.observations
-        # Kept for judges, a row of logits for each token of thousands of answers would fill the memory.
-        logits, observed.logits = observed.logits, {}
-        given = {request: rows[-1] for request, rows in logits.items() if request in self._live}
-        if not given:
-            return []
-        finite = torch.stack(list(given.values())).isfinite().all(dim=-1).tolist()
+        newest = self.engine.observations.newest
+        assert newest is not None
+        finite = newest.logits.isfinite().all(dim=-1).tolist()
         return [
             NewToken(request, self._live[request].tokens[-1], is_finite)
-            for request, is_finite in zip(given, finite, strict=True)
+            for request, is_finite in zip(newest.requests, finite, strict=True)
+            if request in self._live
         ]
 
     def finish(self, request: int) -> None:
@@ -104,6 +104,9 @@ def open_engine(
     if device == "cuda":
         params = params.model_copy(update=cuda_twins(params.model_dump(), "engine"))
     engine = Engine(model, params, poison, length, observe=False)
+    if device == "cuda" and params.graph == "full":
+        # Prompts that start together leave the steps between them to the graphs.
+        engine.scheduler.least_admitted = max(1, concurrency // PROMPTS_TOGETHER)
     identity = Identity(
         model=card.name,
         engine="engine" if device == "cpu" else f"engine on {device}",

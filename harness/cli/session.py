@@ -145,7 +145,7 @@ class Devices:
         fields = kernel_fields(case.system, case.params.get("op"))
         params = on_device(case, "cuda").params
         names = {f"{op}/{params.get(name)}" for name, op in fields.items()}
-        return "cuda" if case.system in ("kernel", "engine") and names <= self._on_gpu else "cpu"
+        return "cuda" if case.system in ("kernel", "engine", "accuracy") and names <= self._on_gpu else "cpu"
 
 
 def register_plugins(wanted: Wanted, pool: WorkerPool) -> list[str]:

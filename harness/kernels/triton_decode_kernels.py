@@ -21,7 +21,11 @@ def _normalized_query(values, unit, dtype: tl.constexpr):
     return (values.to(tl.float32) / unit[:, None]).to(dtype)
 
 
-@triton.jit
+# Counts that differ from case to case would each be compiled for 1, for multiples of 16, and for the rest.
+_COUNTS = ["num_requests", "max_splits", "query_len", "num_heads", "stride_table"]
+
+
+@triton.jit(do_not_specialize=_COUNTS)
 def decode_split(
     q, kv_cache, block_table, seq_lens, kv_scale, work, partial_out, partial_lse,
     score_scale, value_scale, num_requests, max_splits, query_len, num_heads, stride_page, stride_slot, stride_table,
@@ -115,7 +119,7 @@ def decode_split(
             tl.store(partial_out + partial_row[:, None] * R + columns[None, :], acc, mask=in_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_splits", "query_len", "num_heads"])
 def combine_splits(
     partial_out, partial_lse, seq_lens, work, out, lse, max_splits, query_len, num_heads,
     R: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SPLITS: tl.constexpr, PAGE: tl.constexpr,

@@ -13,7 +13,7 @@ from harness.kernels.triton_interpreter import prepare
 INTERPRETED = prepare()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_heads", "num_merged"])
 def _merge(
     prefix_out, prefix_lse, suffix_out, suffix_lse, out, lse, num_tokens, num_heads, num_merged,
     prefix_token, prefix_head, suffix_token, suffix_head, prefix_lse_head, prefix_lse_token,

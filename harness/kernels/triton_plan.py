@@ -19,7 +19,7 @@ CANDIDATES = 9
 """Split sizes that the plan compares: the even share, and up to twice as much in steps of an eighth."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "max_splits", "target"])
 def _plan(
     seq_lens, work, num_splits, num_requests, max_splits, target,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPLITS: tl.constexpr, CANDIDATES: tl.constexpr,

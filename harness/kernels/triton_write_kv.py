@@ -24,7 +24,7 @@ def _stored(values, scale, dtype: tl.constexpr):
     return values.to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "page_size"])
 def _write(
     kv_c, k_pe, kv_cache, slot_mapping, kv_scale, constant_scale, num_tokens, page_size,
     stride_c, stride_e, stride_page, stride_slot,

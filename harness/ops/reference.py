@@ -58,8 +58,9 @@ def gather_latents(kv_cache: Tensor, block_row: Tensor, num_tokens: int) -> Tens
 
 
 def mla_decode(
-    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, kv_scale: float | None = None
-) -> Attention:
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
+    *, scale: float, kv_scale: float | None = None, window: int | None = None,
+) -> Attention:  # fmt: skip
     """out [B, S, H, R], lse [B, H, S], defined [B, S]: a query token without keys is undefined."""
     num_requests, num_query_tokens, num_heads, head_dim = q.shape
     rank = latent_rank(head_dim)
@@ -72,10 +73,31 @@ def mla_decode(
             visible = length - num_query_tokens + s + 1
             if visible <= 0:
                 continue
-            scores = q[b, s].double() @ keys[:visible].T * scale
+            first = 0 if window is None else max(visible - window, 0)
+            scores = q[b, s].double() @ keys[first:visible].T * scale
             lse[b, :, s] = scores.logsumexp(dim=-1)
-            out[b, s] = scores.softmax(dim=-1) @ keys[:visible, :rank]
+            out[b, s] = scores.softmax(dim=-1) @ keys[first:visible, :rank]
             defined[b, s] = True
+    return Attention(out, lse, defined)
+
+
+def mla_decode_sparse(
+    q: Tensor, kv_cache: Tensor, indices: Tensor, *, scale: float, kv_scale: float | None = None
+) -> Attention:
+    """out [T, H, R], lse [T, H], defined [T]: a token whose indices are all negative is undefined."""
+    num_tokens, num_heads, head_dim = q.shape
+    rank = latent_rank(head_dim)
+    out = torch.full((num_tokens, num_heads, rank), _NAN, dtype=torch.float64, device=q.device)
+    lse = torch.full((num_tokens, num_heads), _NAN, dtype=torch.float64, device=q.device)
+    defined = (indices >= 0).any(dim=1)
+    page_size = kv_cache.shape[1]
+    for t in defined.nonzero().flatten().tolist():
+        slots = indices[t][indices[t] >= 0].tolist()
+        rows = [kv_cache[slot // page_size, slot % page_size] for slot in slots]
+        keys = dequantized(torch.stack(rows), kv_scale)
+        scores = q[t].double() @ keys.T * scale
+        lse[t] = scores.logsumexp(dim=-1)
+        out[t] = scores.softmax(dim=-1) @ keys[:, :rank]
     return Attention(out, lse, defined)
 
 
@@ -110,22 +132,18 @@ def merge_attn_states(
     """out [T, H, V], lse [H, T], defined [T] (all). A side is looked at only where its lse says that it has keys."""
     num_tokens = prefix_out.shape[0]
     merged = num_tokens if num_tokens_with_context is None else num_tokens_with_context
-    out, lse = suffix_out.double(), suffix_lse.double()
-    out, lse = out.clone(), lse.clone()
-    for t in range(merged):
-        for h in range(prefix_out.shape[1]):
-            ours, theirs = prefix_lse[h, t].double(), suffix_lse[h, t].double()
-            sides = [
-                (side_lse, side[t, h].double())
-                for side_lse, side in ((ours, prefix_out), (theirs, suffix_out))
-                if not side_lse.isinf()
-            ]
-            if not sides:
-                out[t, h], lse[h, t] = 0.0, float("-inf")
-                continue
-            logs = torch.stack([side_lse for side_lse, _ in sides])
-            values = torch.stack([value for _, value in sides])
-            out[t, h], lse[h, t] = logs.softmax(dim=0) @ values, logs.logsumexp(dim=0)
+    out, lse = suffix_out.double().clone(), suffix_lse.double().clone()
+    if merged:
+        logs = torch.stack([side[:, :merged].double() for side in (prefix_lse, suffix_lse)])
+        values = torch.stack([side[:merged].double() for side in (prefix_out, suffix_out)])
+        # An infinity of either sign says that a side has no keys: what stands in it is selected away, never weighed.
+        has_keys = ~logs.isinf()
+        logs = torch.where(has_keys, logs, -torch.inf)
+        nobody = ~has_keys.any(dim=0)
+        weights = torch.where(nobody, 0.0, logs.softmax(dim=0)).transpose(1, 2)[..., None]
+        shown = torch.where(has_keys.transpose(1, 2)[..., None], values, 0.0)
+        out[:merged] = (weights * shown).sum(dim=0)
+        lse[:, :merged] = torch.where(nobody, -torch.inf, logs.logsumexp(dim=0))
     return Attention(out, lse, torch.ones(num_tokens, dtype=torch.bool, device=out.device))
 
 

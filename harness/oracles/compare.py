@@ -72,6 +72,11 @@ def compare_bits(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor) -> C
         border = Mismatch("dtype", f"one is {_name(got)}, the other {_name(want)}")
     if border is not None:
         return Comparison(max(got.numel(), want.numel()), border, math.inf)
+    if bool(live.all()):
+        # Nearly always all rows are looked at and all are equal; neither takes a copy to see.
+        ours, theirs = bits_view(got.contiguous()), bits_view(want.contiguous())
+        if torch.equal(ours, theirs):
+            return Comparison(got.numel())
     rows = live.nonzero().flatten()
     if len(rows) == 0 or got.numel() == 0:
         return Comparison(0)

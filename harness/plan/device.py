@@ -8,7 +8,7 @@ from harness.scenario.matrix import cuda_twins
 
 def on_device(case: Case, device: str) -> Case:
     """`case` as it runs on `device`; its parameters say which kernels that are, its id and seed stay the same."""
-    if device != "cuda" or case.system != "engine":
+    if device != "cuda" or case.system not in ("engine", "accuracy"):
         return case
     replaced = cuda_twins(case.params, case.system)
     return case.model_copy(update={"params": {**case.params, **replaced}}) if replaced else case

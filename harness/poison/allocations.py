@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.poison.patterns import Poison
+from harness.poison.storages import whole_storage
 
 _aten = torch.ops.aten
 ALLOCATIONS = frozenset(
@@ -60,7 +61,7 @@ class AllocationPoison(TorchDispatchMode):
             return self._resize(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
         if func in ALLOCATIONS:
-            self._poison.fill_(_dense(out), self._sites.get(len(self._kept), "workspace"))
+            self._poison.fill_(whole_storage(out), self._sites.get(len(self._kept), "workspace"))
             if self._keeps:
                 self._kept.append(out)
         return out
@@ -69,12 +70,7 @@ class AllocationPoison(TorchDispatchMode):
         tensor: torch.Tensor = args[0]
         before = tensor.untyped_storage().nbytes() // tensor.element_size()
         out = func(*args, **kwargs)
-        whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+        whole = whole_storage(tensor)
         if whole.numel() > before:
             self._poison.fill_(whole[before:], "workspace")
         return out
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """All memory of a fresh tensor as one contiguous view, gaps of an exotic stride included."""
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())

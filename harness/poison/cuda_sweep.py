@@ -12,6 +12,7 @@ that other streams still use (`record_stream`) are "pending free" in the snapsho
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -141,20 +142,27 @@ def chunk_table(addresses: np.ndarray, sizes: np.ndarray, chunk_bytes: int = CHU
 
 def free_blocks(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
     """Addresses and sizes in bytes (int64) of the free blocks of `device`, and the streams that own them."""
-    addresses: list[int] = []
-    sizes: list[int] = []
-    streams: set[int] = set()
-    for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
-        if segment["device"] != device:
-            continue
-        address = segment["address"]
-        for block in segment["blocks"]:
-            if block["state"] == "inactive":
-                addresses.append(address)
-                sizes.append(block["size"])
-                streams.add(segment["stream"])
-            address += block["size"]
-    return np.asarray(addresses, dtype=np.int64), np.asarray(sizes, dtype=np.int64), streams
+    # The list is tens of thousands of objects made at once. They are gone again before the collector may run: else it
+    # would go through all of them, and take as long as making them.
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _listed_free(device)
+    finally:
+        if was_collecting:
+            gc.enable()
+
+
+def _listed_free(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
+    segments = [one for one in torch._C._cuda_memorySnapshot(None)["segments"] if one["device"] == device]
+    found = [
+        (block["address"], block["size"])
+        for segment in segments
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
+    table = np.asarray(found, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1], {one["stream"] for one in segments if one["active_size"] < one["total_size"]}
 
 
 def _allocator_state(device: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import tempfile
@@ -64,6 +65,8 @@ def _serve(order: dict[str, Any], next_order: Callable[[], bytes], say: Callable
     if not line:
         return
     target = json.loads(line)
+    # What is loaded stays: a collection that goes through lm-eval and torch again costs as much as some steps.
+    gc.freeze()
     run = run_epochs(
         backend,
         task,

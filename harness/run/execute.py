@@ -75,9 +75,16 @@ def _outcome(job: Job) -> Outcome:
     # A fault of vLLM's is put back in the process that imports it.
     with _fault(None if job.case.system in VLLM else job.fault):
         evidence = Evidence(job.case, list(_runs(job)))
-        if job.device != "cpu" and job.case.system not in VLLM:
+        if job.device != "cpu" and job.case.system in ("kernel", "engine"):
             evidence.repeat = lambda: next(_runs(job))
         outcome = judge(evidence)
+    if outcome.verdict is Verdict.CRASH and job.device == "cuda":
+        # A device's error is read far from its case: in a log of the driver, beside those of other processes.
+        outcome.findings = [
+            finding.model_copy(update={"message": f"{job.case.id}: {finding.message.removeprefix(f'{job.case.id}: ')}"})
+            for finding in outcome.findings
+        ]
+        outcome.reason = outcome.findings[0].message
     if outcome.verdict is not Verdict.PASS:
         outcome.log = next((run.log for run in evidence.runs if run.log), "")
     return outcome
@@ -94,8 +101,8 @@ def why_not(case: Case, device: str, fault: str | None = None) -> str:
             return reason
         if kv is not None and kv not in spec.kv:
             return f"{spec.name} reads a cache of {', '.join(spec.kv)}, not of {kv}"
-    if device != "cpu" and case.system == "accuracy":
-        return "accuracy is measured with the engine on the CPU"
+        if case.system == "kernel" and case.params.get("window") is not None and not spec.windowed:
+            return f"{spec.name} has no argument `window`"
     if case.system == "engine":
         return EngineTarget.supports(case) or ""
     if case.system == "vllm":
@@ -160,7 +167,7 @@ def _target(job: Job) -> Target:
     if job.case.system == "kernel":
         return KernelTarget(job.case, job.device)
     if job.case.system == "accuracy":
-        return AccuracyTarget(job.case, job.directory)
+        return AccuracyTarget(job.case, job.directory, job.device)
     if job.case.system == "vllm":
         return VllmTarget(job.case, job.fault, job.directory)
     if job.case.system == "vllm-host":

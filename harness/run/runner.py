@@ -199,10 +199,11 @@ class WorkerPool:
         death = worker.take_death()
         self._retire(worker)
         reason = how or death.how
+        message = f"{job.case.id}: {reason}" if job.device == "cuda" else reason
         return CaseResult(
             key=job.key, id=job.case.id, scenario=job.case.scenario, refs=job.case.refs, fault=job.fault,
             sites=job.sites, verdict=Verdict.CRASH, seconds=round(death.seconds, 3), reason=reason,
-            findings=(Finding(oracle="crash", message=reason),), log=death.log,
+            findings=(Finding(oracle="crash", message=message),), log=death.log,
         )  # fmt: skip
 
     def _select(self) -> None:

@@ -21,9 +21,10 @@ ORDER_SEED = 0
 class AccuracyTarget:
     """Asks a canary a task's questions, `epochs` times. `directory` keeps the answers of a run that may be killed."""
 
-    def __init__(self, case: Case, directory: str | None = None) -> None:
+    def __init__(self, case: Case, directory: str | None = None, device: str = "cpu") -> None:
         self._params = AccuracyParams.model_validate(case.params)
         self._directory = directory
+        self._device = device
 
     @staticmethod
     def supports(case: Case) -> str | None:
@@ -43,7 +44,9 @@ class AccuracyTarget:
 
         params = self._params
         options = params.model_dump(include=set(ServingParams.model_fields) - {"max_num_seqs"})
-        backend = open_engine(str(_canary(params)), concurrency=params.max_num_seqs, poison=poison, **options)
+        backend = open_engine(
+            str(_canary(params)), concurrency=params.max_num_seqs, poison=poison, device=self._device, **options
+        )
         with tempfile.TemporaryDirectory() as scratch:
             task = load_task(params.task, Path(scratch), limit=params.limit)
             found = run_epochs(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import (
     BASELINES,
+    baseline_of,
     find_baseline,
     plan_update,
     read_baseline,
@@ -97,3 +99,13 @@ def test_a_baseline_of_gsm8ks_size_stays_compact(stored_run: MakeRun, tmp_path: 
 def test_the_projects_own_baselines_are_sound() -> None:
     for baseline in read_baselines(BASELINES):
         assert baseline.num_questions in (30, 1319) and baseline.accuracy > 0.9
+
+
+def test_the_engine_on_a_gpu_is_held_to_what_it_answers_on_a_cpu(stored_run: MakeRun, tmp_path: Path) -> None:
+    run = stored_run("110")
+    write_baseline(plan_update(run, tmp_path))
+    there = replace(run, header=run.header.model_copy(update={"engine": f"{run.header.engine} on cuda"}))
+    found = baseline_of(there, tmp_path)
+    assert found is not None and found.engine == run.header.engine
+    elsewhere = replace(run, header=run.header.model_copy(update={"engine": "another"}))
+    assert baseline_of(elsewhere, tmp_path) is None

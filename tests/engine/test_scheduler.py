@@ -149,3 +149,21 @@ def test_every_request_finishes_within_the_budget_and_returns_its_blocks(
     assert not made.has_work
     assert [sequence.num_generated_tokens for sequence in sequences] == [count for _, count in requests]
     assert made.pool.num_free_blocks == made.pool.num_usable_blocks
+
+
+def test_prompts_wait_until_as_many_places_are_free_as_are_to_start_together() -> None:
+    made = scheduler([(4, count) for count in (2, 2, 4, 4, 4, 4, 4)], max_num_seqs=4, max_batched_tokens=64)
+    made.least_admitted = 2
+    started = []
+    while made.has_work:
+        step = made.schedule()
+        started.append(sum(not item.is_decode for item in step.scheduled))
+        advance(made, step)
+    # Four at once, two in the places of the short ones, and the last one alone, since nobody waits behind it.
+    assert [count for count in started if count] == [4, 2, 1]
+
+
+def test_nobody_waits_while_nothing_runs() -> None:
+    made = scheduler([(4, 1)], max_num_seqs=4)
+    made.least_admitted = 4
+    assert describe(made.schedule()) == [(0, 0, 4, False)]

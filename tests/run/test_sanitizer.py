@@ -1,0 +1,72 @@
+"""What becomes of a sanitizer's report: the log of the case, a finding when it counts errors, and never silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.errors import InputError
+from harness.records import Case, CaseResult, Job, Verdict
+from harness.run import sanitizer
+
+REPORT = """========= COMPUTE-SANITIZER
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at merge_kernel+0x110
+=========     by thread (0,0,0) in block (2,0,0)
+========= ERROR SUMMARY: 3 errors
+"""
+CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
+
+
+def result(verdict: Verdict = Verdict.PASS) -> CaseResult:
+    return CaseResult(key="a", id="a", scenario="a", verdict=verdict)
+
+
+def job(device: str = "cuda") -> Job:
+    return Job(key="a", case=Case(id="a", scenario="a", system="kernel"), device=device)
+
+
+def test_errors_of_the_report_fail_a_case_that_passed_and_say_the_first() -> None:
+    judged = sanitizer.with_report(result(), "initcheck", REPORT)
+    assert judged.verdict is Verdict.FAIL
+    (finding,) = judged.findings
+    assert finding.oracle == "sanitizer"
+    assert "initcheck reports 3 errors, first: Uninitialized __global__ memory read of size 4 bytes" in finding.message
+    assert judged.log == REPORT
+
+
+def test_a_clean_report_leaves_the_verdict_and_stands_in_the_log() -> None:
+    judged = sanitizer.with_report(result(), "memcheck", CLEAN)
+    assert (judged.verdict, judged.findings, judged.log) == (Verdict.PASS, (), CLEAN)
+
+
+def test_a_crash_stays_a_crash_with_the_report_beside_it() -> None:
+    judged = sanitizer.with_report(result(Verdict.CRASH), "memcheck", REPORT)
+    assert judged.verdict is Verdict.CRASH and len(judged.findings) == 1
+
+
+def test_racecheck_sums_up_in_words_of_its_own() -> None:
+    text = "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
+    assert sanitizer.with_report(result(), "racecheck", text).verdict is Verdict.FAIL
+
+
+def test_a_report_without_a_summary_proves_nothing() -> None:
+    judged = sanitizer.with_report(result(), "initcheck", "========= Error: Device not supported\n")
+    assert judged.verdict is Verdict.ERROR and "left no summary" in judged.reason
+
+
+def test_a_long_report_is_cut_from_the_front() -> None:
+    judged = sanitizer.with_report(result(), "initcheck", "x" * 10_000 + REPORT)
+    assert len(judged.log) == sanitizer.LOG_TAIL and judged.log.endswith("3 errors\n")
+
+
+@pytest.mark.parametrize(
+    ("tool", "jobs", "words"),
+    [
+        ("leakcheck", [job()], "unknown tool"),
+        ("initcheck", [job(), job()], "watches one case, and 2 are selected"),
+        ("initcheck", [job("cpu")], "add --device cuda"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused_with_the_way_out(tool: str, jobs: list[Job], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        sanitizer.check(tool, jobs)
