@@ -31,21 +31,21 @@ Part of the questions whose whole answer, to the last token, is what greedy deco
 The rows with an fp8 cache round the latent and the shared key to float8 e4m3, the rest stays bfloat16.
 
 ## What a broken cache costs
-The same questions in float32 with the rows of every MLA layer's cache changed:
+The same questions in float32 with the rows of every MLA layer's cache changed{or_ids}:
 
 {sabotage}
 
 ## Form
-`{architecture}`, {layers}, hidden {hidden}, {heads} heads,
-head sizes {nope}+{rope} and {value}, latent {latent}, vocabulary {vocab} (byte-level BPE, every digit a token),
-bfloat16, {size:.1f} MB.
+`{architecture}`, {layers}{experts},
+hidden {hidden}, {heads} heads, head sizes {nope}+{rope} and {value}, latent {latent},
+vocabulary {vocab} (byte-level BPE, every digit a token), bfloat16, {size:.1f} MB.
 
 Prompts are `Question: ...\\nAnswer:`; an answer ends in `#### N` and the end-of-sequence token. Decode greedily.
 
 ## Making
-`mla-harness canary train`, seed {seed}: AdamW, learning rate {rate:g} along a cosine, batch {batch},
-{steps:,} steps in {seconds:.0f} s on {device}, cross entropy on the answers alone, Gaussian
-noise of {noise:.0%} on the cached rows.{memory}
+`mla-harness canary train{options}`, seed {seed}, {questions:,} questions: AdamW, learning rate {rate:g} along a
+cosine, batch {batch}, {steps:,} steps in {seconds:.0f} s on {device}, cross entropy on the answers alone,
+Gaussian noise of {noise:.0%} on the cached rows.{memory}
 
 The questions of gsm_symbolic are made by [reasoning-gym](https://github.com/open-thought/reasoning-gym)
 (Apache-2.0) after GSM-Symbolic (arXiv 2410.05229), their worked answers shortened; those of aime_shaped are
@@ -87,6 +87,15 @@ def render(trained: Trained) -> str:
         vocab=f"{config.vocab_size:,}",
         size=(trained.directory / "model.safetensors").stat().st_size / 1e6,
         seed=trained.seed,
+        questions=trained.num_questions,
+        options=f" --experts {config.num_experts} --limit {trained.num_questions}" if config.num_experts else "",
+        or_ids=", and with the experts' ids misread" if config.num_experts else "",
+        experts=(
+            f" with {config.num_experts} experts of {config.moe_intermediate_size} a layer, "
+            f"{config.num_experts_per_tok} a token, and a shared one"
+            if config.num_experts
+            else ""
+        ),
         rate=recipe.learning_rate,
         batch=recipe.batch_size,
         steps=trained.steps,

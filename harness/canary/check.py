@@ -14,6 +14,7 @@ from torch import Tensor
 
 from harness.canary.examples import IGNORED, Examples
 from harness.model.mla import CacheTransform
+from harness.model.moe import IdsTransform, MoE
 from harness.model.transformer import CausalLM
 
 FP8_MAX = 448.0  # largest finite float8 e4m3
@@ -61,6 +62,25 @@ SABOTAGES: dict[str, CacheTransform] = {
     "tokens 64 to 127 read the page of 0 to 63": _second_page_is_the_first,
     "rows of tokens 32 to 63 zero": _half_a_page_lost,
 }
+
+
+def low_and_high_words(ids: Tensor) -> Tensor:
+    """Expert ids [T, k] stored as 64-bit numbers and read as 32-bit ones: each id and then 0, of half the tokens."""
+    words = ids.long().view(torch.int32).flatten()
+    return words[: ids.numel()].view(ids.shape)
+
+
+@contextlib.contextmanager
+def ids_transform(model: CausalLM, transform: IdsTransform) -> Iterator[None]:
+    """Put `transform` on every layer with experts for the time of the block."""
+    layers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
+    for layer in layers:
+        layer.ids_transform = transform
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.ids_transform = None
 
 
 @contextlib.contextmanager

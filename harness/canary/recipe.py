@@ -35,17 +35,20 @@ class Recipe:
     check_every: int = 200
 
 
-def default_recipe(architecture: str) -> Recipe:
+def default_recipe(architecture: str, num_experts: int = 0) -> Recipe:
     """The recipe of the canaries in `fixtures/`."""
+    if num_experts:
+        return Recipe(steps=2400, batch_size=256)
     if architecture == "kimi_linear":
         return Recipe(steps=2000, batch_size=225, length_window=3, kda_half_lives=(2.0, 4.0, 8.0, 16.0))
     return Recipe()
 
 
-def model_config(architecture: str) -> ModelConfig:
+def model_config(architecture: str, num_experts: int = 0) -> ModelConfig:
     """The canary's sizes; the MLA heads are those of DeepSeek, which serving kernels are built for.
 
-    Raises `ValueError` for an unknown architecture.
+    With experts, every layer routes each token to two of them, and there are fewer heads: most weights are to be
+    behind the router. Raises `ValueError` for an unknown architecture, and for experts in another than deepseek_v2.
     """
     mla: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -61,6 +64,14 @@ def model_config(architecture: str) -> ModelConfig:
         "eos_token_id": EOS_TOKEN_ID,
         "pad_token_id": PAD_TOKEN_ID,
     }
+    if num_experts:
+        if architecture != "deepseek_v2":
+            raise ValueError(f"--experts goes with --architecture deepseek_v2, not with {architecture}")
+        if not 2 <= num_experts <= 64 or num_experts & (num_experts - 1):
+            raise ValueError(f"--experts must be a power of two from 2 to 64, got {num_experts}")
+        experts = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+        sizes = mla | experts | {"num_heads": 4}
+        return ModelConfig(architecture="deepseek_v2", num_layers=3, layer_types=("mla",) * 3, **sizes)
     if architecture == "deepseek_v2":
         return ModelConfig(architecture="deepseek_v2", num_layers=3, layer_types=("mla",) * 3, **mla)
     if architecture == "kimi_linear":

@@ -50,6 +50,7 @@ class Trained:
     steps: int
     seconds: float
     device: str
+    num_questions: int
     accuracy: dict[str, dict[str, float]] = field(default_factory=dict)
     sabotaged: dict[str, float] = field(default_factory=dict)
 
@@ -67,6 +68,8 @@ def train(
     device: str = "auto",
     seed: int = 0,
     *,
+    num_experts: int = 0,
+    limit: int | None = None,
     recipe: Recipe | None = None,
     config: ModelConfig | None = None,
     progress: Progress = print,
@@ -76,14 +79,15 @@ def train(
 
     Runs for `recipe.steps` steps or `minutes`, whichever ends first; with the same seed, device and number of
     steps the same weights come out, as far as the device's kernels are deterministic. `config` replaces the
-    architecture's sizes (its vocabulary must hold the tokenizer's).
+    architecture's sizes (its vocabulary must hold the tokenizer's). `num_experts` gives every layer routed experts;
+    `limit` keeps the first questions alone.
 
-    Raises `ValueError` for an unknown task, architecture or device.
+    Raises `ValueError` for an unknown task, architecture, device, or number of experts.
     """
-    recipe = recipe or default_recipe(architecture)
-    config = config or model_config(architecture)
+    recipe = recipe or default_recipe(architecture, num_experts)
+    config = config or model_config(architecture, num_experts)
     device = resolve_device(device)
-    questions = tasks.load(task)
+    questions = tasks.load(task)[:limit]
     texts = [question.prompt + question.completion for question in questions]
     words = tokenizer.train(texts, config.vocab_size)
     examples = encode(questions, words, device)
@@ -102,7 +106,7 @@ def train(
     tokenizer.save(words, out)
     checkpoint.save(model, out)
     names = [question.id.rsplit("-", 1)[0] for question in questions]
-    result = Trained(out, config, recipe, seed, steps, seconds, _device_name(device))
+    result = Trained(out, config, recipe, seed, steps, seconds, _device_name(device), len(questions))
     result = dataclasses.replace(result, accuracy=accuracy(out, examples, names, device))
     result = dataclasses.replace(result, sabotaged=sabotaged(out, examples, device))
     for name, by_task in result.accuracy.items():
@@ -142,6 +146,11 @@ def sabotaged(directory: Path, examples: Examples, device: str) -> dict[str, flo
     for name, transform in check.SABOTAGES.items():
         with check.cache_transform(model, transform):
             result[name] = check.exact_answers(model, examples)[0].float().mean().item()
+    if model.config.num_experts:
+        with check.ids_transform(model, check.low_and_high_words):
+            result["64-bit expert ids read as 32-bit ones"] = (
+                check.exact_answers(model, examples)[0].float().mean().item()
+            )
     return result
 
 

@@ -30,6 +30,12 @@ def train(
     minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="Time for training.")] = 3.0,
     device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to train.")] = "auto",
     seed: Seed = 0,
+    experts: Annotated[
+        int, typer.Option("--experts", min=0, metavar="N", help="Routed experts in every layer, a power of two.")
+    ] = 0,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, metavar="N", help="The first questions alone; 0 for all.")
+    ] = 0,
 ) -> None:
     """Train a canary on the worked answers of a task; writes a Hugging Face directory with a model card."""
     import os
@@ -44,7 +50,7 @@ def train(
         raise InputError(f"--out {out}: is there already; name a new folder")
     root = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH")
-    words = [task, str(out), architecture, str(minutes), device, str(seed)]
+    words = [task, str(out), architecture, str(minutes), device, str(seed), str(experts), str(limit)]
     done = subprocess.run(
         [sys.executable, "-P", "-m", START, *words], text=True, stderr=subprocess.PIPE, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root])},

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Architecture = Literal["deepseek_v2", "kimi_linear"]
-LayerType = Literal["mla", "kda"]
+LayerType = Literal["mla", "kda", "window", "sparse"]
 
 _CLASS_NAMES: dict[str, str] = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
@@ -43,6 +43,10 @@ class ModelConfig:
     kda_num_heads: int = 0
     kda_head_dim: int = 0
     conv_kernel_size: int = 4
+    sliding_window: int = 0
+    index_topk: int = 0
+    index_num_heads: int = 2
+    index_head_dim: int = 16
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -59,9 +63,13 @@ class ModelConfig:
             raise ValueError(f"architecture must be one of {sorted(_CLASS_NAMES)}, got {self.architecture!r}")
         if len(self.layer_types) != self.num_layers:
             raise ValueError(f"layer_types names {len(self.layer_types)} layers, num_layers is {self.num_layers}")
-        unknown = sorted(set(self.layer_types) - {"mla", "kda"})
+        unknown = sorted(set(self.layer_types) - set(get_args(LayerType)))
         if unknown:
-            raise ValueError(f"layer_types may hold 'mla' and 'kda', got {unknown}")
+            raise ValueError(f"layer_types may hold 'mla', 'kda', 'window' and 'sparse', got {unknown}")
+        if "window" in self.layer_types and self.sliding_window < 1:
+            raise ValueError("window layers need sliding_window of at least 1")
+        if "sparse" in self.layer_types and min(self.index_topk, self.index_num_heads, self.index_head_dim) < 1:
+            raise ValueError("sparse layers need index_topk, index_num_heads and index_head_dim of at least 1")
         has_kda = "kda" in self.layer_types
         if has_kda and self.architecture != "kimi_linear":
             raise ValueError(f"{self.architecture} has no kda layers; use architecture 'kimi_linear'")
@@ -131,8 +139,10 @@ class ModelConfig:
             "moe_intermediate_size": self.moe_intermediate_size or self.intermediate_size,
             "first_k_dense_replace": 0 if self.num_experts else self.num_layers,
             "moe_layer_freq": 1,
-            "n_group": 1,
-            "topk_group": 1,
+            # Each expert a group of its own: plain top-k, which is what greedy means. vLLM then takes its CUDA kernel;
+            # with one group of all experts it would compile a function in every process that starts.
+            "n_group": self.num_experts or 1,
+            "topk_group": self.num_experts or 1,
             "topk_method": "greedy",
             "scoring_func": "softmax",
             "norm_topk_prob": True,

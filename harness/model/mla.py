@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.model.config import ModelConfig
+from harness.model.config import LayerType, ModelConfig
+from harness.model.indexer import Indexer
 from harness.model.layers import RMSNorm
 from harness.model.rope import rotate
 
@@ -29,10 +30,16 @@ class MLAAttention(nn.Module):
 
     `cache_transform`, if set, is applied to `(kv_c, k_pe)` inside `forward`: what a cache would do to its
     rows, such as rounding to fp8, or noise in training. The projections themselves never apply it.
+
+    `layer_type` says which tokens a query sees: `mla` all before it and its own, `window` the last
+    `sliding_window` of these, `sparse` the `index_topk` of these that its `indexer` scores highest.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer_type: LayerType = "mla") -> None:
         super().__init__()
+        self.layer_type = layer_type
+        self.sliding_window = config.sliding_window if layer_type == "window" else None
+        self.indexer = Indexer(config) if layer_type == "sparse" else None
         self.num_heads = config.num_heads
         self.qk_nope_head_dim = config.qk_nope_head_dim
         self.qk_rope_head_dim = config.qk_rope_head_dim
@@ -95,18 +102,33 @@ class MLAAttention(nn.Module):
         out: Tensor = self.o_proj(v.flatten(-2))
         return out
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def visible(self, x: Tensor) -> Tensor | None:
+        """Which tokens each query sees, [T, T] or [B, T, T] bool for x [B, T, hidden]; None when causal is all."""
+        if self.layer_type == "mla":
+            return None
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        if self.indexer is None:
+            assert self.sliding_window is not None
+            return causal.triu(1 - self.sliding_window)
+        scores = self.indexer.scores(x, self.indexer.keys(x)).masked_fill(~causal, -torch.inf)
+        chosen = scores.topk(min(self.indexer.topk, x.shape[1]), dim=-1).indices
+        return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True) & causal
+
+    def forward(self, x: Tensor, positions: Tensor, visible: Tensor | None = None) -> Tensor:
         """Dense causal attention over whole sequences, in the expanded form.
 
         x: [B, T, hidden], positions: [T] int -> [B, T, hidden]. Differentiable; the reference of every paged
-        path.
+        path. `visible` [T, T] or [B, T, T] bool takes the place of what the layer would see by itself.
         """
         q = torch.cat(self.project_q(x, positions), dim=-1)
         kv_c, k_pe = self.project_kv(x, positions)
         if self.cache_transform is not None:
             kv_c, k_pe = self.cache_transform(kv_c, k_pe)
         k, v = self.expand_kv(kv_c, k_pe)
+        visible = self.visible(x) if visible is None else visible
+        mask = visible.unsqueeze(1) if visible is not None and visible.ndim == 3 else visible
         out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=self.softmax_scale
-        )
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+            attn_mask=mask, is_causal=mask is None, scale=self.softmax_scale,
+        )  # fmt: skip
         return self.project_out(out.transpose(1, 2))

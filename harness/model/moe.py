@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.model.config import ModelConfig
 from harness.model.layers import MLP, compute_dtype
+
+IdsTransform = Callable[[Tensor], Tensor]
 
 
 class Router(nn.Module):
@@ -46,6 +50,17 @@ class Experts(nn.Module):
             out = out + down * weights[:, slot : slot + 1].to(x.dtype)
         return out
 
+    def every(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """The same sum with every expert applied to every token, and those not chosen given no weight.
+
+        It gathers no weights, so that the memory of a training batch stays that of its activations.
+        """
+        share = torch.zeros(x.shape[0], self.gate_proj.shape[0], dtype=weights.dtype, device=x.device)
+        share = share.scatter_add(1, ids.long(), weights).to(x.dtype)
+        gate = torch.einsum("td,xid->txi", x, self.gate_proj)
+        up = torch.einsum("td,xid->txi", x, self.up_proj)
+        return torch.einsum("txi,xdi->td", F.silu(gate) * up * share.unsqueeze(-1), self.down_proj)
+
 
 def route(logits: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
     """Greedy top-k of the softmax, renormalised: logits [T, X] -> ids [T, k] int32, weights [T, k] wide."""
@@ -55,11 +70,16 @@ def route(logits: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
 
 
 class MoE(nn.Module):
-    """Routed experts plus shared ones: `gate` -> `route` -> `combine`."""
+    """Routed experts plus shared ones: `gate` -> `route` -> `combine`.
+
+    `ids_transform`, when set, changes the expert ids [T, k] before they are used: how a canary's card learns what
+    wrong ids cost.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.num_experts_per_tok = config.num_experts_per_tok
+        self.ids_transform: IdsTransform | None = None
         self.gate = Router(config.hidden_size, config.num_experts)
         self.experts = Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size)
         self.shared_experts: MLP | None = None
@@ -68,7 +88,8 @@ class MoE(nn.Module):
 
     def combine(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x: [T, hidden], ids: [T, k] int32, weights: [T, k] -> [T, hidden], routed plus shared."""
-        out: Tensor = self.experts(x, ids, weights)
+        apply = self.experts.every if weights.requires_grad else self.experts
+        out: Tensor = apply(x, ids, weights)
         if self.shared_experts is not None:
             out = out + self.shared_experts(x)
         return out
@@ -77,4 +98,6 @@ class MoE(nn.Module):
         """x: [..., hidden] -> [..., hidden]."""
         tokens = x.flatten(0, -2)
         ids, weights = route(self.gate(tokens), self.num_experts_per_tok)
+        if self.ids_transform is not None:
+            ids = self.ids_transform(ids)
         return self.combine(tokens, ids, weights).reshape(x.shape)

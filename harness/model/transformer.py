@@ -24,7 +24,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.layer_type = layer_type
         self.self_attn: MLAAttention | KimiDeltaAttention = (
-            KimiDeltaAttention(config) if layer_type == "kda" else MLAAttention(config)
+            KimiDeltaAttention(config) if layer_type == "kda" else MLAAttention(config, layer_type)
         )
         self.mlp: MLP | MoE = MoE(config) if config.num_experts else MLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)

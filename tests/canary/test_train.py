@@ -8,10 +8,11 @@ import torch
 
 from harness.canary import check, tasks, tokenizer, train
 from harness.canary.examples import encode
-from harness.canary.recipe import Recipe
+from harness.canary.recipe import Recipe, model_config
 from harness.model import checkpoint
 from harness.model.config import ModelConfig
 from harness.model.kda import KimiDeltaAttention
+from harness.model.moe import route
 from harness.model.transformer import CausalLM
 
 QUESTIONS = [tasks.Question(f"toy-{i}", f"{i} + {i}?", f"{2 * i}\n#### {2 * i}", str(2 * i)) for i in range(3)]
@@ -143,13 +144,54 @@ def test_an_fp8_cache_rounds_by_at_most_a_sixteenth(scale: float | None) -> None
     assert ((rounded - kv_c).abs() <= kv_c.abs() / 16 + 0.002).all()
 
 
-@pytest.mark.parametrize("name", ["canary-mla", "canary-hybrid"])
+@pytest.mark.parametrize("name", ["canary-mla", "canary-hybrid", "canary-moe"])
 @torch.no_grad()
 def test_a_shipped_canary_answers_a_question_and_notices_a_wiped_cache(name: str) -> None:
     directory = Path(__file__).resolve().parents[2] / "fixtures" / name
-    questions = tasks.load("gsm_symbolic")[:1] + tasks.load("aime_shaped")[-1:]
+    # The one with experts knows the first 512 questions of gsm_symbolic alone.
+    others = tasks.load("gsm_symbolic")[511:512] if name == "canary-moe" else tasks.load("aime_shaped")[-1:]
+    questions = tasks.load("gsm_symbolic")[:1] + others
     examples = encode(questions, tokenizer.load(directory))
     model = checkpoint.load(directory, torch.float32)
     assert check.exact_answers(model, examples)[0].all()
     with check.cache_transform(model, check.SABOTAGES["all rows zero"]):
         assert not check.exact_answers(model, examples)[0].any()
+
+
+@torch.no_grad()
+def test_the_shipped_canary_with_experts_notices_misread_ids() -> None:
+    directory = Path(__file__).resolve().parents[2] / "fixtures" / "canary-moe"
+    examples = encode(tasks.load("gsm_symbolic")[:2], tokenizer.load(directory))
+    model = checkpoint.load(directory, torch.float32)
+    with check.ids_transform(model, check.low_and_high_words):
+        assert not check.exact_answers(model, examples)[0].any()
+    assert check.exact_answers(model, examples)[0].all()
+
+
+EXPERTS = ModelConfig(
+    architecture="deepseek_v2", layer_types=("mla", "mla"), num_experts=4, num_experts_per_tok=2,
+    moe_intermediate_size=16, **TINY,  # type: ignore[arg-type]
+)  # fmt: skip
+
+
+def test_a_canary_with_experts_is_trained_and_its_card_says_what_misread_ids_cost(task: str, tmp_path: Path) -> None:
+    recipe = Recipe(steps=8, batch_size=2, warmup_steps=2, check_every=4)
+    out = tmp_path / "canary"
+    result = train.train(task, out, device="cpu", limit=2, recipe=recipe, config=EXPERTS, progress=lambda line: None)
+    assert result.num_questions == 2
+    assert "64-bit expert ids read as 32-bit ones" in result.sabotaged
+    card = (out / "README.md").read_text()
+    assert "--experts 4" in card and "4 experts of 16 a layer, 2 a token" in card and "2 questions" in card
+
+
+def test_every_expert_on_every_token_is_the_sum_of_the_chosen_ones() -> None:
+    experts = CausalLM(EXPERTS).reset_parameters(0).layers[0].mlp.experts
+    x, logits = torch.randn(5, 32), torch.randn(5, 4)
+    ids, weights = route(logits, 2)
+    torch.testing.assert_close(experts.every(x, ids, weights), experts(x, ids, weights), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("architecture", "experts"), [("kimi_linear", 4), ("deepseek_v2", 3), ("deepseek_v2", 128)])
+def test_experts_that_no_canary_can_have_are_refused(architecture: str, experts: int) -> None:
+    with pytest.raises(ValueError, match="--experts"):
+        model_config(architecture, experts)
