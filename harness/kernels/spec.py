@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 EmptyRows = Literal["undefined", "identity", "nan"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
+Fp8Products = Literal["float32", "bf16", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,13 @@ class KernelSpec:
     `identity` is output 0, `undefined` promises nothing. `empty_lse` is its log-sum-exp for such rows.
     `needs_finite_tail` is declared by kernels that mask unused KV slots by multiplying (FlashMLA, FlashInfer MLA):
     they stay right only while whoever owns the cache keeps those slots finite. `needs_valid_table` is declared by
-    kernels that look up table entries of empty requests: there an entry may be wrong, but must be a block.
-    `cuda_twin` is the kernel of the same op that the engine runs in its place on CUDA: one that reads no device value
-    on the host, as a captured graph cannot. `requires` is "module:function" of a check with more to say than
-    `devices`: device -> why not, or None.
+    kernels that look up table entries of empty requests: there an entry may be wrong, but must be a block. `windowed`
+    says that an `mla_decode` takes `window`, so that sliding-window layers can run on it.
+    `fp8_products` says what an e4m3 cache is multiplied in, and so how far from the reference a right kernel may be:
+    `float32` on the dequantized cache, `bf16` on the dequantized cache rounded once more, `fp8` on e4m3 alone, so that
+    query and probabilities are rounded to it as well. `cuda_twin` is the kernel of the same op that the engine runs in
+    its place on CUDA: one that reads no device value on the host, as a captured graph cannot. `requires` is
+    "module:function" of a check with more to say than `devices`: device -> why not, or None.
     """
 
     op: str
@@ -35,6 +39,8 @@ class KernelSpec:
     empty_lse: EmptyLse = "undefined"
     needs_finite_tail: bool = False
     needs_valid_table: bool = False
+    windowed: bool = False
+    fp8_products: Fp8Products = "float32"
     cuda_twin: str = ""
     requires: str = ""
     origin: str = "built in"

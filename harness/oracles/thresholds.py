@@ -64,6 +64,45 @@ def _lse(name: str) -> Bound:
     return Bound(name, _FP32, ulps=16, floor=2e-5, relative_l2=1e-5, why=why, least_scale=1.0)
 
 
+def _fp8_cache_in_bf16(output: str) -> Bound:
+    """For kernels that multiply dequantized keys and values rounded to bfloat16 (vLLM's Triton MLA decode)."""
+    name = f"mla_decode.{output}.fp8_e4m3.in_bf16"
+    if output == "lse":
+        why = (
+            "each dequantized key is rounded to bfloat16 (2^-9), by the same sign for all keys of one of e4m3's eight "
+            "mantissas, so a score moves by up to 2^-9 of itself; worst simulated 0.005 of the row's scale, 0.0016 in "
+            "L2; worst seen 0.0033"
+        )
+        return Bound(name, _FP32, ulps=16, floor=0.01, relative_l2=0.004, why=why, least_scale=1.0)
+    why = (
+        "beside the rounding of a bfloat16 result: dequantized keys and values are rounded to bfloat16 (2^-9 each), "
+        "which the weights inherit; worst simulated 0.006 in L2; worst seen 0.011 of the row's scale"
+    )
+    return Bound(name, _BF16, ulps=4, floor=0.03, relative_l2=0.012, why=why)
+
+
+def _fp8_cache_in_fp8(output: str) -> Bound:
+    """For kernels that multiply e4m3 by e4m3 (FlashMLA FP8): query and probabilities are rounded to it, too.
+
+    The reference reads the dequantized cache, so the cache's own rounding is not in these bounds. An element of e4m3
+    is off by up to 2^-4 of itself, 0.026 root mean square. A score is a sum of 576 such products under a scale of
+    576^-0.5, so for inputs of unit variance it is off by 0.026 at random; its weight inherits that, and is itself
+    rounded by 0.026 more: 0.037 of the output, as key and value errors do not line up.
+    """
+    name = f"mla_decode.{output}.fp8_e4m3.in_fp8"
+    if output == "lse":
+        why = (
+            "the query is rounded to e4m3 (2^-4, 0.026 root mean square), so scores of unit variance are off by 0.026 "
+            "at random; worst simulated 0.075 of the row's scale and 0.041 in L2, worst seen on Hopper 0.058"
+        )
+        return Bound(name, _FP32, ulps=16, floor=0.15, relative_l2=0.08, why=why, least_scale=1.0)
+    why = (
+        "query and probabilities are rounded to e4m3 (2^-4, 0.026 root mean square each), the weights inherit both: "
+        "0.037 in L2 for many keys; worst simulated 0.37 of the row's scale and 0.054 in L2, worst seen on Hopper 0.28"
+    )
+    return Bound(name, _BF16, ulps=8, floor=0.6, relative_l2=0.1, why=why)
+
+
 def _copy(name: str, dtype: torch.dtype) -> Bound:
     return Bound(name, dtype, ulps=0, floor=0, relative_l2=1e-12, why="a copy into a cache of its own type: exact")
 
@@ -87,9 +126,19 @@ BOUNDS: Registry[Bound] = Registry(
         _fp32_attention("mla_decode.out.fp32"),
         _bf16_attention("mla_decode.out.bf16"),
         _bf16_attention("mla_decode.out.fp8_e4m3"),
+        _fp32_attention("mla_decode_sparse.out.fp32"),
+        _bf16_attention("mla_decode_sparse.out.bf16"),
+        _bf16_attention("mla_decode_sparse.out.fp8_e4m3"),
+        _lse("mla_decode_sparse.lse.fp32"),
+        _lse("mla_decode_sparse.lse.bf16"),
+        _lse("mla_decode_sparse.lse.fp8_e4m3"),
         _lse("mla_decode.lse.fp32"),
         _lse("mla_decode.lse.bf16"),
         _lse("mla_decode.lse.fp8_e4m3"),
+        _fp8_cache_in_bf16("out"),
+        _fp8_cache_in_bf16("lse"),
+        _fp8_cache_in_fp8("out"),
+        _fp8_cache_in_fp8("lse"),
         _bf16_attention("context_attention.out"),
         _lse("context_attention.lse"),
         _bf16_attention("merge_attn_states.out"),

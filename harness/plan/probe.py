@@ -33,18 +33,23 @@ PARAMS: dict[str, dict[str, Any]] = {
     "mla_decode": {"seq_lens": (1, 63, 64, 65, 130, 0)},
     "merge_attn_states": {"empty_prefix_rows": 2},
 }
+TOKENS = 4
+"""Query tokens a request of the second probe of decode, as in speculative decoding and in short prefills."""
+TOKENS_SITES = ("kv.tail", "kv.free", "kv.null")
+TOKENS_SEQ_LENS = (4, 63, 64, 67, 130, 0)
 ORACLES = ("finite", "sentinel", "reference", "non_interference")
-_ID = re.compile(rf"^{SCENARIO}\[kernel=([^,\]]+)(?:,kv=(\w+))?,site=([\w.]+),pattern=(\w+)\]$")
+_ID = re.compile(rf"^{SCENARIO}\[kernel=([^,\]]+)(?:,kv=(\w+))?(?:,tokens=(\d+))?,site=([\w.]+),pattern=(\w+)\]$")
 
 
 def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) -> list[Case]:
     """Every cell of the matrix for these kernels, in their order; planners are judged through their decode."""
     return [
-        _case(spec, kv, site, pattern, seed)
+        _case(spec, kv, tokens, site, pattern, seed)
         for spec in kernels
         if spec.op in SITES
         for kv in _kv_types(spec)
-        for site in _sites(spec.op)
+        for tokens in ((1, TOKENS) if spec.op == "mla_decode" else (1,))
+        for site in _sites(spec.op, tokens)
         for pattern in PATTERNS
     ]
 
@@ -56,9 +61,12 @@ def case_of(identity: str, *, seed: int = 0) -> Case | None:
         return None
     spec = KERNELS.get(match[1])
     kv = match[2] or ""
-    if spec.op not in SITES or kv not in _kv_types(spec) or match[3] not in _sites(spec.op) or match[4] not in PATTERNS:
+    tokens, site, pattern = int(match[3] or 1), match[4], match[5]
+    if tokens not in (1, TOKENS) or (tokens > 1 and spec.op != "mla_decode"):
         return None
-    return _case(spec, kv, match[3], match[4], seed)
+    if spec.op not in SITES or kv not in _kv_types(spec) or site not in _sites(spec.op, tokens):
+        return None
+    return _case(spec, kv, tokens, site, pattern, seed) if pattern in PATTERNS else None
 
 
 def declared(spec: KernelSpec, site: str) -> bool:
@@ -68,7 +76,9 @@ def declared(spec: KernelSpec, site: str) -> bool:
     )
 
 
-def _sites(op: str) -> tuple[str, ...]:
+def _sites(op: str, tokens: int = 1) -> tuple[str, ...]:
+    if tokens > 1:
+        return TOKENS_SITES
     names = OUTPUT_SITES.get(op, {})
     return tuple(names.get(site, site) for site in SITES[op])
 
@@ -77,10 +87,12 @@ def _kv_types(spec: KernelSpec) -> tuple[str, ...]:
     return spec.kv if "kv" in KERNEL_PARAMS[spec.op].model_fields else ("",)
 
 
-def _case(spec: KernelSpec, kv: str, site: str, pattern: str, seed: int) -> Case:
-    label = f",kv={kv}" if kv else ""
+def _case(spec: KernelSpec, kv: str, tokens: int, site: str, pattern: str, seed: int) -> Case:
+    label = (f",kv={kv}" if kv else "") + (f",tokens={tokens}" if tokens > 1 else "")
     identity = f"{SCENARIO}[kernel={spec.name}{label},site={site},pattern={pattern}]"
     given = {**PARAMS.get(spec.op, {}), "kernel": spec.short_name, **({"kv": kv} if kv else {})}
+    if tokens > 1:
+        given |= {"query_len": tokens, "seq_lens": TOKENS_SEQ_LENS}
     params = KERNEL_PARAMS[spec.op](**given).model_dump(mode="json")
     return Case(
         id=identity,

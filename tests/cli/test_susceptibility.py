@@ -10,6 +10,9 @@ import pytest
 from harness.catalog import KERNELS
 from harness.cli.main import exit_code_of
 from harness.plan.probe import case_of, cases, declared
+from harness.records import Job
+from harness.report.susceptibility import cell_of
+from harness.run.execute import execute
 
 
 def run_directory(root: Path) -> Path:
@@ -59,3 +62,20 @@ def test_only_declared_sites_are_marked() -> None:
 def test_an_unknown_kernel_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(["susceptibility", "--kernel", "tield"]) == 2
     assert "unknown kernel 'tield'" in capsys.readouterr().err
+
+
+def test_decode_is_asked_with_several_query_tokens_too_and_the_id_says_so() -> None:
+    found = cases([KERNELS.get("mla_decode/tiled-multiply")])
+    several = [case for case in found if "tokens=4" in case.id]
+    assert {case.poison.sites for case in several} == {("kv.tail",), ("kv.free",), ("kv.null",)}
+    assert all(case.params["query_len"] == 4 and case_of(case.id) == case for case in several)
+    assert case_of("susceptibility[kernel=mla_decode/tiled,kv=bf16,tokens=3,site=kv.tail,pattern=nan]") is None
+    assert case_of("susceptibility[kernel=write_kv/torch,kv=bf16,tokens=4,site=kv.free,pattern=nan]") is None
+
+
+@pytest.mark.parametrize(("kernel", "outcome"), [("tiled-multiply", "NaN"), ("tiled", "clean")])
+def test_several_query_tokens_tell_a_multiplying_kernel_from_a_selecting_one(kernel: str, outcome: str) -> None:
+    case = case_of(f"susceptibility[kernel=mla_decode/{kernel},kv=bf16,tokens=4,site=kv.tail,pattern=nan]")
+    assert case is not None
+    cell = cell_of(execute(Job(key="k", case=case, device="cpu")), case)
+    assert (cell.kernel, cell.outcome) == (f"mla_decode/{kernel}, 4 tokens", outcome)

@@ -4,11 +4,16 @@ import pytest
 import torch
 
 from harness.errors import UnknownNameError
+from harness.ops import inputs, reference
+from harness.ops.inputs import DecodeInputs
+from harness.oracles.compare import compare
 from harness.oracles.thresholds import BOUNDS, bound
+from harness.scenario.params import MlaDecodeParams
 
 KV = ("fp32", "bf16", "fp8_e4m3")
 NEEDED = [
     *(f"mla_decode.{output}.{kv}" for output in ("out", "lse") for kv in KV),
+    *(f"mla_decode.{output}.fp8_e4m3.in_{products}" for output in ("out", "lse") for products in ("bf16", "fp8")),
     *(f"{op}.{output}" for op in ("context_attention", "merge_attn_states") for output in ("out", "lse")),
     *(f"write_kv.{kv}" for kv in KV),
     "quantize_fp8",
@@ -34,3 +39,63 @@ def test_every_bound_says_why_and_stays_far_below_what_zeros_give(entry):
 def test_an_unknown_bound_is_refused_with_the_nearest_name():
     with pytest.raises(UnknownNameError, match=r"did you mean 'mla_decode.out.bf16'"):
         bound("mla_decode.out.bf61")
+
+
+def e4m3(values: torch.Tensor) -> torch.Tensor:
+    return values.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+
+def decode_in(products: str, given: DecodeInputs, keep: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decode over an e4m3 cache, one query token a request, with the roundings of a kernel that multiplies so."""
+    assert given.kv_scale is not None
+    q, unit = given.q.float(), 1.0
+    if products == "fp8":
+        unit = float(q.abs().amax()) / 448
+        q = e4m3(q / unit)
+    outs, lses = [], []
+    for b, length in enumerate(given.seq_lens.tolist()):
+        pages = given.block_table[b, : -(-length // 64)].long()
+        rows = given.kv_cache.view(torch.uint8)[pages].view(torch.float8_e4m3fn).flatten(0, 1)[:length][keep].float()
+        k, after = (rows, given.kv_scale) if products == "fp8" else ((rows * given.kv_scale).bfloat16().float(), 1.0)
+        scores = torch.einsum("shd,nd->shn", q[b], k) * given.scale * unit * after
+        p = (scores - scores.amax(-1, keepdim=True)).exp()
+        rounded = e4m3(p) if products == "fp8" else p.bfloat16().float()
+        out = torch.einsum("shn,nd->shd", rounded, k[:, :512]) / p.sum(-1, keepdim=True) * after
+        outs.append(out.bfloat16())
+        lses.append(scores.logsumexp(-1).T)
+    return torch.stack(outs), torch.stack(lses)
+
+
+def judged(products: str, seed: int, keep: slice = slice(None)) -> tuple[bool, bool]:
+    """Whether out and lse stay within the bounds of such a kernel."""
+    given = inputs.mla_decode(MlaDecodeParams(kv="fp8_e4m3"), seed)
+    want = reference.mla_decode(
+        given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale, kv_scale=given.kv_scale
+    )
+    live = torch.ones(len(want.out), dtype=torch.bool)
+    found = [
+        compare(got, expected, live, bound(f"mla_decode.{output}.fp8_e4m3.in_{products}")).mismatch is None
+        for output, got, expected in zip(("out", "lse"), decode_in(products, given, keep), want, strict=False)
+    ]
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("products", ["bf16", "fp8"])
+def test_a_kernel_that_rounds_as_its_bound_says_is_within_it(products, seed):
+    assert judged(products, seed) == (True, True)
+
+
+@pytest.mark.parametrize("products", ["bf16", "fp8"])
+def test_a_lost_page_is_beyond_the_bounds_of_an_fp8_cache(products):
+    assert judged(products, 0, keep=slice(0, 64))[0] is False
+
+
+def test_an_fp8_query_is_beyond_the_bound_of_a_bfloat16_one():
+    given = inputs.mla_decode(MlaDecodeParams(kv="fp8_e4m3"), 0)
+    want = reference.mla_decode(
+        given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale, kv_scale=given.kv_scale
+    )
+    out = decode_in("fp8", given)[0]
+    live = torch.ones(len(out), dtype=torch.bool)
+    assert compare(out, want.out, live, bound("mla_decode.out.fp8_e4m3.in_bf16")).mismatch is not None
