@@ -1,16 +1,17 @@
 """Run the vLLM scenarios under several installed releases on one GPU, and write docs/vllm.md from what came out.
 
     tools/vllm_report.py run --release 0.22.1=/sites/0.22.1 --release 0.24.0=/sites/0.24.0 --common /deps --out runs
-    tools/vllm_report.py render runs --docs docs/vllm.md
+    tools/vllm_report.py render older-runs runs --docs docs/vllm.md
 
 Each release is a folder for PYTHONPATH; `--common` is one that all share. `run` starts `mla-harness` itself, once for
 the clean scenarios and once for each fault of a release, side by side, and keeps whatever they leave, also when time
-runs out. `render` needs no GPU.
+runs out. `render` needs no GPU; of several folders, oldest first, the newest result of a case is the one that counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -24,16 +25,23 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+WORKERS = "5"
+WARM = "vllm-kv-cache-full[backend=TRITON_MLA]"
+"""A release's first hybrid case compiles and tunes its linear attention's kernels, for minutes when many do at once."""
 FAULTS = {
-    "vllm.plan-in-warmup-only": ("vllm-project/vllm#42444", "vllm-mrv2-capture[graph=full]"),
-    "vllm.fresh-plan-each-step": ("vllm-project/vllm#35175", "vllm-fp8-decode-graphs[graph=full]"),
-    "vllm.merge-ignore-context-count": ("vllm-project/vllm#36540", "vllm-mixed-context[backend=FLASHMLA]"),
-    "vllm.skip-zero-new-blocks": ("vllm-project/vllm#43961", "vllm-kv-cache-full[num_blocks=96]"),
-}
-NOT_SHOWN = {
-    "vllm-project/vllm#38359": "needs a model with experts; no canary has any. The reference engine's scenario "
-    "cudagraph-padding shows it.",
-}
+    "vllm.plan-in-warmup-only": ("vllm-project/vllm#42444", "vllm-mrv2-capture", ("graph=full",)),
+    "vllm.fresh-plan-each-step": ("vllm-project/vllm#35175", "vllm-fp8-decode-graphs", ("graph=full",)),
+    "vllm.merge-ignore-context-count": ("vllm-project/vllm#36540", "vllm-mixed-context", ("backend=FLASHMLA",)),
+    "vllm.skip-zero-new-blocks": (
+        "vllm-project/vllm#43961", "vllm-kv-cache-full",
+        ("backend=FLASHMLA", "backend=FLASH_ATTN_MLA", "backend=TRITON_MLA"),
+    ),
+    "vllm.router-int64-ids": ("vllm-project/vllm#38359", "vllm-expert-ids", ("routing=simulated",)),
+}  # fmt: skip
+"""By fault: the PR that mended it, and the scenario and points of its matrix in which it is put back."""
+HYBRID_FAULT = "vllm.skip-zero-new-blocks"
+BARE = ("vllm-context-rows", "vllm.merge-ignore-context-count")
+"""Taken out without any poison: what a Hopper GPU shows by itself."""
 
 
 @dataclass
@@ -48,19 +56,30 @@ class Step:
     seconds: float = 0.0
     code: int | None = None
 
+    @property
+    def weight(self) -> int:
+        """Serving processes that it keeps busy."""
+        return int(self.arguments[self.arguments.index("-n") + 1])
 
-def steps(releases: list[str], repeats: int, susceptible: str) -> Iterator[Step]:
-    """What to run, the most telling first."""
+
+def steps(releases: list[str], repeated: list[str], repeats: int, susceptible: str) -> Iterator[Step]:
+    """What to run, the most telling first; the clean scenarios of `repeated` releases several times in a row."""
     for release in releases:
-        for fault, (_, case) in FAULTS.items():
-            yield Step(f"{fault}", release, ["run", case, "--fault", fault, "-n", "1"])
-        yield Step("clean-1", release, ["run", "-m", "vllm", "-n", "4"])
+        yield Step("warm", release, ["run", WARM, "-n", "1"])
+    for release in releases:
+        for fault, (_, scenario, points) in FAULTS.items():
+            cases = [f"{scenario}[{point}]" for point in points]
+            yield Step(fault, release, ["run", *cases, "--fault", fault, "-n", str(len(cases))])
         if release == susceptible:
             names = [word for name in vllm_kernels() for word in ("--kernel", name)]
             yield Step("susceptibility", release, ["susceptibility", "--device", "cuda", "-n", "3", *names])
+    for release in repeated:
+        yield Step("bare", release, ["run", BARE[0], "--fault", BARE[1], "-n", "1"])
+    for release in releases:
+        yield Step("clean-1", release, ["run", "-m", "vllm", "-n", WORKERS])
     for number in range(2, repeats + 1):
-        for release in releases:
-            yield Step(f"clean-{number}", release, ["run", "-m", "vllm", "-n", "4"])
+        for release in repeated:
+            yield Step(f"clean-{number}", release, ["run", "-m", "vllm", "-n", WORKERS])
 
 
 def vllm_kernels() -> list[str]:
@@ -75,12 +94,13 @@ def run(args: argparse.Namespace) -> int:
     """Run every step, at most `--parallel` at a time, until `--seconds` are over."""
     sites = dict(item.split("=", 1) for item in args.release)
     deadline = time.monotonic() + args.seconds
-    waiting = list(steps(list(sites), args.repeats, args.susceptible or next(iter(sites))))
+    susceptible = args.susceptible or next(iter(sites))
+    waiting = list(steps(list(sites), args.repeated or list(sites), args.repeats, susceptible))
     running: list[Step] = []
     done: list[Step] = []
     while (waiting or running) and time.monotonic() < deadline:
-        while waiting and len(running) < args.parallel:
-            step = waiting.pop(0)
+        while waiting and (step := next_step(waiting, running, args.parallel)) is not None:
+            waiting.remove(step)
             start(step, sites[step.release], args)
             running.append(step)
         for step in [step for step in running if step.process is not None and step.process.poll() is not None]:
@@ -101,6 +121,24 @@ def run(args: argparse.Namespace) -> int:
     for step in waiting:
         print(f"not run for want of time: {step.release} {step.name}")
     return 0
+
+
+def next_step(waiting: list[Step], running: list[Step], parallel: int) -> Step | None:
+    """The first step that may start. The clean scenarios of a release are in a row: one round after another.
+
+    What needs the hybrid canary waits until one case of it has compiled the release's kernels.
+    """
+    if sum(step.weight for step in running) >= parallel:
+        return None
+    cold = {step.release for step in (*waiting, *running) if step.name == "warm"}
+    busy = cold | {step.release for step in running if step.name.startswith("clean-")}
+    fitting = (
+        step
+        for step in waiting
+        if not (step.name.startswith("clean-") and step.release in busy)
+        and not (step.name == HYBRID_FAULT and step.release in cold)
+    )
+    return next(fitting, None)
 
 
 def start(step: Step, site: str, args: argparse.Namespace) -> None:
@@ -144,10 +182,11 @@ def curve(result: dict[str, Any]) -> str:
 
 
 def render(args: argparse.Namespace) -> int:
-    """Write the page from the folder that `run` left."""
-    releases = sorted(path.name for path in args.out.iterdir() if (path / "clean-1").is_dir())
-    parts = [HEAD, machine(args.out, releases), *fault_table(args.out, releases), *clean_table(args.out, releases)]
-    parts += susceptibility(args.out, releases)
+    """Write the page from the folders that `run` left."""
+    out: list[Path] = args.out
+    releases = sorted({path.name for folder in out for path in folder.iterdir() if (path / "clean-1").is_dir()})
+    parts = [HEAD, machine(out, releases), *fault_table(out, releases), *clean_table(out, releases)]
+    parts += susceptibility(out, releases)
     args.docs.parent.mkdir(parents=True, exist_ok=True)
     args.docs.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
     return 0
@@ -162,50 +201,104 @@ vLLM, and several processes shared the GPU: they are no benchmark. What the tabl
 """
 
 
-def machine(out: Path, releases: list[str]) -> str:
+def machine(out: list[Path], releases: list[str]) -> str:
     """One line on where it ran."""
-    for release in releases:
-        for plan in sorted((out / release).glob("clean-*/run/*/run.json")):
-            found = json.loads(plan.read_text()).get("environment") or {}
-            if found:
-                gpus = [gpu["name"] for gpu in found.get("gpus") or []]
-                words = [f"{key} {found[key]}" for key in ("python", "torch", "triton") if found.get(key)]
+    for folder, release in itertools.product(reversed(out), releases):
+        for plan in sorted((folder / release).glob("clean-*/run/*/run.json")):
+            environment = json.loads(plan.read_text()).get("environment") or {}
+            if environment:
+                gpus = [gpu["name"] for gpu in environment.get("gpus") or []]
+                words = [f"{key} {environment[key]}" for key in ("python", "torch", "triton") if environment.get(key)]
                 return f"Machine: {', '.join([*gpus, *words])}; vLLM {', '.join(releases)}.\n"
     return f"vLLM {', '.join(releases)}.\n"
 
 
-def fault_table(out: Path, releases: list[str]) -> Iterator[str]:
+def fault_table(out: list[Path], releases: list[str]) -> Iterator[str]:
     """Five PRs by release: as released, and with the fault put back."""
+    sys.path.insert(0, str(ROOT))
+    from harness.serving.vllm_faults import why_not
+
     yield "## The five PRs\n"
     yield "| PR | vLLM | as released | fault put back | the harness says |\n|---|---|---|---|---|"
-    for fault, (ref, case) in FAULTS.items():
-        for release in releases:
-            clean = next((r for r in results(out / release / "clean-1") if r["id"] == case), None)
-            faulty = next(iter(results(out / release / fault)), None)
-            says = (faulty or {}).get("reason", "") if faulty and faulty["verdict"] != "pass" else "not caught"
-            if faulty and faulty["verdict"] == "pass":
-                says = "the poison changed no answer: see the matrix below for what this kernel lets through"
-            if faulty and faulty["verdict"] == "skip" and clean:
-                says = clean["reason"] or "has the bug as released, and it changed no answer"
-            as_released = told(clean, partial(out / release / "clean-1", case))
-            with_fault = told(faulty, partial(out / release / fault, case))
-            yield f"| {ref} | {release} | {as_released} | {with_fault} | {cell(says)} |"
-    for ref, why in NOT_SHOWN.items():
-        yield f"| {ref} | all | | | not run on vLLM: {why} |"
+    for fault, (ref, scenario, points) in FAULTS.items():
+        for release, point in itertools.product(releases, points):
+            case = f"{scenario}[{point}]"
+            # The name that the first runs had for it, before there was a matrix of backends.
+            older = "vllm-kv-cache-full[num_blocks=96]" if case == "vllm-kv-cache-full[backend=FLASHMLA]" else case
+            clean, as_released = newest(out, release, ("clean-1",), (case, older))
+            faulty, with_fault = newest(out, release, (fault,), (case, older))
+            if faulty is None and "as released" in (why_not(fault, release) or ""):
+                faulty, with_fault = {"verdict": "skip", "reason": ""}, "has the bug itself"
+            where = f"{ref}, `{point}`" if len(points) > 1 else ref
+            yield f"| {where} | {release} | {as_released} | {with_fault} | {cell(says(clean, faulty))} |"
     yield ""
+    for release in releases:
+        bare, words = newest(out, release, ("bare",), (BARE[0],))
+        if bare is not None:
+            ref = FAULTS[BARE[1]][0]
+            yield f"With the fix of {ref} taken out of {release} and nothing filled in: {words}.\n"
+
+
+Told = tuple[dict[str, Any] | None, str]
+
+
+def newest(out: list[Path], release: str, names: tuple[str, ...], cases: tuple[str, ...]) -> Told:
+    """The last result of a case under any of its names, in words too; a time-out only where there is nothing else."""
+    late: Told = (None, "not run")
+    for folder, name, case in itertools.product(reversed(out), names, cases):
+        place = folder / release / name
+        result = next((result for result in results(place) if result["id"] == case), None)
+        if result is None:
+            continue
+        found = (result, told(result, partial(place, case)))
+        if not timed_out(result):
+            return found
+        late = late if late[0] else found
+    return late
+
+
+def timed_out(result: dict[str, Any]) -> bool:
+    """Whether it met the harness's own limit: nothing was seen of vLLM but that its machine was busy."""
+    reason: str = result["reason"]
+    return reason.startswith("no answer within")
+
+
+def says(clean: dict[str, Any] | None, faulty: dict[str, Any] | None) -> str:
+    """What the harness said of the fault, or of the release that has it itself."""
+    if faulty is None:
+        return "not run"
+    if faulty["verdict"] == "pass":
+        return "not caught: the poison changed no answer; the matrix below says what this kernel lets through"
+    if faulty["verdict"] == "skip" and clean is not None:
+        return clean["reason"] or "has the bug as released, and it changed no answer"
+    reason: str = faulty["reason"]
+    return reason
 
 
 def partial(place: Path, case: str) -> str:
     """Accuracy of the epochs that were answered whole before a serving process died."""
-    slug = re.sub(r"[^A-Za-z0-9_.=]+", "-", case).strip("-")
     right: dict[int, list[bool]] = {}
-    for file in sorted(place.glob(f"run/*/accuracy/{slug}*/nan/asked/accuracy.jsonl"))[-1:]:
+    for file in sorted(place.glob(f"run/*/accuracy/{slug(case)}*/nan/asked/accuracy.jsonl"))[-1:]:
         header, *rows = [json.loads(line) for line in file.read_text().splitlines()]
         for row in rows:
             right.setdefault(row["epoch"], []).append(row["correct"])
         whole = [answers for answers in right.values() if len(answers) == len(header["questions"])]
         return ", ".join(f"{sum(answers) / len(answers):.4f}" for answers in whole)
     return ""
+
+
+def poisoned(place: Path, case: str) -> str:
+    """What the poison filled in a case: sweeps of free memory, KV blocks, rows of context attention."""
+    for file in sorted(place.glob(f"run/*/accuracy/{slug(case)}/nan/asked/poison.json"))[-1:]:
+        found = json.loads(file.read_text())
+        words = {"sweeps": "sweeps", "blocks": "blocks", "context_rows": "context rows"}
+        return ", ".join(f"{found[key]:,} {word}" for key, word in words.items() if found.get(key))
+    return ""
+
+
+def slug(case: str) -> str:
+    """The folder of a case's answers."""
+    return re.sub(r"[^A-Za-z0-9_.=]+", "-", case).strip("-")
 
 
 def told(result: dict[str, Any] | None, before: str = "") -> str:
@@ -215,7 +308,8 @@ def told(result: dict[str, Any] | None, before: str = "") -> str:
     if result["verdict"] == "skip":
         return "has the bug itself" if "as released" in result["reason"] else f"skipped: {cell(result['reason'])}"
     known = curve(result) or (f"after {before}" if before else "")
-    return ", ".join(filter(None, [f"**{result['verdict']}**", known, f"{result['seconds']:.0f} s"]))
+    verdict = "timed out" if timed_out(result) else result["verdict"]
+    return ", ".join(filter(None, [f"**{verdict}**", known, f"{result['seconds']:.0f} s"]))
 
 
 def cell(text: str) -> str:
@@ -224,22 +318,52 @@ def cell(text: str) -> str:
     return flat if len(flat) <= 240 else flat[:239] + "…"
 
 
-def clean_table(out: Path, releases: list[str]) -> Iterator[str]:
-    """The clean scenarios, each time they were run."""
-    yield "## Clean scenarios\n"
-    yield "| case | vLLM | " + " | ".join(f"run {n}" for n in (1, 2, 3)) + " |\n|---|---|---|---|---|"
+def clean_table(out: list[Path], releases: list[str]) -> Iterator[str]:
+    """The clean scenarios, each time they were run, oldest first."""
+    rows: list[tuple[str, str, list[str], str]] = []
     for release in releases:
-        runs = [{r["id"]: r for r in results(out / release / f"clean-{n}")} for n in (1, 2, 3)]
-        for case in dict.fromkeys(name for run_ in runs for name in run_):
-            yield f"| `{case}` | {release} | " + " | ".join(told(run_.get(case)) for run_ in runs) + " |"
+        places = [place for folder in out for place in sorted((folder / release).glob("clean-*"))]
+        runs = [{r["id"]: r for r in results(place)} for place in places]
+        for case in sorted({name for run_ in runs for name in run_}):
+            cells = [
+                told(run_[case], partial(place, case)) for run_, place in zip(runs, places, strict=True) if case in run_
+            ]
+            filled = next(filter(None, (poisoned(place, case) for place in reversed(places))), "")
+            rows.append((case, release, cells, filled))
+    most = max((len(cells) for _, _, cells, _ in rows), default=1)
+    yield "## Clean scenarios\n"
+    yield "| case | vLLM | " + " | ".join(f"run {n + 1}" for n in range(most)) + " | filled in the last |"
+    yield "|---|---|" + "---|" * (most + 1)
+    for case, release, cells, filled in rows:
+        yield f"| `{case}` | {release} | " + " | ".join(cells + ["not run"] * (most - len(cells))) + f" | {filled} |"
+    yield ""
+    yield "### Not passed\n"
+    for folder, release in itertools.product(out, releases):
+        for place in sorted((folder / release).glob("clean-*")):
+            for result in results(place):
+                if result["verdict"] not in ("pass", "skip"):
+                    yield f"- `{result['id']}` on {release}: {cell(result['reason'])}"
     yield ""
 
 
-def susceptibility(out: Path, releases: list[str]) -> Iterator[str]:
-    """The matrix of one release, as its own run wrote it."""
+def susceptibility(out: list[Path], releases: list[str]) -> Iterator[str]:
+    """The matrix of one release: of each cell its last result, over all runs of `susceptibility`."""
+    sys.path.insert(0, str(ROOT))
+    from harness.plan.probe import case_of
+    from harness.records import CaseResult
+    from harness.report.susceptibility import Cell, cell_of, to_markdown
+
     for release in releases:
-        for page in sorted((out / release).glob("susceptibility/run/*/susceptibility.md")):
-            text = page.read_text(encoding="utf-8").replace("## ", "### ").replace("# Susceptibility", "", 1)
+        cells: dict[str, Cell] = {}
+        for folder in out:
+            for file in sorted((folder / release).glob("susceptibility/run/*/results.jsonl")):
+                for line in file.read_text(encoding="utf-8").splitlines():
+                    result = CaseResult.model_validate_json(line)
+                    case = case_of(result.id)
+                    if case is not None:
+                        cells[result.id] = cell_of(result, case)
+        if cells:
+            text = to_markdown(list(cells.values())).replace("## ", "### ").replace("# Susceptibility", "", 1)
             yield f"## Susceptibility of vLLM {release}'s kernels\n\n{text.strip()}\n"
 
 
@@ -252,12 +376,13 @@ def main() -> int:
     runs.add_argument("--common", default="")
     runs.add_argument("--out", type=Path, required=True)
     runs.add_argument("--repeats", type=int, default=3)
-    runs.add_argument("--parallel", type=int, default=7)
+    runs.add_argument("--repeated", action="append", metavar="VERSION", help="whose clean scenarios repeat [all]")
+    runs.add_argument("--parallel", type=int, default=12, help="serving processes at once, about")
     runs.add_argument("--seconds", type=float, default=3600)
     runs.add_argument("--susceptible", metavar="VERSION", help="whose kernels the matrix is of [the first]")
     runs.set_defaults(do=run)
     pages = commands.add_parser("render")
-    pages.add_argument("out", type=Path)
+    pages.add_argument("out", type=Path, nargs="+", help="folders that `run` left, oldest first")
     pages.add_argument("--docs", type=Path, default=ROOT / "docs" / "vllm.md")
     pages.set_defaults(do=render)
     args = parser.parse_args()

@@ -18,7 +18,7 @@ from harness.errors import InputError
 
 REFUSED, FAILED = 2, 3
 FILLED_FILE = "poison.json"
-"""Beside the answers: how often free memory was swept, and how many blocks were filled."""
+"""Beside the answers: how often free memory was swept, and how many blocks and context rows were filled."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -52,6 +52,10 @@ def serve(order: dict[str, Any]) -> None:
         from harness.serving.vllm_faults import put_back
 
         put_back(order["fault"], importlib.import_module("vllm").__version__)
+    if order["simulated"]:
+        from harness.serving.routing import register
+
+        register()
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(order["task"], Path(scratch), limit=order["limit"])
         backend = VllmBackend(order["model"], concurrency=order["concurrency"], **order["options"])

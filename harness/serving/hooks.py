@@ -1,5 +1,8 @@
 """Poison inside a vLLM worker: before each step, what nobody wrote is filled, ahead of vLLM's own zeroing.
 
+One site is filled within a step: rows of context attention whose tokens have no context. The op promises nothing of
+them (TRT-LLM's kernel on Blackwell leaves them unwritten), though FlashAttention-3 happens to write them.
+
 Both model runners take the scheduler's output in `execute_model`; that is where the step begins, with the ids of newly
 given blocks at hand and vLLM's zeroing still to come. All fills are queued on the current stream, as the step is.
 """
@@ -8,19 +11,23 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from harness.poison.sentinels import bits_view, sentinel_bits
-from harness.serving.settings import ServePoison
+from harness.serving.settings import CONTEXT, ServePoison
 
 RUNNERS = (
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner",
 )
+CONTEXT_OWNER = "vllm.model_executor.layers.attention.mla_attention:MLACommonImpl"
+TOLD = frozenset(10**power for power in range(9))
 FINITE = 1.0
 """The latent is normalised: a value of this size is what an older owner of a page could have left."""
 
@@ -29,8 +36,10 @@ FINITE = 1.0
 class Filled:
     """What the poison of this process has filled so far; a run in which it filled nothing proves nothing."""
 
+    steps: int = 0
     sweeps: int = 0
     blocks: int = 0
+    context_rows: int = 0
 
 
 FILLED = Filled()
@@ -47,7 +56,39 @@ def install(poison: ServePoison) -> list[str]:
             continue
         runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
         wrapped.append(path)
+    if any(site in poison.sites for site in CONTEXT):
+        module, _, name = CONTEXT_OWNER.partition(":")
+        owner = getattr(importlib.import_module(module), name)
+        owner._compute_prefill_context = with_context_rows(owner._compute_prefill_context, poison)
+        wrapped.append(CONTEXT_OWNER)
     return wrapped
+
+
+def with_context_rows(original: Callable[..., Any], poison: ServePoison) -> Callable[..., Any]:
+    """`_compute_prefill_context` with rows past `prefill_tokens_with_context` as a kernel that skips them leaves them.
+
+    Its outputs are [T, H, V] and [H, T].
+    """
+
+    @functools.wraps(original)
+    def compute(self: Any, q: Any, cache: Any, attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        out, lse = original(self, q, cache, attn_metadata, *args, **kwargs)
+        count = attn_metadata.prefill.chunked_context.prefill_tokens_with_context
+        if count is not None and count < out.shape[0]:
+            fill(out[count:], poison.pattern, "context.output")
+            fill(lse[:, count:], poison.pattern, "context.lse")
+            FILLED.context_rows += out.shape[0] - count
+        return out, lse
+
+    return compute
+
+
+def fill(values: torch.Tensor, pattern: str, site: str) -> None:
+    """Fill a view whole with the pattern; no element of it is read."""
+    if pattern == "nan":
+        bits_view(values)[:] = sentinel_bits(values.dtype, site)
+    else:
+        values.fill_(FINITE if pattern == "finite" else torch.finfo(values.dtype).max)
 
 
 def _wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., Any]:
@@ -72,6 +113,11 @@ class StepPoison:
         """Poison before one step; in inference mode, as vLLM's caches may be changed in no other."""
         with torch.inference_mode():
             self._before(runner, step)
+
+        FILLED.steps += 1
+        # A server has no caller who could read the counts: it says them on lines that grow rare.
+        if FILLED.steps in TOLD:
+            print(f"mla-harness: {self._poison.text()} in process {os.getpid()}: {asdict(FILLED)}", file=sys.stderr)
 
     def _before(self, runner: Any, step: Any) -> None:
         if self._poison.sweeps and not torch.cuda.is_current_stream_capturing():

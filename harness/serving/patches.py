@@ -46,9 +46,9 @@ class Patch:
 
     def why_not(self, version: str) -> str | None:
         """Why the bug is not put back in `version`; None where it can be tried."""
-        if self.as_released and _numbers(version) < _numbers(self.as_released):
+        if self.as_released and numbers(version) < numbers(self.as_released):
             return f"vLLM {version} has this bug as released; its fix came with {self.as_released}"
-        if not _numbers(self.first) <= _numbers(version) < _numbers(self.last):
+        if not numbers(self.first) <= numbers(version) < numbers(self.last):
             return f"written for vLLM {self.first} up to, not including, {self.last}; this is {version}"
         return None
 
@@ -120,7 +120,7 @@ def find_owner(target: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
     """0.22.1 -> (0, 22, 1); what follows a release number is left out."""
     parts = []
     for part in version.split(".")[:3]:

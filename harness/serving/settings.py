@@ -12,6 +12,8 @@ VARIABLE = "MLA_HARNESS_POISON"
 
 FREED = ("output", "lse", "workspace", "context.output", "context.lse", "graph.pool", "graph.pad_rows", "sched_meta")
 """Sites that lie in memory which the caching allocator holds free before a step; one sweep fills them all."""
+CONTEXT = ("context.output", "context.lse")
+"""Rows of tokens without context, which the op does not promise to write; filled after each context chunk too."""
 BLOCKS = ("kv.new", "kv.tail", "kv.null")
 """Sites inside vLLM's own KV pages."""
 PATTERNS = ("nan", "max", "finite")

@@ -7,6 +7,11 @@ from harness.serving.patches import Edit, Patch
 _PLAN = "vllm.v1.attention.backends.mla.flashmla:FlashMLAMetadataBuilder._build_decode"
 _CAPTURE = "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.capture"
 _MERGE = "vllm.model_executor.layers.attention.mla_attention:MLACommonImpl.forward_mha"
+_ROUTER = "vllm.model_executor.layers.fused_moe.router.base_router:BaseRouter."
+_WORDS = (
+    "\ntopk_ids = topk_ids.long()  # and who reads them takes the buffer for one of 32-bit ids\n"
+    "topk_ids = topk_ids.view(torch.int32).flatten()[: topk_ids.numel()].view(topk_ids.shape)\n"
+)
 _BLOCKS = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.allocate_new_blocks"
 
 PATCHES: dict[str, tuple[Patch, ...]] = {
@@ -56,18 +61,27 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
                     "prefill_tokens_with_context=prefill_metadata.chunked_context.prefill_tokens_with_context,\n",
                     "prefill_tokens_with_context=None,\n",
                 ),
+            ),
+        ),
+    ),
+    "vllm.router-int64-ids": (
+        Patch(
+            "vllm.router-int64-ids", "0.21.0", "0.24.0",
+            (
                 Edit(
-                    _MERGE,
-                    "output = output.view(-1, self.num_heads, self.v_head_dim)\nmerge_attn_states(\n",
-                    "output = output.view(-1, self.num_heads, self.v_head_dim)\n"
-                    "_with = prefill_metadata.chunked_context.prefill_tokens_with_context\n"
-                    "if _with is not None:  # as TRT-LLM's ragged kernel on Blackwell: such rows are not written\n"
-                    "    context_output = torch.empty_like(context_output).index_copy_(\n"
-                    "        0, torch.arange(_with, device=context_output.device), context_output[:_with])\n"
-                    "    _lse = torch.empty_like(context_lse)\n"
-                    "    _lse[:, :_with] = context_lse[:, :_with]\n"
-                    "    context_lse = _lse\n"
-                    "merge_attn_states(\n",
+                    _ROUTER + "select_experts",
+                    "topk_ids = self._convert_indices_dtype(topk_ids, indices_type)\n",
+                    "topk_ids = self._convert_indices_dtype(topk_ids, indices_type)" + _WORDS,
+                ),
+            ),
+        ),
+        Patch(
+            "vllm.router-int64-ids", "0.24.0", "0.25.0",
+            (
+                Edit(
+                    _ROUTER + "_select_experts",
+                    "topk_ids = self._convert_indices_dtype(topk_ids, topk_indices_dtype)\n",
+                    "topk_ids = self._convert_indices_dtype(topk_ids, topk_indices_dtype)" + _WORDS,
                 ),
             ),
         ),

@@ -23,7 +23,9 @@ from harness.poison.patterns import Poison
 from harness.records import Case
 from harness.scenario.params import VllmParams
 from harness.serving.child import FILLED_FILE
-from harness.serving.settings import BLOCKS, SITES, VARIABLE, ServePoison
+from harness.serving.patches import numbers
+from harness.serving.routing import ROUTING_VARIABLE, STRATEGY
+from harness.serving.settings import BLOCKS, CONTEXT, SITES, VARIABLE, ServePoison
 from harness.serving.vllm_faults import why_not
 from harness.targets.base import Run
 
@@ -33,6 +35,8 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 PATTERN = {"nan": "nan", "max": "max"}
 """Patterns of a scenario as the plug-in knows them; any other leaves memory as it is."""
 BLACKWELL = ("CUTLASS_MLA", "FLASHINFER_MLA")
+TRITON_IN_FULL_GRAPHS = (0, 22)
+"""The release from which TRITON_MLA can be captured whole."""
 MULTIPLYING = ("FLASHMLA", "FLASH_ATTN_MLA", *BLACKWELL)
 """Backends that are promised finite pages; in a model of MLA layers alone every page was written by one."""
 
@@ -62,6 +66,10 @@ class VllmTarget:
             major, minor = torch.cuda.get_device_capability()
             if major != 10:
                 return f"{params.backend} is built for data-center Blackwell (10.0, 10.3); this GPU is {major}.{minor}"
+        if params.backend == "TRITON_MLA" and params.graph == "full" and numbers(version) < TRITON_IN_FULL_GRAPHS:
+            return f"vLLM {version} refuses full graphs with TRITON_MLA"
+        if params.quantization != "none" and numbers(version)[:2] == (0, 22) and find_spec("humming") is None:
+            return f"vLLM {version} imports humming-kernels for any quantization, which is not installed"
         if not (canary(params) / "config.json").is_file():
             return f"{canary(params)} is not there: train one with `canary train`"
         return why_not(fault, version) if fault else None
@@ -108,6 +116,7 @@ class VllmTarget:
             "epochs": self._params.epochs,
             "max_tokens": self._params.max_tokens,
             "fault": self._fault,
+            "simulated": self._params.routing == "simulated",
             "directory": str(directory),
         }
         with (directory / "vllm.log").open("wb") as log:
@@ -135,8 +144,9 @@ class VllmTarget:
 def _check_filled(directory: Path, poison: ServePoison) -> None:
     """Raise HarnessError when a poison that was asked for filled nothing: its case would have proved nothing."""
     filled = json.loads((directory / FILLED_FILE).read_text(encoding="utf-8"))
-    wants_blocks = any(site in BLOCKS for site in poison.sites)
-    if (poison.sweeps and not filled["sweeps"]) or (wants_blocks and not filled["blocks"]):
+    wanted = {"sweeps": poison.sweeps, "blocks": any(site in BLOCKS for site in poison.sites)}
+    wanted["context_rows"] = any(site in CONTEXT for site in poison.sites)
+    if any(asked and not filled[what] for what, asked in wanted.items()):
         raise HarnessError(f"the poison {poison.text()} filled nothing in this vLLM: {filled}")
 
 
@@ -155,13 +165,20 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
         "gpu_memory_utilization": 0.08,
         "kv_cache_dtype": "auto" if params.kv == "bf16" else "fp8",
         "enable_prefix_caching": params.prefix_caching,
+        "quantization": None if params.quantization == "none" else params.quantization,
         "attention_backend": params.backend,
         "trust_remote_code": True,
         "seed": 0,
     }
+    if params.canary == "moe":
+        # The choice of releases differs, and some of them compile kernels at the first start.
+        options["moe_backend"] = "triton"
     if graph == "none":
         return {**options, "enforce_eager": True}
-    compilation = {"mode": 0 if graph == "full" else 3, "cudagraph_mode": graph.upper()}
+    compilation: dict[str, Any] = {"mode": 0, "cudagraph_mode": graph.upper()}
+    if graph == "piecewise":
+        # vLLM splits the model in its compiler alone; what the pieces are compiled by is not what is judged here.
+        compilation |= {"mode": 3, "backend": "eager"}
     return {**options, "compilation_config": {**compilation, "cudagraph_capture_sizes": list(params.capture_sizes)}}
 
 
@@ -178,6 +195,8 @@ def _environ(params: VllmParams, poison: ServePoison | None) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         VARIABLE: poison.text() if poison else "",
     }
+    if params.routing == "simulated":
+        ours[ROUTING_VARIABLE] = STRATEGY
     return {**os.environ, **ours}
 
 

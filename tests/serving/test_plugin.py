@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.errors import InputError
-from harness.serving.hooks import StepPoison, groups, new_blocks
+from harness.serving.hooks import FILLED, StepPoison, groups, new_blocks, with_context_rows
 from harness.serving.settings import ServePoison
 
 
@@ -98,3 +98,38 @@ def test_a_wrong_setting_is_refused(text: str) -> None:
 def test_a_setting_survives_its_own_text() -> None:
     poison = ServePoison(("kv.new", "output"), "max")
     assert ServePoison.parse(poison.text()) == poison
+
+
+def context_chunk(count: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Five tokens' context attention of which `count` have context, under the poison."""
+
+    def original(self: Any, q: Any, cache: Any, metadata: Any, scale: Any) -> Any:
+        return torch.ones(5, 2, 4, dtype=torch.bfloat16), torch.ones(2, 5)
+
+    chunked = SimpleNamespace(prefill_tokens_with_context=count)
+    metadata = SimpleNamespace(prefill=SimpleNamespace(chunked_context=chunked))
+    out, lse = with_context_rows(original, ServePoison(("context.output",)))(None, None, None, metadata, None)
+    return out, lse
+
+
+def test_rows_without_context_are_what_a_kernel_that_skips_them_leaves() -> None:
+    before = FILLED.context_rows
+    out, lse = context_chunk(3)
+    assert out[3:].isnan().all() and not out[:3].isnan().any()
+    assert lse[:, 3:].isnan().all() and not lse[:, :3].isnan().any()
+    assert FILLED.context_rows == before + 2
+
+
+@pytest.mark.parametrize("count", [None, 5])
+def test_where_all_tokens_have_context_nothing_is_filled(count: int | None) -> None:
+    out, lse = context_chunk(count)
+    assert not out.isnan().any() and not lse.isnan().any()
+
+
+def test_steps_and_fills_are_said_on_lines_that_grow_rare(capsys: pytest.CaptureFixture[str]) -> None:
+    poison = StepPoison(ServePoison(("kv.new",)))
+    FILLED.steps = 0
+    for _ in range(12):
+        poison(runner(torch.zeros(16, 64, 8, dtype=torch.bfloat16)), step())
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all(line.startswith("mla-harness: kv.new:nan in process") for line in lines)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.errors import HarnessError
 from harness.poison.patterns import Poison
 from harness.records import Case, Job, PoisonPlan, Verdict
 from harness.run.execute import execute
 from harness.scenario.params import VllmParams
-from harness.targets.vllm import VllmTarget, llm_options
+from harness.serving.child import FILLED_FILE
+from harness.serving.routing import ROUTING_VARIABLE, STRATEGY
+from harness.serving.settings import ServePoison
+from harness.targets.vllm import VllmTarget, _check_filled, _environ, llm_options
 
 pytest.importorskip("lm_eval")
 FAKE = Path(__file__).parent / "fake"
@@ -104,3 +109,35 @@ def test_a_backend_of_another_gpu_is_skipped_with_that_reason(tmp_path: Path, mo
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     result = run(tmp_path, case(backend="FLASHINFER_MLA"))
     assert result.verdict is Verdict.SKIP and "this GPU is 9.0" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("version", "params", "words"),
+    [
+        ("0.21.0", {"backend": "TRITON_MLA", "graph": "full"}, "refuses full graphs"),
+        ("0.22.1", {"canary": "moe", "quantization": "fp8_per_tensor"}, "humming-kernels"),
+    ],
+)
+def test_what_a_release_cannot_serve_is_skipped_with_that_reason(
+    version: str, params: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.targets.vllm.installed_version", lambda: version)
+    result = run(tmp_path, case(**params))
+    assert result.verdict is Verdict.SKIP and words in result.reason
+
+
+def test_the_simulator_and_the_experts_kernel_are_stated_to_vllm() -> None:
+    params = VllmParams(canary="moe", routing="simulated", quantization="fp8_per_tensor", graph="piecewise")
+    options = llm_options(params, "piecewise")
+    assert options["moe_backend"] == "triton" and options["quantization"] == "fp8_per_tensor"
+    assert options["compilation_config"]["mode"] == 3 and options["compilation_config"]["backend"] == "eager"
+    assert _environ(params, None)[ROUTING_VARIABLE] == STRATEGY
+    assert _environ(VllmParams(), None).get(ROUTING_VARIABLE) is None
+
+
+def test_context_rows_that_were_asked_for_and_never_filled_are_an_error(tmp_path: Path) -> None:
+    filled = {"steps": 9, "sweeps": 9, "blocks": 0, "context_rows": 0}
+    (tmp_path / FILLED_FILE).write_text(json.dumps(filled))
+    _check_filled(tmp_path, ServePoison(("output",)))
+    with pytest.raises(HarnessError, match="filled nothing"):
+        _check_filled(tmp_path, ServePoison(("output", "context.output")))
