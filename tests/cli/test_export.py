@@ -1,0 +1,84 @@
+"""`mla-harness repro CASE --script FILE`: a failing case leaves as a script, and no claim leaves that was not seen."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.catalog import KERNELS
+from harness.export.code import MARKER
+from harness.export.recipes import RECIPES, Recipe
+
+from .conftest import GOOD_BODY  # type: ignore[import-not-found]
+
+Cli = Callable[..., tuple[int, str, str]]
+SHOWN = "fails with the bug: yes; passes without: yes"
+
+
+@pytest.fixture(autouse=True)
+def forget_plugins() -> object:
+    """Take `mine` out of the table again, as a new process would not have it."""
+    yield
+    for name in [name for name in KERNELS.names() if name.endswith("/mine")]:
+        del KERNELS._entries[name]
+
+
+@pytest.fixture
+def repro(cli: Cli, scenarios: Path) -> Cli:
+    """`repro` on the small scenarios, with little time to make cases smaller."""
+    return lambda *words: cli("repro", *words, "--scenarios", scenarios, "-n", 1, "--shrink-seconds", 3)
+
+
+@pytest.mark.parametrize("selector", ["merge", "36540", "merge[num_with_context=7]"])
+def test_a_known_bug_is_found_made_small_and_written_once_it_is_seen(repro: Cli, tmp_path: Path, selector: str) -> None:
+    code, out, err = repro(selector, "--script", tmp_path / "out.py")
+    assert code == 0, err
+    assert SHOWN in out
+    text = (tmp_path / "out.py").read_text()
+    assert "# See vllm-project/vllm#36540." in text and "NUM_TOKENS, WITH_CONTEXT, HEADS, V_DIM = 1, 0, 1, " in text
+
+
+def test_a_kernel_of_somebodys_own_is_imported_from_its_file(
+    repro: Cli, plugin: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = plugin(GOOD_BODY.replace("x if num_live is None else x[:num_live]", "x"))
+    code, out, err = repro(
+        "quantize", "--plugin", path, "--kernel", "mine", "--script", tmp_path / "test_it.py", "--pytest"
+    )
+    assert code == 0, err
+    assert SHOWN in out
+    text = (tmp_path / "test_it.py").read_text()
+    constants = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
+    assert str(path) in constants
+    assert f'kernel = kernels["quantize_fp8", "mine"]{MARKER}' in text
+    assert "def test_quantize" in text
+
+
+def test_nothing_is_written_when_the_script_does_not_show_the_bug(
+    repro: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, "merge.ignore-context-count", Recipe("merge.count", "harmless = True"))
+    code, out, err = repro("merge", "--script", tmp_path / "out.py")
+    assert code == 3
+    assert "no script is written" in err and "fails with the bug: no (passes)" in err
+    assert SHOWN not in out and not (tmp_path / "out.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("quantize", "--script", "out.py"), "only a failing case"),
+        (("merge", "--script", "out.txt"), "ends in .py"),
+        (("merge", "--script", "no/such/out.py"), "folder that exists"),
+        (("merge", "--pytest"), "add --script FILE"),
+        (("merge", "--fault", "merge.ignore-context-count"), "add --script FILE"),
+        (("merge", "--script", "out.py", "--fault", "no.such"), "unknown fault"),
+        (("nothing", "--script", "out.py"), "unknown scenario"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_in_one_line(repro: Cli, words: tuple[str, ...], told: str) -> None:
+    code, _, err = repro(*words)
+    assert code == 2 and told in err and err.count("\n") == 1

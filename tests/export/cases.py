@@ -1,0 +1,30 @@
+"""The known bugs as scripts: each fault with the case that its scenario tries it on, not made smaller."""
+
+from __future__ import annotations
+
+from harness.export.recipes import RECIPES
+from harness.export.render import Export, Story, render
+from harness.plan.expand import fault_cases
+from harness.records import Case
+from harness.scenario.load import load_scenarios
+
+SCENARIOS = {scenario.name: scenario for scenario in load_scenarios(None)}
+
+
+def declared() -> list[tuple[str, Case]]:
+    """Each fault that has a recipe, with every kernel or engine case that a scenario declares for it."""
+    return [
+        (use.name, case)
+        for scenario in SCENARIOS.values()
+        for use, case in fault_cases(scenario)
+        if use.name in RECIPES and case.system in ("kernel", "engine")
+    ]
+
+
+def script_of(fault: str | None, case: Case, *, is_pytest: bool = False, title: str = "A bug.") -> str:
+    """The script of one case."""
+    story = Story(
+        title, case.refs, why=SCENARIOS[case.scenario].why, finding="NaN in live rows", case=case.id,
+        versions="torch 2.13.0",
+    )  # fmt: skip
+    return render(Export(case, fault, story, is_pytest=is_pytest, sites=frozenset(case.poison.sites)))
