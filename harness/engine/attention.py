@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from harness.engine import context_ranks
 from harness.engine.batch import Batch, DecodeInputs, PrefillRequest
 from harness.engine.config import PAGE_SIZE
 from harness.engine.kernels import Kernels
@@ -15,27 +18,29 @@ from harness.ops.memory import check_indices
 
 
 class PagedMLA:
-    """One MLA layer. T tokens, H heads, R latent rank, E rope dim, D = R + E, V value dim."""
+    """One MLA layer with full attention. T tokens, H heads, R latent rank, E rope dim, D = R + E, V value dim."""
 
     def __init__(
-        self, attention: MLAAttention, layer: int, kernels: Kernels, quantize: ActivationQuantizer, context_chunk: int
-    ) -> None:
+        self, attention: MLAAttention, layer: int, kernels: Kernels, quantize: ActivationQuantizer, context_chunk: int,
+        num_ranks: int = 1,
+    ) -> None:  # fmt: skip
         self._attention = attention
         self._layer = layer
         self._kernels = kernels
         self._quantize = quantize
         self._context_chunk = context_chunk
+        self._num_ranks = num_ranks
 
     def __call__(self, x: torch.Tensor, batch: Batch, memory: PagedMemory) -> torch.Tensor:
         """x: [T, hidden] -> [T, hidden]. Stores the new latents, then attends; rows of padding are undefined."""
         attention, cache = self._attention, memory.latents(self._layer)
-        kv_scale = memory.layout.kv_scale
+        kv_scale = memory.layout.scale_of(self._layer)
         q_nope, q_pe = attention.project_q(x, batch.positions)
         kv_c, k_pe = attention.project_kv(x, batch.positions)
-        self._kernels.write_kv(kv_c, k_pe, cache, batch.slot_mapping, kv_scale=kv_scale)
+        self._kernels.write_kv(kv_c, k_pe, cache, self._slots(batch), kv_scale=kv_scale)
         parts = []
         if batch.decode is not None:
-            n = batch.num_decodes
+            n = batch.num_decode_tokens
             parts.append(self._decode(q_nope[:n], q_pe[:n], cache, kv_scale, batch.decode))
         if batch.prefill:
             q = torch.cat((q_nope, q_pe), dim=-1)
@@ -44,22 +49,39 @@ class PagedMLA:
         out: torch.Tensor = attention.o_proj(self._quantize(values.flatten(1), batch))
         return out
 
+    def _slots(self, batch: Batch) -> torch.Tensor:
+        """Where this layer stores each token [T]."""
+        return batch.stored_slots
+
+    def _table(self, inputs: DecodeInputs) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The block table [B, M] that a decode of this layer reads, and what else it tells the kernel."""
+        return inputs.block_table, {}
+
     def _decode(
         self, q_nope: torch.Tensor, q_pe: torch.Tensor, cache: torch.Tensor,
         kv_scale: float | None, inputs: DecodeInputs,
     ) -> torch.Tensor:  # fmt: skip
-        """q_nope [B, H, nope], q_pe [B, H, E] -> [B, H, V], by attention over the latents themselves."""
+        """q_nope [B * S, H, nope], q_pe [B * S, H, E] -> [B * S, H, V], by attention over the latents themselves."""
         attention = self._attention
-        q = torch.cat((attention.absorb_q(q_nope), q_pe), dim=-1).unsqueeze(1)
+        block_table, options = self._table(inputs)
+        workspace, parts = self._kernels.workspace, (attention.absorb_q(q_nope), q_pe)
+        if workspace is None:
+            q = torch.cat(parts, dim=-1)
+        else:
+            q = workspace.query(*parts)
+            options = options | {"workspace": workspace.counters(inputs.seq_lens.shape[0])}
+        q = q.view(-1, inputs.query_len, *q.shape[1:])
         if inputs.metadata.plan is None:
-            inputs.metadata.plan = self._kernels.mla_decode_plan(inputs.seq_lens, num_heads=attention.num_heads)
+            inputs.metadata.plan = self._kernels.mla_decode_plan(
+                inputs.seq_lens, num_heads=attention.num_heads, **self._kernels.plan_options
+            )
         out, _ = self._kernels.mla_decode(
-            q, cache, inputs.block_table, inputs.seq_lens,
-            scale=attention.softmax_scale, kv_scale=kv_scale, metadata=inputs.metadata.plan,
+            q, cache, block_table, inputs.seq_lens,
+            scale=attention.softmax_scale, kv_scale=kv_scale, metadata=inputs.metadata.plan, **options,
         )  # fmt: skip
         if inputs.output is not None:
             out = store_live_rows(out, inputs.seq_lens, inputs.output)
-        return attention.expand_v(out.squeeze(1))
+        return attention.expand_v(out.flatten(0, 1))
 
     def _prefill(
         self, q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, cache: torch.Tensor,
@@ -74,18 +96,22 @@ class PagedMLA:
         attention = self._attention
         first = requests[0].start
         spans = [(request.start - first, request.end - first) for request in requests]
-        q = q[first:]
-        k, v = attention.expand_kv(kv_c[first:], k_pe[first:])
+        q, kv_c, k_pe = rows_of_prompts(q, kv_c, k_pe, first)
+        k, v = attention.expand_kv(kv_c, k_pe)
         out, lse = causal_attention(q, k, v, spans, attention.softmax_scale)
         query_start_loc = torch.tensor([0, *(end for _, end in spans)], dtype=torch.int32, device=q.device)
         with_context: int | None = sum(r.end - r.start for r in requests if r.context_len)
-        for chunk in context_chunks(requests, self._context_chunk):
-            latents, chunk_start_loc = gather_context(cache, requests, chunk, kv_scale)
-            rank = attention.kv_lora_rank
-            k, v = attention.expand_kv(latents[:, :rank].to(q.dtype), latents[:, rank:].to(q.dtype))
-            chunk_out, chunk_lse = self._kernels.context_attention(
-                q, k, v, query_start_loc, chunk_start_loc, scale=attention.softmax_scale
-            )
+        chunks = context_chunks(requests, self._context_chunk)
+        for part in (part for chunk in chunks for part in context_ranks.split(chunk, self._num_ranks)):
+            if any(part):
+                latents, chunk_start_loc = gather_context(cache, requests, part, kv_scale)
+                rank = attention.kv_lora_rank
+                k, v = attention.expand_kv(latents[:, :rank].to(q.dtype), latents[:, rank:].to(q.dtype))
+                chunk_out, chunk_lse = self._kernels.context_attention(
+                    q, k, v, query_start_loc, chunk_start_loc, scale=attention.softmax_scale
+                )
+            else:
+                chunk_out, chunk_lse = context_ranks.rank_without_kv(out, lse)
             out, lse = self._kernels.merge_attn_states(
                 chunk_out, chunk_lse, out, lse, num_tokens_with_context=with_context
             )
@@ -93,8 +119,16 @@ class PagedMLA:
         return out
 
 
+def rows_of_prompts(
+    q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, first: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The rows of a mixed batch that belong to prompts: all three tensors from the same row `first` on, behind those
+    of decoding requests, of which there may be none (vllm-project/vllm#14253)."""
+    return q[first:], kv_c[first:], k_pe[first:]
+
+
 def store_live_rows(out: torch.Tensor, seq_lens: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Rows of requests of `out` [B, 1, H, R] in the persistent buffer `output`, whose other rows stay zero.
+    """Rows of requests of `out` [B, S, H, R] in the persistent buffer `output`, whose other rows stay zero.
 
     What vllm-project/vllm#37442 did, where the kernel itself skips empty rows of a buffer zeroed once.
     """
@@ -106,6 +140,8 @@ def causal_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[tuple[int, int]], scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """New tokens among themselves: q, k [T, H, Dq], v [T, H, V], row spans -> out [T, H, V], lse [H, T] float32."""
+    if q.is_cuda and len(spans) > 1:
+        return padded_causal_attention(q, k, v, spans, scale)
     outs, lses = [], []
     for start, end in spans:
         scores = torch.einsum("qhd,khd->hqk", q[start:end], k[start:end]) * scale
@@ -114,6 +150,34 @@ def causal_attention(
         lses.append(scores.logsumexp(-1))
         outs.append(torch.einsum("hqk,khv->qhv", scores.softmax(-1), v[start:end]))
     return torch.cat(outs), torch.cat(lses, dim=1)
+
+
+def padded_causal_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[tuple[int, int]], scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `causal_attention`, all requests at once, padded to the longest: on a GPU launches cost more than padding.
+
+    Padding stands after a request's tokens, so that causality alone hides it from their scores; its values are zeroed,
+    because a weight of 0 does not remove what is not finite there.
+    """
+    longest = max(end - start for start, end in spans)
+    bounds = torch.tensor(spans, device=q.device)
+    place = bounds[:, :1] + torch.arange(longest, device=q.device)
+    live = place < bounds[:, 1:]
+    rows = torch.where(live, place, bounds[:, :1])
+    scores = torch.einsum("bqhd,bkhd->bhqk", q[rows], k[rows]) * scale
+    future = torch.ones(longest, longest, dtype=torch.bool, device=q.device).triu(1)
+    scores = scores.masked_fill(future, -torch.inf)
+    values = torch.where(live[:, :, None, None], v[rows], 0.0)
+    out = torch.einsum("bhqk,bkhv->bqhv", scores.softmax(-1), values)
+    # Each live place back to its row; those of padding go to a row that is cut off.
+    total = q.shape[0]
+    target = torch.where(live, place, total)
+    packed = out.new_empty(total + 1, *out.shape[2:])
+    packed[target] = out
+    lse = scores.new_empty(total + 1, q.shape[1])
+    lse[target] = scores.logsumexp(-1).transpose(1, 2)
+    return packed[:total], lse[:total].T.contiguous()
 
 
 def context_chunks(requests: tuple[PrefillRequest, ...], context_chunk: int) -> list[list[range]]:
@@ -143,7 +207,7 @@ def gather_context(
     offsets = [position % PAGE_SIZE for span in chunk for position in span]
     ends = torch.tensor([len(span) for span in chunk]).cumsum(0)
     chunk_start_loc = torch.cat((torch.zeros(1, dtype=torch.int64), ends)).to(torch.int32)
-    where = (torch.tensor(values, device=cache.device) for values in (blocks, offsets))
+    where = (torch.tensor(values, dtype=torch.int64, device=cache.device) for values in (blocks, offsets))
     return launch(_gather, cache, *where, kv_scale), chunk_start_loc.to(cache.device)
 
 

@@ -7,6 +7,7 @@ launch itself is captured, and each replay plans anew.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -42,14 +43,15 @@ class Plans(Protocol):
 class PersistentPlans:
     """Plans made before each replay, copied into the tensors that were captured."""
 
-    def __init__(self, planner: BoundKernel, num_heads: int) -> None:
+    def __init__(self, planner: BoundKernel, num_heads: int, options: Mapping[str, Any] | None = None) -> None:
         self._planner = planner
         self._num_heads = num_heads
+        self._options = options or {}
         self._plans: dict[int, Any] = {}
 
     def _plan(self, batch: Batch) -> Any:
         assert batch.decode is not None
-        return self._planner(batch.decode.seq_lens, num_heads=self._num_heads)
+        return self._planner(batch.decode.seq_lens, num_heads=self._num_heads, **self._options)
 
     def warmup_metadata(self, size: int, batch: Batch) -> DecodeMetadata:
         return DecodeMetadata(self._plan(batch))
@@ -148,6 +150,8 @@ class DecodeGraphs:
 
     def _addresses(self, batch: Batch, plan: Any) -> dict[str, int]:
         named = batch.tensors() | _named_tensors("plan.", plan)
+        if self._model.kernels.workspace is not None:
+            named["workspace.counters"] = self._model.kernels.workspace.counters(batch.num_decodes)
         return {name: tensor.data_ptr() for name, tensor in named.items()}
 
 
@@ -155,7 +159,9 @@ def _site(name: str) -> str:
     """The site to blame when a graph does not read the input `name` that the engine updates."""
     if name.startswith("plan."):
         return "sched_meta"
-    return "block_table.pad" if name == "block_table" else "graph.pad_rows"
+    if name.startswith("workspace."):
+        return "workspace"
+    return "block_table.pad" if name in ("block_table", "window_table") else "graph.pad_rows"
 
 
 def _named_tensors(prefix: str, plan: Any) -> dict[str, torch.Tensor]:

@@ -38,6 +38,8 @@ def model_config(params: EngineParams) -> ModelConfig:
         use_rope=not hybrid,
         kda_num_heads=params.num_heads if hybrid else 0,
         kda_head_dim=params.v_head_dim if hybrid else 0,
+        sliding_window=params.window if "window" in params.layers else 0,
+        index_topk=params.index_topk if "sparse" in params.layers else 0,
         num_experts=params.num_experts,
         num_experts_per_tok=min(params.num_experts_per_tok, params.num_experts),
         moe_intermediate_size=params.hidden_size if params.num_experts else 0,

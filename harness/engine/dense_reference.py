@@ -1,7 +1,7 @@
 """The right logits of finished requests: a dense float64 forward over the tokens that the engine chose.
 
-It looks at no cache, page or graph. Where the router's scores are nearly tied, rounding may decide otherwise than
-float64; there, and only there, the reference takes the experts that the engine took.
+It looks at no cache, page or graph. Where the scores of a router or an indexer are nearly tied, rounding may decide
+otherwise than float64; there, and only there, the reference takes the experts or tokens that the engine took.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from harness.model.moe import MoE, route
 from harness.model.transformer import CausalLM, DecoderLayer
 
 ExpertIds = dict[int, dict[int, torch.Tensor]]
+Selected = dict[int, dict[int, torch.Tensor]]
 
 
 class DenseReference:
@@ -26,7 +27,9 @@ class DenseReference:
         self._tie_margin = tie_margin
 
     @torch.no_grad()
-    def logits(self, sequences: list[Sequence], expert_ids: ExpertIds) -> torch.Tensor:
+    def logits(
+        self, sequences: list[Sequence], expert_ids: ExpertIds, selected: Selected | None = None
+    ) -> torch.Tensor:
         """[generated tokens of all sequences in order, vocab] float64: for each, what the tokens before it give."""
         # The last token of each was never an input. Padding on the right changes nothing in a causal model.
         inputs = [sequence.tokens[:-1] for sequence in sequences]
@@ -34,12 +37,19 @@ class DenseReference:
         tokens = torch.tensor([row + [0] * (longest - len(row)) for row in inputs])
         positions = torch.arange(longest)
         x = self._model.embed_tokens(tokens)
-        moe_layer = 0
+        moe_layer = sparse_layer = 0
         for layer in self._model.layers:
             assert isinstance(layer, DecoderLayer)
             normed = layer.input_layernorm(x)
             attention = layer.self_attn
-            x = x + (attention(normed, positions) if isinstance(attention, MLAAttention) else attention(normed))
+            if not isinstance(attention, MLAAttention):
+                x = x + attention(normed)
+            elif attention.indexer is None:
+                x = x + attention(normed, positions)
+            else:
+                seen = _positions_tensor(sequences, selected or {}, sparse_layer, attention.indexer.topk, longest)
+                x = x + attention(normed, positions, visible_tokens(attention, normed, seen, self._tie_margin))
+                sparse_layer += 1
             normed = layer.post_attention_layernorm(x)
             if isinstance(layer.mlp, MoE):
                 taken = _expert_tensor(sequences, expert_ids, moe_layer, layer.mlp.num_experts_per_tok, longest)
@@ -62,6 +72,40 @@ class DenseReference:
         return out
 
 
+def visible_tokens(attention: MLAAttention, x: torch.Tensor, seen: torch.Tensor, margin: float) -> torch.Tensor:
+    """Which tokens each query of a sparse layer sees, [B, T, T] bool: the best ones, or those that the engine took.
+
+    `seen` [B, T, K] are the engine's positions, -1 for none. They count where they are as many as they should be, are
+    not in the future, and score within `margin` of the best ones.
+    """
+    assert attention.indexer is not None
+    best = attention.visible(x)
+    assert best is not None
+    is_token = seen >= 0
+    taken = torch.zeros_like(best, dtype=torch.int64)
+    taken.scatter_add_(-1, seen.clamp(min=0), is_token.long())
+    causal = torch.ones_like(best[0]).tril()
+    legal = (taken <= 1).all(-1) & ~(taken.bool() & ~causal).any(-1) & (taken.sum(-1) == best.sum(-1))
+    scores = attention.indexer.scores(x, attention.indexer.keys(x))
+    least = scores.masked_fill(~best, torch.inf).amin(-1) - margin
+    tied = legal & (scores.masked_fill(~taken.bool(), torch.inf).amin(-1) >= least)
+    return torch.where(tied[..., None], taken.bool(), best)
+
+
+def _positions_tensor(
+    sequences: list[Sequence], selected: Selected, sparse_layer: int, topk: int, longest: int
+) -> torch.Tensor:
+    """The tokens that the engine attended to in one sparse layer as [B, T, K] int64; -1 where it noted none."""
+    seen = torch.full((len(sequences), longest, topk), -1, dtype=torch.int64)
+    for row, sequence in enumerate(sequences):
+        for position, positions in selected.get(sequence.request, {}).items():
+            # A draft that was not taken may lie past the end, and a spoiled list may point there.
+            if position < longest:
+                chosen = positions[sparse_layer].long()
+                seen[row, position] = torch.where(chosen < longest, chosen, -1)
+    return seen
+
+
 def _tied(router_logits: torch.Tensor, ids: torch.Tensor, taken: torch.Tensor, margin: float) -> torch.Tensor:
     """Rows [N] whose `taken` experts are distinct, exist, and lie within `margin` of the best ones `ids`."""
     num_experts = router_logits.shape[1]
@@ -79,5 +123,7 @@ def _expert_tensor(
     taken = torch.full((len(sequences), longest, num_experts_per_tok), -1, dtype=torch.int32)
     for row, sequence in enumerate(sequences):
         for position, chosen in expert_ids.get(sequence.request, {}).items():
-            taken[row, position] = chosen[moe_layer]
+            # A draft that was not taken may lie past the end.
+            if position < longest:
+                taken[row, position] = chosen[moe_layer]
     return taken

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 
 from harness.graph.interface import Graph, GraphPool
+from harness.graph.launch import launch
 from harness.model.transformer import CausalLM
+from harness.ops.memory import check_indices
 
 
 class Drafter:
-    """Guesses from the target's hidden state. Its weights are the target's own output head behind a fixed mixing."""
+    """Guesses from the target's hidden state and the token that it gave, row by row.
+
+    Its weights are the target's own embedding and output head around a fixed mixing.
+    """
 
     def __init__(self, model: CausalLM, max_size: int, pool: GraphPool) -> None:
         hidden = model.config.hidden_size
@@ -19,24 +24,34 @@ class Drafter:
         self._model = model
         self._pool = pool
         self._static = torch.zeros(max_size, hidden, device=device)
+        self._tokens = torch.zeros(max_size, dtype=torch.int64, device=device)
         self._graphs: dict[int, Graph] = {}
 
     def capture(self, size: int) -> None:
-        """Capture the drafter for a batch of `size`."""
-        hidden = self._static[:size]
-        self.forward(hidden)
-        self._graphs[size] = self._pool.capture(lambda: self.forward(hidden))
+        """Capture the drafter for a batch of `size` rows."""
+        hidden, tokens = self._static[:size], self._tokens[:size]
+        self.forward(hidden, tokens)
+        self._graphs[size] = self._pool.capture(lambda: self.forward(hidden, tokens))
 
-    def replay(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [B, hidden], outputs of a target graph of the same size -> draft tokens [B]."""
+    def replay(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """hidden [B, hidden] of a target graph with as many rows, and the tokens [B] it gave -> draft tokens [B].
+
+        Rows of padding are drafted for too.
+        """
         graph = self._graphs[hidden.shape[0]]
         # The target's outputs are pool memory, which this replay may reuse, so its input is a copy.
         self._static[: hidden.shape[0]] = hidden
+        self._tokens[: hidden.shape[0]] = tokens
         graph.replay()
         drafts: torch.Tensor = graph.outputs
         return drafts.clone()
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [B, hidden] -> draft tokens [B] int64."""
-        mixed = torch.tanh(hidden @ self._mixing)
+    def forward(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """hidden [B, hidden], tokens [B] int64 -> draft tokens [B] int64."""
+        mixed = torch.tanh((hidden + launch(look_up, tokens, self._model.embed_tokens.weight)) @ self._mixing)
         return self._model.compute_logits(mixed).argmax(dim=-1)
+
+
+def look_up(tokens: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """Rows of `embedding` [vocab, hidden] of tokens [B]. Raises IllegalAddress for a token past the vocabulary."""
+    return embedding[check_indices(tokens, embedding.shape[0], "tokens that the drafter looks up")]

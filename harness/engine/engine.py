@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from harness.engine import verification, zeroing
 from harness.engine.block_pool import BlockPool
 from harness.engine.config import NULL_BLOCK
-from harness.engine.observations import Observations
-from harness.engine.runner import ModelRunner
-from harness.engine.scheduler import Scheduler
+from harness.engine.features import why_not_together
+from harness.engine.memory import CacheLayout
+from harness.engine.observations import NewestLogits, Observations
+from harness.engine.runner import ModelRunner, num_rows
+from harness.engine.scheduler import ScheduledSequence, Scheduler, Step
 from harness.engine.sequence import Sequence
+from harness.engine.verification import SuffixDrafts, confirmed
 from harness.errors import InputError
 from harness.model.transformer import CausalLM
 from harness.ops.memory import raise_bad_indices
@@ -22,20 +28,36 @@ class Engine:
 
     `model` gives the weights and sizes, `params` the rest: caches, kernels, graphs, limits. `max_model_len` bounds the
     tokens of a request. The same arguments and requests give the same bits. With `observe` each graph replay is run a
-    second time eagerly and its inputs are noted, for judges; without it only the tokens' logits are.
+    second time eagerly and its inputs are noted, for judges; without it only the newest step's logits are kept.
     """
 
     def __init__(
         self, model: CausalLM, params: EngineParams, poison: Poison, max_model_len: int, observe: bool = True
     ) -> None:
+        if reason := why_not_together(model.config, params):
+            raise InputError(f"{reason}; leave one of them out")
         self.params = params
+        self._observe = observe
         self.max_model_len = max_model_len
         self.pool = BlockPool(params.num_blocks, params.free_list)
+        self._query_len = 1 + params.speculative_tokens
+        layout = CacheLayout.of(model.config, params.kv, params.num_blocks, params.window_kv)
         self.scheduler = Scheduler(
-            self.pool, params.max_batched_tokens, params.max_num_seqs, needs_state=model.config.is_hybrid
+            self.pool,
+            params.max_batched_tokens,
+            params.max_num_seqs,
+            needs_state=model.config.is_hybrid,
+            prefix_caching=params.prefix_caching,
+            window=model.config.sliding_window,
+            zeroed_groups=zeroing.groups_to_zero(layout.groups),
         )
         with torch.no_grad():
-            self.runner = ModelRunner(model, params, self.pool, poison, max_model_len, observe)
+            # Drafts are stored before it is known whether they are right.
+            self.runner = ModelRunner(
+                model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe
+            )
+        self._drafts = SuffixDrafts(params.speculative_tokens)
+        self._cancelled = frozenset(params.cancelled)
         self.num_steps = 0
         self._num_requests = 0
 
@@ -48,10 +70,11 @@ class Engine:
         """Queue a prompt. Raises InputError when it is empty, longer than the engine was made for, or cannot fit."""
         if not prompt or max_tokens < 1:
             raise InputError("a request needs a prompt and at least one token to generate")
-        sequence = Sequence(self._num_requests, list(prompt), max_tokens)
-        if sequence.max_length > self.max_model_len:
+        sequence = Sequence(self._num_requests, list(prompt), max_tokens, query_len=self._query_len)
+        length = len(prompt) + max_tokens - 1
+        if length > self.max_model_len:
             raise InputError(
-                f"request {sequence.request} grows to {sequence.max_length} tokens, and max_model_len is "
+                f"request {sequence.request} grows to {length} tokens, and max_model_len is "
                 f"{self.max_model_len}; make the engine for longer ones"
             )
         self.scheduler.add(sequence)
@@ -61,26 +84,65 @@ class Engine:
     @torch.no_grad()
     def step(self) -> list[Sequence]:
         """Schedule, run, take the next tokens; returns the requests that finished."""
-        step = self.scheduler.schedule()
+        step = self._without_cancelled(self.scheduler.schedule())
         logits = self.runner.run(step, self.num_steps)
         # One look at the device for the whole batch. A row of NaN has a largest index too: garbage in, a token out, as
         # a real sampler does.
-        tokens = torch.stack(logits).argmax(dim=-1).tolist()
-        finished = []
-        for item, row, token in zip(step.scheduled, logits, tokens, strict=True):
-            sequence = item.sequence
-            sequence.num_computed_tokens += item.num_new_tokens
-            if sequence.num_uncomputed_tokens == 0:
-                sequence.tokens.append(token)
-                self.observations.logits.setdefault(sequence.request, []).append(row)
-            if sequence.is_finished:
-                self.scheduler.finish(sequence)
-                finished.append(sequence)
+        tokens = verification.greedy_tokens(logits).tolist()
+        requests: list[int] = []
+        rows: list[int] = []
+        end = 0
+        for item in step.scheduled:
+            start, end = end, end + num_rows(item)
+            given = self._advance(item, tokens[start:end])
+            self._note(item.sequence, logits[start:end], len(given))
+            if given:
+                requests.append(item.sequence.request)
+                rows.append(start + len(given) - 1)
+        newest = logits if len(rows) == len(tokens) else logits[torch.tensor(rows, dtype=torch.int64).to(logits.device)]
+        self.observations.newest = NewestLogits(tuple(requests), newest)
+        finished = [item.sequence for item in step.scheduled if item.sequence.is_finished]
+        for sequence in finished:
+            self.scheduler.finish(sequence)
         if self.params.dummy_steps:
-            self.runner.run_dummy()
+            self.runner.run_dummy(self.num_steps)
         raise_bad_indices()
         self.num_steps += 1
         return finished
+
+    def _advance(self, item: ScheduledSequence, tokens: list[int]) -> list[int]:
+        """Take over what the target chose after a request's rows; returns the tokens that it was given."""
+        sequence = item.sequence
+        if sequence.drafts:
+            given = confirmed(sequence.drafts, tokens)
+            sequence.num_computed_tokens += len(given)
+            given = given[: sequence.max_tokens - sequence.num_generated_tokens]
+        else:
+            sequence.num_computed_tokens += item.num_new_tokens
+            given = tokens[-1:] if sequence.num_uncomputed_tokens == 0 else []
+        sequence.tokens += given
+        is_drafted = self._query_len > 1 and sequence.is_decoding and not sequence.is_finished
+        sequence.drafts = self._drafts.propose(sequence) if is_drafted else []
+        return given
+
+    def _note(self, sequence: Sequence, logits: torch.Tensor, num_given: int) -> None:
+        """Keep the rows of a request: those of its tokens, and those of drafts that were not taken."""
+        if self._observe and num_given:
+            self.observations.logits.setdefault(sequence.request, []).extend(logits[:num_given])
+            self.observations.rejected.setdefault(sequence.request, []).extend(logits[num_given:])
+
+    def _without_cancelled(self, step: Step) -> Step:
+        """The step without requests whose clients have left: their blocks are taken back, and nothing of them runs."""
+        left = [item.sequence for item in step.scheduled if item.sequence.request in self._cancelled]
+        for sequence in left:
+            self.scheduler.cancel(sequence)
+        return replace(step, scheduled=tuple(item for item in step.scheduled if item.sequence not in left))
+
+    def flush(self) -> None:
+        """Forget every cached prefix and clear the memory of all blocks. Raises ValueError while requests run."""
+        if self.scheduler.has_work:
+            raise ValueError("a cache is flushed between requests; run them to their end first")
+        self.runner.clear(self.pool.flush())
 
     def run(self) -> None:
         """Step until every request is finished."""
@@ -90,3 +152,7 @@ class Engine:
     def null_block(self) -> torch.Tensor:
         """A copy of the null block's bytes [slots, block_bytes]; nobody may ever write them."""
         return self.runner.memory.block(NULL_BLOCK)
+
+    def null_block_at_start(self) -> torch.Tensor:
+        """What they were before anything ran, warm-ups and captures included."""
+        return self.runner.null_block_at_start

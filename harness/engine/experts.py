@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from harness.engine.batch import Batch
 from harness.engine.kernels import Kernels
-from harness.engine.quantize import ActivationQuantizer
+from harness.engine.quantize import ActivationQuantizer, live_rows
 from harness.graph.launch import launch
 from harness.model.moe import MoE
 from harness.ops.memory import check_indices
@@ -17,18 +17,17 @@ from harness.poison.patterns import Poison
 class RoutedExperts:
     """A layer's experts 0 .. X-1 and the trap expert X, full of the poison's `router.ids`.
 
-    An id from memory that nobody wrote leads to the trap, or out of bounds where the poison is strict.
+    An id from memory that nobody wrote leads to the trap, or out of bounds where the poison is strict. With `num_ranks`
+    the experts are shared out among expert-parallel ranks, all played in one process, each with a trap of its own.
     """
 
-    def __init__(self, moe: MoE, kernels: Kernels, poison: Poison) -> None:
+    def __init__(self, moe: MoE, kernels: Kernels, poison: Poison, num_ranks: int = 1) -> None:
         self._moe = moe
         self._kernels = kernels
         self._poison = poison
-        experts = moe.experts
-        self._weights = tuple(
-            torch.cat((weight, self._trap(weight)))
-            for weight in (experts.gate_proj, experts.up_proj, experts.down_proj)
-        )
+        stacked = (moe.experts.gate_proj, moe.experts.up_proj, moe.experts.down_proj)
+        shards = zip(*(weight.chunk(num_ranks) for weight in stacked), strict=True)
+        self._ranks = [tuple(torch.cat((weight, self._trap(weight))) for weight in shard) for shard in shards]
 
     def _trap(self, weight: torch.Tensor) -> torch.Tensor:
         return self._poison.empty(1, *weight.shape[1:], dtype=weight.dtype, site="router.ids", device=weight.device)
@@ -38,13 +37,55 @@ class RoutedExperts:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [T, hidden] -> the experts' sum [T, hidden], and the ids [T, k] int32 that were used."""
         k = self._moe.num_experts_per_tok
-        ids, weights = self._kernels.route_experts(self._moe.gate(x), num_experts_per_tok=k)
+        ids, weights = self._route(self._moe.gate(x), k, batch)
         ids = launch(hand_over_ids, ids, self._poison)
         rounded = quantize(x, batch)
-        out = launch(apply_experts, rounded, ids, weights, *self._weights)
+        out = self._apply(rounded, ids, weights)
         if self._moe.shared_experts is not None:
             out = out + self._moe.shared_experts(rounded)
         return out, ids
+
+    def _route(self, logits: torch.Tensor, k: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Expert ids and weights [T, k] of logits [T, X]; ids of padding may be -1."""
+        if not self._kernels.route_experts.spec.live_only:
+            ids, weights = self._kernels.route_experts(logits, num_experts_per_tok=k)
+            return ids, weights
+        num_live = live_rows(batch)
+        ids, weights = self._kernels.route_experts(logits, num_experts_per_tok=k, num_live=num_live)
+        return (ids if num_live is None else launch(mask_padding, ids, num_live)), weights
+
+    def _apply(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The sum of what the ranks add, [T, hidden]."""
+        if len(self._ranks) == 1:
+            alone: torch.Tensor = launch(apply_experts, x, ids, weights, *self._ranks[0])
+            return alone
+        out = torch.zeros_like(x)
+        count = self._moe.experts.gate_proj.shape[0] // len(self._ranks)
+        for rank, shard in enumerate(self._ranks):
+            local = launch(ids_of_rank, ids, rank * count, None if shard is self._ranks[-1] else count)
+            out = out + launch(apply_experts, x, local, weights, *shard)
+        return out
+
+
+def mask_padding(ids: torch.Tensor, num_live: torch.Tensor) -> torch.Tensor:
+    """Expert ids [T, k] with -1 in the rows at or past `num_live` [1], which stands for no expert.
+
+    A router that is told how many tokens are live writes no others, so this must be done whatever else is switched on
+    (sgl-project/sglang#28378).
+    """
+    live = torch.arange(len(ids), device=ids.device) < num_live
+    return torch.where(live[:, None], ids, -1)
+
+
+def ids_of_rank(ids: torch.Tensor, first: int, count: int | None) -> torch.Tensor:
+    """Global expert ids [T, k] as those of the rank that holds `count` experts from `first` on, -1 for other ranks'.
+
+    The last rank, without a count, keeps ids past the end, so that a wrong one is still wrong.
+    """
+    elsewhere = (ids < first) & (ids >= 0) | (ids == -1)
+    if count is not None:
+        elsewhere |= ids >= first + count
+    return torch.where(elsewhere, -1, ids - first)
 
 
 def hand_over_ids(ids: torch.Tensor, poison: Poison) -> torch.Tensor:
@@ -63,13 +104,24 @@ def apply_experts(
     """The weighted sum of each token's experts.
 
     x: [T, hidden], ids: [T, k] int32, weights: [T, k], gate_proj and up_proj: [X + 1, I, hidden], down_proj:
-    [X + 1, hidden, I] -> [T, hidden]. Raises IllegalAddress for an id past the trap.
+    [X + 1, hidden, I] -> [T, hidden]. An id of -1 adds nothing. Raises IllegalAddress for an id past the trap.
     """
-    chosen = check_indices(ids, gate_proj.shape[0], "expert ids")
+    present = present_experts(ids, gate_proj.shape[0])
+    is_here = present >= 0
+    chosen = check_indices(torch.where(is_here | (present < -1), present, 0), gate_proj.shape[0], "expert ids")
     column = x.unsqueeze(-1)
     out = torch.zeros_like(x)
     for slot in range(ids.shape[1]):
         expert = chosen[:, slot]
         gated = F.silu(torch.bmm(gate_proj[expert], column)) * torch.bmm(up_proj[expert], column)
-        out += torch.bmm(down_proj[expert], gated).squeeze(-1) * weights[:, slot : slot + 1].to(x.dtype)
+        share = torch.bmm(down_proj[expert], gated).squeeze(-1) * weights[:, slot : slot + 1].to(x.dtype)
+        out += torch.where(is_here[:, slot : slot + 1], share, 0.0)
     return out
+
+
+def present_experts(ids: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Which of the `num_experts` weights [T, k] each id means, trap included; -1 stays none, and is never an index.
+
+    Counted from the end it would be an expert of the rank that was not chosen (vllm-project/vllm#46408).
+    """
+    return ids

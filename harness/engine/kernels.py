@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from harness.catalog import KERNELS
+from harness.engine.workspace import Workspace
 from harness.kernels.call import BoundKernel
 from harness.poison.patterns import Poison
-from harness.scenario.params import ENGINE_KERNEL_FIELDS, EngineParams
+from harness.scenario.params import ENGINE_KERNEL_FIELDS, EngineParams, KvType
+
+_ITEMSIZE: dict[KvType, int] = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One kernel for each op; an attribute has the op's name."""
+    """One kernel for each op; an attribute has the op's name.
+
+    `workspace` is the memory of a decode kernel that counts arrivals in one, `plan_options` what its planner is told.
+    """
 
     mla_decode: BoundKernel
     mla_decode_plan: BoundKernel
+    mla_decode_sparse: BoundKernel
     context_attention: BoundKernel
     merge_attn_states: BoundKernel
     write_kv: BoundKernel
     quantize_fp8: BoundKernel
     route_experts: BoundKernel
+    quantize_blocks: BoundKernel
+    workspace: Workspace | None = None
+    plan_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def bind(params: EngineParams, poison: Poison) -> Kernels:
@@ -28,4 +40,21 @@ def bind(params: EngineParams, poison: Poison) -> Kernels:
     names = {op: getattr(params, field) for op, field in ENGINE_KERNEL_FIELDS.items()}
     if params.quantize == "fp8_per_token":
         names["quantize_fp8"] = "per-token"
-    return Kernels(**{op: BoundKernel(KERNELS.get(f"{op}/{name}"), poison) for op, name in names.items()})
+    bound = {op: BoundKernel(KERNELS.get(f"{op}/{name}"), poison) for op, name in names.items()}
+    decode, plan = bound["mla_decode"].spec, bound["mla_decode_plan"].spec
+    # One plan serves all layers, so chunks of pages are for caches of one type.
+    has_one_type = "window" not in params.layers or params.window_kv in (None, params.kv)
+    in_chunks = decode.chunked and plan.chunked and has_one_type
+    return Kernels(
+        **bound,
+        workspace=Workspace(params) if decode.counted else None,
+        plan_options={"kv_itemsize": planned_itemsize(params.kv)} if in_chunks else {},
+    )
+
+
+def planned_itemsize(kv: KvType) -> int:
+    """The bytes of an element of the cache, as the planner is told: those of the type that the cache really has.
+
+    A planner that takes every cache to be bfloat16 lays out pieces for another kernel (vllm-project/vllm#38719).
+    """
+    return _ITEMSIZE[kv]

@@ -24,13 +24,14 @@ class PagedKDA:
         conv, ssm = memory.conv_states(self._layer), memory.ssm_states(self._layer)
         parts = []
         if batch.decode is not None:
-            rows = x[: batch.num_decodes]
+            rows = x[: batch.num_decode_tokens]
             parts.append(launch(update_states, self._attention, rows, conv, ssm, batch.decode.state_blocks))
         parts += [self._prefill(x[request.start : request.end], conv, ssm, request) for request in batch.prefill]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _prefill(self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, request: PrefillRequest) -> torch.Tensor:
-        conv_state, ssm_state = conv[request.state_block], ssm[request.state_block]
+        block = int(state_rows(torch.tensor([request.state_block]), conv.shape[0]))
+        conv_state, ssm_state = conv[block], ssm[block]
         if request.context_len == 0:
             conv_state.zero_()
             ssm_state.zero_()
@@ -46,12 +47,30 @@ def update_states(
     Rows whose block is the null block are padding: their output is undefined and no state is written for them
     (vllm-project/vllm#39064). Raises IllegalAddress for a block outside the pool.
     """
-    blocks = check_indices(state_blocks, conv.shape[0], "state_blocks")
+    blocks = state_rows(state_blocks, conv.shape[0])
     # A select instead of a list of live rows, whose length a graph could not know: padding writes back what it read.
-    live = (blocks != NULL_BLOCK)[:, None, None]
+    live = owns_state(blocks)[:, None, None]
     conv_rows, ssm_rows = conv[blocks], ssm[blocks]
     conv_before, ssm_before = conv_rows.clone(), ssm_rows.clone()
     out: torch.Tensor = attention.step_batch(x.unsqueeze(1), conv_rows, ssm_rows).squeeze(1)
     conv[blocks] = torch.where(live, conv_rows, conv_before)
     ssm[blocks] = torch.where(live[..., None], ssm_rows, ssm_before)
     return out
+
+
+def owns_state(blocks: torch.Tensor) -> torch.Tensor:
+    """Which of `blocks` [B] hold a request's state: all but the null block, by which padding is known.
+
+    The guard follows what padding is marked with. One that asks for a negative block takes padding for requests since
+    that is marked with 0 (vllm-project/vllm#39064).
+    """
+    return blocks != NULL_BLOCK
+
+
+def state_rows(state_blocks: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    """The rows [B] int64 of the states that belong to `state_blocks` [B]. Raises IllegalAddress outside the pool.
+
+    An id past the end is an error to report, not one to clip: clipped ids all mean the last row, and requests share a
+    state (vllm-project/tpu-inference#2366).
+    """
+    return check_indices(state_blocks, num_blocks, "state_blocks")

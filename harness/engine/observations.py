@@ -34,15 +34,70 @@ class BindingNote:
     current_address: int
 
 
+@dataclass(frozen=True, slots=True)
+class NewestLogits:
+    """What the last step's tokens were chosen from: logits [n, vocab], row i of request `requests[i]`.
+
+    A request whose prompt is not computed to its end got no token and has no row.
+    """
+
+    requests: tuple[int, ...]
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroNote:
+    """A block that the scheduler told to zero in a step, and how many of its bytes were not zero when the step ran."""
+
+    step: int
+    block: int
+    num_bytes: int
+    num_dirty: int
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingNote:
+    """Logits [n, vocab] of the live rows of a step, with no padded request beside them and with `num_padded`."""
+
+    step: int
+    num_padded: int
+    unpadded: torch.Tensor
+    padded: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class WriteNote:
+    """Memory that somebody wrote after step `step` although nobody may: what it is, its site, bytes before and after.
+
+    `site` is None for memory that a request owns and wrote itself.
+    """
+
+    step: int
+    name: str
+    site: str | None
+    before: torch.Tensor
+    after: torch.Tensor
+
+
 @dataclass(slots=True)
 class Observations:
     """Filled by the runner. Keys are request numbers, which are unique over the life of an engine.
 
-    `logits[r]` has one row [vocab] for each generated token; `expert_ids[r][p]` the experts [L, k] of position p.
+    `logits[r]` has one row [vocab] for each generated token; `expert_ids[r][p]` the experts [L, k] of position p, and
+    `selected[r][p]` the positions [L, K] that it attended to in sparse layers. `rejected[r]` has the rows [n, vocab] of
+    drafts that were verified and not taken. `routed` has the expert ids [T, k] of every row of every forward, those of
+    padding included.
+    Both stay empty in an engine that does not observe; `newest` holds the last step in any.
     """
 
     logits: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    newest: NewestLogits | None = None
     expert_ids: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
+    selected: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
+    rejected: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    routed: list[torch.Tensor] = field(default_factory=list)
+    zeroed: list[ZeroNote] = field(default_factory=list)
+    written: list[WriteNote] = field(default_factory=list)
     replays: list[ReplayNote] = field(default_factory=list)
     bindings: list[BindingNote] = field(default_factory=list)
     num_eager_steps: int = 0

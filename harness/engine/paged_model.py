@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from harness.engine.attention import PagedMLA
 from harness.engine.batch import Batch
+from harness.engine.block_quantize import BlockQuantizer
 from harness.engine.experts import RoutedExperts
 from harness.engine.kernels import Kernels
 from harness.engine.linear_attention import PagedKDA
 from harness.engine.memory import PagedMemory
 from harness.engine.quantize import ActivationQuantizer
+from harness.engine.sparse_attention import PagedSparseMLA
+from harness.engine.window_attention import PagedWindowMLA
+from harness.model.kda import KimiDeltaAttention
 from harness.model.mla import MLAAttention
 from harness.model.moe import MoE
 from harness.model.transformer import CausalLM, DecoderLayer
@@ -24,12 +28,14 @@ from harness.scenario.params import EngineParams
 class Forwarded:
     """What a forward gives: hidden [T, hidden] before the final norm, logits [T, vocab], and the experts used.
 
-    `expert_ids` has [T, k] int32 for each layer with experts.
+    `expert_ids` has [T, k] int32 for each layer with experts, `selected` [T, K] int32 for each sparse layer: the
+    positions that each token attended to, -1 for none.
     """
 
     hidden: torch.Tensor
     logits: torch.Tensor
     expert_ids: list[torch.Tensor]
+    selected: list[torch.Tensor] = field(default_factory=list)
 
 
 class PagedModel:
@@ -38,24 +44,37 @@ class PagedModel:
     def __init__(self, model: CausalLM, params: EngineParams, kernels: Kernels, poison: Poison) -> None:
         self.model = model
         self.kernels = kernels
-        self._quantize = ActivationQuantizer(None if params.quantize == "none" else kernels.quantize_fp8)
-        self._attention: list[PagedMLA | PagedKDA] = []
+        self._quantize = _quantizer(params, kernels, poison)
+        self._attention: list[PagedMLA | PagedSparseMLA | PagedKDA] = []
         self._experts: list[RoutedExperts | None] = []
         for index, layer in enumerate(self._layers()):
-            attention = layer.self_attn
-            self._attention.append(
-                PagedMLA(attention, index, kernels, self._quantize, params.context_chunk)
-                if isinstance(attention, MLAAttention)
-                else PagedKDA(attention, index)
-            )
-            self._experts.append(RoutedExperts(layer.mlp, kernels, poison) if isinstance(layer.mlp, MoE) else None)
+            self._attention.append(self._paged(layer.self_attn, index, params, poison))
+            self._experts.append(self._routed(layer.mlp, params, poison) if isinstance(layer.mlp, MoE) else None)
+
+    def _paged(
+        self, attention: MLAAttention | KimiDeltaAttention, index: int, params: EngineParams, poison: Poison
+    ) -> PagedMLA | PagedSparseMLA | PagedKDA:
+        if not isinstance(attention, MLAAttention):
+            return PagedKDA(attention, index)
+        if attention.indexer is not None:
+            return PagedSparseMLA(attention, index, self.kernels, self._quantize, poison)
+        kind = PagedMLA if attention.sliding_window is None else PagedWindowMLA
+        return kind(attention, index, self.kernels, self._quantize, params.context_chunk, params.context_ranks)
+
+    def _routed(self, moe: MoE, params: EngineParams, poison: Poison) -> RoutedExperts:
+        return RoutedExperts(moe, self.kernels, poison, params.expert_ranks)
 
     def forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
         """Run a batch on `memory`, which it changes. Reads device values on no host, so a decode can be captured."""
         x = batch.hidden
         expert_ids: list[torch.Tensor] = []
+        selected: list[torch.Tensor] = []
         for layer, attend, experts in zip(self._layers(), self._attention, self._experts, strict=True):
-            x = x + attend(layer.input_layernorm(x), batch, memory)
+            attended = attend(layer.input_layernorm(x), batch, memory)
+            if isinstance(attended, tuple):
+                attended, positions = attended
+                selected.append(positions)
+            x = x + attended
             normed = layer.post_attention_layernorm(x)
             if experts is None:
                 x = x + layer.mlp(self._quantize(normed, batch))
@@ -63,7 +82,14 @@ class PagedModel:
                 mixed, ids = experts(normed, batch, self._quantize)
                 expert_ids.append(ids)
                 x = x + mixed
-        return Forwarded(x, self.model.compute_logits(x), expert_ids)
+        return Forwarded(x, self.model.compute_logits(x), expert_ids, selected)
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.model.layers if isinstance(layer, DecoderLayer)]
+
+
+def _quantizer(params: EngineParams, kernels: Kernels, poison: Poison) -> ActivationQuantizer:
+    if params.quantize == "mxfp8":
+        return BlockQuantizer(kernels.quantize_blocks, poison, params.quantize, params.dp_rank_tokens)
+    kernel = None if params.quantize == "none" else kernels.quantize_fp8
+    return ActivationQuantizer(kernel, poison, params.dp_rank_tokens, whole_batch=params.amax_rows == "batch")

@@ -7,16 +7,20 @@ from collections.abc import Callable
 import torch
 
 from harness.engine import batch as batches
-from harness.engine.batch import Batch
+from harness.engine import verification
+from harness.engine.batch import Batch, Padding
 from harness.engine.block_pool import BlockPool
 from harness.engine.capture import DecodeGraphs, LazyPlans, PersistentPlans, Plans
-from harness.engine.config import num_pages
+from harness.engine.choices import ChoiceNotes
+from harness.engine.config import NULL_BLOCK, num_pages
 from harness.engine.drafter import Drafter
 from harness.engine.kernels import bind
 from harness.engine.memory import CacheLayout, hand_over_blocks, initial_memory
-from harness.engine.observations import BindingNote, Observations, ReplayNote
+from harness.engine.observations import BindingNote, Observations, ReplayNote, ZeroNote
+from harness.engine.padded_twins import PaddedTwins
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.scheduler import ScheduledSequence, Step
+from harness.engine.stray_writes import dirty_workspace, written_blocks
 from harness.graph.interface import GraphPool, new_pool
 from harness.model.transformer import CausalLM
 from harness.poison.patterns import Poison
@@ -38,47 +42,69 @@ class ModelRunner:
         self._observe = observe
         self._embedding = model.embed_tokens
         self._device = model.embed_tokens.weight.device
-        self._is_hybrid = model.config.is_hybrid
+        self._query_len = 1 + params.speculative_tokens
+        trash = trash_block(pool) if params.pad_tokens == "trash" else None
+        self._padding = Padding(trash, params.pad_keys)
+        self._pool = pool
+        self._has_window = "window" in model.config.layer_types
         self._poison = poison
         self._num_columns = num_pages(max_model_len)
         self.memory = initial_memory(
-            CacheLayout.of(model.config, params.kv, params.num_blocks), pool.trap_block, poison, self._device
+            CacheLayout.of(model.config, params.kv, params.num_blocks, params.window_kv),
+            pool.trap_block,
+            poison,
+            self._device,
         )
+        self.null_block_at_start = self.memory.block(NULL_BLOCK)
         self.observations = Observations()
+        self._choices = ChoiceNotes(self.observations, params.prefix_caching)
         self.drafts: dict[int, int] = {}
         """The drafter's latest guess for each request; nobody verifies it here."""
         self._model = PagedModel(model, params, bind(params, poison), poison)
+        workspace = self._model.kernels.workspace
+        most = None if workspace is None else workspace.num_requests
+        self.padded_twins = PaddedTwins(self._dummy, poison, self._padding, most)
         self._output = None
-        num_rows = max(*params.capture_sizes, params.max_num_seqs)
+        num_requests = max(*params.capture_sizes, params.max_num_seqs)
         if params.zero_fill_output:
-            self._output = torch.zeros(num_rows, 1, params.num_heads, params.kv_lora_rank, device=self._device)
+            self._output = torch.zeros(
+                num_requests, self._query_len, params.num_heads, params.kv_lora_rank, device=self._device
+            )
         self._drafter: Drafter | None = None
         self._graphs: DecodeGraphs | None = None
         graph_pool = new_pool(self._device, poison)
         self._sweep_free = free_memory_sweep(self._device, poison)
         if params.drafter:
-            self._drafter = Drafter(model, num_rows, graph_pool)
+            self._drafter = Drafter(model, num_requests * self._query_len, graph_pool)
         if params.graph == "full":
             self._capture(params, graph_pool)
 
     def _capture(self, params: EngineParams, graph_pool: GraphPool) -> None:
-        self._static = batches.dummy_batch(max(params.capture_sizes), self._embedding, self._num_columns)
+        self._static = self._dummy(max(params.capture_sizes))
         assert self._static.decode is not None
         self._static.decode.output = None if self._output is None else self._output[: max(params.capture_sizes)]
         plans: Plans = LazyPlans()
         if params.capture == "persistent":
-            plans = PersistentPlans(self._model.kernels.mla_decode_plan, params.num_heads)
+            kernels = self._model.kernels
+            plans = PersistentPlans(kernels.mla_decode_plan, params.num_heads, kernels.plan_options)
         self._graphs = DecodeGraphs(self._model, self._static, self.memory, plans, graph_pool)
         # Larger graphs first, as engines do, so that smaller ones can live in memory that exists already.
         for size in reversed(reachable_sizes(params.capture_sizes, params.max_num_seqs)):
             self._graphs.capture(size)
             if self._drafter is not None:
-                self._drafter.capture(size)
+                self._drafter.capture(size * self._query_len)
 
-    def run(self, step: Step, number: int) -> list[torch.Tensor]:
-        """Run a step; returns logits [vocab] of the last token of each scheduled request, in the step's order."""
+    def run(self, step: Step, number: int) -> torch.Tensor:
+        """Run a step; returns logits [n, vocab], in the step's order.
+
+        A request has the row of its last token, one that verifies drafts a row for each of its query tokens.
+        """
         self._sweep_free()
-        hand_over_blocks(self.memory, step, self._is_hybrid, self._poison)
+        hand_over_blocks(self.memory, step, self._poison)
+        if self._observe:
+            self._note_zeroed(step, number)
+        if not step.scheduled:
+            return torch.empty(0, self._embedding.num_embeddings, device=self._device)
         ordered = batches.order(step.scheduled)
         if self._poison.covers("kv.tail"):
             for item in ordered:
@@ -87,18 +113,38 @@ class ModelRunner:
         batch = batches.build(ordered, self._embedding, self._num_columns, self._poison)
         size = self._graph_size(batch)
         logits = self._run_eagerly(batch, ordered) if size is None else self._run_graph(batch, ordered, size, number)
-        row_of = {id(item): row for item, row in zip(ordered, logits, strict=True)}
-        return [row_of[id(item)] for item in step.scheduled]
+        if self._observe:
+            num_decodes = batch.num_decodes if size is None else size
+            self.observations.written += dirty_workspace(self._model.kernels.workspace, num_decodes, number)
+        if all(ours is theirs for ours, theirs in zip(ordered, step.scheduled, strict=True)):
+            return logits
+        parts = torch.split(logits, [num_rows(item) for item in ordered])
+        part_of = {id(item): part for item, part in zip(ordered, parts, strict=True)}
+        return torch.cat([part_of[id(item)] for item in step.scheduled])
 
-    def run_dummy(self) -> None:
+    def clear(self, blocks: list[int]) -> None:
+        """Make `blocks`, which nobody owns, what they were before the first request."""
+        self.memory.zero(blocks)
+        self.memory.fill(blocks, "kv.free", self._poison)
+
+    def _dummy(self, size: int) -> Batch:
+        return batches.dummy_batch(
+            size, self._embedding, self._num_columns, self._query_len, self._has_window, self._padding
+        )
+
+    def run_dummy(self, number: int) -> None:
         """A decode step of one token that belongs to nobody, as a data-parallel rank runs while others work."""
-        dummy = batches.dummy_batch(1, self._embedding, self._num_columns)
+        before = self.memory.snapshot() if self._observe else None
+        dummy = self._dummy(1)
         size = self._graph_size(dummy)
         if size is None or self._graphs is None:
             self._model.forward(dummy, self.memory)
         else:
-            batches.fill_static(self._static, dummy, self._poison)
+            batches.fill_dummy(self._static, dummy, self._poison, self._padding)
             self._graphs.replay(size)
+        if before is not None:
+            written = written_blocks(before, self.memory, self._pool.free_blocks, number)
+            self.observations.written += [note for note in written if note.name != f"block {self._padding.trash_block}"]
 
     def _graph_size(self, batch: Batch) -> int | None:
         """The smallest graph that a batch fits in; None runs it eagerly."""
@@ -106,35 +152,39 @@ class ModelRunner:
             return None
         return next((size for size in self._graphs.sizes if size >= batch.num_decodes), None)
 
-    def _run_eagerly(self, batch: Batch, ordered: list[ScheduledSequence]) -> list[torch.Tensor]:
+    def _run_eagerly(self, batch: Batch, ordered: list[ScheduledSequence]) -> torch.Tensor:
         if batch.decode is not None and self._output is not None:
             batch.decode.output = self._output[: batch.num_decodes]
         forwarded = self._model.forward(batch, self.memory)
         self.observations.num_eager_steps += 1
         self.observations.num_mixed_steps += bool(batch.decode and batch.prefill)
         if self._observe:
-            self._note_experts(forwarded, ordered)
-        last_rows = torch.tensor([item.num_new_tokens for item in ordered]).cumsum(0) - 1
+            self._choices.note(forwarded, ordered)
+        rows = rows_of_answers(ordered).to(self._device)
+        logits = forwarded.logits[rows]
         if self._drafter is not None:
-            self._note_drafts(self._drafter.forward(forwarded.hidden[last_rows]), ordered)
-        return list(forwarded.logits[last_rows])
+            tokens = verification.greedy_tokens(logits)
+            self._note_drafts(self._drafter.forward(forwarded.hidden[rows], tokens), ordered)
+        return logits
 
-    def _run_graph(self, batch: Batch, ordered: list[ScheduledSequence], size: int, number: int) -> list[torch.Tensor]:
+    def _run_graph(self, batch: Batch, ordered: list[ScheduledSequence], size: int, number: int) -> torch.Tensor:
         assert self._graphs is not None
-        batches.fill_static(self._static, batch, self._poison)
+        batches.fill_static(self._static, batch, self._poison, self._padding)
         replayed = self._replay_beside_eager(ordered, size, number) if self._observe else self._graphs.replay(size)
-        logits = take_logits(replayed, len(ordered))
+        logits = take_logits(replayed, batch.num_decode_tokens)
         if self._drafter is not None:
-            self._note_drafts(self._drafter.replay(replayed.hidden), ordered)
-        return list(logits.clone())
+            tokens = verification.greedy_tokens(replayed.logits)
+            self._note_drafts(self._drafter.replay(replayed.hidden, tokens), ordered)
+        return logits.clone()
 
     def _replay_beside_eager(self, ordered: list[ScheduledSequence], size: int, number: int) -> Forwarded:
         """Replay, and run the same step eagerly on a copy of the same memory for the judges."""
         assert self._graphs is not None
         inputs, memory = self._static.head(size).snapshot(), self.memory.snapshot()
         replayed = self._graphs.replay(size)
-        self._note_experts(replayed, ordered)
+        self._choices.note(replayed, ordered)
         replayed_logits = replayed.logits.clone()
+        self.padded_twins.note(self._model, inputs, memory, len(ordered), number)
         eager = self._model.forward(inputs, memory.snapshot())
         assert inputs.decode is not None
         stale = self._graphs.reads_stale_plan(size, inputs.decode.metadata.plan)
@@ -142,25 +192,38 @@ class ModelRunner:
         if replayed_logits.is_cuda and not torch.equal(replayed_logits, eager.logits):
             # Is it the kernels that do not repeat their bits? A second eager run of the same step tells.
             again = self._model.forward(inputs, memory).logits
-        note = ReplayNote(number, len(ordered), replayed_logits, eager.logits, stale, again)
+        note = ReplayNote(number, len(ordered) * self._query_len, replayed_logits, eager.logits, stale, again)
         self.observations.replays.append(note)
         self.observations.bindings += [BindingNote(number, size, *binding) for binding in self._graphs.bindings(size)]
         return replayed
 
-    def _note_experts(self, forwarded: Forwarded, ordered: list[ScheduledSequence]) -> None:
-        if not forwarded.expert_ids:
-            return
-        chosen = torch.stack(forwarded.expert_ids, dim=1).cpu()
-        row = 0
-        for item in ordered:
-            noted = self.observations.expert_ids.setdefault(item.sequence.request, {})
-            for position in range(item.num_new_tokens):
-                noted[item.sequence.num_computed_tokens + position] = chosen[row]
-                row += 1
+    def _note_zeroed(self, step: Step, number: int) -> None:
+        for block in step.blocks_to_zero:
+            content = self.memory.block(block)
+            note = ZeroNote(number, block, content.numel(), int(content.count_nonzero()))
+            self.observations.zeroed.append(note)
 
     def _note_drafts(self, drafts: torch.Tensor, ordered: list[ScheduledSequence]) -> None:
-        for item, draft in zip(ordered, drafts.tolist()[: len(ordered)], strict=True):
-            self.drafts[item.sequence.request] = draft
+        """`drafts` has the rows of `ordered`, perhaps with padding behind them; the last one of a request counts."""
+        ends = torch.tensor([num_rows(item) for item in ordered]).cumsum(0).tolist()
+        guesses = drafts.tolist()
+        for item, end in zip(ordered, ends, strict=True):
+            self.drafts[item.sequence.request] = guesses[end - 1]
+
+
+def num_rows(item: ScheduledSequence) -> int:
+    """How many rows of logits a scheduled request is asked for: its last, or all of one that verifies drafts."""
+    return item.num_new_tokens if item.is_decode else 1
+
+
+def rows_of_answers(ordered: list[ScheduledSequence]) -> torch.Tensor:
+    """The rows [n] int64 of a batch of these requests whose logits are asked for."""
+    rows: list[int] = []
+    end = 0
+    for item in ordered:
+        end += item.num_new_tokens
+        rows += range(end - num_rows(item), end)
+    return torch.tensor(rows)
 
 
 def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], object]:
@@ -172,6 +235,12 @@ def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], obje
 
     sweep, word = CudaSweep.of(device), fill_word(poison, "workspace")
     return lambda: sweep(word)
+
+
+def trash_block(pool: BlockPool) -> int:
+    """The block where tokens of padding are stored: one that nobody reads, so not the one that tables are padded with
+    (huggingface/transformers#46765)."""
+    return pool.reserve()
 
 
 def reachable_sizes(capture_sizes: tuple[int, ...], max_num_seqs: int) -> list[int]:

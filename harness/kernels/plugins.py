@@ -72,6 +72,9 @@ def kernel(
                 empty_lse=empty_lse,
                 needs_finite_tail=needs_finite_tail,
                 needs_valid_table=needs_valid_table,
+                windowed="window" in inspect.signature(function).parameters,
+                counted="workspace" in inspect.signature(function).parameters,
+                live_only=op == "route_experts" and "num_live" in inspect.signature(function).parameters,
                 origin=inspect.getfile(function),
             )
         )

@@ -21,7 +21,10 @@ class KernelSpec:
     `needs_finite_tail` is declared by kernels that mask unused KV slots by multiplying (FlashMLA, FlashInfer MLA):
     they stay right only while whoever owns the cache keeps those slots finite. `needs_valid_table` is declared by
     kernels that look up table entries of empty requests: there an entry may be wrong, but must be a block. `windowed`
-    says that an `mla_decode` takes `window`, so that sliding-window layers can run on it.
+    says that an `mla_decode` takes `window`, so that sliding-window layers can run on it; `live_only` that a
+    `route_experts` takes `num_live`, and leaves rows past it unwritten. `chunked` says of an `mla_decode` and of its
+    planner that they can count pieces of work in chunks of pages, for which the planner takes `kv_itemsize`; `counted`
+    that an `mla_decode` takes `workspace`, words that are zero on entry and on return.
     `fp8_products` says what an e4m3 cache is multiplied in, and so how far from the reference a right kernel may be:
     `float32` on the dequantized cache, `bf16` on the dequantized cache rounded once more, `fp8` on e4m3 alone, so that
     query and probabilities are rounded to it as well. `cuda_twin` is the kernel of the same op that the engine runs in
@@ -40,6 +43,9 @@ class KernelSpec:
     needs_finite_tail: bool = False
     needs_valid_table: bool = False
     windowed: bool = False
+    chunked: bool = False
+    counted: bool = False
+    live_only: bool = False
     fp8_products: Fp8Products = "float32"
     cuda_twin: str = ""
     requires: str = ""

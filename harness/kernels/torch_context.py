@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from harness.ops.memory import check_indices
+
+LOG2_E = math.log2(math.e)
 
 
 def context_attention(
@@ -27,6 +31,35 @@ def context_attention_plus_inf(
     return _attend(q, k, v, query_start_loc, chunk_start_loc, scale, float("inf"))
 
 
+def context_attention_ragged(
+    q: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, chunk_start_loc: Tensor, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    """As `context_attention`, around a backend whose lse is [T, H] and of base 2, as FlashInfer's ragged ones are."""
+    out, lse = _attend(q, k, v, query_start_loc, chunk_start_loc, scale, float("-inf"))
+    as_returned = (lse * LOG2_E).T.contiguous()
+    return out, by_head(natural_log(as_returned))
+
+
+def natural_log(lse_base_2: Tensor) -> Tensor:
+    """A log-sum-exp of base 2 as a natural one, which is what a merge weighs with (vllm-project/vllm#52796)."""
+    return lse_base_2 * (1 / LOG2_E)
+
+
+def by_head(lse_by_token: Tensor) -> Tensor:
+    """A log-sum-exp [T, H] as [H, T]: transposed, as the same bytes read in another shape belong to other tokens
+    (vllm-project/vllm#26397)."""
+    return lse_by_token.T.contiguous()
+
+
+def mark_empty_rows(lse: Tensor, rows: slice, value: float) -> None:
+    """Say in `lse` [H, T] that `rows` have no keys in this chunk.
+
+    The number of chunks follows the longest context, so shorter ones have such rows in later chunks
+    (sgl-project/sglang#22688).
+    """
+    lse[:, rows] = value
+
+
 def empty_row_lse(convention: float) -> float:
     """The log-sum-exp written for a row without keys: an infinity, which tells a merge that there is nothing."""
     return convention
@@ -44,7 +77,7 @@ def _attend(
         rows = slice(query_starts[request], query_starts[request + 1])
         keys = slice(chunk_starts[request], chunk_starts[request + 1])
         if keys.start >= keys.stop:
-            lse[:, rows] = empty_row_lse(empty_lse)
+            mark_empty_rows(lse, rows, empty_row_lse(empty_lse))
             continue
         queries = q[rows].float().transpose(0, 1) * scale
         scores = queries @ k[keys].float().permute(1, 2, 0)

@@ -25,7 +25,8 @@ def merge_attn_states(
     merged = num_tokens if num_tokens_with_context is None else num_tokens_with_context
     if not 0 <= merged <= num_tokens:
         raise ValueError(f"num_tokens_with_context={merged} is outside 0..{num_tokens}")
-    out = torch.empty_like(prefix_out)
+    suffix_out = suffix_as_stored(prefix_out, suffix_out)
+    out = torch.empty(prefix_out.shape, dtype=prefix_out.dtype, device=prefix_out.device)
     lse = torch.empty_like(prefix_lse)
     out[:merged], lse[:, :merged] = _merge(
         prefix_out[:merged], prefix_lse[:, :merged], suffix_out[:merged], suffix_lse[:, :merged]
@@ -36,19 +37,51 @@ def merge_attn_states(
 
 
 def _merge(prefix_out: Tensor, prefix_lse: Tensor, suffix_out: Tensor, suffix_lse: Tensor) -> tuple[Tensor, Tensor]:
-    minus_inf = float("-inf")
-    prefix_empty, suffix_empty = prefix_lse.isinf(), suffix_lse.isinf()
-    prefix_lse = prefix_lse.masked_fill(prefix_empty, minus_inf)
-    suffix_lse = suffix_lse.masked_fill(suffix_empty, minus_inf)
-    maximum = torch.maximum(prefix_lse, suffix_lse)
-    shift = maximum.masked_fill(maximum == minus_inf, 0.0)
+    prefix_empty, suffix_empty = has_no_keys(prefix_lse), has_no_keys(suffix_lse)
+    prefix_lse = prefix_lse.masked_fill(prefix_empty, float("-inf"))
+    suffix_lse = suffix_lse.masked_fill(suffix_empty, float("-inf"))
+    shift = common_shift(torch.maximum(prefix_lse, suffix_lse))
     prefix_sum, suffix_sum = (prefix_lse - shift).exp(), (suffix_lse - shift).exp()
     total = prefix_sum + suffix_sum
     blend = prefix_out.float() * _by_row(prefix_sum / total) + suffix_out.float() * _by_row(suffix_sum / total)
-    blend = torch.where(_by_row(suffix_empty), prefix_out.float(), blend)
-    blend = torch.where(_by_row(prefix_empty), suffix_out.float(), blend)
+    blend = select_sides(blend, prefix_out, suffix_out, _by_row(prefix_empty), _by_row(suffix_empty))
     blend = blend.masked_fill(_by_row(prefix_empty & suffix_empty), 0.0)
     return blend.to(prefix_out.dtype), shift + total.log()
+
+
+def suffix_as_stored(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
+    """The suffix [T, H, V], read with strides of its own.
+
+    From the second merge on the prefix is an output of the first and has no gaps, while the suffix may be the first V
+    columns of a wider tensor (local-inference-lab/vllm#17).
+    """
+    return suffix_out
+
+
+def has_no_keys(lse: Tensor) -> Tensor:
+    """Which sides [H, T] are empty: an infinity of either sign says so, as FlashAttention-3 writes -inf there and
+    FlashAttention-2 +inf (vllm-project/vllm#15492)."""
+    return lse.isinf()
+
+
+def common_shift(maximum: Tensor) -> Tensor:
+    """What is taken from both exponents: the larger lse [H, T], or 0 where it is -inf.
+
+    Where both sides are empty, -inf - -inf would be NaN and stay in every later merge (vllm-project/vllm#27491).
+    """
+    return maximum.masked_fill(maximum == float("-inf"), 0.0)
+
+
+def select_sides(
+    blend: Tensor, prefix_out: Tensor, suffix_out: Tensor, prefix_empty: Tensor, suffix_empty: Tensor
+) -> Tensor:
+    """`blend` [T, H, V] float32 with the other side taken whole where one side is empty.
+
+    The weight of an empty side is 0, but nobody need have written its output, and 0 times NaN is NaN
+    (flashinfer-ai/flashinfer#4975).
+    """
+    blend = torch.where(suffix_empty, prefix_out.float(), blend)
+    return torch.where(prefix_empty, suffix_out.float(), blend)
 
 
 def _by_row(by_head: Tensor) -> Tensor:

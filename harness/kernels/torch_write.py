@@ -19,8 +19,7 @@ def write_kv(
     value / kv_scale, saturated at 448. Raises IllegalAddress for a slot at or past N * P.
     """
     page_size = kv_cache.shape[1]
-    kept = (slot_mapping >= 0).nonzero().flatten()
-    slots = check_indices(slot_mapping[kept], kv_cache.shape[0] * page_size, "slot_mapping")
+    kept, slots = stored_slots(slot_mapping, kv_cache.shape[0] * page_size)
     block, offset = slots // page_size, slots % page_size
     rows = torch.cat((kv_c[kept], k_pe[kept]), dim=-1)
     if kv_cache.dtype == torch.float8_e4m3fn:
@@ -29,3 +28,13 @@ def write_kv(
         kv_cache.view(torch.uint8)[block, offset] = stored.view(torch.uint8)
     else:
         kv_cache[block, offset] = rows.to(kv_cache.dtype)
+
+
+def stored_slots(slot_mapping: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
+    """The tokens [n] int64 that have a slot, and their slots [n] int64; a negative one of `slot_mapping` [T] has none.
+
+    To whoever indexes as Python does, slot -1 is the last slot of the last block (vllm-project/vllm#43869). Raises
+    IllegalAddress for a slot at or past `num_slots`.
+    """
+    kept = (slot_mapping >= 0).nonzero().flatten()
+    return kept, check_indices(slot_mapping[kept], num_slots, "slot_mapping")

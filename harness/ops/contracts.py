@@ -1,7 +1,8 @@
 """The op table: what a kernel under test promises. No torch here, so that lists are instant.
 
 Letters: B requests, S query tokens a request, T tokens, H heads, P page size, R latent rank (`kv_lora_rank`),
-E rope dim, D = R + E, V value dim, N blocks, M block-table columns, X experts, k experts a token, C context tokens.
+E rope dim, D = R + E, V value dim, N blocks, M block-table columns, X experts, k experts a token, C context tokens
+(in `quantize_blocks` bytes of a row), G scales a row in S rows.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Op:
     keywords: tuple[str, ...]
     outputs: tuple[Output, ...]
     summary: str
+    optional: tuple[str, ...] = ()
+    """Keywords that a kernel may leave out, and is then not asked to handle."""
 
     @property
     def signature(self) -> str:
@@ -54,7 +57,16 @@ OPS: Registry[Op] = Registry(
             (Output("out", "B S H R", "output"), Output("lse", "B H S", "lse")),
             "absorbed MLA decode over a paged latent cache; causal over the last S positions; slots past "
             "seq_lens[b], unused pages and padded table entries influence no live row; R is the largest power of two "
-            "below D, lse is a natural logarithm",
+            "below D, lse is a natural logarithm; with `window`, a query sees the last keys only",
+            optional=("window", "workspace"),
+        ),
+        Op(
+            "mla_decode_sparse",
+            ("q", "kv_cache", "indices"),
+            ("scale", "kv_scale"),
+            (Output("out", "T H R", "output"), Output("lse", "T H", "lse")),
+            "absorbed MLA of each query token over the slots in `indices` [T, K] of a paged latent cache; a negative "
+            "index stands for no slot and influences no row",
         ),
         Op(
             "mla_decode_plan",
@@ -62,6 +74,7 @@ OPS: Registry[Op] = Registry(
             ("num_heads",),
             (Output("metadata", "", "sched_meta"),),
             "split-KV schedule for mla_decode; graph-safe only if its address is stable or it is captured",
+            optional=("kv_itemsize",),
         ),
         Op(
             "context_attention",
@@ -97,7 +110,17 @@ OPS: Registry[Op] = Registry(
             ("logits",),
             ("num_experts_per_tok",),
             (Output("ids", "T k", "router.ids"), Output("weights", "T k", "router.weights")),
-            "softmax top-k routing; ids are int32 and distinct for each token",
+            "softmax top-k routing; ids are int32 and distinct for each token; with `num_live`, only the first so many "
+            "tokens are written",
+            optional=("num_live",),
+        ),
+        Op(
+            "quantize_blocks",
+            ("x", "expert_offsets"),
+            ("block_format",),
+            (Output("values", "T C", "output"), Output("scales", "S G", "scale.blocks")),
+            "codes with a scale for each block of a row (nvfp4, mxfp4, mxfp8), rows sorted by expert; rows past "
+            "expert_offsets[-1] influence nothing, and scale rows that round an expert's up to tiles of 128 are code 0",
         ),
     ),
 )

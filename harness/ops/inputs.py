@@ -12,6 +12,7 @@ from torch import Tensor
 
 from harness.errors import InputError
 from harness.ops.contracts import PAGE_SIZE, latent_rank
+from harness.ops.large_cache import empty_cache
 from harness.scenario.params import (
     ContextAttentionParams,
     MergeAttnStatesParams,
@@ -106,11 +107,13 @@ class RouteInputs:
 
     logits: Tensor
     num_experts_per_tok: int
+    num_live: int
+    unowned: list[Unowned] = field(default_factory=list)
 
 
 def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     """Requests whose pages are scattered over the pool in random order. Raises InputError for sizes no cache has."""
-    head_dim = _head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
+    head_dim = checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     if not params.seq_lens:
         raise InputError("mla_decode: seq_lens is empty; give at least one length")
     generator = torch.Generator().manual_seed(seed)
@@ -119,9 +122,9 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     num_blocks = 1 + num_owned + params.num_spare_blocks + 1
     trap = num_blocks - 1
     order = (1 + torch.randperm(num_owned + params.num_spare_blocks, generator=generator)).to(torch.int32)
-    kv_dtype, q_dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
+    kv_dtype, q_dtype = KV_DTYPES[params.kv], activation_dtype(params.kv)
     kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
-    kv_cache = torch.zeros(num_blocks, PAGE_SIZE, head_dim, dtype=kv_dtype)
+    kv_cache = empty_cache(num_blocks, head_dim, kv_dtype, params.page_stride)
     table = torch.zeros(len(pages), max(pages) + params.table_pad, dtype=torch.int32)
     unowned = [Unowned("kv.null", kv_cache[NULL_BLOCK])]
     used = 0
@@ -130,7 +133,7 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
         used += count
         table[b, :count] = blocks
         latents = torch.randn(count * PAGE_SIZE, head_dim, generator=generator)
-        stored = _store(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
+        stored = rounded_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
         # As bytes, because older torch cannot index fp8.
         kv_cache.view(torch.uint8)[blocks.long()] = stored.view(torch.uint8)
         if length % PAGE_SIZE:
@@ -140,7 +143,7 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     unowned.append(Unowned("block_table.pad", kv_cache[trap]))
     shape = (len(pages), params.query_len, params.num_heads, head_dim)
     return DecodeInputs(
-        q=_queries(shape, q_dtype, generator, contiguous=params.contiguous_q),
+        q=queries(shape, q_dtype, generator, contiguous=params.contiguous_q),
         kv_cache=kv_cache,
         block_table=table,
         seq_lens=torch.tensor(params.seq_lens, dtype=torch.int32),
@@ -172,26 +175,38 @@ def context_attention(params: ContextAttentionParams, seed: int) -> ContextInput
 
 
 def merge_attn_states(params: MergeAttnStatesParams, seed: int) -> MergeInputs:
-    """Two partial attentions; the last `empty_prefix_rows` of the rows with context have an empty prefix."""
+    """Two partial attentions; the last `empty_prefix_rows` of the rows with context have an empty prefix, and the last
+    `empty_suffix_rows` of them an empty suffix."""
     num_tokens, merged = params.num_tokens, params.num_with_context
     if not params.empty_prefix_rows <= merged <= num_tokens:
         raise InputError(
             f"merge_attn_states: empty_prefix_rows={params.empty_prefix_rows}, num_with_context={merged}, "
             f"num_tokens={num_tokens}; each must be at most the next"
         )
+    if params.empty_suffix_rows > merged:
+        raise InputError(
+            f"merge_attn_states: empty_suffix_rows={params.empty_suffix_rows} of num_with_context={merged}; at most all"
+        )
     generator = torch.Generator().manual_seed(seed)
     out_shape, lse_shape = (num_tokens, params.num_heads, params.v_head_dim), (params.num_heads, num_tokens)
-    prefix_out = _randn(out_shape, torch.bfloat16, generator)
+    pads: list[Unowned] = []
+    prefix_out = _columns(_randn(out_shape, torch.bfloat16, generator), params.padded == "both", pads)
     prefix_lse = _randn(lse_shape, torch.float32, generator) * 2
     first_empty = merged - params.empty_prefix_rows
     prefix_lse[:, first_empty:merged] = float(params.empty_lse)
+    suffix_out = _columns(_randn(out_shape, torch.bfloat16, generator), params.padded != "none", pads)
+    suffix_lse = _randn(lse_shape, torch.float32, generator) * 2
+    first_without_suffix = merged - params.empty_suffix_rows
+    suffix_lse[:, first_without_suffix:merged] = float(params.empty_lse)
     return MergeInputs(
         prefix_out=prefix_out,
         prefix_lse=prefix_lse,
-        suffix_out=_randn(out_shape, torch.bfloat16, generator),
-        suffix_lse=_randn(lse_shape, torch.float32, generator) * 2,
+        suffix_out=suffix_out,
+        suffix_lse=suffix_lse,
         num_tokens_with_context=merged,
         unowned=[
+            *pads,
+            Unowned("context.output", suffix_out[first_without_suffix:merged]),
             Unowned("context.output", prefix_out[first_empty:]),
             Unowned("context.lse", prefix_lse[:, merged:]),
         ],
@@ -205,13 +220,13 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
             f"write_kv: num_padded={params.num_padded} of num_tokens={params.num_tokens}; pad at most all of them"
         )
     generator = torch.Generator().manual_seed(seed)
-    head_dim = _head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
+    head_dim = checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     num_live = params.num_tokens - params.num_padded
     num_pages = 2 + -(-num_live // PAGE_SIZE)
-    kv_dtype, dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
+    kv_dtype, dtype = KV_DTYPES[params.kv], activation_dtype(params.kv)
     kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
     others = torch.randn(1 + num_pages + 1, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = _store(others, kv_dtype, kv_scale)
+    kv_cache = rounded_latents(others, kv_dtype, kv_scale)
     slots = PAGE_SIZE + torch.randperm(num_pages * PAGE_SIZE, generator=generator)[:num_live]
     kv_c = _randn((params.num_tokens, params.kv_lora_rank), dtype, generator)
     k_pe = _randn((params.num_tokens, params.qk_rope_head_dim), dtype, generator)
@@ -249,12 +264,15 @@ def route_experts(params: RouteExpertsParams, seed: int) -> RouteInputs:
             "choose at most all of them"
         )
     generator = torch.Generator().manual_seed(seed)
-    return RouteInputs(
-        _randn((params.num_tokens, params.num_experts), torch.float32, generator) * 2, params.num_experts_per_tok
-    )
+    num_live = params.num_tokens if params.num_live is None else params.num_live
+    if num_live > params.num_tokens:
+        raise InputError(f"route_experts: num_live={num_live} of num_tokens={params.num_tokens}; at most all of them")
+    logits = _randn((params.num_tokens, params.num_experts), torch.float32, generator) * 2
+    return RouteInputs(logits, params.num_experts_per_tok, num_live, [Unowned("graph.pad_rows", logits[num_live:])])
 
 
-def _head_dim(rank: int, rope_dim: int) -> int:
+def checked_head_dim(rank: int, rope_dim: int) -> int:
+    """D of a latent of R and E elements. Raises InputError where a kernel could not tell R from D."""
     if latent_rank(rank + rope_dim) != rank:
         raise InputError(
             f"kv_lora_rank={rank}, qk_rope_head_dim={rope_dim}: kernels are told only the sum, so the rank must be a "
@@ -263,7 +281,7 @@ def _head_dim(rank: int, rope_dim: int) -> int:
     return rank + rope_dim
 
 
-def _activation_dtype(kv: str) -> torch.dtype:
+def activation_dtype(kv: str) -> torch.dtype:
     """The type of what meets a cache of type `kv`: an fp8 cache serves a bfloat16 model."""
     return torch.float32 if kv == "fp32" else torch.bfloat16
 
@@ -272,7 +290,18 @@ def _randn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-def _queries(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, *, contiguous: bool) -> Tensor:
+def _columns(values: Tensor, is_padded: bool, pads: list[Unowned]) -> Tensor:
+    """`values` [T, H, V], or the same as the first columns of a tensor half as wide again, whose rest nobody writes."""
+    if not is_padded:
+        return values
+    width = values.shape[-1]
+    wide = values.new_zeros(*values.shape[:-1], width + width // 2)
+    wide[..., :width] = values
+    pads.append(Unowned("context.pad", wide[..., width:]))
+    return wide[..., :width]
+
+
+def queries(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, *, contiguous: bool) -> Tensor:
     """Queries of spread 2, so that softmax prefers some keys; not contiguous: columns of a wider tensor."""
     if contiguous:
         return 2 * _randn(shape, dtype, generator)
@@ -283,7 +312,8 @@ def _offsets(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
 
 
-def _store(latents: Tensor, dtype: torch.dtype, kv_scale: float | None) -> Tensor:
+def rounded_latents(latents: Tensor, dtype: torch.dtype, kv_scale: float | None) -> Tensor:
+    """Latents as a cache of `dtype` holds them: fp8 is divided by `kv_scale` and saturated."""
     if kv_scale is None:
         return latents.to(dtype)
     return (latents / kv_scale).clamp(-E4M3_MAX, E4M3_MAX).to(dtype)

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from harness.targets.base import Evidence
 
 
-TELLING_ORDER = ("crash", "address", "replay", "sentinel", "finite", "reference", "non_interference", "accuracy",
-                 "streams", "answers")  # fmt: skip
+TELLING_ORDER = (
+    "crash", "address", "replay", "padding", "zeroed", "distinct_experts", "sentinel", "finite", "reference",
+    "cold_warm", "flush", "non_interference", "accuracy", "streams", "answers",
+)  # fmt: skip
 """Oracles by how much a finding of theirs tells: first the mechanism (a crash, a stale address or plan, memory that
 nobody wrote), then a symptom."""
 
@@ -42,13 +44,14 @@ class OracleSpec:
     """One oracle; `impl` is the "module:function" that takes Evidence and returns a Judgement.
 
     `needs` says what a case must have for it: `graph` a captured graph, `patterns` two poison patterns or more,
-    `answers` a task's questions.
+    `answers` a task's questions, `warm` prompts that come again to an engine with prefix caching, `flush` a flush,
+    `mixed` layers of different types that share one pool, `experts` tokens that are routed to experts.
     """
 
     name: str
     summary: str
     impl: str
-    needs: Literal["", "graph", "patterns", "answers"] = ""
+    needs: Literal["", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts"] = ""
 
     def judge(self, evidence: Evidence) -> Judgement:
         """Judge the runs of a case."""

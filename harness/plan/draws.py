@@ -142,6 +142,24 @@ def _mla_decode(draw: Callable[..., Any]) -> dict[str, Any]:
         "num_spare_blocks": draw(st.integers(1, 5)),
         "table_pad": draw(st.integers(0, 6)),
         "planned": draw(st.booleans()),
+        # Every kernel that is drawn has the argument; those that have not are drawn by nobody.
+        "window": draw(st.sampled_from([None, None, 1, 40, PAGE_SIZE, 100])),
+    }
+
+
+@st.composite
+def _mla_decode_sparse(draw: Callable[..., Any]) -> dict[str, Any]:
+    topk = draw(st.integers(1, 70))
+    num_chosen = draw(st.lists(st.integers(0, topk), min_size=1, max_size=6))
+    return {
+        "kernel": draw(_kernel_of("mla_decode_sparse")),
+        "kv": draw(_KV),
+        "num_chosen": num_chosen if any(num_chosen) else [1, *num_chosen[1:]],
+        "topk": topk,
+        "num_blocks": draw(st.integers(3, 6)),
+        "num_heads": draw(st.sampled_from([1, 4, 16])),
+        "kv_lora_rank": draw(st.sampled_from([64, 512])),
+        "qk_rope_head_dim": draw(st.sampled_from([16, 64])),
     }
 
 
@@ -161,11 +179,14 @@ def _context_attention(draw: Callable[..., Any]) -> dict[str, Any]:
 def _merge_attn_states(draw: Callable[..., Any]) -> dict[str, Any]:
     num_tokens = draw(st.integers(1, 40))
     num_with_context = draw(st.integers(0, num_tokens))
+    empty_prefix_rows = draw(st.integers(0, num_with_context))
     return {
         "kernel": draw(_kernel_of("merge_attn_states")),
         "num_tokens": num_tokens,
         "num_with_context": num_with_context,
-        "empty_prefix_rows": draw(st.integers(0, num_with_context)),
+        "empty_prefix_rows": empty_prefix_rows,
+        "empty_suffix_rows": draw(st.sampled_from([0, 0, empty_prefix_rows // 2, empty_prefix_rows])),
+        "padded": draw(st.sampled_from(["none", "suffix", "both"])),
         "empty_lse": draw(st.sampled_from(["-inf", "+inf"])),
         "num_heads": draw(st.integers(1, 6)),
     }
@@ -196,11 +217,24 @@ def _quantize_fp8(draw: Callable[..., Any]) -> dict[str, Any]:
 @st.composite
 def _route_experts(draw: Callable[..., Any]) -> dict[str, Any]:
     num_experts = draw(st.integers(1, 64))
+    num_tokens = draw(st.integers(1, 60))
     return {
         "kernel": draw(_kernel_of("route_experts")),
-        "num_tokens": draw(st.integers(1, 60)),
+        "num_tokens": num_tokens,
+        "num_live": draw(st.sampled_from([None, num_tokens, max(num_tokens // 2, 1)])),
         "num_experts": num_experts,
         "num_experts_per_tok": draw(st.integers(1, min(8, num_experts))),
+    }
+
+
+@st.composite
+def _quantize_blocks(draw: Callable[..., Any]) -> dict[str, Any]:
+    return {
+        "kernel": draw(_kernel_of("quantize_blocks")),
+        "block_format": draw(st.sampled_from(["nvfp4", "mxfp4", "mxfp8"])),
+        "expert_rows": [draw(st.integers(1, 9)), *draw(st.lists(st.sampled_from([0, 1, 5, 128, 129]), max_size=4))],
+        "orphan_rows": draw(st.integers(0, 40)),
+        "width": draw(st.sampled_from([32, 64, 256])),
     }
 
 
@@ -209,20 +243,43 @@ def _engine(draw: Callable[..., Any]) -> dict[str, Any]:
     requests = draw(st.lists(st.tuples(st.integers(1, 150), st.integers(1, 5)), max_size=3))
     # The request that is admitted last decodes at least once, so that a graph is replayed and there is one to judge.
     requests.append(draw(st.tuples(st.integers(1, 150), st.integers(2, 5))))
-    layers = draw(st.sampled_from([["mla"], ["mla", "mla"], ["mla", "kda"], ["kda", "mla"]]))
-    pages = sum(-(-(prompt + generated) // PAGE_SIZE) for prompt, generated in requests)
+    layers = draw(st.sampled_from(_LAYERS))
+    prefix_caching = "kda" not in layers and "window" not in layers and draw(st.booleans()) and draw(st.booleans())
+    if prefix_caching:
+        # One prompt of more than a page, asked twice: the second time it finds that page.
+        requests[-1] = (max(requests[-1][0], PAGE_SIZE + 2), requests[-1][1])
+    speculative_tokens = 0 if "kda" in layers else draw(st.sampled_from([0, 0, 1, 2]))
+    pages = sum(-(-(prompt + generated + speculative_tokens) // PAGE_SIZE) for prompt, generated in requests)
     kernels = {field: draw(_kernel_of(op)) for op, field in ENGINE_KERNEL_FIELDS.items()}
+    pad_tokens, pad_keys = draw(st.sampled_from(["skip", "skip", "trash"])), draw(st.sampled_from([0, 0, 1]))
+    dp_rank_tokens = draw(st.sampled_from([0, 0, 50]))
+    # A scale that covers padding needs all of its rows written; nobody writes those of sparse layers.
+    can_cover = bool(pad_keys) and not dp_rank_tokens and "sparse" not in layers
     return {
         **kernels,
         "layers": layers,
         "kv": draw(_KV),
         "num_experts": draw(st.sampled_from([0, 0, 4])),
-        "quantize": draw(st.sampled_from(["none", "none", "fp8_per_tensor", "fp8_per_token"])),
+        "expert_ranks": draw(st.sampled_from([1, 1, 2])),
+        "context_ranks": draw(st.sampled_from([1, 1, 2, 3])),
+        "dp_rank_tokens": dp_rank_tokens,
+        "pad_tokens": pad_tokens,
+        "pad_keys": pad_keys,
+        "amax_rows": "batch" if can_cover and draw(st.booleans()) else "live",
+        "quantize": draw(st.sampled_from(["none", "none", "fp8_per_tensor", "fp8_per_token", "mxfp8"])),
         "graph": draw(st.sampled_from(["none", "full"])),
         "capture": draw(st.sampled_from(["persistent", "lazy"])),
         # Each group of layers takes blocks of its own; one more per request holds a linear layer's state.
-        "num_blocks": 4 + 2 * pages + 2 * len(requests) + draw(st.integers(0, 8)),
-        "free_list": draw(st.sampled_from(["fifo", "lifo"])),
+        "num_blocks": 4 + 2 * pages + 2 * len(requests) + (pad_tokens == "trash") + draw(st.integers(0, 8)),
+        # A LIFO list gives a page away right after it was cached, so that no second prompt would find it.
+        "free_list": "fifo" if prefix_caching else draw(st.sampled_from(["fifo", "lifo"])),
+        "prefix_caching": prefix_caching,
+        "epochs": 1 + prefix_caching,
+        "flush": prefix_caching and draw(st.booleans()),
+        "speculative_tokens": speculative_tokens,
+        "window": draw(st.sampled_from([1, 20, 48, 100])),
+        "window_kv": draw(_KV),
+        "index_topk": draw(st.sampled_from([4, 16, 80])),
         "max_batched_tokens": draw(st.integers(16, 128)),
         "context_chunk": draw(st.sampled_from([32, 64, 128])),
         "zero_fill_output": draw(st.booleans()),
@@ -232,11 +289,17 @@ def _engine(draw: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
+_LAYERS = [
+    ["mla"], ["mla", "mla"], ["mla", "kda"], ["kda", "mla"], ["window", "mla"], ["sparse", "mla"], ["window", "sparse"],
+]  # fmt: skip
+
 _OPS: dict[str, Callable[[], st.SearchStrategy[dict[str, Any]]]] = {
     "mla_decode": _mla_decode,
+    "mla_decode_sparse": _mla_decode_sparse,
     "context_attention": _context_attention,
     "merge_attn_states": _merge_attn_states,
     "write_kv": _write_kv,
     "quantize_fp8": _quantize_fp8,
     "route_experts": _route_experts,
+    "quantize_blocks": _quantize_blocks,
 }

@@ -8,6 +8,9 @@ from harness.ops.contracts import PAGE_SIZE, latent_rank
 
 Params = dict[str, Any]
 
+FORMATS = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
+"""Elements of a block, as in :mod:`harness.ops.block_formats`, which needs torch."""
+
 
 def why_illegal(system: str, params: Params) -> str:
     """What is wrong with validated `params` of a kernel or engine case, in a sentence; empty when nothing is."""
@@ -26,12 +29,15 @@ def settled(system: str, params: Params) -> Params:
     if op == "merge_attn_states":
         bounds["num_with_context"] = params["num_tokens"]
         bounds["empty_prefix_rows"] = min(params["num_with_context"], params["num_tokens"])
+        bounds["empty_suffix_rows"] = bounds["empty_prefix_rows"]
     elif op == "write_kv":
         bounds["num_padded"] = params["num_tokens"] - 1
     elif op == "quantize_fp8":
         bounds["num_live"] = params["num_tokens"]
     elif op == "route_experts" or (system == "engine" and params["num_experts"]):
         bounds["num_experts_per_tok"] = params["num_experts"]
+        if params.get("num_live") is not None:
+            bounds["num_live"] = params["num_tokens"]
     return params | {name: min(params[name], bound) for name, bound in bounds.items()}
 
 
@@ -65,6 +71,8 @@ def _merge_attn_states(params: Params) -> str:
         return "num_with_context is more than num_tokens"
     if params["empty_prefix_rows"] > params["num_with_context"]:
         return "empty_prefix_rows is more than num_with_context"
+    if params["empty_suffix_rows"] > params["num_with_context"]:
+        return "empty_suffix_rows is more than num_with_context"
     return ""
 
 
@@ -79,7 +87,16 @@ def _quantize_fp8(params: Params) -> str:
 def _route_experts(params: Params) -> str:
     if params["num_experts_per_tok"] > params["num_experts"]:
         return "num_experts_per_tok is more than num_experts"
+    if (params["num_live"] or 0) > params["num_tokens"]:
+        return "num_live is more than num_tokens"
     return ""
+
+
+def _quantize_blocks(params: Params) -> str:
+    block = FORMATS[params["block_format"]]
+    if params["width"] % block:
+        return f"width {params['width']} is no multiple of the block of {block}"
+    return "" if any(params["expert_rows"]) else "expert_rows has no row; give one expert some"
 
 
 def _engine(params: Params) -> str:
@@ -93,6 +110,8 @@ def _engine(params: Params) -> str:
     needed = max(-(-(prompt + count - 1) // PAGE_SIZE) for prompt, count in params["requests"]) + state
     if needed > params["num_blocks"] - 2:
         return f"num_blocks {params['num_blocks']} leaves {params['num_blocks'] - 2} blocks, a request needs {needed}"
+    if params["num_experts"] % params["expert_ranks"]:
+        return f"num_experts {params['num_experts']} is not shared out evenly by {params['expert_ranks']} expert_ranks"
     return _rank(params)
 
 
@@ -103,4 +122,5 @@ _OPS = {
     "write_kv": _write_kv,
     "quantize_fp8": _quantize_fp8,
     "route_experts": _route_experts,
+    "quantize_blocks": _quantize_blocks,
 }

@@ -39,5 +39,10 @@ SITES: Registry[Site] = Registry(
         Site("scale.pad", 14, "rows past the live tokens in the input of a quantizer"),
         Site("router.ids", 15, "the expert-id buffer before the router wrote it"),
         Site("router.weights", 16, "the expert-weight buffer before the router wrote it"),
+        Site("sparse.logits", 17, "an indexer's scores of slots past a request's length"),
+        Site("sparse.topk", 18, "the buffer of token positions that an indexer's top-k fills"),
+        Site("context.pad", 23, "columns past the value dim, where a context output is part of a wider tensor"),
+        Site("scale.blocks", 24, "rows of a block-scale tensor that round it up to whole tiles"),
+        Site("dp.pad_rows", 25, "rows that pad a data-parallel rank's tokens to those of the longest"),
     ),
 )

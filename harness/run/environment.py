@@ -40,6 +40,8 @@ class Environment(Record):
     vllm_path: str | None = None
     flashinfer: str | None = None
     pandas: str | None = None
+    cluster: str = ""
+    """What the cluster was at the start of the run, where there is one; the other facts are of one of its nodes."""
 
     def why_not(self, device: str) -> str:
         """Why `device` cannot be used here, or an empty string when it can."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import selectors
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 from harness.errors import HarnessError, InputError
 from harness.records import CaseResult, Finding, Job, Verdict
 from harness.run.environment import Environment, num_usable_cores
 from harness.run.gpus import GpuLocks
+from harness.run.pool import Pool
 from harness.run.process import WorkerProcess
 from harness.run.protocol import DEFAULT_EXECUTE, Reply, Request
 
@@ -29,10 +29,10 @@ def default_num_workers() -> int:
     return min(MAX_WORKERS, num_usable_cores())
 
 
-class WorkerPool:
-    """Worker processes that live from the first job to `close`; use it as a context manager.
+class WorkerPool(Pool):
+    """Worker processes of this machine.
 
-    `run` may be called many times. A worker that died is replaced when the next job needs it; one that dies before
+    A worker that died is replaced when the next job needs it; one that dies before
     it was ready raises WorkerError instead, because its successor would die as well.
     """
 
@@ -53,12 +53,6 @@ class WorkerPool:
         self._selector = selectors.DefaultSelector()
         self._gpus: GpuLocks | None = None
         self._gpu_of: dict[WorkerProcess, int] = {}
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """End every worker and whatever it started."""
@@ -115,11 +109,6 @@ class WorkerPool:
             # Whoever stops early leaves no worker that would answer the next run with this one's results.
             for worker in busy:
                 self._retire(worker)
-
-    def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:
-        """All results, in the order of the jobs whatever the number of workers."""
-        found = {result.key: result for result in self.run(jobs)}
-        return [found[job.key] for job in jobs]
 
     def _dispatch(
         self, waiting: deque[Job], busy: dict[WorkerProcess, Job], on_start: Callable[[Job], None] | None

@@ -141,7 +141,10 @@ class Scenario(Record):
     exclude: tuple[Point, ...] = Field(default=(), alias="except", description="points of the matrix to leave out")
     poison: PoisonSettings = PoisonSettings()
     oracles: tuple[OracleName, ...] = Field(
-        default=("finite", "sentinel", "reference", "non_interference"), min_length=1
+        default=(
+            "finite", "sentinel", "reference", "non_interference", "cold_warm", "flush", "zeroed", "distinct_experts",
+        ),
+        min_length=1,
     )
     accuracy: AccuracySettings | None = Field(
         default=None, description="measure accuracy by epoch as well, in memory that nothing is filled in"

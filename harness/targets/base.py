@@ -68,6 +68,38 @@ class Binding:
 
 
 @dataclass(slots=True)
+class Pair:
+    """The same answers twice, from two conditions of the caches; `oracle` is the name of who judges them."""
+
+    oracle: str
+    name: str
+    first: torch.Tensor
+    second: torch.Tensor
+    live: torch.Tensor
+    bound: str
+    describe: str = "row"
+
+
+@dataclass(slots=True)
+class ZeroedBlock:
+    """A block that the engine was told to zero before use, and how many of its bytes were not zero at its use."""
+
+    step: int
+    block: int
+    num_bytes: int
+    num_dirty: int
+
+
+@dataclass(slots=True)
+class ChosenExperts:
+    """Expert ids [T, k] of every token that was routed, padding included; a row of -1 was masked. X experts exist."""
+
+    name: str
+    ids: torch.Tensor
+    num_experts: int
+
+
+@dataclass(slots=True)
 class Run:
     """Everything that one execution of a case under one poison pattern produced."""
 
@@ -76,6 +108,9 @@ class Run:
     guards: list[Guard] = field(default_factory=list)
     replays: list[ReplayedStep] = field(default_factory=list)
     bindings: list[Binding] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    zeroed: list[ZeroedBlock] = field(default_factory=list)
+    chosen: list[ChosenExperts] = field(default_factory=list)
     accuracy: AccuracyRun | None = None
     """Every question's result in every epoch, where the target answers questions."""
     eager: AccuracyRun | None = None

@@ -11,7 +11,8 @@ from harness.poison.patterns import Poison
 from harness.records import Case
 from harness.scenario.params import KERNEL_PARAMS, KernelParams
 from harness.targets.base import Guard, Run
-from harness.targets.kernel_calls import Setting, build
+from harness.targets.call_parts import Setting
+from harness.targets.kernel_calls import build
 from harness.targets.kernel_outputs import check_outputs, invoke
 
 
@@ -42,7 +43,9 @@ class KernelTarget:
             run.error = error
             return run
         # Judges look at small tensors many times, which a GPU is slow at: every look would wait for it.
-        run.observed = call.observe(tuple(output.cpu() for output in outputs))
+        on_host = tuple(output.cpu() for output in outputs)
+        run.observed = call.observe(on_host)
+        run.chosen = call.chosen(on_host)
         run.guards = [Guard(item.name, item.site, item.before.cpu(), item.watched().cpu()) for item in call.guarded]
         return run
 

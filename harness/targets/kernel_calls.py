@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.catalog import KERNELS
-from harness.kernels.spec import KernelSpec
 from harness.ops import inputs as op_inputs
 from harness.ops import reference
-from harness.ops.contracts import OPS, PAGE_SIZE
-from harness.poison.patterns import Poison
+from harness.ops.contracts import PAGE_SIZE
 from harness.scenario.params import (
     ContextAttentionParams,
     KernelParams,
@@ -24,48 +22,22 @@ from harness.scenario.params import (
     RouteExpertsParams,
     WriteKvParams,
 )
-from harness.targets.base import Observed
-from harness.targets.kernel_outputs import Shape, invoke, shape_of
-
-FINITE_FOR_MULTIPLYING_KERNELS = frozenset({"kv.tail", "kv.free", "kv.null"})
-"""Sites that hold finite bits only, for a kernel that declares `needs_finite_tail`: nan and inf become max."""
-
-_FINITE_STAND_IN = {"nan": "max", "inf": "max"}
-
-InputsT = TypeVar("InputsT")
-Observe = Callable[[tuple[Tensor, ...]], list[Observed]]
-
-
-@dataclass(slots=True)
-class Guarded:
-    """Memory that the kernel must leave as it is: the tensor it is given, and a copy from before the call."""
-
-    name: str
-    site: str | None
-    before: Tensor
-    watched: Callable[[], Tensor]
-
-
-@dataclass(slots=True)
-class KernelCall:
-    """A call that is ready to be made."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    shapes: tuple[tuple[Shape, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
-    guarded: list[Guarded]
-    observe: Observe
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What every builder needs: which kernel, under which poison, with which seed, where."""
-
-    spec: KernelSpec
-    poison: Poison
-    seed: int
-    device: str
+from harness.targets.base import ChosenExperts, Observed
+from harness.targets.block_calls import quantize_blocks
+from harness.targets.call_parts import (
+    Counters,
+    Guarded,
+    KernelCall,
+    Setting,
+    attention_rows,
+    by_rows,
+    guards,
+    keeps,
+    prepared,
+    shapes_of,
+)
+from harness.targets.kernel_outputs import invoke
+from harness.targets.sparse_calls import mla_decode_sparse
 
 
 def build(op: str, params: KernelParams, setting: Setting) -> KernelCall:
@@ -78,19 +50,21 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
     poison = replace(
         setting.poison,
         traps={**setting.poison.traps, "block_table.pad": raw.trap_block},
-        strict=setting.poison.strict and not _keeps(setting, setting.spec.needs_valid_table),
+        strict=setting.poison.strict and not keeps(setting, setting.spec.needs_valid_table),
     )
-    given, kept = _prepared(raw, raw.unowned, replace(setting, poison=poison))
+    given, kept = prepared(raw, raw.unowned, replace(setting, poison=poison))
     num_requests, num_query_tokens, num_heads, _ = given.q.shape
     dims = {"B": num_requests, "S": num_query_tokens, "H": num_heads, "R": params.kv_lora_rank}
+    counters = Counters.of(setting, num_requests)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         want = reference.mla_decode(
-            kept.q, kept.kv_cache, kept.block_table, kept.seq_lens, scale=kept.scale, kv_scale=kept.kv_scale
-        )
+            kept.q, kept.kv_cache, kept.block_table, kept.seq_lens,
+            scale=kept.scale, kv_scale=kept.kv_scale, window=params.window,
+        )  # fmt: skip
         rows = num_requests * num_query_tokens
         out, lse = outputs
-        return _attention_rows(
+        return attention_rows(
             setting.spec,
             f".{params.kv}",
             "request" if num_query_tokens == 1 else f"query token (of {num_query_tokens} a request)",
@@ -109,10 +83,12 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
             "scale": given.scale,
             "kv_scale": given.kv_scale,
             "metadata": _plan(params, setting, given.seq_lens, num_heads),
+            **({} if params.window is None else {"window": params.window}),
+            **counters.argument,
         },
-        shapes=_shapes("mla_decode", dims),
+        shapes=shapes_of("mla_decode", dims),
         dtypes=(given.q.dtype, torch.float32),
-        guarded=_guards(given, kept, ("q", "kv_cache", "block_table", "seq_lens")),
+        guarded=[*guards(given, kept, ("q", "kv_cache", "block_table", "seq_lens")), *counters.guarded],
         observe=observe,
     )
 
@@ -126,11 +102,14 @@ def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads
         if setting.spec.origin != "built in":
             return None
         name = "mla_decode_plan/tiled"
-    return invoke(KERNELS.get(name), setting.poison, (seq_lens,), {"num_heads": num_heads})
+    planner = KERNELS.get(name)
+    chunked = planner.chunked and setting.spec.chunked
+    options = {"kv_itemsize": op_inputs.KV_DTYPES[params.kv].itemsize} if chunked else {}
+    return invoke(planner, setting.poison, (seq_lens,), {"num_heads": num_heads, **options})
 
 
 def _context_attention(params: ContextAttentionParams, setting: Setting) -> KernelCall:
-    given, kept = _prepared(op_inputs.context_attention(params, setting.seed), [], setting)
+    given, kept = prepared(op_inputs.context_attention(params, setting.seed), [], setting)
     dims = {"T": given.q.shape[0], "H": params.num_heads, "V": params.v_head_dim}
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
@@ -138,43 +117,21 @@ def _context_attention(params: ContextAttentionParams, setting: Setting) -> Kern
             kept.q, kept.k, kept.v, kept.query_start_loc, kept.chunk_start_loc, scale=kept.scale
         )
         rows = reference.Attention(want.out, want.lse.T, want.defined)
-        return _attention_rows(setting.spec, "", "token", "context.output", (outputs[0], outputs[1].T), rows)
+        return attention_rows(setting.spec, "", "token", "context.output", (outputs[0], outputs[1].T), rows)
 
     return KernelCall(
         args=(given.q, given.k, given.v, given.query_start_loc, given.chunk_start_loc),
         kwargs={"scale": given.scale},
-        shapes=_shapes("context_attention", dims),
+        shapes=shapes_of("context_attention", dims),
         dtypes=(given.q.dtype, torch.float32),
-        guarded=_guards(given, kept, ("q", "k", "v", "query_start_loc", "chunk_start_loc")),
+        guarded=guards(given, kept, ("q", "k", "v", "query_start_loc", "chunk_start_loc")),
         observe=observe,
     )
 
 
-def _attention_rows(
-    spec: KernelSpec, kv: str, describe: str, empty_site: str, outputs: tuple[Tensor, Tensor], want: reference.Attention
-) -> list[Observed]:
-    """out and lse by rows; rows without keys are judged by the rule that the kernel declares for them, if any."""
-    (out, lse), defined, empty = outputs, want.defined, ~want.defined
-    bounds = (f"{spec.op}.out{kv}", f"{spec.op}.lse{kv}")
-    observed = [
-        Observed("out", out, defined, want.out, bounds[0], describe),
-        Observed("lse", lse, defined, want.lse, bounds[1], describe),
-    ]
-    if not bool(empty.any()):
-        return observed
-    if spec.empty_rows != "undefined":
-        value = 0.0 if spec.empty_rows == "identity" else float("nan")
-        expected = torch.full_like(want.out, value)
-        observed.append(Observed("out of empty rows", out, empty, expected, bounds[0], describe, empty_site))
-    if spec.empty_lse != "undefined":
-        expected = torch.full_like(want.lse, float(spec.empty_lse))
-        observed.append(Observed("lse of empty rows", lse, empty, expected, bounds[1], describe, empty_site))
-    return observed
-
-
 def _merge_attn_states(params: MergeAttnStatesParams, setting: Setting) -> KernelCall:
     raw = op_inputs.merge_attn_states(params, setting.seed)
-    given, kept = _prepared(raw, raw.unowned, setting)
+    given, kept = prepared(raw, raw.unowned, setting)
     dims = {"T": params.num_tokens, "H": params.num_heads, "V": params.v_head_dim}
     names = ("prefix_out", "prefix_lse", "suffix_out", "suffix_lse")
 
@@ -191,16 +148,16 @@ def _merge_attn_states(params: MergeAttnStatesParams, setting: Setting) -> Kerne
     return KernelCall(
         args=tuple(getattr(given, name) for name in names),
         kwargs={"num_tokens_with_context": given.num_tokens_with_context},
-        shapes=_shapes("merge_attn_states", dims),
+        shapes=shapes_of("merge_attn_states", dims),
         dtypes=(given.prefix_out.dtype, torch.float32),
-        guarded=_guards(given, kept, names),
+        guarded=guards(given, kept, names),
         observe=observe,
     )
 
 
 def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
     raw = op_inputs.write_kv(params, setting.seed)
-    given, kept = _prepared(raw, raw.unowned, setting)
+    given, kept = prepared(raw, raw.unowned, setting)
     slots = kept.slot_mapping[kept.slot_mapping >= 0]
     others = torch.ones(given.kv_cache.shape[0] * PAGE_SIZE, dtype=torch.bool, device=slots.device)
     others[slots] = False
@@ -232,16 +189,16 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
         kwargs={"kv_scale": given.kv_scale},
         shapes=(),
         dtypes=(),
-        guarded=[*guarded, *_guards(given, kept, ("kv_c", "k_pe", "slot_mapping"))],
+        guarded=[*guarded, *guards(given, kept, ("kv_c", "k_pe", "slot_mapping"))],
         observe=observe,
     )
 
 
 def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
     raw = op_inputs.quantize_fp8(params, setting.seed)
-    given, kept = _prepared(raw, raw.unowned, setting)
+    given, kept = prepared(raw, raw.unowned, setting)
     dims = {"T": params.num_tokens, "K": params.width}
-    x8_shapes, scale_shapes = _shapes("quantize_fp8", dims)
+    x8_shapes, scale_shapes = shapes_of("quantize_fp8", dims)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         x8, scale = outputs
@@ -252,9 +209,9 @@ def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
             Observed("x8", x8, want.live, want.scaled, "quantize_fp8", "token"),
             Observed(
                 "scale",
-                _by_rows(scale),
+                by_rows(scale),
                 want.live if per_token else whole,
-                _by_rows(want.scale),
+                by_rows(want.scale),
                 "quantize_fp8.scale",
                 "scale",
             ),
@@ -266,18 +223,21 @@ def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
         # One scale a row is as good: it is what keeps rows apart, and the scenarios use it as a control.
         shapes=(x8_shapes, (*scale_shapes, (params.num_tokens, 1))),
         dtypes=(torch.float8_e4m3fn, torch.float32),
-        guarded=_guards(given, kept, ("x",)),
+        guarded=guards(given, kept, ("x",)),
         observe=observe,
     )
 
 
 def _route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
-    given, kept = _prepared(op_inputs.route_experts(params, setting.seed), [], setting)
+    raw = op_inputs.route_experts(params, setting.seed)
+    given, kept = prepared(raw, raw.unowned, setting)
     dims = {"T": params.num_tokens, "k": params.num_experts_per_tok}
+    live = torch.arange(params.num_tokens) < given.num_live
+    # A kernel that is told how many tokens are live promises nothing of the others; one that is not routes them all.
+    promised = live if setting.spec.live_only else torch.ones_like(live)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         want = reference.route_experts(kept.logits, kept.num_experts_per_tok)
-        live = torch.ones(params.num_tokens, dtype=torch.bool, device=kept.logits.device)
         # The order of a token's experts is the kernel's own; both outputs are put in the order of the ids.
         order = outputs[0].argsort(dim=1)
         ids, weights = (output.gather(1, order) for output in outputs)
@@ -288,60 +248,25 @@ def _route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
 
     return KernelCall(
         args=(given.logits,),
-        kwargs={"num_experts_per_tok": given.num_experts_per_tok},
-        shapes=_shapes("route_experts", dims),
+        kwargs={
+            "num_experts_per_tok": given.num_experts_per_tok,
+            **({"num_live": given.num_live} if setting.spec.live_only else {}),
+        },
+        shapes=shapes_of("route_experts", dims),
         dtypes=(torch.int32, torch.float32),
-        guarded=_guards(given, kept, ("logits",)),
+        guarded=guards(given, kept, ("logits",)),
         observe=observe,
+        chosen=lambda outputs: [ChosenExperts("ids", outputs[0][promised], params.num_experts)],
     )
-
-
-def _prepared(raw: InputsT, unowned: list[op_inputs.Unowned], setting: Setting) -> tuple[InputsT, InputsT]:
-    """Poison the unowned memory of `raw`; what the kernel is given, and a copy that the kernel cannot reach."""
-    for part in unowned:
-        poison = setting.poison
-        if _keeps(setting, setting.spec.needs_finite_tail) and part.site in FINITE_FOR_MULTIPLYING_KERNELS:
-            poison = replace(poison, pattern=_FINITE_STAND_IN.get(poison.pattern, poison.pattern))
-        poison.fill_(part.memory, part.site)
-    kept = _map_tensors(raw, torch.clone)
-    return _map_tensors(raw, lambda tensor: tensor.to(setting.device)), kept
-
-
-def _keeps(setting: Setting, promise: bool) -> bool:
-    """Whether a promise that the kernel was given is kept in this run."""
-    return promise and not setting.poison.ignore_contracts
-
-
-def _map_tensors(record: InputsT, change: Callable[[Tensor], Tensor]) -> InputsT:
-    values = {field.name: getattr(record, field.name) for field in fields(cast(Any, record))}
-    changed = {name: change(value) if isinstance(value, Tensor) else value for name, value in values.items()}
-    return type(record)(**changed)
-
-
-def _guards(given: object, kept: object, names: tuple[str, ...]) -> list[Guarded]:
-    """A guard on each named input: none of them may be written."""
-
-    def guard(name: str) -> Guarded:
-        tensor: Tensor = getattr(given, name)
-        return Guarded(name, None, _by_rows(getattr(kept, name)), lambda: _by_rows(tensor))
-
-    return [guard(name) for name in names]
-
-
-def _by_rows(tensor: Tensor) -> Tensor:
-    """A vector as a column: oracles count rows along dim 0 and want elements in them."""
-    return tensor[:, None] if tensor.ndim == 1 else tensor
-
-
-def _shapes(op: str, dims: dict[str, int]) -> tuple[tuple[Shape, ...], ...]:
-    return tuple((shape_of(output, dims),) for output in OPS.get(op).outputs)
 
 
 _BUILDERS: dict[str, Callable[[Any, Setting], KernelCall]] = {
     "mla_decode": _mla_decode,
+    "mla_decode_sparse": mla_decode_sparse,
     "context_attention": _context_attention,
     "merge_attn_states": _merge_attn_states,
     "write_kv": _write_kv,
     "quantize_fp8": _quantize_fp8,
     "route_experts": _route_experts,
+    "quantize_blocks": quantize_blocks,
 }

@@ -90,12 +90,12 @@ class Trace:
         if axis is None or (letters[0] == "1" and value.ndim == 1):
             return value
         if op == "context_attention":
-            rows = _with_context(args[3], args[4], value.shape[axis]).to(value.device)
+            rows = with_context(args[3], args[4], value.shape[axis]).to(value.device)
             return value.transpose(0, axis)[rows]
         return value.transpose(0, axis)[: self.num_live]
 
 
-def _with_context(query_start_loc: torch.Tensor, chunk_start_loc: torch.Tensor, num_tokens: int) -> torch.Tensor:
+def with_context(query_start_loc: torch.Tensor, chunk_start_loc: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """Which of T tokens [T] bool have keys in a context chunk; the others' rows nobody promises."""
     lengths = query_start_loc.diff().long().cpu()
     has_keys = (chunk_start_loc.diff() > 0).cpu()

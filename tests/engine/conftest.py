@@ -1,9 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+
+from harness.engine.config import model_config
+from harness.engine.engine import Engine
+from harness.engine.scheduler import Scheduler, Step
+from harness.model.transformer import CausalLM
+from harness.poison.patterns import Poison
+from harness.scenario.params import EngineParams
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +19,29 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     with torch.no_grad():
         yield
+
+
+@pytest.fixture(scope="session")
+def make_engine() -> Callable[[EngineParams], Engine]:
+    """Make an engine of a small model, for requests of up to 150 tokens, in friendly memory."""
+
+    def make(params: EngineParams) -> Engine:
+        model = CausalLM(model_config(params)).reset_parameters(0).eval().requires_grad_(False)
+        return Engine(model, params, Poison("nan", frozenset()), 150)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def advance() -> Callable[[Scheduler, Step], None]:
+    """What an engine does with a scheduler after the model ran: each request whose tokens are done gets a token."""
+
+    def take(scheduler: Scheduler, step: Step) -> None:
+        for item in step.scheduled:
+            item.sequence.num_computed_tokens += item.num_new_tokens
+            if item.sequence.num_uncomputed_tokens == 0:
+                item.sequence.tokens.append(0)
+            if item.sequence.is_finished:
+                scheduler.finish(item.sequence)
+
+    return take

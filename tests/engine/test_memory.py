@@ -10,7 +10,6 @@ from harness.engine.memory import (
     KV_DTYPES,
     CacheLayout,
     PagedMemory,
-    blocks_to_zero,
     hand_over_blocks,
     initial_memory,
 )
@@ -32,8 +31,13 @@ def holds(tensor: torch.Tensor, site: str) -> bool:
     return bool((bits_view(tensor) == sentinel_bits(tensor.dtype, site)).all())
 
 
-def step(freed: tuple[int, ...] = (), attention: tuple[int, ...] = (), state: tuple[int, ...] = ()) -> Step:
-    return Step((), freed, attention, state)
+def step(
+    freed: tuple[int, ...] = (),
+    attention: tuple[int, ...] = (),
+    state: tuple[int, ...] = (),
+    zero: tuple[int, ...] = (),
+) -> Step:
+    return Step((), freed, attention, state, blocks_to_zero=zero)
 
 
 @pytest.mark.parametrize("kv", list(KV_DTYPES))
@@ -86,19 +90,19 @@ def test_before_the_first_request_every_block_holds_its_sites_poison() -> None:
     assert not initial_memory(layout, 4, FRIENDLY).data.any()
 
 
-@pytest.mark.parametrize("is_hybrid", [True, False])
-def test_new_pages_are_zeroed_in_hybrid_models_only(is_hybrid: bool) -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_new_blocks_are_zeroed_where_the_step_lists_them(listed: bool) -> None:
     memory = PagedMemory(CacheLayout.of(HYBRID, "bf16", 5))
-    hand_over_blocks(memory, step(attention=(1,), state=(2,)), is_hybrid, poisoned("kv.new"))
-    assert holds(memory.latents(1)[1], "kv.new") is not is_hybrid
-    assert bool(memory.data[:, 1].any()) is not is_hybrid
+    hand_over_blocks(memory, step(attention=(1,), state=(2,), zero=(1,) if listed else ()), poisoned("kv.new"))
+    assert holds(memory.latents(1)[1], "kv.new") is not listed
+    assert bool(memory.data[:, 1].any()) is not listed
     assert holds(memory.latents(1)[2], "kv.new")
     assert not memory.data[:, 3].any()
 
 
 def test_a_block_that_is_freed_and_given_in_one_step_is_new() -> None:
     memory = PagedMemory(CacheLayout.of(HYBRID, "bf16", 5))
-    hand_over_blocks(memory, step(freed=(1, 2), attention=(2,)), False, poisoned("kv.new", "kv.free"))
+    hand_over_blocks(memory, step(freed=(1, 2), attention=(2,)), poisoned("kv.new", "kv.free"))
     assert holds(memory.latents(1)[1], "kv.free")
     assert holds(memory.latents(1)[2], "kv.new")
 
@@ -106,13 +110,8 @@ def test_a_block_that_is_freed_and_given_in_one_step_is_new() -> None:
 def test_a_new_block_is_friendly_where_the_poison_does_not_cover_it() -> None:
     memory = PagedMemory(CacheLayout.of(HYBRID, "bf16", 5))
     memory.data.fill_(7)
-    hand_over_blocks(memory, step(attention=(1,), state=(2,)), False, FRIENDLY)
+    hand_over_blocks(memory, step(attention=(1,), state=(2,)), FRIENDLY)
     assert not memory.data[:, 1:3].any() and bool((memory.data[:, 3] == 7).all())
-
-
-def test_the_blocks_to_zero_are_the_new_pages_of_a_hybrid_model() -> None:
-    assert blocks_to_zero(step(attention=(1, 3), state=(2,)), True) == (1, 3)
-    assert blocks_to_zero(step(attention=(1, 3)), False) == ()
 
 
 def test_a_tail_begins_at_the_length_and_ends_with_the_page() -> None:

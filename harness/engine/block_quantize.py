@@ -1,0 +1,57 @@
+"""Activations rounded to MXFP8 before a projection: a scale for each block of a row, loaded by whole tiles."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.engine.batch import Batch
+from harness.engine.quantize import ActivationQuantizer, live_rows, pad_to_longest_rank
+from harness.graph.launch import launch
+from harness.kernels.call import BoundKernel
+from harness.ops.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
+from harness.poison.patterns import Poison
+
+
+class BlockQuantizer(ActivationQuantizer):
+    """Rounds the input of a projection to a block format and back. No row can spoil another but through the scales."""
+
+    def __init__(self, kernel: BoundKernel, poison: Poison, block_format: str, rank_tokens: int = 0) -> None:
+        super().__init__(kernel, poison, rank_tokens)
+        self._blocks = kernel
+        self._format = block_format
+
+    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """x: [T, K] -> the same shape and dtype, rounded; rows of padding are 0 or undefined."""
+        num_tokens, num_live = len(x), live_rows(batch)
+        if num_tokens < self._rank_tokens:
+            x = launch(pad_to_longest_rank, x, self._rank_tokens, self._poison)
+        offsets = launch(one_expert, num_tokens if num_live is None else num_live, len(x))
+        values, scales = self._blocks(x, offsets, block_format=self._format)
+        rounded: torch.Tensor = launch(apply_scales, values, scales, self._format)
+        return rounded[:num_tokens].to(x.dtype)
+
+
+def one_expert(num_live: int | torch.Tensor, num_rows: int) -> torch.Tensor:
+    """`expert_offsets` [2] int32 that give the first rows of `num_rows` to one expert and the others to nobody.
+
+    A capture runs on dummy inputs of the largest graph, whose live rows may be more than those of a smaller one.
+    """
+    end = torch.as_tensor(num_live, dtype=torch.int32).reshape(1).clamp(max=num_rows)
+    return torch.cat((torch.zeros_like(end), end))
+
+
+def apply_scales(values: torch.Tensor, scales: torch.Tensor, block_format: str) -> torch.Tensor:
+    """Codes [T, C] and scale codes [S, G] as numbers [T, K] float32, as a GEMM applies them: by whole tiles.
+
+    Scales are brought to the largest of their tile first. They are powers of two, so this is exact, but it reads the
+    rows that round the tile up.
+    """
+    form = FORMATS[block_format]
+    tiles = decoded_scales(scales, form).view(-1, SCALE_TILE, scales.shape[1])
+    largest = tiles.amax(dim=1, keepdim=True)
+    relative, largest = (tiles / largest).flatten(0, 1), largest.expand_as(tiles).flatten(0, 1)
+    num_rows = min(len(values), len(scales))
+    blocks = decoded_values(values[:num_rows], form).view(num_rows, -1, form.block)
+    out = torch.zeros(len(values), scales.shape[1] * form.block, device=values.device)
+    out[:num_rows] = (blocks * relative[:num_rows, :, None] * largest[:num_rows, :, None]).flatten(1)
+    return out

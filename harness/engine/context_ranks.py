@@ -1,0 +1,22 @@
+"""Context split among ranks, as decode context parallelism stores it, with all ranks played in one process."""
+
+from __future__ import annotations
+
+import torch
+
+
+def split(chunk: list[range], num_ranks: int) -> list[list[range]]:
+    """The parts of a chunk of context that each rank holds: of each request, every `num_ranks`-th position."""
+    return [
+        [range(span.start + (rank - span.start) % num_ranks, span.stop, num_ranks) for span in chunk]
+        for rank in range(num_ranks)
+    ]
+
+
+def rank_without_kv(out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a rank adds that holds nothing of a chunk, shaped as `out` [T, H, V] and `lse` [H, T]: an empty side.
+
+    Its lse is -inf. An lse of 0 is that of a key with score 0, and takes weight from the others
+    (vllm-project/vllm#38416).
+    """
+    return torch.zeros_like(out), torch.full_like(lse, float("-inf"))

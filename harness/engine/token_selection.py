@@ -1,0 +1,88 @@
+"""Which cached tokens each query of a sparse layer attends to: index scores, top-k, and slots of the pool."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.engine.config import NULL_BLOCK, PAGE_SIZE
+from harness.model.indexer import Indexer
+from harness.ops.memory import check_indices
+from harness.poison.patterns import Poison
+
+TILE = 4
+"""Rows of decoding requests that the top-k of a decode handles at once."""
+
+
+def store_index_keys(keys: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Write keys [T, I] into the slots [T] of cache [N, P, I]; negative slots are skipped."""
+    is_stored = slot_mapping >= 0
+    slots = check_indices(torch.where(is_stored, slot_mapping, 0), cache.shape[0] * PAGE_SIZE, "slot_mapping")
+    block, offset = slots // PAGE_SIZE, slots % PAGE_SIZE
+    # A select instead of a list of live tokens, whose length a graph could not know.
+    cache[block, offset] = torch.where(is_stored[:, None], keys, cache[block, offset])
+
+
+def select_tokens(
+    indexer: Indexer, x: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor,
+    num_decode_tokens: int, poison: Poison,
+) -> torch.Tensor:  # fmt: skip
+    """Positions of the tokens that each query attends to, [T, K] int32, K = `topk`; -1 where there are fewer.
+
+    x [T, hidden] and index keys `cache` [N, P, I]; tables [T, M] int32 and lengths [T] are those of each query's
+    request, its own token included. The rows of decodes and of prompts share one buffer, decodes first.
+    """
+    logits = index_logits(indexer, x, cache, tables, lengths, poison)
+    n, k = num_decode_tokens, indexer.topk
+    selected = poison.empty(x.shape[0], k, dtype=torch.int32, site="sparse.topk", device=x.device)
+    selected[n:] = take_topk(logits[n:], lengths[n:], k, poison)
+    if n:
+        tiles = poison.empty(-(-n // TILE) * TILE, k, dtype=torch.int32, site="sparse.topk", device=x.device)
+        tiles[:n] = take_topk(logits[:n], lengths[:n], k, poison)
+        store_decode_rows(selected, tiles, n)
+    return selected
+
+
+def index_logits(
+    indexer: Indexer, x: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor, poison: Poison
+) -> torch.Tensor:
+    """The indexer's scores of the pages of each query, [T, M * P] float32; past a row's length nobody writes.
+
+    Entries of `tables` past the pages that hold the length are padding, and not looked up.
+    """
+    is_page = torch.arange(tables.shape[1], device=x.device) * PAGE_SIZE < lengths[:, None]
+    blocks = check_indices(torch.where(is_page, tables, NULL_BLOCK), cache.shape[0], "block_table of the indexer")
+    keys = cache[blocks].flatten(1, 2)
+    logits = poison.empty(*keys.shape[:2], dtype=torch.float32, site="sparse.logits", device=x.device)
+    written = torch.arange(keys.shape[1], device=x.device) < lengths[:, None]
+    # Keys of slots past the length are whatever memory held; they are multiplied and then not selected.
+    return logits.copy_(torch.where(written, indexer.scores(x, keys).float(), logits))
+
+
+def take_topk(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Poison) -> torch.Tensor:
+    """The positions [T, K] int32 of the K largest of the first `lengths` [T] logits of each row; -1 for none.
+
+    Every element is written, whatever the logits hold: with NaN among them, comparisons choose nothing, and what they
+    did not choose must not be left as memory was (vllm-project/vllm#49896).
+    """
+    out = torch.full((logits.shape[0], topk), -1, dtype=torch.int32, device=logits.device)
+    positions = torch.arange(logits.shape[1], device=logits.device)
+    best = logits.masked_fill(positions >= lengths[:, None], -torch.inf).topk(min(topk, logits.shape[1]), dim=-1)
+    chosen = torch.where(best.indices < lengths[:, None], best.indices, -1)
+    out[:, : chosen.shape[1]] = chosen.to(torch.int32)
+    return out
+
+
+def store_decode_rows(selected: torch.Tensor, tiles: torch.Tensor, num_decode_tokens: int) -> None:
+    """Put the rows of decodes into `selected` [T, K]; `tiles` has rows of padding behind them.
+
+    Those must not be stored: the rows of prompts follow in the same buffer (vllm-project/vllm#32175).
+    """
+    selected[:num_decode_tokens] = tiles[:num_decode_tokens]
+
+
+def pool_slots(selected: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    """Slots of the pool [T, K] int32 of the `selected` positions [T, K] of requests with `tables` [T, M]; -1 stays."""
+    is_token = selected >= 0
+    column = torch.where(is_token, selected // PAGE_SIZE, 0)
+    blocks = tables.gather(1, check_indices(column, tables.shape[1], "sparse.topk column"))
+    return torch.where(is_token, blocks * PAGE_SIZE + selected % PAGE_SIZE, -1).to(torch.int32)

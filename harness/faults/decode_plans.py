@@ -1,0 +1,32 @@
+"""Plans of decodes that kernels read beyond what was planned, or at another time, or for another type."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.engine.workspace import Workspace
+from harness.scenario.params import KvType
+
+
+def write_items_in_use(items: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, used: torch.Tensor) -> None:
+    """Fill in what has work; the grid is as large as the plan, and its other blocks read what memory held
+    (flashinfer-ai/flashinfer#4002)."""
+    requests = torch.arange(items.shape[0], device=items.device)[:, None].expand_as(end)
+    for column, values in enumerate((requests, begin, end)):
+        items[..., column][used] = values[used].to(items.dtype)
+
+
+def room_for_this_plan(num_splits: torch.Tensor) -> int:
+    """Make room for the pieces of the plan at hand: a graph keeps the number of its capture, whose requests were
+    short (vllm-project/vllm#20301)."""
+    return max(int(num_splits.amax()), 1)
+
+
+def itemsize_of_bfloat16(kv: KvType) -> int:
+    """Plan without asking for the type of the cache (vllm-project/vllm#38719)."""
+    return 2
+
+
+def counters_in_scratch(workspace: Workspace, num_requests: int) -> torch.Tensor:
+    """Count in the workspace that every kernel may use, which is as the last one left it (vllm-project/vllm#25520)."""
+    return workspace.scratch.view(torch.int32).flatten()[:num_requests]

@@ -1,0 +1,22 @@
+"""Indices that are too narrow, clipped, or taken to count from the end."""
+
+from __future__ import annotations
+
+import torch
+
+
+def offsets_in_32_bits(blocks: torch.Tensor, page_stride: int) -> torch.Tensor:
+    """Multiply in 32 bits and widen afterwards: pages past 2**32 elements wrap (flashinfer-ai/flashinfer#3136)."""
+    return (blocks.to(torch.int64) * page_stride) & 0xFFFFFFFF
+
+
+def clipped_rows(state_blocks: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    """Take the states to have as many rows as half the pool, and clip ids past that to the last row, which requests
+    then share (vllm-project/tpu-inference#2366)."""
+    return state_blocks.to(torch.int64).clamp(0, num_blocks // 2 - 1)
+
+
+def slots_from_the_end(slot_mapping: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index as Python does: slot -1 of a padded token is the last slot of the last block (vllm-project/vllm#43869)."""
+    tokens = torch.arange(slot_mapping.shape[0], device=slot_mapping.device)
+    return tokens, slot_mapping.to(torch.int64) % num_slots

@@ -1,0 +1,37 @@
+"""Blocks that change hands between layers of different types, and a null block that is given away."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from harness.engine.block_pool import FreeList
+from harness.engine.memory import PagedMemory
+from harness.engine.scheduler import Step
+from harness.engine.zeroing import CacheGroup, Group
+
+
+def ignore_zero_list(memory: PagedMemory, step: Step) -> None:
+    """Never look at the scheduler's list of blocks to zero, as a new model runner did (vllm-project/vllm#43990)."""
+
+
+def gate_by_kind(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
+    """Zero only where a model has states: full attention in fp8 beside a window in bfloat16 is not on the list of
+    exact kinds (vllm-project/vllm#47574, #51749)."""
+    names = {group.name for group in groups}
+    return frozenset({"attention"}) if "state" in names else frozenset()
+
+
+def zero_states_only(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
+    """Zero the new blocks of states, which start from zeros anyway, and not pages (vllm-project/vllm#35219)."""
+    return frozenset({"state"})
+
+
+def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
+    """Take the null block from the free list and do not look at its number: block 0 is given to a request
+    (ovg-project/kvcached#398)."""
+    free = deque(range(num_blocks - 1))
+    if free_list == "lifo":
+        free.pop()
+    else:
+        free.popleft()
+    return list(free)

@@ -1,0 +1,13 @@
+"""Tokens chosen from rows that a speculative step verifies."""
+
+from __future__ import annotations
+
+import torch
+
+
+def token_above_all(logits: torch.Tensor) -> torch.Tensor:
+    """Start from the vocabulary's size and take any token whose logit is greater than the best so far: in a row of NaN
+    none is, and the token does not exist (vllm-project/vllm#53029)."""
+    vocab_size = logits.shape[-1]
+    best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)
+    return torch.where(logits.isnan().all(dim=-1), vocab_size, best)

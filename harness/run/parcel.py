@@ -1,0 +1,61 @@
+"""What travels to the nodes of a cluster: the harness as it is here, its fixtures, and people's plug-in files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.accuracy.fixtures import FIXTURES
+from harness.errors import InputError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_LEFT_OUT = ("__pycache__", "_fixtures", "_scenarios")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""One time for all files, so that an archive depends on their content alone."""
+
+
+def pack_code() -> bytes:
+    """The package `harness` as a zip archive, without its fixtures and scenarios: a planned case needs no scenario."""
+    return _packed(
+        (path, Path(_PACKAGE.name) / path.relative_to(_PACKAGE))
+        for path in sorted(_PACKAGE.rglob("*"))
+        if path.is_file() and not set(_LEFT_OUT) & set(path.relative_to(_PACKAGE).parts)
+    )
+
+
+def pack_fixtures() -> bytes:
+    """Canaries, tasks and baselines as a zip archive: some tens of MB, for jobs that ask a canary."""
+    return _packed((path, path.relative_to(FIXTURES)) for path in _fixture_files())
+
+
+def digest(code: bytes) -> str:
+    """What names this code together with these fixtures."""
+    found = hashlib.sha256(code)
+    for path in _fixture_files():
+        found.update(f"{path.relative_to(FIXTURES)}\0".encode())
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()[:16]
+
+
+def read_plugin(path: str) -> tuple[str, bytes]:
+    """A plug-in file with the path that its owner gave. Raises InputError where there is none."""
+    try:
+        return path, Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"plug-in {path}: cannot be read: {error.strerror}; give the path of a Python file") from None
+
+
+def _fixture_files() -> list[Path]:
+    return [path for path in sorted(FIXTURES.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+
+
+def _packed(files: Iterator[tuple[Path, Path]]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for path, name in files:
+            entry = zipfile.ZipInfo(str(name), _EPOCH)
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=1)
+    return stream.getvalue()

@@ -1,0 +1,195 @@
+"""A Ray cluster as a place for case processes: connecting to it, its slots, and an actor in one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from harness.errors import HarnessError, InputError
+from harness.run import ray_actor
+
+LOCAL = "local"
+CONNECT_SECONDS = 5.0
+LISTED_SECONDS = 1.0
+"""How long the list of nodes is taken to be true."""
+OBJECT_STORE_BYTES = 256 << 20
+"""Of a local cluster: what travels is code and fixtures."""
+_FORM = re.compile(r"^(?P<host>[^:/\s]+|\[[^\]]+\]):(?P<port>\d{1,5})$")
+
+
+class Slot(NamedTuple):
+    """Room for one case process: a GPU, or a CPU slot, of one node."""
+
+    node: str
+    """The node's id."""
+    name: str
+    """Its address and the beginning of its id, for people."""
+    has_gpu: bool
+    number: int
+
+
+class Cluster:
+    """A connection to a Ray cluster, or a local one that lives as long as the connection.
+
+    `address` is `auto` or HOST:PORT of a cluster that this machine is part of; None starts a local one with
+    `num_cpus` CPU slots. Raises InputError where Ray is not installed or nobody answers.
+    """
+
+    def __init__(self, address: str | None, num_cpus: int) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise InputError(
+                "--executor ray: Ray is not installed; install it with: python3 -m pip install 'mla-harness[ray]'"
+            ) from None
+        self.address = address or LOCAL
+        self._ray: Any = ray
+        self._listed: list[Slot] = []
+        self._listed_at = -LISTED_SECONDS
+        self._is_ours = not ray.is_initialized()
+        if not self._is_ours:
+            # Whoever embeds the harness has connected already, and goes on with the connection.
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        _check_reachable(self.address)
+        options: dict[str, Any] = {"address": self.address}
+        if self.address == LOCAL:
+            options |= {
+                "num_cpus": num_cpus,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+            }
+        _keep_standard_output_clean()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
+        except (Exception, SystemExit) as error:
+            raise InputError(_refused(self.address, " ".join(str(error).split()))) from None
+
+    def disconnect(self) -> None:
+        """End the connection, and the cluster when it is a local one."""
+        if self._is_ours:
+            self._ray.shutdown()
+
+    def slots(self) -> list[Slot]:
+        """Room for case processes on the nodes that live: GPUs first, then CPU slots, of each node in turn."""
+        if time.monotonic() - self._listed_at > LISTED_SECONDS:
+            self._listed, self._listed_at = self._list(), time.monotonic()
+        return self._listed
+
+    def _list(self) -> list[Slot]:
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        on_gpu = [list(_gpu_slots(node)) for node in nodes]
+        on_cpu = [list(_cpu_slots(node)) for node in nodes]
+        return [slot for lists in (on_gpu, on_cpu) for turn in zip_longest(*lists) for slot in turn if slot is not None]
+
+    def describe(self) -> str:
+        """The cluster in a few words."""
+        slots = self.slots()
+        gpus, nodes = sum(slot.has_gpu for slot in slots), len({slot.node for slot in slots})
+        cpus = len(slots) - gpus
+        return f"Ray {self._ray.__version__}, {self.address}: {nodes} nodes, {cpus} CPU slots, {gpus} GPUs"
+
+    def put(self, value: bytes) -> Any:
+        """A reference to bytes that nodes fetch when they need them."""
+        return self._ray.put(value)
+
+    def spawn(self, slot: Slot, *arguments: Any) -> Any:
+        """The handle of a new :class:`harness.run.ray_actor.NodeWorker` in `slot`."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._ray.cloudpickle.register_pickle_by_value(ray_actor)
+        actor: Any = self._ray.remote(ray_actor.NodeWorker)
+        return actor.options(
+            num_cpus=1,
+            num_gpus=int(slot.has_gpu),
+            # A second thread, so that `close` is heard while a case runs.
+            max_concurrency=2,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node, soft=False),
+        ).remote(*arguments)
+
+    def wait(self, references: list[Any], seconds: float) -> list[Any]:
+        """One of `references` that has its answer, in a list; an empty one when none has within `seconds`."""
+        ready, _ = self._ray.wait(references, num_returns=1, timeout=seconds)
+        return list(ready)
+
+    def take(self, reference: Any) -> Any:
+        """The answer of an actor. Raises ActorLost when the actor is gone."""
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise HarnessError(f"the actor on a node failed: {last}") from error
+        except self._ray.exceptions.RayError as error:
+            raise ActorLost(" ".join(str(error).split())) from None
+
+    def end(self, handles: list[Any]) -> None:
+        """End actors with all that they started; those of lost nodes are gone already."""
+        closing = [handle.close.remote() for handle in handles]
+        if closing:
+            self._ray.wait(closing, num_returns=len(closing), timeout=CONNECT_SECONDS)
+        for handle in handles:
+            with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+                self._ray.kill(handle)
+
+
+class ActorLost(Exception):
+    """An actor is gone, and with it what it was doing: its node was lost, or ended it."""
+
+
+def _gpu_slots(node: dict[str, Any]) -> Iterator[Slot]:
+    for number in range(_num_gpu_slots(node)):
+        yield Slot(node["NodeID"], _name(node), True, number)
+
+
+def _cpu_slots(node: dict[str, Any]) -> Iterator[Slot]:
+    """One for each CPU that no GPU slot takes."""
+    for number in range(int(node["Resources"].get("CPU", 0)) - _num_gpu_slots(node)):
+        yield Slot(node["NodeID"], _name(node), False, number)
+
+
+def _num_gpu_slots(node: dict[str, Any]) -> int:
+    return min(int(node["Resources"].get("GPU", 0)), int(node["Resources"].get("CPU", 0)))
+
+
+def _name(node: dict[str, Any]) -> str:
+    return f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes."""
+    if address in (LOCAL, "auto"):
+        return
+    match = _FORM.match(address)
+    if match is None:
+        raise InputError(f"--ray-address {address}: not of the form HOST:PORT; give that of a cluster, or auto")
+    try:
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(_refused(address, str(error))) from None
+
+
+def _refused(address: str, why: str) -> str:
+    if address == LOCAL:
+        return f"--executor ray: no local Ray cluster could be started: {why}"
+    return (
+        f"--ray-address {address}: no Ray cluster answers: {why}; run this on a machine of the cluster, or leave the "
+        "address out for a local one"
+    )
+
+
+def _keep_standard_output_clean() -> None:
+    """Ray prints the log of a node that it lost to standard output, which is for results, and has no option for it."""
+    from ray._private import worker
+
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *args, **options: None

@@ -1,0 +1,136 @@
+"""Pages shared by prompts: found by what they hold, kept while anybody owns them, forgotten when given away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.engine.block_pool import BlockPool, block_hashes
+from harness.engine.engine import Engine
+from harness.engine.scheduler import Scheduler, Step
+from harness.engine.sequence import Sequence
+from harness.errors import InputError
+from harness.scenario.params import EngineParams
+
+MakeEngine = Callable[[EngineParams], Engine]
+Advance = Callable[[Scheduler, Step], None]
+
+PROMPT = list(range(150))
+
+
+def scheduler(num_blocks: int = 12, max_batched_tokens: int = 200) -> Scheduler:
+    return Scheduler(BlockPool(num_blocks), max_batched_tokens, 8, needs_state=False, prefix_caching=True)
+
+
+def run_to_the_end(advance: Advance, made: Scheduler) -> None:
+    while made.has_work:
+        advance(made, made.schedule())
+
+
+def test_a_hash_covers_all_tokens_before_a_block_too() -> None:
+    assert len(block_hashes(PROMPT, 64)) == 2
+    assert block_hashes(PROMPT, 64)[0] == block_hashes(PROMPT[:64] + [0] * 64, 64)[0]
+    assert block_hashes(PROMPT, 64)[1] != block_hashes([7] * 64 + PROMPT[64:], 64)[1]
+
+
+def test_a_second_prompt_starts_with_the_full_pages_of_the_first(advance: Advance) -> None:
+    made = scheduler()
+    first, second = Sequence(0, list(PROMPT), 2), Sequence(1, list(PROMPT), 2)
+    made.add(first)
+    advance(made, made.schedule())
+    made.add(second)
+    step = made.schedule()
+    assert second.blocks[:2] == first.blocks[:2] and second.num_shared_tokens == 128
+    assert {item.sequence.request: item.num_new_tokens for item in step.scheduled}[1] == 22
+    assert len(step.new_attention_blocks) == 1
+
+
+def test_the_last_token_of_a_prompt_is_always_computed(advance: Advance) -> None:
+    made = scheduler()
+    for request in range(2):
+        made.add(Sequence(request, PROMPT[:128], 1))
+        run_to_the_end(advance, made)
+    second = Sequence(2, PROMPT[:128], 1)
+    made.add(second)
+    made.schedule()
+    assert second.num_shared_tokens == 64
+
+
+def test_a_page_is_not_found_in_the_step_that_writes_it() -> None:
+    made = scheduler()
+    first, second = Sequence(0, list(PROMPT), 2), Sequence(1, list(PROMPT), 2)
+    made.add(first)
+    made.add(second)
+    made.schedule()
+    assert second.num_shared_tokens == 0
+
+
+def test_a_request_that_is_cancelled_before_its_step_ran_leaves_nothing_to_find() -> None:
+    made = scheduler()
+    first, second = Sequence(0, list(PROMPT), 2), Sequence(1, list(PROMPT), 2)
+    made.add(first)
+    made.schedule()
+    made.cancel(first)
+    made.add(second)
+    assert set(made.schedule().freed_blocks) == {1, 2, 3} and second.num_shared_tokens == 0
+
+
+def test_a_shared_page_is_freed_when_its_last_owner_leaves() -> None:
+    pool = BlockPool(6)
+    (block,) = pool.allocate(1)
+    pool.cache(block, 77)
+    pool.share([block])
+    assert pool.free([block]) == [] and block not in pool.free_blocks
+    assert pool.free([block]) == [] and block in pool.free_blocks
+    assert pool.find([77]) == [block]
+
+
+def test_a_cached_page_that_is_free_can_be_taken_over_and_is_forgotten_when_it_is_given() -> None:
+    pool = BlockPool(5)
+    given = pool.allocate(2)
+    pool.cache(given[0], 1)
+    assert pool.free(given) == [given[1]]
+    pool.share(pool.find([1, 2]))
+    assert pool.num_free_blocks == 2
+    pool.free([given[0]])
+    pool.allocate(3)
+    assert pool.find([1]) == []
+
+
+def test_a_flush_forgets_every_prefix_and_names_the_free_blocks() -> None:
+    pool = BlockPool(5)
+    given = pool.allocate(1)
+    pool.cache(given[0], 1)
+    pool.free(given)
+    assert sorted(pool.flush()) == [1, 2, 3] and pool.find([1]) == []
+
+
+@pytest.mark.parametrize("features", [{"layers": ("kda", "mla")}, {"layers": ("window", "mla")}])
+def test_states_and_windows_of_another_request_cannot_be_shared(
+    make_engine: MakeEngine, features: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match="prefix_caching shares pages of full and sparse layers"):
+        make_engine(EngineParams.model_validate({"prefix_caching": True, **features}))
+
+
+def test_a_flush_between_requests_only(make_engine: MakeEngine) -> None:
+    made: Engine = make_engine(EngineParams(prefix_caching=True))
+    made.add_request(PROMPT[:70], 3)
+    made.step()
+    with pytest.raises(ValueError, match="flushed between requests"):
+        made.flush()
+
+
+def test_after_a_flush_nothing_is_shared_and_no_byte_is_left(make_engine: MakeEngine) -> None:
+    made = make_engine(EngineParams(prefix_caching=True))
+    for _ in range(2):
+        sequence = made.add_request([token % 100 for token in PROMPT[:70]], 2)
+        made.run()
+    assert sequence.num_shared_tokens == 64
+    made.flush()
+    assert not made.runner.memory.data.any()
+    sequence = made.add_request([token % 100 for token in PROMPT[:70]], 2)
+    made.run()
+    assert sequence.num_shared_tokens == 0
