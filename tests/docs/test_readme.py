@@ -124,3 +124,42 @@ def test_workflows_are_yaml_that_runs_what_the_readme_says() -> None:
         workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
         runs = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
         assert command in runs
+
+
+def test_ci_writes_the_summary_of_each_run_to_the_page_of_its_job() -> None:
+    for name in ("ci", "nightly"):
+        workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+        steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+        (summary,) = [step for step in steps if "$GITHUB_STEP_SUMMARY" in step.get("run", "")]
+        assert re.search(r"mla-harness report \S+ --markdown >> ", summary["run"])
+        assert summary["if"] == "always()", "a run that failed is the one to read about"
+
+
+def test_the_nightly_keeps_its_history_whether_the_night_was_good_or_not() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8"))
+    report = workflow["jobs"]["report"]
+    steps = report["steps"]
+    (kept,) = [step for step in steps if step.get("uses", "").startswith("actions/cache/save")]
+    (taken,) = [step for step in steps if step.get("uses", "").startswith("actions/cache/restore")]
+    assert report["if"] == kept["if"] == "always()"
+    assert kept["with"]["path"] == taken["with"]["path"] == "reports/history.sqlite"
+    assert kept["with"]["key"] == taken["with"]["key"]
+    (merged,) = [step for step in steps if "mla-harness merge" in step.get("run", "")]
+    assert steps.index(taken) < steps.index(merged) < steps.index(kept)
+
+
+def test_every_shard_of_the_nightly_is_run_and_merged() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8"))["jobs"]
+    shards = jobs["scenarios"]["strategy"]["matrix"]["shard"]
+    (run,) = [step["run"] for step in jobs["scenarios"]["steps"] if "mla-harness run" in step.get("run", "")]
+    assert shards == list(range(1, len(shards) + 1)) and f"--shard ${{{{ matrix.shard }}}}/{len(shards)}" in run
+    assert "scenarios" in jobs["report"]["needs"]
+
+
+def test_options_and_variables_of_the_history_are_those_of_the_program() -> None:
+    from typer.main import get_command
+
+    text = (ROOT / "docs" / "history.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(--[a-z]+) [A-Z]+` \| `([A-Z_]+)` \|", text, re.MULTILINE))
+    command = get_command(app).commands["run"]  # type: ignore[attr-defined]
+    assert told == {p.opts[0]: p.envvar for p in command.params if getattr(p, "envvar", None)}
