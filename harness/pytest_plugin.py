@@ -8,13 +8,14 @@ crash is one item's failure and torch is never imported by pytest itself.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.errors import InputError
+from harness.errors import HarnessError, InputError
 from harness.records import Case, CaseResult, Finding, Job, Verdict
 
 if TYPE_CHECKING:
@@ -23,9 +24,14 @@ if TYPE_CHECKING:
 DEVICE_OPTION = "--mla-device"
 SEED_OPTION = "--mla-seed"
 TIMEOUT_OPTION = "--mla-timeout"
+POISON_OPTION = "--poison"
+POISON_SITES_OPTION = "--poison-sites"
+POISON_DIFF_OPTION = "--poison-diff"
+POISON_HOOKS = "harness.pytest_poison.hooks"
 MAX_FINDINGS_SHOWN = 8
 
 POOL = pytest.StashKey["WorkerPool"]()
+POISONED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,10 +42,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         TIMEOUT_OPTION, type=float, default=60.0, metavar="SECONDS", help="time limit of one scenario case (default 60)"
     )
+    own = parser.getgroup("poison", "MLA harness: any suite under poison")
+    own.addoption(
+        POISON_OPTION, metavar="PATTERNS",
+        help="run the tests of any suite with unwritten memory filled: nan,max,inf,random,zeros, one or several",
+    )  # fmt: skip
+    own.addoption(POISON_SITES_OPTION, metavar="SITES", help="memory to fill: code,tests,free (default: all three)")
+    own.addoption(
+        POISON_DIFF_OPTION, action="store_true",
+        help="run each test under two patterns, and compare the tensors it asserts on",
+    )  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Start the poison before the first conftest.py imports torch's comparing functions."""
+    _start_poison(early_config, early_config.known_args_namespace)
+
+
+def _start_poison(config: pytest.Config, options: Any) -> None:
+    """Register the hooks of a poisoned run, once, if an option asks for one."""
+    if not (options.poison or options.poison_sites or options.poison_diff) or config.stash.get(POISONED, False):
+        return
+    config.stash[POISONED] = True
+    try:
+        # Loaded by its name: it needs torch, which this process otherwise leaves alone.
+        importlib.import_module(POISON_HOOKS).register(config, options)
+    except HarnessError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the tag that selects cases for a GPU, so that `-m gpu` is understood where no case has it."""
+    _start_poison(config, config.option)  # where a conftest.py loads this plug-in, this is its first hook
     config.addinivalue_line("markers", "gpu: a scenario that needs a CUDA device")
 
 

@@ -18,19 +18,27 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 
 PARENT = {
     "harness.errors": 1, "harness.records": 1, "harness.registry": 1, "harness.files": 1,
-    "harness.poison.sites": 2, "harness.ops.contracts": 2, "harness.catalog": 2,
-    "harness.kernels.spec": 2, "harness.faults.base": 2, "harness.faults.specs": 2, "harness.oracles.base": 2,
+    "harness.poison.sites": 2, "harness.poison.layouts": 2, "harness.ops.contracts": 2, "harness.catalog": 2,
+    "harness.kernels.spec": 2, "harness.faults.base": 2, "harness.faults.specs": 2, "harness.faults.pool_specs": 2,
+    "harness.faults.graph_specs": 2, "harness.faults.row_specs": 2,
+    "harness.oracles.base": 2, "harness.oracles.wording": 2,
+    "harness.cures.names": 2, "harness.cures.plugins": 2,
     "harness.kernels.plugins": 2, "harness.kernels.vllm_specs": 2,
     "harness.accuracy.records": 1, "harness.accuracy.fixtures": 1,
     "harness.accuracy.answer_log": 2, "harness.accuracy.baselines": 2, "harness.accuracy.identity": 2,
     "harness.accuracy.statistics": 2, "harness.accuracy.tasks": 2,
     "harness.accuracy.judge": 3,
     "harness.scenario": 3,
-    "harness.plan": 4, "harness.results": 4, "harness.report": 4,
+    "harness.plan": 4, "harness.results": 4, "harness.history": 4, "harness.report": 4,
     "harness.run.environment": 5, "harness.run.protocol": 5, "harness.run.process": 5, "harness.run.runner": 5,
+    "harness.run.pool": 5, "harness.run.parcel": 5, "harness.run.ray_pool": 5, "harness.run.ray_cluster": 5,
+    "harness.run.ray_actor": 5,
     "harness.run.gpus": 5, "harness.run.sanitizer": 5,
     "harness.run.asking": 5,
-    "harness.diagnose": 6,
+    "harness.model.config": 1,
+    "harness.engine.config": 3, "harness.engine.block_pool": 3, "harness.engine.scheduler": 3, "harness.engine.sequence": 3,
+    "harness.engine.zeroing": 3,
+    "harness.diagnose": 6, "harness.export": 6,
     "harness.cli": 7, "harness.pytest_plugin": 7, "harness": 7,
 }  # fmt: skip
 """Modules and packages of the parent process, by layer; they never import torch."""
@@ -43,12 +51,12 @@ TORCH_WHEN_ASKED = {
 
 WORKER = {
     "harness.poison": "A", "harness.graph": "A", "harness.ops": "A",
-    "harness.model": "B", "harness.kernels": "B", "harness.engine": "C",
+    "harness.model": "B", "harness.kernels": "B", "harness.recorder": "B", "harness.engine": "C",
     "harness.targets": "D", "harness.vllm_host": "D", "harness.serving": "D",
-    "harness.faults": "D", "harness.accuracy": "D", "harness.canary": "D",
+    "harness.cures": "D", "harness.faults": "D", "harness.accuracy": "D", "harness.canary": "D",
     "harness.oracles": "E",
     "harness.run": "F",
-    "harness.bench": "G",
+    "harness.bench": "G", "harness.pytest_poison": "G",
 }  # fmt: skip
 """Packages of the worker process, by layer; they may also import the parent's layers 1 to 3."""
 
@@ -131,12 +139,16 @@ def test_no_file_is_longer_than_400_lines(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 
+WRAPS_COMPARATORS = HARNESS / "pytest_poison" / "assertions.py"
+"""Names other people's comparing functions, to see what they are given; it compares nothing."""
+
+
 def test_there_is_one_comparator():
     word = re.compile(r"\b(allclose|isclose|assert_close|assert_allclose|assert_almost_equal)\b")
     wrong = [
         str(path.relative_to(ROOT))
         for path in FILES
-        if path != HARNESS / "oracles" / "compare.py" and word.search(path.read_text(encoding="utf-8"))
+        if path not in (HARNESS / "oracles" / "compare.py", WRAPS_COMPARATORS) and word.search(path.read_text(encoding="utf-8"))
     ]
     assert not wrong, f"compare through harness.oracles.compare: {wrong}"
 

@@ -1,0 +1,158 @@
+"""Poison for any program: the dispatcher's own kernels that hand out memory are wrapped, for all threads.
+
+A dispatch mode sees every op of one thread and costs some microseconds for each; this sees the three that allocate,
+wherever they are called (Python, TorchScript, a C++ or CUDA extension, another thread), and costs nothing elsewhere.
+`empty_like`, `new_empty`, `empty_permuted`, `torch.Tensor(n)` and `resize_as_` end in these three. What ATen allocates
+for the result of an op mostly does not. Not reached: code of torch.compile, which allocates without the dispatcher,
+storages made without a tensor, and `cudaMalloc` of an extension's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.library import Library
+
+from harness.errors import HarnessError
+from harness.poison.call_sites import CallSite, CallSites
+from harness.poison.marks import mark_
+from harness.poison.patterns import Poison
+from harness.poison.storages import whole_storage
+
+MAX_BYTES = 2 << 30
+"""Larger allocations are left alone: some programs reserve memory that they never touch."""
+
+SITE = "workspace"
+"""What :class:`Poison` calls memory of unknown purpose."""
+
+
+class DispatcherPoison:
+    """Fills what the dispatcher hands out while a pattern is set; with none set, nothing changes.
+
+    `wanted` says of a call site whether its memory is filled; `on_fill` is told of each.
+    """
+
+    def __init__(self, call_sites: CallSites) -> None:
+        self.call_sites = call_sites
+        self.wanted: Callable[[CallSite], bool] = lambda site: True
+        self.on_fill: Callable[[CallSite, FrameType], None] = lambda site, frame: None
+        self.filled = 0
+        self.too_large = 0
+        self._pattern: str | None = None
+        self._poison: Poison | None = None
+        self._busy = False
+        self._library: Library | None = None
+
+    @property
+    def pattern(self) -> str | None:
+        """What memory is filled with now; None for nothing."""
+        return self._pattern
+
+    def install(self) -> None:
+        """Wrap the kernels of each device type of this machine. Raises HarnessError where torch cannot be wrapped."""
+        get_kernel = getattr(torch.library, "get_kernel", None)
+        if get_kernel is None:
+            raise HarnessError(f"--poison: torch {torch.__version__} cannot wrap kernels; 2.11 or later can")
+        self._library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced is the purpose
+            for key in ("CPU", *(["CUDA"] if torch.cuda.is_available() else [])):
+                keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+                for name, wrap in (
+                    ("empty.memory_format", self._allocating),
+                    ("empty_strided", self._allocating),
+                    ("resize_", self._resizing),
+                ):
+                    wrapped = wrap(get_kernel(f"aten::{name}", key), keys)
+                    self._library.impl(name, wrapped, key)  # type: ignore[no-untyped-call]
+
+    def remove(self) -> None:
+        """Put torch's own kernels back."""
+        if self._library is not None:
+            self._library._destroy()  # type: ignore[no-untyped-call]
+            self._library = None
+
+    @contextlib.contextmanager
+    def filling(self, pattern: str | None) -> Iterator[None]:
+        """Fill with `pattern` in this block: `nan` marks memory with the number of its line."""
+        before = self._pattern, self._poison
+        self._pattern = pattern
+        self._poison = Poison(pattern, frozenset({SITE})) if pattern is not None else None
+        try:
+            yield
+        finally:
+            self._pattern, self._poison = before
+
+    def _allocating(self, kernel: Any, keys: Any) -> Callable[..., torch.Tensor]:
+        def allocate(*args: Any, **kwargs: Any) -> torch.Tensor:
+            out: torch.Tensor = kernel.call_boxed(keys, *args, **kwargs)
+            if self._poison is not None and not self._busy and out.numel():
+                self._fill(out, 0, out.is_contiguous(), sys._getframe(1))
+            return out
+
+        return allocate
+
+    def _resizing(self, kernel: Any, keys: Any) -> Callable[..., torch.Tensor]:
+        def resize(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if self._poison is None or self._busy:
+                kernel.call_boxed(keys, tensor, *args, **kwargs)
+                return tensor
+            before = tensor.untyped_storage().nbytes()
+            kernel.call_boxed(keys, tensor, *args, **kwargs)
+            if tensor.untyped_storage().nbytes() > before:
+                self._fill(tensor, before, False, sys._getframe(1))
+            return tensor
+
+        return resize
+
+    def _fill(self, tensor: torch.Tensor, old_bytes: int, is_all: bool, frame: FrameType) -> None:
+        """Fill the storage of `tensor` past its first `old_bytes` bytes; `is_all` says that it has no gaps."""
+        num_bytes = tensor.nbytes if is_all else tensor.untyped_storage().nbytes()
+        if num_bytes > MAX_BYTES or tensor.is_quantized:
+            self.too_large += 1
+            return
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # a captured fill would run again at each replay; free memory of the pool is swept instead
+        # What follows allocates too, and no mode of the program under test may see or change it.
+        self._busy = True
+        try:
+            site = self.call_sites.note(frame)
+            if not self.wanted(site):
+                return
+            self.on_fill(site, frame)
+            self.filled += 1
+            with torch._C.DisableTorchFunction():
+                # `.data` and a fresh tensor have a version counter of their own.
+                if is_all:
+                    self._write(tensor.data, site.number)
+                else:
+                    self._write(whole_storage(tensor)[-(-old_bytes // tensor.element_size()) :], site.number)
+        finally:
+            self._busy = False
+
+    def _write(self, memory: torch.Tensor, number: int) -> None:
+        assert self._poison is not None
+        if self._pattern == "nan":
+            mark_(memory, number)
+        else:
+            self._poison.fill_(torch.view_as_real(memory) if memory.is_complex() else memory, SITE)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the harness itself is at work."""
+        return self._busy
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave alone what is allocated in this block: it is the harness that looks at values."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = before

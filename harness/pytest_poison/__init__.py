@@ -1,0 +1,1 @@
+"""Somebody's own pytest suite under poison: `pytest --poison nan`. See docs/poison-pytest.md."""

@@ -1,0 +1,156 @@
+"""Which local variables a test examines as a whole, read from its source; no value is needed and nothing is run.
+
+A test that gets a padded output and asserts on `out[:n]` has not looked at the rest, and a cache that it hands to a
+kernel is not what it asserts on. So a local counts as examined when its values flow into an assertion: it stands in an
+`assert`, or is handed to a function named like a check, or an examined local is computed from it by operators, torch,
+numpy or tensor methods. It does not count when parts of it are taken anywhere in the test, nor where only its shape,
+dtype or the like is read, nor where another function of the program computes with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from types import FrameType, FunctionType
+from typing import Any
+
+CHECK = re.compile(r"assert|check|close|compare|equal|verify|match", re.IGNORECASE)
+MATHS = frozenset({"torch", "np", "numpy", "math", "F"})
+BUILTINS = frozenset({"abs", "all", "any", "bool", "float", "int", "max", "min", "sum"})
+FACTS = frozenset({
+    "shape", "dtype", "device", "ndim", "size", "numel", "stride", "dim", "element_size", "is_contiguous", "layout",
+    "data_ptr", "requires_grad", "grad_fn", "is_cuda", "storage_offset", "untyped_storage", "nbytes", "itemsize",
+    "names", "grad", "is_leaf",
+})  # fmt: skip
+"""Attributes and methods that tell of a tensor without its values."""
+PARTS = frozenset({
+    "narrow", "split", "chunk", "index_select", "masked_select", "select", "unbind", "gather", "take", "tensor_split",
+})  # fmt: skip
+
+
+def examined_whole(frame: FrameType, is_tensor_method: Callable[[str], bool]) -> frozenset[str]:
+    """Names of the locals of a test's finished frame whose whole values it examined; empty where its source is lost."""
+    tree = _source_of(frame.f_code)
+    return _Names(tree, frame.f_globals, is_tensor_method).answer() if tree is not None else frozenset()
+
+
+def _source_of(function: Any) -> ast.AST | None:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    return tree.body[0] if tree.body else None
+
+
+class _Names:
+    """The analysis of one function."""
+
+    def __init__(self, tree: ast.AST, scope: dict[str, Any], is_tensor_method: Callable[[str], bool]) -> None:
+        self._tree = tree
+        self._scope = scope
+        self._is_tensor_method = is_tensor_method
+
+    def answer(self) -> frozenset[str]:
+        """Names that flow into an assertion, less those of which parts are taken."""
+        wanted: set[str] = set()
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Assert):
+                wanted.update(self._values(node.test))
+            elif isinstance(node, ast.Call) and CHECK.search(_called(node.func)):
+                wanted.update(self._handed_to(node))
+        sources = list(self._assignments())
+        grown = True
+        while grown:
+            before = len(wanted)
+            for targets, value in sources:
+                if not wanted.isdisjoint(targets):
+                    wanted.update(self._values(value))
+            grown = len(wanted) > before
+        return frozenset(wanted - self._taken_apart())
+
+    def _assignments(self) -> Iterator[tuple[set[str], ast.expr]]:
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Assign):
+                yield {name for target in node.targets for name in _names(target)}, node.value
+            elif isinstance(node, ast.AugAssign | ast.AnnAssign) and node.value is not None:
+                yield set(_names(node.target)), node.value
+
+    def _values(self, node: ast.AST) -> Iterator[str]:
+        """Names whose values an expression is made of."""
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            if node.attr not in FACTS:
+                yield from self._values(node.value)
+        elif isinstance(node, ast.Subscript | ast.Lambda | ast.Constant):
+            return
+        elif isinstance(node, ast.Call):
+            yield from self._values_of_call(node)
+        elif isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            return
+        else:
+            for child in ast.iter_child_nodes(node):
+                yield from self._values(child)
+
+    def _values_of_call(self, node: ast.Call) -> Iterator[str]:
+        called = node.func
+        if isinstance(called, ast.Attribute):
+            if called.attr in FACTS:
+                return
+            if _root(called) not in MATHS:
+                if not self._is_tensor_method(called.attr):
+                    return
+                yield from self._values(called.value)
+        elif not (isinstance(called, ast.Name) and (called.id in BUILTINS or CHECK.search(called.id))):
+            return
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            yield from self._values(argument)
+
+    def _handed_to(self, node: ast.Call) -> Iterator[str]:
+        """Names handed to a check; none of those that a check of the suite's own takes parts of."""
+        function = self._scope.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        apart: set[str] = set()
+        parameters: list[str] = []
+        if isinstance(function, FunctionType):
+            tree = _source_of(function)
+            if tree is None:
+                return
+            apart = _Names(tree, function.__globals__, self._is_tensor_method)._taken_apart()
+            parameters = list(inspect.signature(function).parameters)
+        for position, argument in enumerate(node.args):
+            if position >= len(parameters) or parameters[position] not in apart:
+                yield from self._values(argument)
+        for keyword in node.keywords:
+            if keyword.arg not in apart:
+                yield from self._values(keyword.value)
+
+    def _taken_apart(self) -> set[str]:
+        """Names that something is taken out of: by an index, a loop, unpacking, or a method for it."""
+        apart: set[str] = set()
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Subscript):
+                apart.update(_names(node.value))
+            elif isinstance(node, ast.For | ast.comprehension):
+                apart.update(_names(node.iter))
+            elif isinstance(node, ast.Starred):
+                apart.update(_names(node.value))
+            elif isinstance(node, ast.Call) and _called(node.func) in PARTS:
+                apart.update(_names(node))
+        return apart
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    return (child.id for child in ast.walk(node) if isinstance(child, ast.Name))
+
+
+def _called(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,52 @@
+"""The first-NaN recorder in real CUDA graphs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import harness
+from harness.poison.sentinels import bits_view
+from harness.recorder.scan import DTYPES, exponent_mask
+from harness.recorder.table import BUFFERS, Slot, Table
+
+
+def test_replays_of_a_cuda_graph_record_live_rows_and_no_padding() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).cuda().requires_grad_(False)
+    x, live = torch.randn(8, 64, device="cuda"), torch.tensor([6], dtype=torch.int32, device="cuda")
+    x[6:] = torch.nan
+    with harness.first_nan(model, live_rows=live) as recorder:
+        model(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(x)
+    graph.replay()
+    assert recorder.report() is None
+    x[5, 3] = torch.nan
+    graph.replay()
+    found = recorder.report()
+    assert found is not None and (found.writer, found.where) == ("0", "row 5, element 0")
+    live.fill_(5)
+    recorder.rearm()
+    graph.replay()
+    assert recorder.report() is None
+
+
+def test_the_scan_on_the_device_leaves_what_the_cpus_leaves() -> None:
+    for dtype in DTYPES:
+        value = torch.zeros(300, 777).to(dtype)
+        limit = -1 if dtype.is_floating_point else 9
+        if limit < 0:
+            bits_view(value)[250, 3] = exponent_mask(dtype)
+            bits_view(value)[7, 776] = exponent_mask(dtype) | 1
+        else:
+            value[250, 3] = value[7, 776] = 9
+        tables = [Table(torch.device(device), 4, 3) for device in ("cpu", "cuda")]
+        for table in tables:
+            table.live.fill_(299)
+            for step in range(3):
+                table.set_clock(step, "decode")
+                table.watch("x", Slot("op", "x", limit=limit), value.to(table.device))
+        for name in BUFFERS:
+            assert torch.equal(getattr(tables[0], name), getattr(tables[1], name).cpu()), (dtype, name)
