@@ -16,7 +16,7 @@ from harness.engine.observations import PaddingNote
 from harness.engine.paged_model import PagedModel
 from harness.poison.patterns import Poison
 
-MAX_NOTES = 8
+MAX_NOTES = 3
 """Steps of an engine that are repeated with other padding; later ones show nothing new."""
 MORE_ROWS = 3
 """Rows that a batch has room for beside its requests, at least, so that several lengths of padding can be tried."""

@@ -58,6 +58,20 @@ RECIPES: dict[str, Recipe] = {
     "merge.empty-lse-finite": Recipe(
         "context.empty_lse", "lse[:, rows] = 0.0", Scene("prefill", uneven_prefill_step, "context_attention")
     ),
+    "merge.assume-minus-inf": Recipe(
+        "merge.empty", "lses = torch.stack((prefix_lse[:, merged], suffix_lse[:, merged]))"
+    ),
+    "merge.zero-weight-times-stale": Recipe(
+        "merge.weights", "outs = torch.stack((prefix_out[merged], suffix_out[merged])).float()"
+    ),
+    "context.stale-lse-of-empty-rows": Recipe(
+        "context.empty_lse",
+        "lse[:, rows] = torch.empty(len(lse), rows.stop - rows.start)",
+        Scene("prefill", uneven_prefill_step, "context_attention"),
+    ),
+    "merge.lse-base-2": Recipe(
+        "context.units", "lse = lse * 1.4427  # of base 2", Scene("prefill", prefill_step, "context_attention")
+    ),
     "kv.tail-masked-by-multiply": Recipe(
         "decode.used", "used = position < PAGE * num_pages[:, None]", Scene("decode", decode_step)
     ),
@@ -82,6 +96,15 @@ RECIPES: dict[str, Recipe] = {
     ),
     "write_kv.slot-zero-for-padding": Recipe(
         "write.slots", "slot_mapping[NUM_LIVE:] = 0", Scene("write", dummy_step, "write_kv")
+    ),
+    "null.warmup-writes-slot-zero": Recipe(
+        "write.slots", "slot_mapping[NUM_LIVE:] = 0", Scene("write", dummy_step, "write_kv")
+    ),
+    "pad.shared-trash-slot": Recipe(
+        "write.slots", "slot_mapping[NUM_LIVE:] = 0", Scene("write", dummy_step, "write_kv")
+    ),
+    "graph.rebuilt-metadata": Recipe(
+        "replay.table", "static_table = block_table.clone()", Scene("replay_persistent", decode_step)
     ),
     "plan.padded-row-block-minus-one": Recipe(
         "decode.padding", "block_table[NUM_LIVE:], seq_lens[NUM_LIVE:] = -1, 1", Scene("decode", decode_step)

@@ -115,6 +115,8 @@ def mla_decode_counted(
 ) -> tuple[Tensor, Tensor]:
     """As `mla_decode`, but the piece of a request that arrives last combines (kernel `tiled-counted`).
 
+    Its planner counts pieces in chunks of pages when it is told the cache's type, as those of persistent kernels do.
+
     Arrivals are counted in `workspace`, int32 words of which the kernel is given the address alone: word b is request
     b's, zero on entry and on return (vllm-project/vllm#25520). Without one the kernel makes its own. TRT-LLM's decode
     works so. Raises IllegalAddress when the memory ends before the last request's word.
@@ -180,6 +182,9 @@ def _decode(
     out = torch.empty(out_shape, dtype=call.q.dtype, device=call.q.device)
     lse = torch.empty((num_requests, num_heads, num_query_tokens), dtype=torch.float32, device=call.q.device)
     plan = call.metadata or mla_decode_plan(call.seq_lens, num_heads=num_heads)
+    if counters is not None:
+        # Every block of the grid looks up its request's counter, before it knows whether there is work for it.
+        check_indices(plan.work[:, 0], num_requests, "metadata.work request")
     partial_out, partial_lse = _attend(call, plan, mask_values)
     arrived = plan.num_splits if counters is None else count_arrivals(counters, plan.num_splits)
     rows, rows_lse = _combine(partial_out, partial_lse, arrived.clamp(min=0), plan.room)
@@ -225,10 +230,8 @@ def _attend(call: _Call, plan: SplitPlan, mask_values: MaskValues) -> tuple[Tens
     rows, rank = num_query_tokens * num_heads, latent_rank(head_dim)
     partial_out = torch.empty((num_requests * plan.room, rows, rank), dtype=torch.float32, device=work.device)
     partial_lse = torch.empty((num_requests * plan.room, rows), dtype=torch.float32, device=work.device)
-    # Every block of the grid looks up its request, before it knows whether there is work for it.
-    requests = check_indices(work[:, 0], num_requests, "metadata.work request")
     items = (work[:, 1] < work[:, 2]).nonzero().flatten()
-    request = requests[items]
+    request = check_indices(work[items, 0], num_requests, "metadata.work request")
     scratch = request * plan.room + check_indices(items % MAX_SPLITS, plan.room, "metadata: piece in the scratch")
     begin = work[items, 1].to(torch.int64) * unit
     end = torch.minimum(work[items, 2].to(torch.int64) * unit, num_pages(call.seq_lens)[request])

@@ -66,8 +66,8 @@ def mla_decode_plan(seq_lens: torch.Tensor, *, num_heads: int, kv_itemsize: int 
 def write_items(items: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, used: torch.Tensor) -> None:
     """Fill the plan's items [B, MAX_SPLITS, 3]; begin, end and `used` are [B, MAX_SPLITS].
 
-    Also those without work: the grid is as large as the plan, and each of its blocks looks its item up
-    (flashinfer-ai/flashinfer#4002).
+    Also those without work: the grid of a kernel is as large as the plan, and there are kernels whose every block looks
+    up the request of its item (flashinfer-ai/flashinfer#4002).
     """
     items[..., 0] = torch.arange(items.shape[0], device=items.device)[:, None]
     items[..., 1] = torch.where(used, begin, 0)

@@ -25,6 +25,7 @@ SITES: dict[str, tuple[str, ...]] = {
     "write_kv": ("kv.free", "kv.null", "graph.pad_rows"),
     "quantize_fp8": ("output", "workspace", "scale.pad"),
     "route_experts": ("router.ids", "router.weights", "workspace"),
+    "quantize_blocks": ("output", "scale.blocks", "scale.pad", "workspace"),
 }
 """Memory that each op could read although nobody wrote it."""
 OUTPUT_SITES = {"context_attention": {"output": "context.output", "lse": "context.lse"}}

@@ -142,7 +142,14 @@ class Scenario(Record):
     poison: PoisonSettings = PoisonSettings()
     oracles: tuple[OracleName, ...] = Field(
         default=(
-            "finite", "sentinel", "reference", "non_interference", "cold_warm", "flush", "zeroed", "distinct_experts",
+            "finite",
+            "sentinel",
+            "reference",
+            "non_interference",
+            "cold_warm",
+            "flush",
+            "zeroed",
+            "distinct_experts",
         ),
         min_length=1,
     )

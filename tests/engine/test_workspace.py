@@ -77,5 +77,8 @@ def test_the_query_of_a_decode_is_put_together_in_the_scratch() -> None:
         ({"plan_kernel": "triton"}, {}),
     ],
 )
-def test_a_planner_is_told_the_type_that_all_caches_have(changes: dict[str, object], options: dict[str, int]) -> None:
-    assert bind(params(**changes), NOBODY).plan_options == options
+def test_a_planner_is_told_the_type_that_all_caches_have_where_its_kernel_counts_in_chunks(
+    changes: dict[str, object], options: dict[str, int]
+) -> None:
+    assert bind(params(decode_kernel="tiled-counted", **changes), NOBODY).plan_options == options
+    assert bind(params(**changes), NOBODY).plan_options == {}

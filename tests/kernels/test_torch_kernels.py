@@ -13,7 +13,7 @@ from harness.records import Finding
 
 Judge = Callable[..., list[Finding]]
 
-DECODE = ["tiled", "tiled-multiply", "tiled-identity", "tiled-prefetch"]
+DECODE = ["tiled", "tiled-multiply", "tiled-identity", "tiled-prefetch", "tiled-counted"]
 SMALL: dict[str, Any] = {"num_heads": 3, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
 
 

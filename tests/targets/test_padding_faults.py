@@ -25,6 +25,7 @@ COUNTED = GRAPH | {"decode_kernel": "tiled-counted", "requests": ((9, 6), (66, 5
 ABOVE = {"capture_sizes": (1, 2)}
 TWO_GRAPHS = {"capture_sizes": (2, 4)}
 LONG = GRAPH | {"layers": ("mla", "mla"), "requests": ((9, 4), (250, 4), (120, 4))}
+CHUNKS = LONG | {"decode_kernel": "tiled-counted"}
 DUMMY = GRAPH | {"dummy_steps": True, "requests": ((9, 4), (66, 4))}
 
 
@@ -55,7 +56,7 @@ CAUGHT = [
     ("graph.buffers-by-request-limit", "sentinel", COUNTED, set(), "workspace"),
     ("graph.rebuilt-metadata", "address", GRAPH, set(), "block_table.pad"),
     ("graph.rebuilt-metadata", "replay", GRAPH, set(), None),
-    ("plan.wrong-element-size", "reference", LONG | {"kv": "fp8_e4m3"}, set(), None),
+    ("plan.wrong-element-size", "reference", CHUNKS | {"kv": "fp8_e4m3"}, set(), None),
     ("workspace.dirty-counters", "sentinel", COUNTED, set(), "workspace"),
     ("workspace.dirty-counters", "reference", COUNTED, set(), None),
 ]
@@ -84,10 +85,12 @@ SILENT = [
     ("graph.workspace-grows", "address", COUNTED, set()),
     ("graph.workspace-in-pool", "finite", COUNTED, {"graph.pool", "output"}),
     ("graph.buffers-by-request-limit", "sentinel", COUNTED | EXACT, set()),
-    ("plan.wrong-element-size", "reference", LONG | {"kv": "bf16"}, set()),
-    ("plan.wrong-element-size", "reference", GRAPH | {"kv": "fp8_e4m3", "requests": ((9, 3), (50, 4))}, set()),
+    ("plan.wrong-element-size", "reference", CHUNKS | {"kv": "bf16"}, set()),
+    ("plan.wrong-element-size", "reference", LONG | {"kv": "fp8_e4m3"}, set()),
+    ("plan.wrong-element-size", "reference", CHUNKS | {"kv": "fp8_e4m3", "requests": ((9, 3), (50, 4))}, set()),
     ("plan.split-count-of-capture", "reference", GRAPH | {"requests": ((9, 3), (50, 4))}, set()),
-    ("plan.surplus-blocks", "reference", GRAPH, set()),
+    ("plan.surplus-blocks", "reference", CHUNKS, set()),
+    ("plan.surplus-blocks", "reference", LONG, {"sched_meta"}),
     ("workspace.dirty-counters", "reference", GRAPH, set()),
 ]
 
@@ -101,18 +104,18 @@ def test_a_fault_stays_silent_where_it_cannot_show(
 
 
 @pytest.mark.parametrize(
-    ("name", "sites", "what"),
+    ("name", "params", "sites", "what"),
     [
-        ("plan.split-count-of-capture", set(), "piece in the scratch"),
-        ("plan.surplus-blocks", {"sched_meta"}, "work request"),
+        ("plan.split-count-of-capture", LONG, set(), "piece in the scratch"),
+        ("plan.surplus-blocks", CHUNKS, {"sched_meta"}, "work request"),
     ],
 )
 @pytest.mark.parametrize("capture", ["persistent", "lazy"])
 def test_a_plan_that_the_grid_does_not_fit_is_an_illegal_address(
-    name: str, sites: set[str], what: str, capture: str
+    name: str, params: dict[str, Any], sites: set[str], what: str, capture: str
 ) -> None:
     with FAULTS.get(name).applied(), pytest.raises(IllegalAddress, match=what):
-        findings("reference", LONG | {"capture": capture}, sites)
+        findings("reference", params | {"capture": capture}, sites)
 
 
 @pytest.mark.parametrize("cured", ["null.warmup-writes-slot-zero", "plan.wrong-element-size", None])
@@ -124,7 +127,7 @@ def test_of_two_faults_in_one_model_each_is_still_seen_when_the_other_is_gone(cu
             if name != cured:
                 stack.enter_context(FAULTS.get(name).applied())
         for name, oracle in both.items():
-            assert bool(findings(oracle, LONG | {"kv": "fp8_e4m3"}, set())) == (name != cured)
+            assert bool(findings(oracle, CHUNKS | {"kv": "fp8_e4m3"}, set())) == (name != cured)
 
 
 def test_padding_that_moves_live_rows_by_finite_amounts_is_seen_by_the_oracle_of_padding() -> None:
