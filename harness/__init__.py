@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.cures.plugins import cure
     from harness.kernels.plugins import kernel
+    from harness.recorder.modules import first_nan
     from harness.records import Finding
 
     __version__: str
 
-__all__ = ["Finding", "__version__", "cure", "kernel"]
+__all__ = ["Finding", "__version__", "cure", "first_nan", "kernel"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from harness.cures.plugins import cure
 
         return cure
+    if name == "first_nan":
+        from harness.recorder.modules import first_nan
+
+        return first_nan
     if name == "Finding":
         from harness.records import Finding
 

@@ -67,6 +67,8 @@ class Job(Record):
     """Proposed cures to run it with; only :mod:`harness.run.cured` knows them."""
     more_faults: tuple[str, ...] = ()
     """Further bugs put back beside `fault`; only :mod:`harness.run.cured` knows them."""
+    first_nan: tuple[str, ...] | None = None
+    """Sites: the job is not judged, but run with the first-NaN recorder, and searched for the first reader of these."""
     directory: str | None = None
     """Where a case that takes long notes its progress, so that a resumed run goes on from there."""
 
@@ -180,6 +182,49 @@ class AccuracyRecord(Record):
     seconds: float = 0.0
 
 
+class FirstNan(Record):
+    """Who wrote the first value that is not finite, as the recorder saw it, and who read the memory to blame first."""
+
+    writer: str = Field(default="", description="the op or module; empty: every watched live value was finite")
+    tensor: str = ""
+    layer: int | None = None
+    step: int | None = None
+    phase: str = Field(default="", description="prefill, decode, mixed, or forward where nobody knows")
+    rank: int = 0
+    request: str = ""
+    where: str = Field(default="", description="row and element of the row")
+    bits: str = ""
+    bad: str = Field(default="not finite", description="what was wrong with the value")
+    is_input: bool = Field(default=False, description="seen first in what `writer` was given, so made just before it")
+    finite: tuple[str, ...] = Field(default=(), description="what `writer` was given that was still finite")
+    not_finite: tuple[str, ...] = Field(default=(), description="what it was given or stood beside that was not")
+    not_watched: tuple[str, ...] = ()
+    before: str = Field(default="", description="the last watched output before it")
+    reader: str = Field(default="", description="the first launch whose live result depends on memory of `sites`")
+    reader_at: str = Field(default="", description="its tensor and step")
+    sites: tuple[str, ...] = Field(default=(), description="the memory to blame")
+
+    @property
+    def statement(self) -> str:
+        """One sentence: what, where, when, whose, and what was still finite."""
+        if not self.writer:
+            return "no watched live value was anything but finite"
+        given = "was given" if self.is_input else "wrote"
+        places = (
+            f"layer {self.layer}" if self.layer is not None else "", f"step {self.step} ({self.phase})",
+            f"request {self.request}" if self.request else "", f"rank {self.rank}" if self.rank else "",
+            self.where, f"bits {self.bits}" if self.bits else "",
+        )  # fmt: skip
+        where = ", ".join(place for place in places if place)
+        told = f"{self.writer} {given} {self.tensor}, {self.bad}: {where}"
+        finite = f"; still good: {', '.join(self.finite)}" if self.finite else ""
+        if not self.finite and self.before:
+            finite = f"; still good: {self.before}"
+        others = f"; not good: {', '.join(self.not_finite)}" if self.not_finite else ""
+        blind = f"; not watched: {', '.join(self.not_watched)}" if self.not_watched else ""
+        return told + finite + others + blind
+
+
 class CaseResult(Record):
     """What became of one job. Every planned job ends in exactly one of these."""
 
@@ -200,6 +245,10 @@ class CaseResult(Record):
     """Accuracy by epoch, for a case that measures it."""
     log: str = ""
     """The tail of the worker's standard error, kept for crashes and errors."""
+    lost_nodes: tuple[str, ...] = ()
+    """Machines of a cluster that were lost while they ran it; after each it was planned again elsewhere."""
+    first_nan: FirstNan | None = None
+    """What the recorder saw, for a job that was run with it."""
 
 
 class Blame(Record):
@@ -209,6 +258,8 @@ class Blame(Record):
     how: str = ""
     trials: dict[str, str] = {}
     """Poisoned set of sites -> verdict of that trial, in the order tried."""
+    first_nan: FirstNan | None = None
+    """Who wrote the first NaN and who read the memory first, where launches can be seen."""
 
 
 class ShrinkStep(Record):

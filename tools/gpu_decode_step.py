@@ -22,8 +22,12 @@ from harness.poison.cuda_sweep import CudaSweep
 BATCH, HEADS, HIDDEN, PAGE = 64, 16, 2048, 64
 
 
-def captured_step(layers: int, tokens: int) -> torch.cuda.CUDAGraph:
-    """The step as a graph; its tensors live as long as the process."""
+Watch = Callable[[int, str, torch.Tensor], None]
+"""Shown each op's result as it is launched: layer, name, tensor with a row for each request."""
+
+
+def captured_step(layers: int, tokens: int, watch: Watch | None = None) -> torch.cuda.CUDAGraph:
+    """The step as a graph; its tensors live as long as the process. What `watch` launches is captured as well."""
     device, pages = torch.device("cuda"), tokens // PAGE
     caches = [torch.randn(BATCH * pages, PAGE, 576, device=device, dtype=torch.bfloat16) for _ in range(layers)]
     table = torch.randperm(BATCH * pages, device=device).view(BATCH, pages).to(torch.int32)
@@ -34,10 +38,12 @@ def captured_step(layers: int, tokens: int) -> torch.cuda.CUDAGraph:
 
     def step() -> torch.Tensor:
         x, plan = hidden, mla_decode_plan(lengths, num_heads=HEADS)
-        for cache, up, down in zip(caches, into, back, strict=True):
+        for layer, (cache, up, down) in enumerate(zip(caches, into, back, strict=True)):
             q = (x @ up).view(BATCH, 1, HEADS, 576)
-            out, _ = mla_decode(q, cache, table, lengths, scale=0.05, metadata=plan)
+            out, lse = mla_decode(q, cache, table, lengths, scale=0.05, metadata=plan)
             x = x + out.reshape(BATCH, -1) @ down
+            for name, result in (("q", q), ("out", out), ("lse", lse), ("hidden", x)) if watch else ():
+                watch(layer, name, result)
         return x
 
     step()
@@ -46,10 +52,13 @@ def captured_step(layers: int, tokens: int) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph):
         step()
     KEPT.append((caches, table, lengths, into, back, hidden))
+    INPUTS.append(hidden)
     return graph
 
 
 KEPT: list[object] = []
+INPUTS: list[torch.Tensor] = []
+"""The input [BATCH, HIDDEN] of each captured step."""
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:

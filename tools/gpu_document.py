@@ -10,7 +10,7 @@ def document(data: dict[str, Any]) -> str:
     parts = [
         ("machine", _machine), ("bandwidth", _bandwidth), ("step", lambda d: _step(d, data)), ("matrix", _matrix),
         ("epochs", _epochs), ("nightly", _nightly), ("selftest", _selftest), ("containment", _containment),
-        ("sanitizer", _sanitizer), ("several", _several), ("tests", _tests),
+        ("sanitizer", _sanitizer), ("several", _several), ("recorder", _recorder), ("tests", _tests),
     ]  # fmt: skip
     origin = (
         "Written by `python tools/gpu_report.py` from `docs/gpu.json`. Entered there by hand are notes on how a part was "
@@ -195,6 +195,30 @@ def _several(d: dict[str, Any]) -> list[str]:
     rows = [(name.removeprefix("test_").replace("_", " "), outcome.lower()) for name, outcome in d["tests"]]
     return ["## Several GPUs", "", f"`pytest tests/gpu/test_several_gpus.py` on a host with {len(d['gpus'])} x {d['gpus'][0]}, "
             f"{d['seconds']:.0f} s:", "", *_table(("what", "outcome"), rows)]  # fmt: skip
+
+
+def _recorder(d: dict[str, Any]) -> list[str]:
+    lines = ["## First-NaN recorder", ""]
+    cost = d["overhead"]
+    if "failed" in cost:
+        lines += ["Overhead: failed: " + " ".join(str(cost["failed"]).split())[-300:], ""]
+    else:
+        lines += [
+            f"`python tools/gpu_first_nan.py`: a captured decode step of {cost['layers']} layers at batch {cost['batch']} and "
+            f"{cost['tokens']:,} tokens takes {cost['step_ms']:.3f} ms, with {cost['scans']} scans in the graph "
+            f"{cost['recorded_ms']:.3f} ms: {cost['ratio']:.3f} times, {'within' if cost['within'] else '**above**'} the target of "
+            f"{cost['target']} (rounds: {', '.join(f'{ratio:.3f}' for ratio in cost['ratios'])}). Without a NaN, and with one "
+            f"in a row of padding, it {'said nothing' if cost['clean_is_silent'] and cost['padding_is_silent'] else '**spoke**'}; "
+            f"with one in a live row of the input: {cost['found'] or '**nothing**'}.", "",
+        ]  # fmt: skip
+    if isinstance(d["faults"], dict):
+        return [*lines, "Faults: failed: " + " ".join(str(d["faults"].get("failed", "")).split())[-300:]]
+    rows = [
+        (row["ref"], f"`{row['fault']}`", row["statement"], f"`{row['person']}`", "yes" if row["agrees"] else "**no**")
+        for row in d["faults"]
+    ]
+    lines += ["`python tools/first_nan_document.py --device cuda --json`, engine on CUDA graphs:", ""]
+    return [*lines, *_table(("bug", "fault", "the recorder says", "a person names", "same"), rows)]
 
 
 def _tests(d: dict[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (
     "machine", "bandwidth", "step", "matrix", "epochs", "nightly", "selftest", "containment", "sanitizer", "tests",
-    "several",
+    "several", "recorder",
 )  # fmt: skip
 WATCHED_STEP = ("--plain", "--repeats", "3", "--layers", "1", "--tokens", "512")
 WATCHED_CASE = "mixed-context[kv=bf16,context_kernel=minus-inf,context_chunk=32]"
@@ -198,6 +198,9 @@ def measured(parts: list[str], path: Path, note: str = "") -> dict[str, Any]:
         "epochs": epochs, "nightly": nightly, "several": several,
         "bandwidth": lambda: tool("gpu_bandwidth.py"), "step": lambda: tool("gpu_decode_step.py"),
         "containment": lambda: tool("gpu_containment.py"),
+        "recorder": lambda: {
+            "overhead": tool("gpu_first_nan.py"), "faults": tool("first_nan_document.py", "--device", "cuda", "--json"),
+        },
     }  # fmt: skip
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for part in parts:

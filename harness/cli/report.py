@@ -23,6 +23,9 @@ def report(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a summary for a CI job's page, compared with the run before.")
     ] = False,
+    canonical: Annotated[
+        bool, typer.Option("--canonical", help="Print what was found in sorted lines without times, to compare runs.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Render the reports of a run again, and print it."""
@@ -32,16 +35,20 @@ def report(
     from harness.report.markdown import render
     from harness.report.terminal import console_for, fault_line, print_run
     from harness.report.write import write_reports
+    from harness.results.canonical import canonical as canonical_lines
     from harness.results.store import DEFAULT_RUNS, RunStore, find_run
     from harness.results.summary import summarise, to_json
 
-    if markdown and json:
-        raise InputError("report: --markdown and --json are two ways to print it; give one")
+    if markdown + json + canonical > 1:
+        raise InputError("report: --markdown, --json and --canonical are ways to print it; give one")
     store = RunStore.open(find_run(name, Path(out) if out else DEFAULT_RUNS))
     if "epochs" in store.plan.options:
         from harness.results.accuracy import take_in
 
         take_in(store)
+    if canonical:
+        sys.stdout.write(canonical_lines(store))
+        return
     kept = history_file(history)
     trends = read_trends(kept, store.plan.run_id)
     write_reports(store, trends)

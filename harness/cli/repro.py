@@ -101,7 +101,7 @@ def _show(
 ) -> bool:  # fmt: skip
     """Run and print one scenario; returns whether it is clean and each fault fails at least one case."""
     from harness.catalog import FAULTS
-    from harness.cli.session import FAILED, find_blame, make_jobs
+    from harness.cli.session import FAILED, find_blame, make_jobs, with_first_nan
     from harness.plan.expand import fault_cases
     from harness.plan.selection import select
     from harness.records import Verdict
@@ -118,6 +118,7 @@ def _show(
         results = dict(zip([job.key for job in jobs], pool.run_in_order(jobs), strict=True))
         failing = [(job, results[job.key]) for job in jobs if results[job.key].findings]
         blames = {key: blame for key, (blame, _) in find_blame(pool, failing).items()}
+        blames |= with_first_nan(pool, _first_of_each(failing), blames)
 
     console.print(f"{scenario.name}: {one_line(scenario.summary)}", style="bold", soft_wrap=True)
     console.print(", ".join(scenario.refs), style="dim", soft_wrap=True)
@@ -166,7 +167,7 @@ def _side_by_side(pairs: list[tuple[CaseResult, CaseResult]], blames: dict[str, 
 def _print_example(console: Console, results: list[CaseResult], blames: dict[str, Blame]) -> None:
     """What each oracle found in the first case that fails, and why the blame is where it is."""
     from harness.report.terminal import finding_line
-    from harness.report.wording import one_line
+    from harness.report.wording import first_nan_lines, one_line
 
     result = next((result for result in results if result.findings), None)
     if result is None:
@@ -181,6 +182,16 @@ def _print_example(console: Console, results: list[CaseResult], blames: dict[str
     blame = blames.get(result.key)
     if blame is not None:
         console.print(f"  blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})", soft_wrap=True)
+        for line in first_nan_lines(blame):
+            console.print("  " + line, soft_wrap=True)
+
+
+def _first_of_each(failing: list[tuple[Job, CaseResult]]) -> list[tuple[Job, CaseResult]]:
+    """The failure that is shown for each fault."""
+    first: dict[str | None, tuple[Job, CaseResult]] = {}
+    for job, result in failing:
+        first.setdefault(job.fault, (job, result))
+    return list(first.values())
 
 
 def _print_smallest(

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.executor import LOCAL, Executor, RayAddress
 from harness.cli.recording import Branch, Commit, History
 
 if TYPE_CHECKING:
     from harness.cli.session import Wanted
     from harness.results.store import RunStore
-    from harness.run.runner import WorkerPool
+    from harness.run.pool import Pool
 
 INTERRUPTED = 130
 
@@ -47,6 +48,8 @@ def run(
     ] = None,
     timeout: Timeout = 60.0,
     workers: Workers = None,
+    executor: Executor = LOCAL,
+    ray_address: RayAddress = None,
     scenarios: Scenarios = None,
     sanitizer: Annotated[
         str | None,
@@ -74,7 +77,7 @@ def run(
         scenarios=scenarios,
     )  # fmt: skip
     kept = history_file(history)
-    with _pool(workers, sanitizer) as pool:
+    with _pool(workers, sanitizer, executor, ray_address) as pool:
         if resume is not None:
             _refuse_new_plan(wanted, shard)
             store = RunStore.open(find_run(resume, out or DEFAULT_RUNS))
@@ -85,18 +88,21 @@ def run(
         raise typer.Exit(perform(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
 
 
-def _pool(workers: int | None, sanitizer: str | None) -> WorkerPool:
-    from harness.run.runner import WorkerPool
+def _pool(workers: int | None, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
+    from harness.cli.executor import pool_for
+    from harness.errors import InputError
     from harness.run.sanitizer import SanitizedPool
 
     if sanitizer is None:
-        return WorkerPool(workers)
+        return pool_for(executor, ray_address, workers)
+    if executor != LOCAL:
+        raise InputError("--sanitizer: watches a case on this machine; leave out --executor")
     pool = SanitizedPool(1)
     pool.tool = sanitizer
     return pool
 
 
-def _planned(wanted: Wanted, pool: WorkerPool, root: Path, shard: str | None, history: Path | None) -> RunStore:
+def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history: Path | None) -> RunStore:
     from harness.cli.session import plan_controls, plan_jobs
     from harness.cli.sharding import cut
     from harness.results.store import RunStore
@@ -139,7 +145,7 @@ def _refuse_epochs(store: RunStore) -> None:
 
 
 def perform(
-    store: RunStore, pool: WorkerPool, *, as_json: bool, shrink_seconds: float = 0.0, history: Path | None = None
+    store: RunStore, pool: Pool, *, as_json: bool, shrink_seconds: float = 0.0, history: Path | None = None
 ) -> int:
     """Do what is left of a run, write its reports whatever happens, print it, and return the exit code.
 

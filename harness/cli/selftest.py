@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.executor import LOCAL, Executor, RayAddress
 from harness.cli.recording import Branch, Commit, History
 from harness.cli.run import Device, Json, Out, Scenarios, Seed, Selectors, Tag, Timeout, Workers
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from harness.records import CaseResult, Job
     from harness.results.store import RunStore
-    from harness.run.runner import WorkerPool
+    from harness.run.pool import Pool
     from harness.scenario.schema import FaultUse
 
 
@@ -31,6 +32,8 @@ def selftest(
     out: Out = None,
     timeout: Timeout = 60.0,
     workers: Workers = None,
+    executor: Executor = LOCAL,
+    ray_address: RayAddress = None,
     scenarios: Scenarios = None,
     history: History = None,
     commit: Commit = "",
@@ -39,13 +42,13 @@ def selftest(
     no_clean: Annotated[bool, typer.Option("--faults-only", help="Leave the clean cases out.")] = False,
 ) -> None:
     """Put every known bug back; each must be caught."""
+    from harness.cli.executor import pool_for
     from harness.cli.recording import history_file, source_under_test
     from harness.cli.session import Wanted, load, make_jobs
     from harness.errors import InputError
     from harness.plan.expand import fault_cases
     from harness.plan.selection import select, select_scenarios
     from harness.results.store import DEFAULT_RUNS, RunStore
-    from harness.run.runner import WorkerPool
 
     wanted = Wanted(
         selectors=tuple(selectors or ()),
@@ -61,7 +64,7 @@ def selftest(
     pairs = [pair for scenario in chosen for pair in fault_cases(scenario, seed=seed)]
     if no_clean and not pairs:
         raise InputError("--faults-only: the selected scenarios declare no fault; select others")
-    with WorkerPool(workers) as pool:
+    with pool_for(executor, ray_address, workers) as pool:
         clean = make_jobs(cases, wanted, pool)
         faulty = [(use, make_jobs([case], wanted, pool, fault=use.name)[0]) for use, case in pairs]
         command = shlex.join(["mla-harness", *sys.argv[1:]])
@@ -71,7 +74,7 @@ def selftest(
 
 
 def _perform(
-    store: RunStore, pool: WorkerPool, faulty: list[tuple[FaultUse, Job]], *, as_json: bool, history: Path | None
+    store: RunStore, pool: Pool, faulty: list[tuple[FaultUse, Job]], *, as_json: bool, history: Path | None
 ) -> int:
     from harness.cli.recording import keep
     from harness.cli.run import INTERRUPTED
@@ -99,9 +102,7 @@ def _perform(
     return 0 if is_good else 1
 
 
-def _run_both(
-    store: RunStore, pool: WorkerPool, faulty: list[tuple[FaultUse, Job]], live: Any
-) -> dict[str, CaseResult]:
+def _run_both(store: RunStore, pool: Pool, faulty: list[tuple[FaultUse, Job]], live: Any) -> dict[str, CaseResult]:
     """Run clean and faulty jobs together; clean results go to the store, those of faults are returned by key."""
     from harness.cli.session import longest_first
 
@@ -120,7 +121,7 @@ def _run_both(
 
 
 def judge_faults(
-    store: RunStore, pool: WorkerPool, faulty: list[tuple[FaultUse, Job]], found: dict[str, CaseResult]
+    store: RunStore, pool: Pool, faulty: list[tuple[FaultUse, Job]], found: dict[str, CaseResult]
 ) -> list[CaseResult]:
     """Blame and judge each fault and store what became of it; returns the results of those that could not run."""
     from harness.cli.session import FAILED, find_blame

@@ -14,6 +14,8 @@ from typing import Any
 from harness.catalog import FAULTS, KERNELS
 from harness.diagnose.blame import conclude, plan_trials
 from harness.diagnose.faults import judge_fault
+from harness.diagnose.first_nan import recorded_job
+from harness.diagnose.first_nan import why_not as why_not_recorded
 from harness.errors import InputError
 from harness.kernels.spec import KernelSpec
 from harness.plan.device import on_device
@@ -24,7 +26,7 @@ from harness.records import Blame, Case, CaseResult, Job, Verdict
 from harness.report.terminal import LiveProgress
 from harness.results.store import Control, RunStore
 from harness.run.environment import DEVICES
-from harness.run.runner import WorkerPool
+from harness.run.pool import Pool
 from harness.scenario.load import load_scenarios
 from harness.scenario.matrix import kernel_fields
 from harness.scenario.schema import Scenario
@@ -32,6 +34,9 @@ from harness.scenario.schema import Scenario
 FAILED = (Verdict.FAIL, Verdict.CRASH)
 MAX_BLAMED = 20
 """Failing cases for which the memory to blame is sought; one broken kernel fails everywhere for one reason."""
+MAX_RECORDED = 8
+"""Failing cases that are run with the first-NaN recorder."""
+RECORDING_BUDGET_SECONDS = 45.0
 BLAME_BUDGET_SECONDS = 90.0
 """How long `run` may look for the memory to blame; each trial of a case that kills its worker costs a new worker."""
 
@@ -71,7 +76,7 @@ def load(wanted: Wanted) -> list[Scenario]:
     return load_scenarios(wanted.scenarios)
 
 
-def plan_jobs(wanted: Wanted, pool: WorkerPool) -> list[Job]:
+def plan_jobs(wanted: Wanted, pool: Pool) -> list[Job]:
     """The jobs that the options ask for, in order. Raises InputError when they ask for nothing."""
     names = register_plugins(wanted, pool)
     scenarios = load(wanted)
@@ -84,7 +89,7 @@ def plan_jobs(wanted: Wanted, pool: WorkerPool) -> list[Job]:
     return make_jobs(cases.values(), wanted, pool, fault=wanted.fault)
 
 
-def make_jobs(cases: Iterable[Case], wanted: Wanted, pool: WorkerPool, fault: str | None = None) -> list[Job]:
+def make_jobs(cases: Iterable[Case], wanted: Wanted, pool: Pool, fault: str | None = None) -> list[Job]:
     """One job for each case, on the device that fits it."""
     devices = Devices(wanted.device, pool, wanted.plugins)
     chosen = [(case, devices.choose(case)) for case in cases]
@@ -101,7 +106,7 @@ def make_jobs(cases: Iterable[Case], wanted: Wanted, pool: WorkerPool, fault: st
     ]
 
 
-def plan_controls(jobs: Sequence[Job], wanted: Wanted, pool: WorkerPool) -> list[Control]:
+def plan_controls(jobs: Sequence[Job], wanted: Wanted, pool: Pool) -> list[Control]:
     """The measurements of accuracy among `jobs` once more, each with the fault that its scenario tries on it.
 
     For scenarios named as a whole only: a run of everything leaves faults to `selftest`, and a run of one case, of
@@ -122,7 +127,7 @@ def plan_controls(jobs: Sequence[Job], wanted: Wanted, pool: WorkerPool) -> list
 class Devices:
     """Chooses where a case runs: `auto` is the GPU for a case whose kernels all run there, else the CPU."""
 
-    def __init__(self, wanted: str, pool: WorkerPool, plugins: tuple[Path, ...]) -> None:
+    def __init__(self, wanted: str, pool: Pool, plugins: tuple[Path, ...]) -> None:
         self._wanted = wanted
         self._on_gpu: set[str] = set()
         if wanted == "auto" and not pool.start().why_not("cuda"):
@@ -148,7 +153,7 @@ class Devices:
         return "cuda" if case.system in ("kernel", "engine", "accuracy") and names <= self._on_gpu else "cpu"
 
 
-def register_plugins(wanted: Wanted, pool: WorkerPool) -> list[str]:
+def register_plugins(wanted: Wanted, pool: Pool) -> list[str]:
     """Make the kernels of plug-in files known here without executing them here; returns the kernels to judge."""
     if wanted.kernel is not None and not wanted.plugins and not _is_known(wanted.kernel):
         # It may come from an installed package, which only a worker imports.
@@ -178,14 +183,12 @@ def _tupled(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def has_gpu(wanted: Wanted, pool: WorkerPool) -> bool:
+def has_gpu(wanted: Wanted, pool: Pool) -> bool:
     """Whether cases that need a GPU can run: there is one, and the CPU was not asked for."""
     return wanted.device != "cpu" and not pool.start().why_not("cuda")
 
 
-def _select(
-    wanted: Wanted, scenarios: Sequence[Scenario], override: KernelOverride | None, pool: WorkerPool
-) -> list[Case]:
+def _select(wanted: Wanted, scenarios: Sequence[Scenario], override: KernelOverride | None, pool: Pool) -> list[Case]:
     selectors = wanted.selectors
     if wanted.fault and not selectors:
         # A fault is tried where it is known to matter.
@@ -195,7 +198,7 @@ def _select(
     )
 
 
-def carry_out(store: RunStore, pool: WorkerPool, jobs: Sequence[Job], live: LiveProgress) -> None:
+def carry_out(store: RunStore, pool: Pool, jobs: Sequence[Job], live: LiveProgress) -> None:
     """Run `jobs`; each result is on disk before its worker gets another."""
     store.note_environment(pool.start().model_dump(mode="json"))
     controls = {control.job.key: control for control in store.unfinished_controls()}
@@ -216,7 +219,7 @@ def longest_first(jobs: Sequence[Job]) -> list[Job]:
 
 
 def find_blame(
-    pool: WorkerPool, failures: Sequence[tuple[Job, CaseResult]], *, budget_seconds: float = math.inf
+    pool: Pool, failures: Sequence[tuple[Job, CaseResult]], *, budget_seconds: float = math.inf
 ) -> dict[str, tuple[Blame, float]]:
     """The memory to blame for each failing job, by its key, and the seconds that its trials took.
 
@@ -252,7 +255,7 @@ def _concluded(
     }
 
 
-def blame_failures(store: RunStore, pool: WorkerPool) -> None:
+def blame_failures(store: RunStore, pool: Pool) -> None:
     """Seek the memory to blame for failing cases of a run that have none yet, and store it."""
     jobs, blamed = store.jobs_by_key(), store.blames()
     failures = [
@@ -266,8 +269,30 @@ def blame_failures(store: RunStore, pool: WorkerPool) -> None:
     ]
     # A hang is not waited for twenty times more.
     quick = [(job, result) for job, result in failures if result.seconds < job.timeout_seconds][:MAX_BLAMED]
-    for key, (blame, _) in find_blame(pool, quick, budget_seconds=BLAME_BUDGET_SECONDS).items():
+    found = find_blame(pool, quick, budget_seconds=BLAME_BUDGET_SECONDS)
+    for key, (blame, _) in found.items():
         store.add_blame(key, blame)
+    blames = {key: blame for key, (blame, _) in found.items()}
+    for key, blame in with_first_nan(pool, quick, blames).items():
+        store.add_blame(key, blame)
+
+
+def with_first_nan(
+    pool: Pool, failures: Sequence[tuple[Job, CaseResult]], blames: dict[str, Blame]
+) -> dict[str, Blame]:
+    """The blames of failing engine cases with the first writer and the first reader: each case once more, recorded."""
+    wanted = {job.key: job for job, _ in failures if job.key in blames and not why_not_recorded(job)}
+    jobs = [recorded_job(job, blames[key]) for key, job in list(wanted.items())[:MAX_RECORDED]]
+    keys = {job.key: key for job, key in zip(jobs, wanted, strict=False)}
+    found: dict[str, Blame] = {}
+    deadline = time.monotonic() + RECORDING_BUDGET_SECONDS
+    for result in pool.run(jobs):
+        key = keys[result.key]
+        if result.first_nan is not None:
+            found[key] = blames[key].model_copy(update={"first_nan": result.first_nan})
+        if time.monotonic() > deadline:
+            break
+    return found
 
 
 @contextmanager

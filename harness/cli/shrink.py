@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from harness.cli.session import Wanted
     from harness.records import Blame, CaseResult, Job, Shrunk
     from harness.results.store import RunStore
+    from harness.run.pool import Pool
     from harness.run.runner import WorkerPool
 
 MAX_CASES = 32
@@ -114,7 +115,7 @@ def command_of(shrunk: Shrunk, wanted: Wanted) -> str:
     return reproduce_case(shrunk.case.id, shrunk.fault, wanted.reproduction())
 
 
-def shrink_failures(store: RunStore, pool: WorkerPool, seconds: float) -> None:
+def shrink_failures(store: RunStore, pool: Pool, seconds: float) -> None:
     """Store the smallest case of each reason for which cases of a run fail, within `seconds` in all."""
     from harness.diagnose.shrink import shrink as search
     from harness.diagnose.shrink import why_not

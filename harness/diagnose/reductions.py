@@ -25,6 +25,8 @@ PLAINEST: dict[str, tuple[Any, ...]] = {
     "capture": ("persistent",),
     "free_list": ("fifo",),
     "empty_lse": ("-inf",),
+    "padded": ("none",),
+    "block_format": ("nvfp4",),
     "planned": (False,),
     "contiguous_q": (True,),
     "zero_fill_output": (False,),

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-
 Watcher = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
 """What is shown each launch that ran: its function, arguments, keyword arguments and result."""
 
@@ -36,7 +35,26 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     return result
 
 
+class Observer(Protocol):
+    """What looks at each launch that is made, also into a capture, and at none that a replay repeats.
+
+    What it launches itself becomes part of the graph.
+    """
+
+    def before(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def after(self, noted: Any, result: Any) -> None:
+        """`noted` is what `before` returned."""
+
+
+OBSERVER: ContextVar[Observer | None] = ContextVar("harness_launch_observer", default=None)
+
+
 def launch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `function` as one kernel launch: recorded whole when a CPU capture is in progress, plainly run otherwise."""
-    recorder = ACTIVE.get()
-    return run(function, args, kwargs) if recorder is None else recorder.launch(function, args, kwargs)
+    recorder, observer = ACTIVE.get(), OBSERVER.get()
+    noted = None if observer is None else observer.before(function, args, kwargs)
+    result = run(function, args, kwargs) if recorder is None else recorder.launch(function, args, kwargs)
+    if observer is not None:
+        observer.after(noted, result)
+    return result

@@ -13,7 +13,7 @@ from harness.report.bits import Meaning, explain
 from harness.report.command import reproduce, show
 from harness.report.diagram import Diagram, diagram
 from harness.report.trend_chart import past_of
-from harness.report.wording import num
+from harness.report.wording import first_nan_lines, num
 from harness.results.store import RunStore
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def of_result(
         anchor=anchor, id=result.id, verdict=result.verdict.value, word=result.verdict.value, reason=result.reason,
         refs=result.refs, fault=result.fault, blame=blame,
         diagram=diagram(blame, result.findings, case=job.case, fault=result.fault, judged=result.looked_at),
-        diagnosis=(*diagnosis(result.findings, shrunk, store), *_past(trend, runs)),
+        diagnosis=(*diagnosis(result.findings, shrunk, store, blame), *_past(trend, runs)),
         facts=facts(job, result, store.plan.environment), params=params(job.case),
         command=reproduce(result, store.plan.options), show_command=show(result.id), log=result.log,
         seconds=result.seconds, **_seen(result.findings),
@@ -114,10 +114,12 @@ def of_fault(
     )  # fmt: skip
 
 
-def diagnosis(findings: Iterable[Finding], shrunk: Shrunk | None, store: RunStore) -> tuple[Fact, ...]:
-    """What is known beyond the findings: what the primary one tells, and the smallest case that fails alike.
+def diagnosis(
+    findings: Iterable[Finding], shrunk: Shrunk | None, store: RunStore, blame: Blame | None = None
+) -> tuple[Fact, ...]:
+    """What is known beyond the findings: the primary one, who wrote and who read first, the smallest failing case.
 
-    This is the place for further facts of a diagnosis, such as who wrote a value first and who read it first.
+    This is the place for further facts of a diagnosis.
     """
     found = []
     ordered = most_telling_first(findings)
@@ -125,6 +127,9 @@ def diagnosis(findings: Iterable[Finding], shrunk: Shrunk | None, store: RunStor
         first = ordered[0]
         where = f" at {first.where}" if first.where else ""
         found.append(Fact("most telling finding", f"{first.oracle} on {first.tensor or 'the worker'}{where}"))
+    for line in first_nan_lines(blame):
+        name, _, text = line.partition(": ")
+        found.append(Fact(name, text[:MAX_TEXT]))
     if shrunk:
         again = CaseResult(
             key=shrunk.case.id, id=shrunk.case.id, scenario=shrunk.case.scenario, fault=shrunk.fault,
@@ -152,6 +157,7 @@ def facts(job: Job, result: CaseResult, environment: dict[str, Any]) -> tuple[tu
             ("poison", ", ".join(poison.patterns) + (", strict" if poison.strict else "")),
             ("poisoned sites", ", ".join(sites) or "none"),
             ("elements judged", looked),
+            ("planned again after the loss of", ", ".join(result.lost_nodes)),
             ("tags", ", ".join(job.case.tags)),
             ("seed", str(job.case.seed)),
             ("environment", machine(environment)),

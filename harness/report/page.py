@@ -19,7 +19,7 @@ from harness.report.case_data import case_data, embedded
 from harness.report.case_view import CaseView, of_fault, of_result
 from harness.report.failure_groups import Group, failure_groups
 from harness.report.trend_chart import trend_view
-from harness.report.wording import accuracy_title, describe_faulty, model_sentence, one_line, printable
+from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable
 from harness.results.store import RunStore
 from harness.results.summary import accuracy_records, totals
 
@@ -270,8 +270,14 @@ def _facts(store: RunStore) -> list[tuple[str, str]]:
     if source.commit:
         changed = ", with changes that are not committed" if source.changes else ""
         facts["commit"] = source.commit + (f" on {source.branch}" if source.branch else "") + changed
+    lost = [result for result in store.results() if result.lost_nodes]
+    if lost:
+        nodes = dict.fromkeys(node for result in lost for node in result.lost_nodes)
+        facts["planned again"] = f"{num(len(lost), 'case')} after the loss of {', '.join(nodes)}"
     lines = []
     for name, value in {**facts, **store.plan.environment}.items():
+        if value == "":
+            continue
         if name == "gpus":
             value = ", ".join(f"{gpu['name']} (sm {gpu['capability']})" for gpu in value) or "none"
         lines.append((name.replace("_", " "), "not installed" if value is None else str(value)))

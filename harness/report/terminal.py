@@ -16,7 +16,7 @@ from rich.text import Text
 from harness.records import Blame, CaseResult, FaultResult, Finding, Job, Verdict
 from harness.report.command import reproduce, reproduce_case
 from harness.report.terminal_accuracy import print_accuracy
-from harness.report.wording import num, one_line, printable
+from harness.report.wording import first_nan_lines, num, one_line, printable
 from harness.results.store import NEVER_RAN, RunStore
 from harness.results.summary import accuracy_records, totals
 
@@ -91,6 +91,7 @@ def print_run(console: Console, store: RunStore) -> None:
     for fault in store.faults():
         console.print(fault_line(fault), soft_wrap=True)
     print_skips(console, results)
+    print_lost(console, results)
     console.print(totals_line(results, store.plan.seconds))
     console.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
 
@@ -149,6 +150,8 @@ def print_failure(
         console.print(f"  and {num(len(result.findings) - MAX_FINDINGS, 'more finding')}")
     if blame is not None:
         console.print(f"  blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})", soft_wrap=True)
+        for line in first_nan_lines(blame):
+            console.print("  " + line, soft_wrap=True)
     if with_log and result.log and result.verdict is not Verdict.FAIL:
         for line in printable(result.log).strip().splitlines()[-MAX_LOG_LINES:]:
             console.print("  | " + line, style="dim", soft_wrap=True)
@@ -171,6 +174,13 @@ def print_skips(console: Console, results: Sequence[CaseResult]) -> None:
             reasons[result.reason] = reasons.get(result.reason, 0) + 1
     for reason, count in reasons.items():
         console.print(f"skipped {num(count, 'case')}: {one_line(reason)}", style="dim", soft_wrap=True)
+
+
+def print_lost(console: Console, results: Sequence[CaseResult]) -> None:
+    """Which cases a cluster planned again, and after the loss of which node."""
+    for result in [result for result in results if result.lost_nodes][:MAX_FAILURES]:
+        nodes = ", ".join(result.lost_nodes)
+        console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)
 
 
 def totals_line(results: Sequence[CaseResult], seconds: float) -> Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.records import AccuracyRecord, EpochAccuracy
+from harness.records import AccuracyRecord, Blame, EpochAccuracy
 
 # XML 1.0 has no way to write these, not even escaped; a terminal would obey some of them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
@@ -48,3 +48,15 @@ def describe_faulty(epoch: EpochAccuracy) -> str:
         "retried": epoch.retried,
     }
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+
+
+def first_nan_lines(blame: Blame | None) -> list[str]:
+    """Who wrote the first NaN and who read the memory to blame first, a line each; none where nobody looked."""
+    found = blame.first_nan if blame else None
+    if found is None:
+        return []
+    lines = [f"first writer: {one_line(found.statement, 400)}"]
+    if found.reader:
+        place = f" ({one_line(found.reader_at)})" if found.reader_at else ""
+        lines.append(f"first reader: {one_line(found.reader, 200)}{place} of {', '.join(found.sites)}")
+    return lines

@@ -132,12 +132,12 @@ class Cluster:
         except self._ray.exceptions.RayError as error:
             raise ActorLost(" ".join(str(error).split())) from None
 
-    def end(self, handles: list[Any]) -> None:
-        """End actors with all that they started; those of lost nodes are gone already."""
-        closing = [handle.close.remote() for handle in handles]
+    def end(self, started: list[Any], others: list[Any]) -> None:
+        """End actors, and what those that have started started; those of lost nodes are gone already."""
+        closing = [handle.close.remote() for handle in started]
         if closing:
             self._ray.wait(closing, num_returns=len(closing), timeout=CONNECT_SECONDS)
-        for handle in handles:
+        for handle in [*started, *others]:
             with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
                 self._ray.kill(handle)
 

@@ -29,6 +29,8 @@ MAX_LOSSES = 3
 """A case that was running on so many nodes when they were lost is a crash: it may be what ends them."""
 AVOIDED_SECONDS = 10.0
 """How long a node that lost an actor is left alone; Ray takes some seconds to know that a node is gone."""
+SECOND_TRY_SECONDS = 15.0
+"""How long the first worker may take to start before a second is tried elsewhere."""
 PATIENCE_SECONDS = 60.0
 """How long a run waits for a node when none is left."""
 TRAVELLING = ("MLA_HARNESS_", "TRITON_", "VLLM_", "TORCH_", "PYTORCH_")
@@ -80,6 +82,7 @@ class RayPool(Pool):
         self._fixtures: Any = None
         self._stalled_since: float | None = None
         self._last_loss = ""
+        self._spawned_at = 0.0
 
     def __enter__(self) -> Self:
         """Connect. Before anything else, as Ray takes the handlers of signals that a run then sets for itself."""
@@ -107,14 +110,13 @@ class RayPool(Pool):
         """End every worker and whatever it started."""
         workers, self._workers = self._workers, []
         if self._opened is not None:
-            self._opened.end([worker.handle for worker in workers])
+            self._end(workers)
 
     def start(self) -> Environment:
         """Wait until one worker is ready, on a node with a GPU where there is one. Raises WorkerError."""
         self._stalled_since = None
         while self.environment is None:
-            if not self._workers and (slots := self._free_slots()):
-                self._spawn(slots[0])
+            self._spawn_first()
             self._check_patience()
             for worker in self._answered():
                 self._take_ready(worker)
@@ -161,7 +163,7 @@ class RayPool(Pool):
             # Whoever stops early leaves no worker that would answer the next run with this one's results.
             busy = [worker for worker in self._workers if worker.job is not None]
             self._workers = [worker for worker in self._workers if worker.job is None]
-            self._cluster.end([worker.handle for worker in busy])
+            self._end(busy)
 
     def _dispatch(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> None:
         self._spawn_useful(waiting)
@@ -243,6 +245,17 @@ class RayPool(Pool):
                 self._spawn(slot)
                 idle[slot.has_gpu] += 1
 
+    def _spawn_first(self) -> None:
+        """One worker, and one more of its kind from time to time: somebody else may hold the slot of the first."""
+        now = time.monotonic()
+        if self._workers and now - self._spawned_at < SECOND_TRY_SECONDS:
+            return
+        kind = {worker.slot.has_gpu for worker in self._workers}
+        for slot in self._free_slots():
+            if not kind or slot.has_gpu in kind:
+                self._spawn(slot)
+                return
+
     def _free_slots(self) -> list[Slot]:
         """Slots that have no worker of ours, as many as the limit leaves."""
         taken = {worker.slot for worker in self._workers}
@@ -262,6 +275,7 @@ class RayPool(Pool):
         handle = self._cluster.spawn(
             slot, self._digest, self._code, self._execute, environ, self._start_timeout_seconds
         )
+        self._spawned_at = time.monotonic()
         self._workers.append(RemoteWorker(slot, handle, handle.start.remote()))
 
     def _answered(self) -> list[RemoteWorker]:
@@ -296,13 +310,17 @@ class RayPool(Pool):
         """Leave a node alone for good. Raises WorkerError when no other is left."""
         if worker in self._workers:
             self._workers.remove(worker)
-        self._cluster.end([worker.handle])
+        self._end([worker])
         if worker.slot.node in self._unusable:
             return
         self._unusable[worker.slot.node] = f"node {worker.slot.name} cannot run cases: {why}"
         if all(slot.node in self._unusable for slot in self._cluster.slots()):
             raise WorkerError(self._unusable[worker.slot.node])
         print(f"mla-harness: warning: {self._unusable[worker.slot.node]}", file=sys.stderr)
+
+    def _end(self, workers: list[RemoteWorker]) -> None:
+        """End workers; one that never started has nothing to close."""
+        self._cluster.end([w.handle for w in workers if w.is_ready], [w.handle for w in workers if not w.is_ready])
 
     def _forget(self, worker: RemoteWorker, error: ActorLost) -> None:
         """Give up a worker that was lost, and leave its node alone for a while."""
@@ -317,8 +335,7 @@ class RayPool(Pool):
             ready = [worker for worker in self._workers if worker.is_ready and worker.job is None]
             if ready:
                 return max(ready, key=lambda worker: worker.slot.has_gpu)
-            if not self._workers and (slots := self._free_slots()):
-                self._spawn(slots[0])
+            self._spawn_first()
             self._check_patience()
             for worker in self._answered():
                 self._take_ready(worker)

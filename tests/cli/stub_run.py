@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from harness.cli.run import perform
 from harness.records import Case, Job
 from harness.results.store import RunStore
+from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerPool
 
 
@@ -21,7 +24,9 @@ def main() -> None:
         cases = [Case(id=f"stub[n={n}]", scenario="stub", system="stub", params={"seconds": seconds}) for n in range(8)]
         store = RunStore.create(out, [Job(key=case.id, case=case) for case in cases], command="stub")
     print(store.path, flush=True)
-    with WorkerPool(2, execute="stub_execute:execute", environ={"PYTHONPATH": stub}) as pool:
+    stubs: dict[str, Any] = {"execute": "stub_execute:execute", "environ": {"PYTHONPATH": stub}}
+    address = os.environ.get("STUB_RAY_ADDRESS")
+    with RayPool(address, **stubs) if address else WorkerPool(2, **stubs) as pool:
         sys.exit(perform(store, pool, as_json=False))
 
 

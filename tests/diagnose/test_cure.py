@@ -23,7 +23,7 @@ PADDED = f"cudagraph-padding[zero_fill_output=empty,quantize_kernel=amax]@{SMALL
 MIXED = "mixed-context[kv=bf16,context_kernel=minus-inf,context_chunk=32]@requests=[[50,1],[3,2]],num_blocks=6"
 HYBRID = "kv-cache-full[kv=bf16,free_list=fifo]@requests=[[5,3],[9,2]],epochs=1,num_blocks=8"
 DECODE = "decode-kernel[kernel=tiled,kv=bf16,planned=planned]@seq_lens=[3,65],num_heads=2"
-MERGE_KERNEL = "merge-kernel[with_context=some,empty_rows=none]"
+MERGE_KERNEL = "merge-kernel[with_context=some,empty_rows=none,strides=equal]"
 
 
 class HerePool:

@@ -138,6 +138,10 @@ def test_the_variant_of_a_run_is_its_options_and_versions(tmp_path: Path) -> Non
     assert variant == entry_of(RunStore.open(store.path)).variant
     store.note_environment({"torch": "2.12"})
     assert entry_of(store).variant != variant
+    store.note_environment({"torch": "2.13", "cluster": "Ray: 2 nodes"})
+    elsewhere = entry_of(store).variant
+    store.note_environment({"torch": "2.13", "cluster": ""})
+    assert entry_of(store).variant == elsewhere, "where it ran decides nothing"
 
 
 def test_the_run_before_is_found_for_a_run_that_the_history_does_not_have(filled: Fill, make_run: MakeRun) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -25,6 +26,9 @@ def execute(job: Job) -> CaseResult:
     if "started" in job.case.params:
         with Path(job.case.params["started"]).open("a") as stream:
             stream.write(job.case.id + "\n")
+    if "until" in job.case.params:
+        while not Path(job.case.params["until"]).exists():
+            time.sleep(0.05)
     if does == "exit":
         os._exit(7)
     if does == "segfault":
@@ -60,6 +64,20 @@ def execute(job: Job) -> CaseResult:
         return _result(job, Verdict.FAIL, findings=(finding,))
     if does == "skip":
         return _result(job, Verdict.SKIP, reason="this machine has no GPU")
+    if does == "end_the_node":
+        # On a node of a cluster, the parent is the actor: as the end of the machine would, it takes both.
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(3600)
+    if does == "note":
+        place = Path(job.directory or "")
+        before = sorted(path.name for path in place.iterdir())
+        (place / "answers").mkdir(exist_ok=True)
+        (place / "answers" / f"{len(before)}.txt").write_text("noted")
+        return _result(job, reason=f"{place} held {before}")
+    if does == "read_plugin":
+        return _result(job, reason=f"{job.plugins[0]}: {Path(job.plugins[0]).read_text()}")
+    if does == "environ":
+        return _result(job, reason=os.environ.get(job.case.params["variable"], "not set"))
     if does == "pid":
         return _result(job, reason=str(os.getpid()))
     return _result(job)

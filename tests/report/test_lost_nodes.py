@@ -1,0 +1,42 @@
+"""A case that a cluster planned again, as its node was lost, is marked wherever a run is shown."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from harness.records import Case, CaseResult, Job, Verdict
+from harness.report.page import render
+from harness.report.terminal import console_for, print_run
+from harness.results.store import RunStore
+
+NODE = "10.0.0.2 (0a1b2c3d)"
+
+
+def store(path: Path, verdict: Verdict) -> RunStore:
+    jobs = [Job(key=name, case=Case(id=f"case[n={name}]", scenario="stub", system="stub")) for name in "ab"]
+    made = RunStore.create(path, jobs, command="stub")
+    for job in jobs:
+        nodes = (NODE,) if job.key == "a" else ()
+        made.add(CaseResult(key=job.key, id=job.case.id, scenario="stub", verdict=verdict, lost_nodes=nodes))
+    return made
+
+
+def test_the_terminal_names_the_case_and_the_node(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    print_run(console_for(stream), store(tmp_path, Verdict.PASS))
+    assert f"planned again after the loss of {NODE}: case[n=a]\n" in stream.getvalue()
+    assert "case[n=b]\n" not in stream.getvalue()
+
+
+def test_the_page_says_so_in_its_facts_and_in_the_view_of_the_case(tmp_path: Path) -> None:
+    page = render(store(tmp_path, Verdict.FAIL))
+    assert f"1 case after the loss of {NODE}" in page
+    assert f"<dt>planned again after the loss of</dt><dd>{NODE}</dd>" in page
+
+
+def test_nothing_is_said_where_no_node_was_lost(tmp_path: Path) -> None:
+    made = store(tmp_path, Verdict.FAIL)
+    for result in made.results():
+        made.add(result.model_copy(update={"lost_nodes": ()}))
+    assert "planned again" not in render(made)

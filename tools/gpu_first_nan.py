@@ -1,0 +1,68 @@
+"""What the first-NaN recorder costs in a decode step on this GPU, as one JSON object.
+
+The step of gpu_decode_step.py (16 layers of absorbed MLA at batch 64 and 4,096 tokens) is captured twice, without and
+with a scan behind each op: the query, the decode's output and lse, and the layer's result. Both graphs are replayed in
+turns in one process. Then a NaN is put into one live row, and into one row of padding, and the recorder is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+
+import torch
+from gpu_decode_step import BATCH, INPUTS, captured_step, milliseconds
+
+from harness.recorder.report import describe
+from harness.recorder.table import Slot, Table
+
+TARGET = 1.05
+LIVE = 48
+"""Rows of requests among the 64 of the graph, for the test of what is found."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    recorder = Table(torch.device("cuda"))
+
+    def watch(layer: int, name: str, tensor: torch.Tensor) -> None:
+        recorder.watch((layer, name), Slot("decode step", name, layer=layer, call=(layer, name)), tensor)
+
+    recorder.live.fill_(BATCH)
+    plain = captured_step(options.layers, options.tokens)
+    recorded = captured_step(options.layers, options.tokens, watch)
+    times: dict[str, list[float]] = {"plain": [], "recorded": []}
+    for _ in range(options.rounds):
+        times["plain"].append(milliseconds(plain.replay, options.repeats))
+        times["recorded"].append(milliseconds(recorded.replay, options.repeats))
+    clean = describe(recorder)
+    ratio = statistics.median(times["recorded"]) / statistics.median(times["plain"])
+
+    recorder.live.fill_(LIVE)
+    hidden = INPUTS[-1]
+    hidden[LIVE + 3, 5] = torch.nan
+    recorder.set_clock(1, "decode")
+    recorded.replay()
+    padding = describe(recorder)
+    hidden[7, 5] = torch.nan
+    recorder.set_clock(2, "decode")
+    recorded.replay()
+    found = describe(recorder)
+    answer = {
+        "layers": options.layers, "tokens": options.tokens, "batch": BATCH, "scans": len(recorder.slots),
+        "step_ms": statistics.median(times["plain"]), "recorded_ms": statistics.median(times["recorded"]),
+        "ratio": round(ratio, 4), "ratios": [round(b / a, 4) for a, b in zip(*times.values(), strict=True)],
+        "target": TARGET, "within": ratio < TARGET, "clean_is_silent": clean is None,
+        "padding_is_silent": padding is None, "found": found.statement if found else "",
+    }  # fmt: skip
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
