@@ -1,39 +1,40 @@
 """Write docs/bugs.md from a run of `mla-harness selftest`: each bug put back, and what caught it.
 
 mla-harness selftest --out reports/runs/selftest
-python tools/bugs_document.py reports/runs/selftest > docs/bugs.md
+python tools/bugs_document.py reports/runs/selftest/<run-id> > docs/bugs.md
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from harness.catalog import FAULTS
+from harness.errors import HarnessError
+from harness.records import FaultResult, Verdict
 from harness.report.page import ref_url
+from harness.results.store import RunStore
 
 HEAD = ("bug", "upstream", "fault", "scenario", "oracle", "blamed", "seconds")
 
 
-def document(summary: dict[str, Any]) -> str:
-    """The Markdown of one run's `summary.json`. A bug that was not caught says so in its row."""
-    faults = sorted(summary["faults"], key=lambda fault: (fault["fault"], fault["scenario"], fault["case"]))
-    caught = sum(fault["caught"] for fault in faults)
-    names = {fault["fault"] for fault in faults}
-    totals = summary["totals"]
-    machine = summary["environment"]
+def document(store: RunStore) -> str:
+    """The Markdown of one run. A bug that was not caught says so in its row."""
+    faults = sorted(store.faults(), key=lambda fault: (fault.fault, fault.scenario, fault.case))
+    verdicts = [result.verdict for result in store.results()]
+    not_clean = sum(verdict not in (Verdict.PASS, Verdict.SKIP) for verdict in verdicts)
+    machine = store.plan.environment
     text = [
         "# Bugs the harness knows",
         "",
         "Written by `python tools/bugs_document.py RUN` from a run of `mla-harness selftest`; nothing here is typed by "
-        "hand.",
+        "hand. Bugs put back into vLLM itself are in [vllm.md](vllm.md) and [vllm-host.md](vllm-host.md).",
         "",
-        f"{len(names)} bugs put back {len(faults)} times, {caught} caught by the declared oracle with the declared blame; "
-        f"clean cases: {totals['pass']} pass, {totals['fail'] + totals['crash'] + totals['error']} do not, "
-        f"{totals['skip']} skipped. Seconds are those of the case and of the trials that found the memory to blame, on "
-        f"{machine.get('cpu', 'a CPU')}, torch {machine.get('torch', '?')}.",
+        f"{len({fault.fault for fault in faults})} bugs, put back {len(faults)} times: {sum(f.caught for f in faults)} "
+        f"caught by the declared oracle with the declared blame. Clean cases: {verdicts.count(Verdict.PASS)} pass, "
+        f"{not_clean} do not, {verdicts.count(Verdict.SKIP)} skipped. The run took {store.plan.seconds:.0f} s on "
+        f"{machine.get('num_cores', '?')} cores ({machine.get('cpu', 'a CPU')}), torch {machine.get('torch', '?')}, no GPU; "
+        "the seconds of a row are those of its case and of the trials that found the memory to blame.",
         "",
         "| " + " | ".join(HEAD) + " |",
         "|" + " --- |" * len(HEAD),
@@ -41,22 +42,24 @@ def document(summary: dict[str, Any]) -> str:
     return "\n".join(text + [_row(fault) for fault in faults]) + "\n"
 
 
-def _row(fault: dict[str, Any]) -> str:
-    spec = FAULTS.get(fault["fault"])
-    oracle = fault["expected_by"] if fault["caught"] else f"NOT CAUGHT: {fault['reason']}"
+def _row(fault: FaultResult) -> str:
+    spec = FAULTS.get(fault.fault)
     cells = (
         spec.summary,
         f"[{spec.ref}]({ref_url(spec.ref)})",
         f"`{spec.name}`",
-        fault["scenario"],
-        oracle,
-        ", ".join(fault["blamed"]) or "no memory",
-        f"{fault['seconds']:.1f}",
+        fault.scenario,
+        fault.expected_by if fault.caught else f"NOT CAUGHT: {fault.reason}",
+        ", ".join(fault.blamed) or "no memory",
+        f"{fault.seconds:.1f}",
     )
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python tools/bugs_document.py RUN_FOLDER")
-    print(document(json.loads((Path(sys.argv[1]) / "summary.json").read_text(encoding="utf-8"))), end="")
+        sys.exit("usage: python tools/bugs_document.py RUN_DIRECTORY")
+    try:
+        print(document(RunStore.open(Path(sys.argv[1]))), end="")
+    except HarnessError as error:
+        sys.exit(f"bugs_document: {error}")

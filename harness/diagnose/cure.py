@@ -44,9 +44,12 @@ def judge_cure(pool: Pool, job: Job, cures: Sequence[CureName], *, oracle: str |
     if reason := why_not(job):
         raise InputError(f"{job.case.id}: {reason}")
     started = time.monotonic()
-    cured = job.model_copy(update={"key": f"{job.key}~cured", "cures": tuple(cure.text for cure in cures)})
-    before, after = pool.run_in_order([job.model_copy(update={"key": f"{job.key}~before"}), cured])
+    (before,) = pool.run_in_order([job.model_copy(update={"key": f"{job.key}~before"})])
     symptom = _symptom(job, before, oracle)
+    cured = _seen(job, before).model_copy(
+        update={"key": f"{job.key}~cured", "cures": tuple(cure.text for cure in cures)}
+    )
+    (after,) = pool.run_in_order([cured])
     if after.verdict in (Verdict.ERROR, Verdict.SKIP):
         raise _unjudged(after)
     read_before, _ = _search(pool, job)
@@ -57,6 +60,16 @@ def judge_cure(pool: Pool, job: Job, cures: Sequence[CureName], *, oracle: str |
         verdict=verdict, statement=statement, oracle=symptom.oracle, before=read_before, after=read_after,
         left=after.findings, num_compared=num_compared, seconds=round(time.monotonic() - started, 3),
     )  # fmt: skip
+
+
+def _seen(job: Job, before: CaseResult) -> Job:
+    """The job without oracles that the bug itself keeps from seeing anything, such as `zeroed` where nothing is listed.
+
+    A failure hides that they looked at nothing; with the failure cured they would make an error of the case.
+    """
+    blind = {name for name, count in before.looked_at.items() if count == 0}
+    oracles = tuple(name for name in job.case.oracles if name not in blind)
+    return job.model_copy(update={"case": job.case.model_copy(update={"oracles": oracles})})
 
 
 def _search(pool: Pool, job: Job) -> tuple[tuple[Reading, ...], int]:

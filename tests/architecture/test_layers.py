@@ -36,8 +36,8 @@ PARENT = {
     "harness.run.gpus": 5, "harness.run.sanitizer": 5,
     "harness.run.asking": 5,
     "harness.model.config": 1,
-    "harness.engine.config": 3, "harness.engine.block_pool": 3, "harness.engine.scheduler": 3, "harness.engine.sequence": 3,
-    "harness.engine.zeroing": 3,
+    "harness.engine.config": 3, "harness.engine.block_pool": 3, "harness.engine.scheduler": 3,
+    "harness.engine.sequence": 3, "harness.engine.zeroing": 3,
     "harness.diagnose": 6, "harness.export": 6,
     "harness.cli": 7, "harness.pytest_plugin": 7, "harness": 7,
 }  # fmt: skip
@@ -148,7 +148,8 @@ def test_there_is_one_comparator():
     wrong = [
         str(path.relative_to(ROOT))
         for path in FILES
-        if path not in (HARNESS / "oracles" / "compare.py", WRAPS_COMPARATORS) and word.search(path.read_text(encoding="utf-8"))
+        if path not in (HARNESS / "oracles" / "compare.py", WRAPS_COMPARATORS)
+        and word.search(path.read_text(encoding="utf-8"))
     ]
     assert not wrong, f"compare through harness.oracles.compare: {wrong}"
 

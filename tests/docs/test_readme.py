@@ -38,8 +38,22 @@ def test_sites_are_those_of_the_table_of_sites() -> None:
     assert table("site") == [[entry.name, entry.summary] for entry in SITES]
 
 
-def test_faults_are_those_of_the_catalog() -> None:
-    assert table("fault") == [[entry.name, entry.ref, entry.summary] for entry in FAULTS]
+def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstream_numbers() -> None:
+    told = {name: row[3].split(", ") for row in table("family") for name in row[2].split(", ")}
+    scenarios = [load_scenario(path) for path in sorted((ROOT / "scenarios").glob("*.yaml"))]
+    faulty = {scenario.name: scenario for scenario in scenarios if scenario.faults and "vllm" not in scenario.name}
+    assert set(told) == set(faulty)
+    for name, scenario in faulty.items():
+        refs = {FAULTS.get(use.name).ref.replace("vllm-project/vllm#", "#") for use in scenario.faults}
+        assert refs <= set(told[name]), name
+
+
+def test_the_list_of_bugs_has_every_fault_on_the_engine_and_the_kernels() -> None:
+    bugs = (ROOT / "docs" / "bugs.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"\| `([a-z_]+\.[a-z0-9-]+)` \|", bugs))
+    own = {fault.name for fault in FAULTS if not fault.name.startswith("vllm.")}
+    assert listed == own and f"lists the {len(own)} bugs one by one" in README
+    assert "NOT CAUGHT" not in bugs
 
 
 def test_commands_are_those_of_the_program() -> None:
