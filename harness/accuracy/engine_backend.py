@@ -64,6 +64,7 @@ class EngineBackend:
         self._engine = engine
         self._tokenizer = tokenizer
         self._identity = identity
+        self._enders: dict[tuple[str, ...], frozenset[int] | None] = {}
 
     @property
     def identity(self) -> Identity:
@@ -134,9 +135,30 @@ class EngineBackend:
         longest = max((len(word.encode()) for word in stop), default=0)
         if not longest:
             return [False] * len(requests)
-        known = range(self._engine.vocab_size)
-        ends = [[token for token in request.tokens[-longest:] if token in known] for request in requests]
-        return [cut_at_stop(text, stop)[1] for text in self._tokenizer.decode_batch(ends)]
+        enders, known = self._tokens_that_may_end(tuple(stop)), range(self._engine.vocab_size)
+        stopped = [False] * len(requests)
+        asked = [at for at, request in enumerate(requests) if enders is None or request.tokens[-1] in enders]
+        ends = [[token for token in requests[at].tokens[-longest:] if token in known] for at in asked]
+        for at, text in zip(asked, self._tokenizer.decode_batch(ends), strict=True):
+            stopped[at] = cut_at_stop(text, stop)[1]
+        return stopped
+
+    def _tokens_that_may_end(self, stop: tuple[str, ...]) -> frozenset[int] | None:
+        """The tokens whose own text holds the last character of a stop string; None when any token may.
+
+        Most tokens hold none, and looking at 256 texts after each step costs more than the scheduler does. A character
+        of several bytes may be spread over tokens, and some tokenizers drop blanks of a text of one token.
+        """
+        if stop not in self._enders:
+            last = {word[-1] for word in stop if word}
+            tokens = range(self._engine.vocab_size)
+            texts = self._tokenizer.decode_batch([[token] for token in tokens])
+            self._enders[stop] = (
+                frozenset(token for token, text in zip(tokens, texts, strict=True) if last & set(text))
+                if all(char.isascii() and not char.isspace() for char in last)
+                else None
+            )
+        return self._enders[stop]
 
     def _answer(self, request: _Request, finish: str, stop: Sequence[str]) -> Answer:
         tokens = request.tokens

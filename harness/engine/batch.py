@@ -173,7 +173,8 @@ def build(ordered: list[ScheduledSequence], embedding: torch.nn.Embedding, num_c
             end, state_block = len(tokens) + len(span), sequence.state_block or NULL_BLOCK
             blocks, window_blocks = tuple(sequence.blocks), tuple(sequence.window_blocks)
             prefill.append(PrefillRequest(len(tokens), end, start, blocks, state_block, window_blocks))
-        tokens += (sequence.tokens + sequence.drafts)[span.start : span.stop]
+        known = sequence.tokens + sequence.drafts if sequence.drafts else sequence.tokens
+        tokens += known[span.start : span.stop]
         positions += span
         slots += slots_of(sequence.blocks, span)
         window_slots += slots_of(sequence.window_blocks, span)

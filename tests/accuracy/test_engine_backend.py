@@ -73,6 +73,14 @@ def test_answers_end_at_the_end_of_sequence_at_a_stop_string_or_at_the_limit(tok
     assert not any(answer.had_invalid_tokens for answer in found)
 
 
+@pytest.mark.parametrize("stop", ["Q:", "\n", "ende", "grün", "é", " \t"])
+def test_a_stop_string_is_seen_at_its_last_token_whatever_it_ends_in(tokenizer: Tokenizer, stop: str) -> None:
+    engine = EchoEngine(tokenizer, {"p": ids(tokenizer, f"abc{stop}xyz")})
+    (answer,) = answers(engine, ["p"], stop=("never", stop))
+    assert (answer.text, answer.finish) == ("abc", "stop")
+    assert engine.num_steps == 3 + len(stop.encode())
+
+
 def test_all_prompts_are_in_the_engine_at_once(tokenizer: Tokenizer) -> None:
     script = {name: ids(tokenizer, "12345") for name in "abcdef"}
     engine = EchoEngine(tokenizer, script)
