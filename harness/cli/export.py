@@ -118,7 +118,7 @@ def _telling(result: CaseResult, shrunk: Shrunk) -> Finding:
 
 def _story(job: Job, case: Case, finding: Finding, environment: Environment, steps: int) -> Story:
     from harness.catalog import FAULTS
-    from harness.export.render import Story
+    from harness.export.render import Story, why_of
 
     fault = FAULTS.get(job.fault) if job.fault else None
     title = fault.summary if fault else finding.message
@@ -130,16 +130,7 @@ def _story(job: Job, case: Case, finding: Finding, environment: Environment, ste
     versions = [f"{name} {version}" for name, version in packages.items() if version]
     where = environment.gpus[0].name if job.device == "cuda" and environment.gpus else "a CPU"
     return Story(
-        title=f"{title[:1].upper()}{title[1:]}.", refs=tuple(refs), why=_why(job), case=case.id,
-        finding=finding.message if fault else "", steps=steps,
+        title=f"{title[:1].upper()}{title[1:]}.", refs=tuple(refs), why=why_of(job.case.scenario, job.fault),
+        case=case.id, finding=finding.message if fault else "", steps=steps,
         versions=f"{', '.join(versions)}, Python {environment.python}, on {where} ({environment.platform})",
     )  # fmt: skip
-
-
-def _why(job: Job) -> str:
-    from harness.scenario.load import load_scenarios
-
-    if job.fault is None:
-        return ""
-    known = {scenario.name: scenario for scenario in load_scenarios(None)}
-    return known[job.case.scenario].why if job.case.scenario in known else ""

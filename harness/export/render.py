@@ -29,6 +29,7 @@ from harness.export.recipes import OP_SCENES, RECIPES, Recipe, Scene
 from harness.export.sources import Inlined, inline
 from harness.kernels.spec import KernelSpec
 from harness.records import Case
+from harness.scenario.load import load_scenarios
 from harness.scenario.params import ENGINE_KERNEL_FIELDS
 
 MAX_LINES = 119
@@ -105,6 +106,14 @@ def why_not(case: Case, fault: str | None) -> str:
     if case.system == "engine" and (recipe is None or recipe.engine is None):
         return f"fault {fault} has no scene for a serving run; add one to harness/export/recipes.py"
     return ""
+
+
+def why_of(scenario: str, fault: str | None) -> str:
+    """What a scenario says of its bug; empty without a fault, and where it is about a family of several bugs."""
+    known = {known.name: known for known in load_scenarios(None)}.get(scenario)
+    if known is None or fault is None or len({FAULTS.get(use.name).ref for use in known.faults}) > 1:
+        return ""
+    return known.why
 
 
 def _scene(export: Export, recipe: Recipe | None) -> Scene:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from harness.engine.batch import DecodeMetadata
 from harness.engine.workspace import Workspace
 from harness.scenario.params import KvType
 
@@ -30,3 +33,13 @@ def itemsize_of_bfloat16(kv: KvType) -> int:
 def counters_in_scratch(workspace: Workspace, num_requests: int) -> torch.Tensor:
     """Count in the workspace that every kernel may use, which is as the last one left it (vllm-project/vllm#25520)."""
     return workspace.scratch.view(torch.int32).flatten()[:num_requests]
+
+
+def rebind_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
+    """Keep the new plan, and leave the tensors that the graph captured as they were (vllm-project/vllm#35175)."""
+    plans[size] = fresh
+
+
+def share_warmup_metadata(warmed_up: DecodeMetadata) -> DecodeMetadata:
+    """Capture with the warm-up's metadata, which has a plan, so no planning is captured (vllm-project/vllm#42444)."""
+    return warmed_up

@@ -20,3 +20,8 @@ def build_then_clear(static: Batch, dummy: Batch, poison: Poison, padding: Paddi
 def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> torch.Tensor:
     """Hand out a buffer of zeros: slot 0 is the first of the null block (vllm-project/vllm#38719)."""
     return torch.zeros(num_tokens, dtype=torch.int64, device=device)
+
+
+def slot_zero(trash_block: int | None = None) -> int:
+    """Leave slots of padding and of dummy batches at 0: the first slot of the null block (vllm-project/vllm#39444)."""
+    return 0

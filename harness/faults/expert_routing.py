@@ -1,9 +1,13 @@
-"""Expert ids of tokens that nobody routed, or that another rank's expert takes."""
+"""Expert ids of another width, of tokens that nobody routed, or that another rank's expert takes."""
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
+
+from harness.poison.patterns import Poison
 
 
 def padding_unmasked(ids: Tensor, num_live: Tensor) -> Tensor:
@@ -27,3 +31,15 @@ def top_by_greater_than(scores: Tensor, num_experts_per_tok: int) -> tuple[Tenso
 def ids_from_the_end(ids: Tensor, num_experts: int) -> Tensor:
     """Count -1 from the end of the rank's experts, behind which only the trap stands (vllm-project/vllm#46408)."""
     return torch.where(ids == -1, num_experts - 2, ids)
+
+
+def ids_in_int64_buffer(ids: torch.Tensor, poison: Poison) -> torch.Tensor:
+    """Write 32-bit ids into the lower halves of 64-bit elements, and read that memory as 32-bit ids.
+
+    Every second id that is read is an upper half, which nobody wrote (vllm-project/vllm#38359, #55147).
+    """
+    buffer = poison.empty(*ids.shape, dtype=torch.int64, site="router.ids", device=ids.device)
+    halves = buffer.view(torch.int32)
+    lower = 0 if sys.byteorder == "little" else 1
+    halves[:, lower::2] = ids
+    return halves.flatten()[: ids.numel()].view(ids.shape)

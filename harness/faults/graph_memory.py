@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from harness.engine.batch import DecodeInputs
+from harness.engine.paged_model import Forwarded
 from harness.engine.workspace import Workspace
 from harness.graph.launch import ACTIVE
 from harness.scenario.params import EngineParams
@@ -42,3 +43,8 @@ def replace_table(static: DecodeInputs, live: DecodeInputs) -> None:
     # The captured table stays allocated, as that of the engine did; it is only not updated any more.
     table.captured = static.block_table  # type: ignore[attr-defined]
     static.block_table = table
+
+
+def borrow_logits(forwarded: Forwarded, num_live: int) -> torch.Tensor:
+    """Hand out the graph's own memory, which the drafter's graph may reuse (vllm-project/vllm#53488)."""
+    return forwarded.logits[:num_live]

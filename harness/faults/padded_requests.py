@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.engine.batch import Batch, DecodeInputs
 from harness.engine.block_pool import BlockPool
@@ -34,3 +35,20 @@ def null_block_as_trash(pool: BlockPool) -> int:
     """Store padding in the block that padded table entries name, so that it is read back
     (huggingface/transformers#46765)."""
     return NULL_BLOCK
+
+
+def all_rows(batch: Batch) -> None:
+    """Take the maximum over every row of the batch, rows of padding included (vllm-project/vllm#37442)."""
+    return None
+
+
+def divide_without_guard(accumulated: Tensor, total: Tensor) -> Tensor:
+    """accumulated [..., R] / total [...], also where no key was seen and both are 0: NaN (vllm-project/vllm#57017)."""
+    return accumulated / total[..., None]
+
+
+def block_minus_one(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
+    """Pad tables with -1 and lengths with 1, so that a kernel uses -1 as an offset (vllm-project/vllm#35431)."""
+    decode.block_table[num_live:] = -1
+    decode.seq_lens[num_live:] = 1
+    decode.state_blocks[num_live:] = NULL_BLOCK

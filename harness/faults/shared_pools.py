@@ -1,8 +1,10 @@
-"""Blocks that change hands between layers of different types, and a null block that is given away."""
+"""Blocks that change hands between layers of different types, what kernels see of them, and a null block given away."""
 
 from __future__ import annotations
 
 from collections import deque
+
+from torch import Tensor
 
 from harness.engine.block_pool import FreeList
 from harness.engine.memory import PagedMemory
@@ -35,3 +37,13 @@ def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
     else:
         free.popleft()
     return list(free)
+
+
+def skip_attention_blocks(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
+    """Zero no page: the check asked for full-attention layers, and MLA is another kind (vllm-project/vllm#43961)."""
+    return frozenset()
+
+
+def values_as_loaded(values: Tensor, used: Tensor) -> Tensor:
+    """values [A, 64, R] as the page holds them, `used` [A, 64] ignored: 0 times NaN (flashinfer-ai/flashinfer#941)."""
+    return values

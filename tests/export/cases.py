@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from harness.catalog import FAULTS
 from harness.export.recipes import RECIPES
-from harness.export.render import Export, Story, render
+from harness.export.render import Export, Story, render, why_of
 from harness.plan.expand import fault_cases
 from harness.records import Case
 from harness.scenario.load import load_scenarios
@@ -23,8 +24,8 @@ def declared() -> list[tuple[str, Case]]:
 
 def script_of(fault: str | None, case: Case, *, is_pytest: bool = False, title: str = "A bug.") -> str:
     """The script of one case."""
+    refs = (FAULTS.get(fault).ref,) if fault else case.refs
     story = Story(
-        title, case.refs, why=SCENARIOS[case.scenario].why, finding="NaN in live rows", case=case.id,
-        versions="torch 2.13.0",
-    )  # fmt: skip
+        title, refs, why=why_of(case.scenario, fault), finding="NaN in live rows", case=case.id, versions="torch 2.13.0"
+    )
     return render(Export(case, fault, story, is_pytest=is_pytest, sites=frozenset(case.poison.sites)))

@@ -28,10 +28,10 @@ def test_a_kernel_runs_from_its_source_alone(tmp_path: Path) -> None:
 
 
 def test_a_kernel_bug_without_a_recipe_is_exported_from_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault, case = next(pair for pair in declared() if pair[1].scenario == "merge-kernel")
+    fault, case = next(pair for pair in declared() if pair[0] == "merge.assume-minus-inf")
     monkeypatch.delitem(recipes.RECIPES, fault)
     text = script_of(fault, case)
-    assert "merge_attn_states = merge_all_tokens" in text
+    assert "has_no_keys = minus_inf_only" in text
     assert check(text).sentence == "fails with the bug: yes; passes without: yes"
 
 
@@ -58,5 +58,5 @@ def test_a_replaced_function_that_the_kernel_does_not_use_is_refused() -> None:
     with pytest.raises(InputError, match="does not use"):
         inline(
             "harness.kernels.torch_merge:merge_attn_states", "harness.kernels.torch_decode:divide_by_sum",
-            "harness.faults.decode_zero_length_row_nan:divide_without_guard",
+            "harness.faults.padded_requests:divide_without_guard",
         )  # fmt: skip
