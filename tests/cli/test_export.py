@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.catalog import KERNELS
 from harness.export.code import MARKER
 from harness.export.recipes import RECIPES, Recipe
 
@@ -16,14 +15,6 @@ from .conftest import GOOD_BODY  # type: ignore[import-not-found]
 
 Cli = Callable[..., tuple[int, str, str]]
 SHOWN = "fails with the bug: yes; passes without: yes"
-
-
-@pytest.fixture(autouse=True)
-def forget_plugins() -> object:
-    """Take `mine` out of the table again, as a new process would not have it."""
-    yield
-    for name in [name for name in KERNELS.names() if name.endswith("/mine")]:
-        del KERNELS._entries[name]
 
 
 @pytest.fixture

@@ -8,19 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.catalog import KERNELS
-
 from .conftest import GOOD_BODY  # type: ignore[import-not-found]
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def forget_plugins() -> object:
-    """Take `mine` out of the table again, as a new process would not have it."""
-    yield
-    for name in [name for name in KERNELS.names() if name.endswith("/mine")]:
-        del KERNELS._entries[name]
 
 
 def judge(cli: Cli, scenarios: Path, path: Path, *more: object) -> dict[str, object]:

@@ -39,7 +39,7 @@ def test_blocks_before_the_window_go_back_to_the_pool_and_the_null_block_takes_t
     requests=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 70)), min_size=1, max_size=4),
     window=st.integers(1, 150),
     max_batched_tokens=st.integers(8, 100),
-    num_blocks=st.integers(11, 20),
+    num_blocks=st.integers(12, 20),
 )
 def test_every_visible_position_keeps_its_block_and_all_come_back(
     advance: Advance, requests: list[tuple[int, int]], window: int, max_batched_tokens: int, num_blocks: int

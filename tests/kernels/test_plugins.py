@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -17,16 +16,6 @@ from harness.errors import InputError, UnknownNameError
 from harness.kernels import plugins
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kernels"
-
-
-@pytest.fixture(autouse=True)
-def _forget_what_a_test_registers() -> Iterator[None]:
-    entries, loaded = dict(KERNELS._entries), dict(plugins._loaded)
-    yield
-    KERNELS._entries.clear()
-    KERNELS._entries.update(entries)
-    plugins._loaded.clear()
-    plugins._loaded.update(loaded)
 
 
 def write(folder: Path, text: str) -> Path:
