@@ -69,6 +69,8 @@ class Job(Record):
     """Further bugs put back beside `fault`; only :mod:`harness.run.cured` knows them."""
     first_nan: tuple[str, ...] | None = None
     """Sites: the job is not judged, but run with the first-NaN recorder, and searched for the first reader of these."""
+    gpus: tuple[int, ...] = ()
+    """The GPUs that are held for a case that needs several, numbered as its worker sees them."""
     directory: str | None = None
     """Where a case that takes long notes its progress, so that a resumed run goes on from there."""
 
@@ -200,6 +202,10 @@ class FirstNan(Record):
     not_finite: tuple[str, ...] = Field(default=(), description="what it was given or stood beside that was not")
     not_watched: tuple[str, ...] = ()
     before: str = Field(default="", description="the last watched output before it")
+    after: tuple[str, ...] = Field(default=(), description="what was hit next in the same step, in order")
+    num_ranks: int = Field(default=1, description="ranks of which this one wrote first")
+    other_ranks: tuple[str, ...] = Field(default=(), description="what the recorders of the others say")
+    untold: str = Field(default="", description="why ranks did not tell, where one did not")
     reader: str = Field(default="", description="the first launch whose live result depends on memory of `sites`")
     reader_at: str = Field(default="", description="its tensor and step")
     sites: tuple[str, ...] = Field(default=(), description="the memory to blame")
@@ -207,22 +213,25 @@ class FirstNan(Record):
     @property
     def statement(self) -> str:
         """One sentence: what, where, when, whose, and what was still finite."""
+        untold = f"; {self.untold}" if self.untold else ""
         if not self.writer:
-            return "no watched live value was anything but finite"
+            return f"no watched live value was anything but finite{untold}"
         given = "was given" if self.is_input else "wrote"
         places = (
             f"layer {self.layer}" if self.layer is not None else "", f"step {self.step} ({self.phase})",
-            f"request {self.request}" if self.request else "", f"rank {self.rank}" if self.rank else "",
+            f"request {self.request}" if self.request else "",
+            f"rank {self.rank}" if self.rank and self.num_ranks == 1 else "",
             self.where, f"bits {self.bits}" if self.bits else "",
         )  # fmt: skip
         where = ", ".join(place for place in places if place)
-        told = f"{self.writer} {given} {self.tensor}, {self.bad}: {where}"
+        rank = f"rank {self.rank}: " if self.num_ranks > 1 else ""
+        told = f"{rank}{self.writer} {given} {self.tensor}, {self.bad}: {where}"
         finite = f"; still good: {', '.join(self.finite)}" if self.finite else ""
         if not self.finite and self.before:
             finite = f"; still good: {self.before}"
         others = f"; not good: {', '.join(self.not_finite)}" if self.not_finite else ""
         blind = f"; not watched: {', '.join(self.not_watched)}" if self.not_watched else ""
-        return told + finite + others + blind
+        return told + finite + others + blind + untold
 
 
 class CaseResult(Record):
@@ -249,6 +258,15 @@ class CaseResult(Record):
     """Machines of a cluster that were lost while they ran it; after each it was planned again elsewhere."""
     first_nan: FirstNan | None = None
     """What the recorder saw, for a job that was run with it."""
+
+    @classmethod
+    def of(cls, job: Job, verdict: Verdict, **more: Any) -> CaseResult:
+        """The result of `job`: what names it comes from the job, `more` are the other fields."""
+        case = job.case
+        return cls(
+            key=job.key, id=case.id, scenario=case.scenario, refs=case.refs, fault=job.fault, sites=job.sites,
+            verdict=verdict, **more,
+        )  # fmt: skip
 
 
 class Blame(Record):

@@ -22,13 +22,13 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.errors import InputError
+from harness.loaded_files import line_in, load_once
 from harness.ops.contracts import OPS
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -69,16 +69,7 @@ def cure(*, replaces: str = "", op: str = "") -> Callable[[FunctionT], FunctionT
 
 def load_cures(path: str) -> tuple[CureSpec, ...]:
     """Execute a file once in this process; returns the cures it declares. Raises InputError with file and line."""
-    file = Path(path).resolve()
-    if file not in _loaded:
-        try:
-            _loaded[file] = _execute(file)
-        except InputError as error:
-            _loaded[file] = error
-    found = _loaded[file]
-    if isinstance(found, InputError):
-        raise found
-    return found
+    return load_once(path, _loaded, _execute)
 
 
 def _execute(file: Path) -> tuple[CureSpec, ...]:
@@ -93,7 +84,7 @@ def _execute(file: Path) -> tuple[CureSpec, ...]:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         sentence = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        raise InputError(f"cure {file}:{_line_in(file, error)}: {' '.join(sentence.split())}") from error
+        raise InputError(f"cure {file}:{line_in(file, error)}: {' '.join(sentence.split())}") from error
     declared = tuple(_declared[before:])
     if not declared:
         raise InputError(
@@ -103,11 +94,3 @@ def _execute(file: Path) -> tuple[CureSpec, ...]:
         if not inspect.signature(item.function).parameters:
             raise InputError(f"cure {file}: {item.name}() takes nothing; its first argument is what it stands around")
     return declared
-
-
-def _line_in(file: Path, error: BaseException) -> int:
-    """The line of `file` that raised: of the innermost frame in it, or of a syntax error."""
-    if isinstance(error, SyntaxError) and error.lineno:
-        return error.lineno
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    return (frames[-1].lineno or 0) if frames else 0

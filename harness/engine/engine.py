@@ -134,6 +134,8 @@ class Engine:
     def _without_cancelled(self, step: Step) -> Step:
         """The step without requests whose clients have left: their blocks are taken back, and nothing of them runs."""
         left = [item.sequence for item in step.scheduled if item.sequence.request in self._cancelled]
+        if not left:
+            return step
         for sequence in left:
             self.scheduler.cancel(sequence)
         return replace(step, scheduled=tuple(item for item in step.scheduled if item.sequence not in left))

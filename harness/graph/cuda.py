@@ -23,6 +23,7 @@ from harness.errors import CaptureError
 from harness.graph.launch import ACTIVE
 from harness.graph.storage import storage_address, tensors_of, use_count
 from harness.poison.cuda_sweep import CudaSweep, fill_word
+from harness.poison.dispatch_mode import QuickDispatch
 from harness.poison.patterns import Poison
 from harness.poison.storages import alias_of, whole_storage
 
@@ -124,12 +125,8 @@ class CudaGraph:
         return [tensor for tensor in alive if tensor is not None and tensor.numel()]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(QuickDispatch, TorchDispatchMode):
     """Notes which tensors a capture takes from outside, and which it makes."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -22,6 +22,7 @@ from harness.errors import CaptureError
 from harness.graph.launch import ACTIVE, run
 from harness.graph.storage import storage_address, tensors_of, use_count
 from harness.poison.allocations import ALLOCATIONS
+from harness.poison.dispatch_mode import QuickDispatch
 from harness.poison.patterns import Poison
 from harness.poison.storages import alias_of, whole_storage
 
@@ -146,13 +147,8 @@ class CpuGraph:
         return next((alias for alias in self._aliases if alias.data_ptr() == address), None)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(QuickDispatch, TorchDispatchMode):
     """Notes what passes by while a capture is in progress."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # torch's default wraps each dispatch for torch.compile, at a third of its cost and a second for the import.
-        return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, TypeVar, get_args
 from harness.catalog import KERNELS
 from harness.errors import InputError
 from harness.kernels.spec import EmptyLse, EmptyRows, KernelSpec
+from harness.loaded_files import line_in, load_once
 from harness.ops.contracts import OPS, Op
 
 ENTRY_POINT_GROUP = "mla_harness.kernels"
@@ -106,16 +106,7 @@ def load_plugin(path: str | Path) -> tuple[KernelSpec, ...]:
     Call it in a worker only. Raises InputError, naming file and line, for a file that is missing, does not import,
     or registers nothing.
     """
-    file = Path(path).resolve()
-    if file not in _loaded:
-        try:
-            _loaded[file] = _execute(file)
-        except InputError as error:
-            _loaded[file] = error
-    found = _loaded[file]
-    if isinstance(found, InputError):
-        raise found
-    return found
+    return load_once(path, _loaded, _execute)
 
 
 def load_plugins(paths: Iterable[str | Path]) -> tuple[KernelSpec, ...]:
@@ -165,22 +156,14 @@ def _execute(file: Path) -> tuple[KernelSpec, ...]:
     try:
         spec.loader.exec_module(module)
     except InputError as error:
-        raise InputError(f"plug-in {file}:{_line_in(file, error)}: {error}") from error
+        raise InputError(f"plug-in {file}:{line_in(file, error)}: {error}") from error
     except (Exception, SystemExit) as error:
         sentence = f"{type(error).__name__}: {_one_line(error)}"
-        raise InputError(f"plug-in {file}:{_line_in(file, error)}: {sentence}; it must import cleanly") from error
+        raise InputError(f"plug-in {file}:{line_in(file, error)}: {sentence}; it must import cleanly") from error
     registered = tuple(entry for entry in KERNELS if entry.name not in before)
     if not registered:
         raise InputError(f"plug-in {file}: registers no kernel; decorate a function with @kernel(op=..., name=...)")
     return registered
-
-
-def _line_in(file: Path, error: BaseException) -> int:
-    """The line of `file` that raised: of the innermost frame in it, or of a syntax error."""
-    if isinstance(error, SyntaxError) and error.lineno:
-        return error.lineno
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    return (frames[-1].lineno or 0) if frames else 0
 
 
 def _one_line(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.poison.dispatch_mode import QuickDispatch
 from harness.poison.patterns import Poison
 from harness.poison.storages import whole_storage
 
@@ -29,18 +30,13 @@ ALLOCATIONS = frozenset(
 """The ops that hand out memory nobody wrote. A graph has them once, at the capture, and does not repeat them."""
 
 
-class AllocationPoison(TorchDispatchMode):
+class AllocationPoison(QuickDispatch, TorchDispatchMode):
     """Fills each uninitialized allocation made while it is active, as memory of a site.
 
     `sites` maps the ordinal of an allocation (0 for the first one made) to its site; the rest is `workspace`.
     `allocations` lists the storage address of each, so that a caller can learn which of them became outputs; with
     `keep` false nothing is kept alive for that, and every site is `workspace`.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # torch's default wraps each dispatch for torch.compile, at a third of its cost and a second for the import.
-        return False
 
     def __init__(self, poison: Poison, sites: Mapping[int, str] | None = None, keep: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

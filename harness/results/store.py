@@ -226,10 +226,7 @@ def find_run(name: str, root: Path = DEFAULT_RUNS) -> Path:
 
 
 def _never_ran(job: Job) -> CaseResult:
-    return CaseResult(
-        key=job.key, id=job.case.id, scenario=job.case.scenario, refs=job.case.refs, fault=job.fault,
-        sites=job.sites, verdict=Verdict.ERROR, reason=NEVER_RAN,
-    )  # fmt: skip
+    return CaseResult.of(job, Verdict.ERROR, reason=NEVER_RAN)
 
 
 def _parse(kind: type[RecordT], raw: Any, file: Path) -> RecordT:

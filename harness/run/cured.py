@@ -155,8 +155,7 @@ def _result(
     job: Job, verdict: Verdict, started: float, *, reason: str = "", findings: list[Finding] | None = None,
     num_compared: int = 0, log: str = "",
 ) -> CaseResult:  # fmt: skip
-    return CaseResult(
-        key=job.key, id=job.case.id, scenario=job.case.scenario, refs=job.case.refs, fault=job.fault, sites=job.sites,
-        verdict=verdict, seconds=time.perf_counter() - started, reason=reason, findings=tuple(findings or ()),
+    return CaseResult.of(
+        job, verdict, seconds=time.perf_counter() - started, reason=reason, findings=tuple(findings or ()),
         looked_at={LOOKED_AT: num_compared}, log=log,
     )  # fmt: skip

@@ -53,14 +53,9 @@ def execute(job: Job) -> CaseResult:
     except Exception as error:
         reason = f"{type(error).__name__}: {_first_line(str(error))}"
         outcome = Outcome(Verdict.ERROR, reason, log=traceback.format_exc()[-LOG_TAIL:])
-    return CaseResult(
-        key=job.key,
-        id=job.case.id,
-        scenario=job.case.scenario,
-        refs=job.case.refs,
-        fault=job.fault,
-        sites=job.sites,
-        verdict=outcome.verdict,
+    return CaseResult.of(
+        job,
+        outcome.verdict,
         seconds=time.perf_counter() - started,
         reason=outcome.reason,
         findings=tuple(outcome.findings),

@@ -49,12 +49,24 @@ class GpuLocks:
             return index
         if self._held:
             return None
-        now = time.monotonic()
-        self._waiting_since = self._waiting_since or now
-        if now - self._waiting_since > PATIENCE_SECONDS:
-            files = ", ".join(lock.lock_file for lock in self._locks)
-            raise GpuBusy(f"every GPU has been in use by other sessions for {PATIENCE_SECONDS:g} s; see {files}")
+        self._check_patience()
         return None
+
+    def take_several(self, count: int) -> tuple[int, ...]:
+        """`count` GPUs that nobody uses, now held, or none: two sessions never wait for what the other one holds.
+
+        Raises GpuBusy after half an hour in which other sessions kept too many.
+        """
+        waiting_since, taken = self._waiting_since, list[int]()
+        while len(taken) < count and self._is_any_left(taken) and (gpu := self.take()) is not None:
+            taken.append(gpu)
+        if len(taken) == count:
+            return tuple(taken)
+        for gpu in taken:
+            self.give_back(gpu)
+        self._waiting_since = waiting_since
+        self._check_patience()
+        return ()
 
     def give_back(self, index: int) -> None:
         """Let others use a GPU that was taken."""

@@ -358,8 +358,7 @@ class RayPool(Pool):
 
 def _ends_nodes(job: Job, nodes: tuple[str, ...], how: str) -> CaseResult:
     reason = f"{len(nodes)} nodes were lost while they ran it"
-    return CaseResult(
-        key=job.key, id=job.case.id, scenario=job.case.scenario, refs=job.case.refs, fault=job.fault, sites=job.sites,
-        verdict=Verdict.CRASH, reason=reason, findings=(Finding(oracle="crash", message=reason),), log=how,
+    return CaseResult.of(
+        job, Verdict.CRASH, reason=reason, findings=(Finding(oracle="crash", message=reason),), log=how,
         lost_nodes=nodes,
     )  # fmt: skip

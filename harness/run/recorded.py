@@ -27,10 +27,7 @@ def execute(job: Job) -> CaseResult:
     """Run one engine job with the recorder. Never raises an Exception; `first_nan` holds what was seen."""
     assert job.first_nan is not None
     started = time.perf_counter()
-    result = CaseResult(
-        key=job.key, id=job.case.id, scenario=job.case.scenario, refs=job.case.refs, fault=job.fault, sites=job.sites,
-        verdict=Verdict.PASS,
-    )  # fmt: skip
+    result = CaseResult.of(job, Verdict.PASS)
     try:
         load_plugins(job.plugins)
         if reason := why_not(job.case, job.device, job.fault):

@@ -189,9 +189,8 @@ class WorkerPool(Pool):
         self._retire(worker)
         reason = how or death.how
         message = f"{job.case.id}: {reason}" if job.device == "cuda" else reason
-        return CaseResult(
-            key=job.key, id=job.case.id, scenario=job.case.scenario, refs=job.case.refs, fault=job.fault,
-            sites=job.sites, verdict=Verdict.CRASH, seconds=round(death.seconds, 3), reason=reason,
+        return CaseResult.of(
+            job, Verdict.CRASH, seconds=round(death.seconds, 3), reason=reason,
             findings=(Finding(oracle="crash", message=message),), log=death.log,
         )  # fmt: skip
 

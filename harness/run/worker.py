@@ -65,11 +65,7 @@ def answer(job: Job, execute: Execute) -> CaseResult:
 
 
 def _unexpected(job: Job, verdict: Verdict, reason: str, findings: tuple[Finding, ...]) -> CaseResult:
-    case = job.case
-    return CaseResult(
-        key=job.key, id=case.id, scenario=case.scenario, refs=case.refs, fault=job.fault, sites=job.sites,
-        verdict=verdict, reason=reason, findings=findings, log=traceback.format_exc()[-4000:],
-    )  # fmt: skip
+    return CaseResult.of(job, verdict, reason=reason, findings=findings, log=traceback.format_exc()[-4000:])
 
 
 def describe_kernels(plugins: tuple[str, ...]) -> Reply:

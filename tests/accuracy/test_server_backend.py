@@ -15,7 +15,7 @@ from harness.accuracy.backends import Answer
 from harness.accuracy.server_backend import ServerBackend, ServerGone
 from harness.errors import InputError
 
-PROGRAM = Path(__file__).with_name("completion_server.py")
+PROGRAM = Path(__file__).parents[1] / "servers" / "completion_server.py"
 
 
 class Server:

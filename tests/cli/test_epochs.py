@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SERVER = Path(__file__).with_name("sum_server.py")
+SERVER = Path(__file__).parents[1] / "servers" / "sum_server.py"
 Cli = Callable[..., tuple[int, str, str]]
 Serve = Callable[..., str]
 

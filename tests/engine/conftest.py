@@ -32,8 +32,11 @@ def make_engine() -> Callable[[EngineParams], Engine]:
     return make
 
 
+Advance = Callable[[Scheduler, Step], None]
+
+
 @pytest.fixture(scope="session")
-def advance() -> Callable[[Scheduler, Step], None]:
+def advance() -> Advance:
     """What an engine does with a scheduler after the model ran: each request whose tokens are done gets a token."""
 
     def take(scheduler: Scheduler, step: Step) -> None:

@@ -9,13 +9,14 @@ import pytest
 
 from harness.engine.block_pool import BlockPool, block_hashes
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Scheduler, Step
+from harness.engine.scheduler import Scheduler
 from harness.engine.sequence import Sequence
 from harness.errors import InputError
 from harness.scenario.params import EngineParams
 
+from .conftest import Advance  # type: ignore[import-not-found]
+
 MakeEngine = Callable[[EngineParams], Engine]
-Advance = Callable[[Scheduler, Step], None]
 
 PROMPT = list(range(150))
 

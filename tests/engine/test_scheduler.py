@@ -11,6 +11,8 @@ from harness.engine.scheduler import Scheduler, Step
 from harness.engine.sequence import Sequence
 from harness.errors import InputError
 
+from .conftest import Advance  # type: ignore[import-not-found]
+
 
 def scheduler(requests: list[tuple[int, int]], **options: int) -> Scheduler:
     settings = {"num_blocks": 24, "max_batched_tokens": 64, "max_num_seqs": 8, "needs_state": 0} | options
@@ -25,16 +27,6 @@ def scheduler(requests: list[tuple[int, int]], **options: int) -> Scheduler:
     return made
 
 
-def advance(made: Scheduler, step: Step) -> None:
-    """What the engine does after the model ran."""
-    for item in step.scheduled:
-        item.sequence.num_computed_tokens += item.num_new_tokens
-        if item.sequence.num_uncomputed_tokens == 0:
-            item.sequence.tokens.append(0)
-        if item.sequence.is_finished:
-            made.finish(item.sequence)
-
-
 def describe(step: Step) -> list[tuple[int, int, int, bool]]:
     """(request, context, new tokens, is decode) of each scheduled sequence."""
     return [
@@ -43,7 +35,7 @@ def describe(step: Step) -> list[tuple[int, int, int, bool]]:
     ]
 
 
-def test_a_step_mixes_decodes_prompts_with_context_and_prompts_without() -> None:
+def test_a_step_mixes_decodes_prompts_with_context_and_prompts_without(advance: Advance) -> None:
     made = scheduler([(5, 4), (70, 2), (17, 3), (30, 3)])
     seen = []
     for _ in range(2):
@@ -54,13 +46,13 @@ def test_a_step_mixes_decodes_prompts_with_context_and_prompts_without() -> None
     assert seen[1] == [(0, 5, 1, True), (1, 59, 11, False), (2, 0, 17, False), (3, 0, 30, False)]
 
 
-def test_decodes_come_first_and_a_prompt_is_cut_where_the_budget_ends() -> None:
+def test_decodes_come_first_and_a_prompt_is_cut_where_the_budget_ends(advance: Advance) -> None:
     made = scheduler([(5, 9), (6, 9), (100, 2)], max_batched_tokens=20)
     advance(made, made.schedule())
     assert describe(made.schedule()) == [(0, 5, 1, True), (1, 6, 1, True), (2, 9, 18, False)]
 
 
-def test_a_last_prompt_token_on_top_of_context_runs_as_a_decode() -> None:
+def test_a_last_prompt_token_on_top_of_context_runs_as_a_decode(advance: Advance) -> None:
     made = scheduler([(21, 2)], max_batched_tokens=20)
     advance(made, made.schedule())
     assert describe(made.schedule()) == [(0, 20, 1, True)]
@@ -71,7 +63,7 @@ def test_no_more_requests_run_than_allowed() -> None:
     assert [row[0] for row in describe(made.schedule())] == [0, 1]
 
 
-def test_blocks_are_given_as_tokens_need_them() -> None:
+def test_blocks_are_given_as_tokens_need_them(advance: Advance) -> None:
     made = scheduler([(64, 3)], max_batched_tokens=40)
     seen = []
     while made.has_work:
@@ -82,7 +74,7 @@ def test_blocks_are_given_as_tokens_need_them() -> None:
     assert made.pool.num_free_blocks == made.pool.num_usable_blocks
 
 
-def test_a_request_of_a_hybrid_model_gets_a_state_block_once() -> None:
+def test_a_request_of_a_hybrid_model_gets_a_state_block_once(advance: Advance) -> None:
     made = scheduler([(70, 3)], max_batched_tokens=40, needs_state=1)
     states, freed = [], []
     while made.has_work:
@@ -93,7 +85,7 @@ def test_a_request_of_a_hybrid_model_gets_a_state_block_once() -> None:
     assert len(states) == 1 and states[0] in freed and len(freed) == 3
 
 
-def test_the_latest_request_is_preempted_when_blocks_run_out_and_starts_again() -> None:
+def test_the_latest_request_is_preempted_when_blocks_run_out_and_starts_again(advance: Advance) -> None:
     made = scheduler([(60, 20), (60, 20)], num_blocks=5, max_batched_tokens=200)
     freed: list[int] = []
     restarted = False
@@ -124,7 +116,12 @@ def test_the_block_of_the_last_generated_token_is_not_needed() -> None:
     needs_state=st.integers(0, 1),
 )
 def test_every_request_finishes_within_the_budget_and_returns_its_blocks(
-    requests: list[tuple[int, int]], num_blocks: int, max_batched_tokens: int, max_num_seqs: int, needs_state: int
+    advance: Advance,
+    requests: list[tuple[int, int]],
+    num_blocks: int,
+    max_batched_tokens: int,
+    max_num_seqs: int,
+    needs_state: int,
 ) -> None:
     made = scheduler(
         requests,
@@ -151,7 +148,7 @@ def test_every_request_finishes_within_the_budget_and_returns_its_blocks(
     assert made.pool.num_free_blocks == made.pool.num_usable_blocks
 
 
-def test_prompts_wait_until_as_many_places_are_free_as_are_to_start_together() -> None:
+def test_prompts_wait_until_as_many_places_are_free_as_are_to_start_together(advance: Advance) -> None:
     made = scheduler([(4, count) for count in (2, 2, 4, 4, 4, 4, 4)], max_num_seqs=4, max_batched_tokens=64)
     made.least_admitted = 2
     started = []

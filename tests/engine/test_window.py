@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.engine.block_pool import BlockPool
 from harness.engine.config import NULL_BLOCK
-from harness.engine.scheduler import Scheduler, Step, first_visible
+from harness.engine.scheduler import Scheduler, first_visible
 from harness.engine.sequence import Sequence
 
-Advance = Callable[[Scheduler, Step], None]
+from .conftest import Advance  # type: ignore[import-not-found]
 
 
 @pytest.mark.parametrize(("computed", "window", "first"), [(0, 5, 0), (4, 5, 0), (5, 5, 1), (130, 1, 130)])

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from harness.catalog import FAULTS, ORACLES
+from harness.catalog import FAULTS
 from harness.errors import IllegalAddress
 from harness.poison.patterns import Poison
-from harness.records import Case, Finding
-from harness.targets.base import Evidence
+from harness.records import Case
 from harness.targets.engine import EngineTarget
+
+from .applied_faults import check_caught, check_silent, findings  # type: ignore[import-not-found]
 
 PADDED = {"graph": "full", "capture_sizes": (4,), "requests": ((9, 6), (70, 5), (20, 4))}
 EXPERTS = PADDED | {"num_experts": 4, "quantize": "fp8_per_tensor"}
@@ -27,13 +28,6 @@ WARM = {"layers": ("mla",), "prefix_caching": True, "epochs": 2, "requests": ((7
 CHUNKED = {"layers": ("mla",), "context_chunk": 24, "max_batched_tokens": 40, "requests": ((5, 4), (73, 2), (17, 3))}
 PADDED_RANK = {"quantize": "fp8_per_tensor", "dp_rank_tokens": 40, "requests": ((9, 2),)}
 DUMMY = {"dummy_steps": True, "requests": ((9, 3), (20, 2))}
-
-
-def findings(oracle: str, params: dict[str, Any], sites: set[str], pattern: str = "nan") -> list[Finding]:
-    torch.set_num_threads(1)
-    case = Case(id="case", scenario="s", system="engine", params=params, seed=7)
-    run = EngineTarget(case).run(Poison(pattern, frozenset(sites)))
-    return ORACLES.get(oracle).judge(Evidence(case, [run])).findings
 
 
 # fault, oracle, params, sites that are poisoned, site that a finding names
@@ -73,11 +67,7 @@ CAUGHT = [
 def test_a_fault_is_caught_while_it_is_applied_and_only_then(
     name: str, oracle: str, params: dict[str, Any], sites: set[str], site: str | None
 ) -> None:
-    assert findings(oracle, params, sites) == []
-    with FAULTS.get(name).applied():
-        found = findings(oracle, params, sites)
-    assert found and (site is None or site in {finding.site for finding in found})
-    assert findings(oracle, params, sites) == []
+    check_caught(name, oracle, params, sites, site)
 
 
 # What cures a fault, or memory that it does not touch: the oracle stays silent although the fault is applied.
@@ -117,8 +107,7 @@ SILENT = [
 def test_a_fault_stays_silent_where_it_cannot_show(
     name: str, oracle: str, params: dict[str, Any], sites: set[str]
 ) -> None:
-    with FAULTS.get(name).applied():
-        assert findings(oracle, params, sites) == []
+    check_silent(name, oracle, params, sites)
 
 
 @pytest.mark.parametrize("sites", [set(), {"block_table.pad"}], ids=["friendly", "poisoned"])

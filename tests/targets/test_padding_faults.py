@@ -6,14 +6,11 @@ import contextlib
 from typing import Any
 
 import pytest
-import torch
 
-from harness.catalog import FAULTS, ORACLES
+from harness.catalog import FAULTS
 from harness.errors import IllegalAddress
-from harness.poison.patterns import Poison
-from harness.records import Case, Finding
-from harness.targets.base import Evidence
-from harness.targets.engine import EngineTarget
+
+from .applied_faults import check_caught, check_silent, findings  # type: ignore[import-not-found]
 
 GRAPH = {"layers": ("mla",), "graph": "full", "capture_sizes": (4,), "requests": ((9, 3), (66, 5), (30, 4))}
 EXACT = {"capture_sizes": (1, 2, 3)}
@@ -27,16 +24,6 @@ TWO_GRAPHS = {"capture_sizes": (2, 4)}
 LONG = GRAPH | {"layers": ("mla", "mla"), "requests": ((9, 4), (250, 4), (120, 4))}
 CHUNKS = LONG | {"decode_kernel": "tiled-counted"}
 DUMMY = GRAPH | {"dummy_steps": True, "requests": ((9, 4), (66, 4))}
-
-
-def findings(oracle: str, params: dict[str, Any], sites: set[str], pattern: str = "nan") -> list[Finding]:
-    torch.set_num_threads(1)
-    case = Case(id="case", scenario="s", system="engine", params=params, seed=7)
-    assert EngineTarget.supports(case) is None
-    run = EngineTarget(case).run(Poison(pattern, frozenset(sites)))
-    judgement = ORACLES.get(oracle).judge(Evidence(case, [run]))
-    assert judgement.looked_at
-    return judgement.findings
 
 
 # fault, oracle, params, sites that are poisoned, site that a finding names
@@ -66,10 +53,7 @@ CAUGHT = [
 def test_a_fault_is_caught_while_it_is_applied_and_only_then(
     name: str, oracle: str, params: dict[str, Any], sites: set[str], site: str | None
 ) -> None:
-    assert findings(oracle, params, sites) == []
-    with FAULTS.get(name).applied():
-        found = findings(oracle, params, sites)
-    assert found and (site is None or site in {finding.site for finding in found})
+    check_caught(name, oracle, params, sites, site)
 
 
 # The contract on the other side holds, or the batch is just not above a captured size: nothing can show.
@@ -99,8 +83,7 @@ SILENT = [
 def test_a_fault_stays_silent_where_it_cannot_show(
     name: str, oracle: str, params: dict[str, Any], sites: set[str]
 ) -> None:
-    with FAULTS.get(name).applied():
-        assert findings(oracle, params, sites) == []
+    check_silent(name, oracle, params, sites)
 
 
 @pytest.mark.parametrize(
