@@ -10,7 +10,8 @@ def document(data: dict[str, Any]) -> str:
     parts = [
         ("machine", _machine), ("bandwidth", _bandwidth), ("step", lambda d: _step(d, data)), ("matrix", _matrix),
         ("epochs", _epochs), ("nightly", _nightly), ("selftest", _selftest), ("containment", _containment),
-        ("sanitizer", _sanitizer), ("several", _several), ("recorder", _recorder), ("tests", _tests),
+        ("sanitizer", _sanitizer), ("several", _several), ("recorder", _recorder), ("first-nan", _first_nan),
+        ("diagnosis", _diagnosis), ("tests", _tests),
     ]  # fmt: skip
     origin = (
         "Written by `python tools/gpu_report.py` from `docs/gpu.json`. Entered there by hand are notes on how a part was "
@@ -79,15 +80,13 @@ def _bandwidth(d: dict[str, Any]) -> list[str]:
 
 
 def _step(d: dict[str, Any], data: dict[str, Any]) -> list[str]:
-    rows: list[tuple[Any, ...]] = [("plain", f"{d['step_ms']:.3f} ms", "1.00", "")]
-    rows.append(
-        (
-            f"sweep of {d['free_bytes'] / 1e9:.2f} GB before each step",
-            f"{d['with_sweep_ms']:.3f} ms",
-            f"{d['with_sweep_ms'] / d['step_ms']:.3f}",
-            "below 1.10",
-        )
-    )
+    free, below = f"sweep of {d['free_bytes'] / 1e9:.2f} GB before each", "below 1.10"
+    rows: list[tuple[Any, ...]] = [
+        ("steps queued as a server with asynchronous scheduling does, plain", f"{d['queued_ms']:.3f} ms", "1.00", ""),
+        (free, f"{d['queued_with_sweep_ms']:.3f} ms", f"{d['queued_with_sweep_ms'] / d['queued_ms']:.3f}", below),
+        ("one step at a time, the device idle before each, plain", f"{d['step_ms']:.3f} ms", "1.00", ""),
+        (free, f"{d['with_sweep_ms']:.3f} ms", f"{d['with_sweep_ms'] / d['step_ms']:.3f}", below),
+    ]
     sanitizer = data.get("sanitizer", {})
     small, watched = sanitizer.get("plain_step", {}), sanitizer.get("watched_step", {})
     if "step_ms" in watched and "step_ms" in small:
@@ -198,27 +197,36 @@ def _several(d: dict[str, Any]) -> list[str]:
 
 
 def _recorder(d: dict[str, Any]) -> list[str]:
-    lines = ["## First-NaN recorder", ""]
-    cost = d["overhead"]
-    if "failed" in cost:
-        lines += ["Overhead: failed: " + " ".join(str(cost["failed"]).split())[-300:], ""]
-    else:
-        lines += [
-            f"`python tools/gpu_first_nan.py`: a captured decode step of {cost['layers']} layers at batch {cost['batch']} and "
-            f"{cost['tokens']:,} tokens takes {cost['step_ms']:.3f} ms, with {cost['scans']} scans in the graph "
-            f"{cost['recorded_ms']:.3f} ms: {cost['ratio']:.3f} times, {'within' if cost['within'] else '**above**'} the target of "
-            f"{cost['target']} (rounds: {', '.join(f'{ratio:.3f}' for ratio in cost['ratios'])}). Without a NaN, and with one "
-            f"in a row of padding, it {'said nothing' if cost['clean_is_silent'] and cost['padding_is_silent'] else '**spoke**'}; "
-            f"with one in a live row of the input: {cost['found'] or '**nothing**'}.", "",
-        ]  # fmt: skip
-    if isinstance(d["faults"], dict):
-        return [*lines, "Faults: failed: " + " ".join(str(d["faults"].get("failed", "")).split())[-300:]]
+    return [
+        "## What the first-NaN recorder costs", "",
+        f"`python tools/gpu_first_nan.py`: a captured decode step of {d['layers']} layers at batch {d['batch']} and "
+        f"{d['tokens']:,} tokens takes {d['step_ms']:.3f} ms, with {d['scans']} scans in the graph "
+        f"{d['recorded_ms']:.3f} ms: {d['ratio']:.3f} times, {'within' if d['within'] else '**above**'} the target of "
+        f"{d['target']} (rounds: {', '.join(f'{ratio:.3f}' for ratio in d['ratios'])}). Without a NaN, and with one "
+        f"in a row of padding, it {'said nothing' if d['clean_is_silent'] and d['padding_is_silent'] else '**spoke**'}; "
+        f"with one in a live row of the input: {d['found'] or '**nothing**'}.",
+    ]  # fmt: skip
+
+
+def _first_nan(d: dict[str, Any]) -> list[str]:
+    text = ["## Who wrote the first NaN", ""]
+    if isinstance(d["rows"], dict):
+        return [*text, "Failed: " + " ".join(str(d["rows"].get("failed", "")).split())[-300:]]
     rows = [
         (row["ref"], f"`{row['fault']}`", row["statement"], f"`{row['person']}`", "yes" if row["agrees"] else "**no**")
-        for row in d["faults"]
+        for row in d["rows"]
     ]
-    lines += ["`python tools/first_nan_document.py --device cuda --json`, engine on CUDA graphs:", ""]
-    return [*lines, *_table(("bug", "fault", "the recorder says", "a person names", "same"), rows)]
+    text += ["`python tools/first_nan_document.py --device cuda --json`, engine on CUDA graphs:", ""]
+    return [*text, *_table(("bug", "fault", "the recorder says", "a person names", "same"), rows)]
+
+
+def _diagnosis(d: list[dict[str, Any]]) -> list[str]:
+    rows = [
+        (f"`{row['command']}`", f"`{row['case']}`" if row["case"] else row["failed"], f"{row['steps']} of {row['trials']}",
+         f"{row['seconds']:.0f} s")
+        for row in d
+    ]  # fmt: skip
+    return ["## The smallest failing case", "", *_table(("command", "it ends at", "steps of trials", "time"), rows)]
 
 
 def _tests(d: dict[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (
     "machine", "bandwidth", "step", "matrix", "epochs", "nightly", "selftest", "containment", "sanitizer", "tests",
-    "several", "recorder",
+    "several", "recorder", "first-nan", "diagnosis",
 )  # fmt: skip
 WATCHED_STEP = ("--plain", "--repeats", "3", "--layers", "1", "--tokens", "512")
 WATCHED_CASE = "mixed-context[kv=bf16,context_kernel=minus-inf,context_chunk=32]"
@@ -82,32 +82,44 @@ def machine() -> dict[str, Any]:
     return answer_of([sys.executable, "-c", code], 60)
 
 
-def matrix() -> dict[str, Any]:
-    found = harness("run", "-m", "kernel-matrix", "--device", "cuda", "-n", "1", seconds=200)
-    rows = [row.get("result", row) for row in found["rows"]]
+def results_of(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results of the cases of a run."""
+    return [row.get("result", row) for row in found["rows"]]
+
+
+def verdicts_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """How many cases of each scenario ended in which verdict."""
     table: dict[str, dict[str, int]] = {}
     for row in rows:
         verdicts = table.setdefault(row["scenario"], {})
         verdicts[row["verdict"]] = verdicts.get(row["verdict"], 0) + 1
+    return table
+
+
+def matrix() -> dict[str, Any]:
+    found = harness("run", "-m", "kernel-matrix", "--device", "cuda", "-n", "1", seconds=200)
+    rows = results_of(found)
     bad = [{"id": r["id"], "reason": r["reason"]} for r in rows if r["verdict"] != "pass"]
-    return {"seconds": found["took"], "cases": len(rows), "verdicts": table, "bad": bad[:20], "code": found["code"]}
+    return {
+        "seconds": found["took"],
+        "cases": len(rows),
+        "verdicts": verdicts_of(rows),
+        "bad": bad[:20],
+        "code": found["code"],
+    }
 
 
 def selftest() -> dict[str, Any]:
     found = harness("selftest", "-m", "not kernel-matrix", "--device", "cuda", "-n", "1", seconds=300)
-    rows = [row.get("result", row) for row in found["rows"]]
-    table: dict[str, dict[str, int]] = {}
-    for row in rows:
-        verdicts = table.setdefault(row["scenario"], {})
-        verdicts[row["verdict"]] = verdicts.get(row["verdict"], 0) + 1
+    rows = results_of(found)
     kept = ("fault", "scenario", "caught", "by", "blamed", "reason", "expected_by", "ref")
     faults = [{name: fault.get(name) for name in kept} for fault in found["answer"].get("faults", [])]
     bad = [{"id": r["id"], "verdict": r["verdict"], "reason": r["reason"]} for r in rows if r["verdict"] != "pass"]
     notes = sorted({r["reason"] for r in rows if r["verdict"] == "pass" and r["reason"]})
     skipped = found["answer"].get("skipped_faults", [])
     return {
-        "seconds": found["took"], "code": found["code"], "verdicts": table, "faults": faults, "bad": bad[:60],
-        "notes": notes[:5], "skipped_faults": skipped, "error": "" if rows else found["error"],
+        "seconds": found["took"], "code": found["code"], "verdicts": verdicts_of(rows), "faults": faults,
+        "bad": bad[:60], "notes": notes[:5], "skipped_faults": skipped, "error": "" if rows else found["error"],
     }  # fmt: skip
 
 
@@ -127,7 +139,7 @@ def epochs() -> dict[str, Any]:
 
 def nightly() -> dict[str, Any]:
     found = harness("run", "-m", "nightly", "--device", "cuda", "-n", "1", seconds=400)
-    rows = [row.get("result", row) for row in found["rows"]]
+    rows = results_of(found)
     measured = []
     for row in rows:
         record = row.get("accuracy") or {}
@@ -177,18 +189,34 @@ def sanitizer() -> dict[str, Any]:
 
 
 def tests() -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "tests/gpu",
-        "tests/kernels/test_triton_cuda.py",
-    ]
-    code, out, error, took = execute(command, 200)
-    return {"code": code, "seconds": took, "last": out.strip().splitlines()[-12:], "error": error[-600:]}
+    words = "-q -rs -p no:cacheprovider tests/gpu tests/kernels/test_triton_cuda.py"
+    code, out, error, took = execute([sys.executable, "-m", "pytest", *words.split()], 240)
+    lines = out.strip().splitlines()
+    return {"code": code, "seconds": took, "last": lines[-12:], "error": out[-6000:] if code else error[-600:]}
+
+
+SHRUNK = (
+    ("mixed-context", "merge.ignore-context-count"), ("mrv2-capture", "graph.plan-in-warmup-only"),
+    ("kv-cache-full", "kv.skip-zero-new-blocks"),
+)  # fmt: skip
+
+
+def diagnosis() -> list[dict[str, Any]]:
+    """The smallest failing case on CUDA graphs for some of the bugs."""
+    rows = []
+    for scenario, fault in SHRUNK:
+        words = ("shrink", scenario, "--fault", fault, "--device", "cuda", "-n", "1", "--seconds", "40", "--json")
+        code, out, error, took = execute([sys.executable, "-m", "harness.cli.main", *words], 100)
+        try:
+            found = json.loads(out)
+        except ValueError:
+            found = {"failed": error[-600:]}
+        rows.append({
+            "command": shlex.join(("mla-harness", *words[:-1])), "code": code, "seconds": took,
+            "case": found.get("case", {}).get("id", ""), "steps": len(found.get("steps", ())),
+            "trials": found.get("num_trials", 0), "failed": found.get("failed", ""),
+        })  # fmt: skip
+    return rows
 
 
 def measured(parts: list[str], path: Path, note: str = "") -> dict[str, Any]:
@@ -198,9 +226,9 @@ def measured(parts: list[str], path: Path, note: str = "") -> dict[str, Any]:
         "epochs": epochs, "nightly": nightly, "several": several,
         "bandwidth": lambda: tool("gpu_bandwidth.py"), "step": lambda: tool("gpu_decode_step.py"),
         "containment": lambda: tool("gpu_containment.py"),
-        "recorder": lambda: {
-            "overhead": tool("gpu_first_nan.py"), "faults": tool("first_nan_document.py", "--device", "cuda", "--json"),
-        },
+        "recorder": lambda: tool("gpu_first_nan.py"),
+        "first-nan": lambda: {"rows": tool("first_nan_document.py", "--device", "cuda", "--json", seconds=200)},
+        "diagnosis": diagnosis,
     }  # fmt: skip
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for part in parts:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-WORKERS = "5"
 WARM = "vllm-kv-cache-full[backend=TRITON_MLA]"
 """A release's first hybrid case compiles and tunes its linear attention's kernels, for minutes when many do at once."""
 FAULTS = {
@@ -51,6 +50,7 @@ class Step:
     name: str
     release: str
     arguments: list[str]
+    gpu: int = 0
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     seconds: float = 0.0
@@ -62,8 +62,9 @@ class Step:
         return int(self.arguments[self.arguments.index("-n") + 1])
 
 
-def steps(releases: list[str], repeated: list[str], repeats: int, susceptible: str) -> Iterator[Step]:
+def steps(releases: list[str], repeated: list[str], repeats: int, susceptible: str, workers: int = 5) -> Iterator[Step]:
     """What to run, the most telling first; the clean scenarios of `repeated` releases several times in a row."""
+    clean = ["run", "-m", "vllm", "-n", str(workers)]
     for release in releases:
         yield Step("warm", release, ["run", WARM, "-n", "1"])
     for release in releases:
@@ -76,10 +77,10 @@ def steps(releases: list[str], repeated: list[str], repeats: int, susceptible: s
     for release in repeated:
         yield Step("bare", release, ["run", BARE[0], "--fault", BARE[1], "-n", "1"])
     for release in releases:
-        yield Step("clean-1", release, ["run", "-m", "vllm", "-n", WORKERS])
+        yield Step("clean-1", release, clean)
     for number in range(2, repeats + 1):
         for release in repeated:
-            yield Step(f"clean-{number}", release, ["run", "-m", "vllm", "-n", WORKERS])
+            yield Step(f"clean-{number}", release, clean)
 
 
 def vllm_kernels() -> list[str]:
@@ -91,16 +92,19 @@ def vllm_kernels() -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run every step, at most `--parallel` at a time, until `--seconds` are over."""
+    """Run every step, at most `--parallel` serving processes at a time on each GPU, until `--seconds` are over."""
     sites = dict(item.split("=", 1) for item in args.release)
     deadline = time.monotonic() + args.seconds
     susceptible = args.susceptible or next(iter(sites))
-    waiting = list(steps(list(sites), args.repeated or list(sites), args.repeats, susceptible))
+    waiting = list(steps(list(sites), args.repeated or list(sites), args.repeats, susceptible, args.workers))
     running: list[Step] = []
     done: list[Step] = []
     while (waiting or running) and time.monotonic() < deadline:
-        while waiting and (step := next_step(waiting, running, args.parallel)) is not None:
+        while (gpu := free_gpu(running, args.gpus, args.parallel)) is not None:
+            if (step := next_step(waiting, running, gpu)) is None:
+                break
             waiting.remove(step)
+            step.gpu = gpu
             start(step, sites[step.release], args)
             running.append(step)
         for step in [step for step in running if step.process is not None and step.process.poll() is not None]:
@@ -123,15 +127,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def next_step(waiting: list[Step], running: list[Step], parallel: int) -> Step | None:
-    """The first step that may start. The clean scenarios of a release are in a row: one round after another.
+def free_gpu(running: list[Step], num_gpus: int, parallel: int) -> int | None:
+    """The GPU with the fewest serving processes, if those are fewer than `parallel`."""
+    busy = [sum(step.weight for step in running if step.gpu == gpu) for gpu in range(num_gpus)]
+    return None if min(busy) >= parallel else busy.index(min(busy))
+
+
+def next_step(waiting: list[Step], running: list[Step], gpu: int = 0) -> Step | None:
+    """The first step that may start on `gpu`, where the clean rounds of a release come one after another.
 
     What needs the hybrid canary waits until one case of it has compiled the release's kernels.
     """
-    if sum(step.weight for step in running) >= parallel:
-        return None
     cold = {step.release for step in (*waiting, *running) if step.name == "warm"}
-    busy = cold | {step.release for step in running if step.name.startswith("clean-")}
+    busy = cold | {step.release for step in running if step.name.startswith("clean-") and step.gpu == gpu}
     fitting = (
         step
         for step in waiting
@@ -147,11 +155,12 @@ def start(step: Step, site: str, args: argparse.Namespace) -> None:
     place.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT), site, args.common, os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "harness.cli.main", *step.arguments, "--out", str(place / "run")]
+    environ = {**os.environ, "PYTHONPATH": path}
+    if args.gpus > 1:
+        environ["CUDA_VISIBLE_DEVICES"] = str(step.gpu)
     step.started = time.monotonic()
     with (place / "log.txt").open("wb") as log:
-        step.process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": path}, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
-        )
+        step.process = subprocess.Popen(command, env=environ, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
 
 
 def finish(step: Step, out: Path, cut: bool = False) -> None:
@@ -377,7 +386,9 @@ def main() -> int:
     runs.add_argument("--out", type=Path, required=True)
     runs.add_argument("--repeats", type=int, default=3)
     runs.add_argument("--repeated", action="append", metavar="VERSION", help="whose clean scenarios repeat [all]")
-    runs.add_argument("--parallel", type=int, default=12, help="serving processes at once, about")
+    runs.add_argument("--gpus", type=int, default=1, help="GPUs of this machine; each step keeps to one")
+    runs.add_argument("--parallel", type=int, default=12, help="serving processes at once on a GPU, about")
+    runs.add_argument("--workers", type=int, default=5, help="serving processes of one round of clean scenarios")
     runs.add_argument("--seconds", type=float, default=3600)
     runs.add_argument("--susceptible", metavar="VERSION", help="whose kernels the matrix is of [the first]")
     runs.set_defaults(do=run)

@@ -66,10 +66,27 @@ def test_hybrid_cases_wait_until_one_of_them_has_compiled_its_kernels(tool: Any)
     waiting = list(tool.steps(["0.24.0"], ["0.24.0"], 3, "0.24.0"))
     started = []
     running: list[Any] = []
-    while (step := tool.next_step(waiting, running, 100)) is not None:
+    while (step := tool.next_step(waiting, running)) is not None:
         waiting.remove(step)
         running.append(step)
         started.append(step.name)
     assert started[0] == "warm" and "clean-1" not in started and "vllm.skip-zero-new-blocks" not in started
     running.remove(next(step for step in running if step.name == "warm"))
-    assert tool.next_step(waiting, running, 100).name == "vllm.skip-zero-new-blocks"
+    assert tool.next_step(waiting, running).name == "vllm.skip-zero-new-blocks"
+
+
+def test_each_step_goes_to_the_gpu_with_the_least_to_do_and_none_gets_too_much(tool: Any) -> None:
+    steps = [tool.Step(f"s{number}", "0.24.0", ["run", "-n", "5"]) for number in range(5)]
+    placed: list[Any] = []
+    for step in steps:
+        gpu = tool.free_gpu(placed, 2, 10)
+        if gpu is not None:
+            step.gpu = gpu
+            placed.append(step)
+    assert [step.gpu for step in placed] == [0, 1, 0, 1]
+
+
+def test_clean_rounds_of_a_release_follow_each_other_on_one_gpu_and_run_beside_each_other_on_two(tool: Any) -> None:
+    rounds = [tool.Step(f"clean-{number}", "0.24.0", ["run", "-n", "5"]) for number in (1, 2)]
+    assert tool.next_step(rounds[1:], rounds[:1], gpu=0) is None
+    assert tool.next_step(rounds[1:], rounds[:1], gpu=1) is rounds[1]
