@@ -213,9 +213,9 @@ class FirstNan(Record):
     @property
     def statement(self) -> str:
         """One sentence: what, where, when, whose, and what was still finite."""
-        untold = f"; {self.untold}" if self.untold else ""
         if not self.writer:
-            return f"no watched live value was anything but finite{untold}"
+            return self.untold or "no watched live value was anything but finite"
+        untold = f"; {self.untold}" if self.untold else ""
         given = "was given" if self.is_input else "wrote"
         places = (
             f"layer {self.layer}" if self.layer is not None else "", f"step {self.step} ({self.phase})",

@@ -25,8 +25,8 @@ from harness.poison.cuda_sweep import CudaSweep
 BATCH, HEADS, HIDDEN, PAGE = 64, 16, 2048, 64
 
 
-Watch = Callable[[int, str, torch.Tensor], None]
-"""Shown each op's result as it is launched: layer, name, tensor with a row for each request."""
+Watch = Callable[[int, str, dict[str, torch.Tensor]], None]
+"""Shown each op's results as it is launched: layer, op, tensors with a row for each request."""
 
 
 def captured_step(layers: int, tokens: int, watch: Watch | None = None) -> torch.cuda.CUDAGraph:
@@ -43,10 +43,14 @@ def captured_step(layers: int, tokens: int, watch: Watch | None = None) -> torch
         x, plan = hidden, mla_decode_plan(lengths, num_heads=HEADS)
         for layer, (cache, up, down) in enumerate(zip(caches, into, back, strict=True)):
             q = (x @ up).view(BATCH, 1, HEADS, 576)
+            if watch:
+                watch(layer, "up", {"q": q})
             out, lse = mla_decode(q, cache, table, lengths, scale=0.05, metadata=plan)
+            if watch:
+                watch(layer, "mla_decode", {"out": out, "lse": lse})
             x = x + out.reshape(BATCH, -1) @ down
-            for name, result in (("q", q), ("out", out), ("lse", lse), ("hidden", x)) if watch else ():
-                watch(layer, name, result)
+            if watch:
+                watch(layer, "down", {"hidden": x})
         return x
 
     step()

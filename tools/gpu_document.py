@@ -200,7 +200,7 @@ def _recorder(d: dict[str, Any]) -> list[str]:
     return [
         "## What the first-NaN recorder costs", "",
         f"`python tools/gpu_first_nan.py`: a captured decode step of {d['layers']} layers at batch {d['batch']} and "
-        f"{d['tokens']:,} tokens takes {d['step_ms']:.3f} ms, with {d['scans']} scans in the graph "
+        f"{d['tokens']:,} tokens takes {d['step_ms']:.3f} ms, with {d['scans']} scans of {d['tensors']} tensors in the graph "
         f"{d['recorded_ms']:.3f} ms: {d['ratio']:.3f} times, {'within' if d['within'] else '**above**'} the target of "
         f"{d['target']} (rounds: {', '.join(f'{ratio:.3f}' for ratio in d['ratios'])}). Without a NaN, and with one "
         f"in a row of padding, it {'said nothing' if d['clean_is_silent'] and d['padding_is_silent'] else '**spoke**'}; "

@@ -1,8 +1,9 @@
 """What the first-NaN recorder costs in a decode step on this GPU, as one JSON object.
 
 The step of gpu_decode_step.py (16 layers of absorbed MLA at batch 64 and 4,096 tokens) is captured twice, without and
-with a scan behind each op: the query, the decode's output and lse, and the layer's result. Both graphs are replayed in
-turns in one process. Then a NaN is put into one live row, and into one row of padding, and the recorder is asked.
+with a scan behind each op: of the query, of the decode's output and lse, and of the layer's result. Both graphs are
+replayed in turns in one process. Then a NaN is put into one live row, and into one row of padding, and the recorder is
+asked.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ def main() -> None:
     options = parser.parse_args()
     recorder = Table(torch.device("cuda"))
 
-    def watch(layer: int, name: str, tensor: torch.Tensor) -> None:
-        recorder.watch((layer, name), Slot("decode step", name, layer=layer, call=(layer, name)), tensor)
+    def watch(layer: int, op: str, results: dict[str, torch.Tensor]) -> None:
+        numbers = [
+            recorder.slot((layer, name), Slot(op, name, layer=layer, call=(layer, op))) for name in results
+        ]  # fmt: skip
+        recorder.scan_together([number for number in numbers if number is not None], list(results.values()))
 
     recorder.live.fill_(BATCH)
     plain = captured_step(options.layers, options.tokens)
@@ -55,7 +59,8 @@ def main() -> None:
     recorded.replay()
     found = describe(recorder)
     answer = {
-        "layers": options.layers, "tokens": options.tokens, "batch": BATCH, "scans": len(recorder.slots),
+        "layers": options.layers, "tokens": options.tokens, "batch": BATCH, "tensors": len(recorder.slots),
+        "scans": len({slot.call for slot in recorder.slots}),
         "step_ms": statistics.median(times["plain"]), "recorded_ms": statistics.median(times["recorded"]),
         "ratio": round(ratio, 4), "ratios": [round(b / a, 4) for a, b in zip(*times.values(), strict=True)],
         "target": TARGET, "within": ratio < TARGET, "clean_is_silent": clean is None,

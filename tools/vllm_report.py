@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
     deadline = time.monotonic() + args.seconds
     susceptible = args.susceptible or next(iter(sites))
     waiting = list(steps(list(sites), args.repeated or list(sites), args.repeats, susceptible, args.workers))
+    waiting = [step for step in waiting if not args.only or step.name.rstrip("-0123456789") in args.only]
     running: list[Step] = []
     done: list[Step] = []
     while (waiting or running) and time.monotonic() < deadline:
@@ -386,6 +387,9 @@ def main() -> int:
     runs.add_argument("--out", type=Path, required=True)
     runs.add_argument("--repeats", type=int, default=3)
     runs.add_argument("--repeated", action="append", metavar="VERSION", help="whose clean scenarios repeat [all]")
+    runs.add_argument(
+        "--only", action="append", metavar="STEP", help="warm, clean, bare, susceptibility or a fault [all]"
+    )
     runs.add_argument("--gpus", type=int, default=1, help="GPUs of this machine; each step keeps to one")
     runs.add_argument("--parallel", type=int, default=12, help="serving processes at once on a GPU, about")
     runs.add_argument("--workers", type=int, default=5, help="serving processes of one round of clean scenarios")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,13 @@ class VllmBackend:
                 greedy = greedy and row[token].rank == 1
             scores.append((total, greedy))
         return scores
+
+    def ask_workers(self, question: Callable[[Any], Any], timeout_seconds: float) -> list[Any]:
+        """What `question`, run inside each worker with that worker, answers, a rank after another.
+
+        Raises RuntimeError when a worker fails at it, and TimeoutError when one in another process takes too long.
+        """
+        return list(self._llm.collective_rpc(question, timeout=timeout_seconds))
 
     def close(self) -> None:
         """Drop the engine; its memory goes with it."""

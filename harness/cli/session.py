@@ -37,6 +37,11 @@ MAX_BLAMED = 20
 MAX_RECORDED = 8
 """Failing cases that are run with the first-NaN recorder."""
 RECORDING_BUDGET_SECONDS = 45.0
+MAX_SERVED = 3
+"""Failing cases of vLLM that are served once more, with the recorder."""
+SERVED_SECONDS = 120.0
+"""What each of these adds to the budget."""
+NOT_SOUGHT = "not sought: each trial would be a serving process; `mla-harness selftest` takes that time"
 BLAME_BUDGET_SECONDS = 90.0
 """How long `run` may look for the memory to blame; each trial of a case that kills its worker costs a new worker."""
 
@@ -261,31 +266,32 @@ def blame_failures(store: RunStore, pool: Pool) -> None:
     failures = [
         (jobs[result.key], result)
         for result in store.results()
-        if result.verdict in FAILED
-        and result.findings
-        and result.key not in blamed
-        # A trial of vLLM is a serving process of half a minute: `selftest` takes that time.
-        and jobs[result.key].case.system != "vllm"
+        if result.verdict in FAILED and result.findings and result.key not in blamed
     ]
     # A hang is not waited for twenty times more.
-    quick = [(job, result) for job, result in failures if result.seconds < job.timeout_seconds][:MAX_BLAMED]
+    quick = [(job, result) for job, result in failures if result.seconds < job.timeout_seconds]
+    # A trial of vLLM is a serving process of half a minute: `selftest` takes that time, and here is one, recorded.
+    served = [(job, result) for job, result in quick if job.case.system == "vllm"][:MAX_SERVED]
+    quick = [(job, result) for job, result in quick if job.case.system != "vllm"][:MAX_BLAMED]
     found = find_blame(pool, quick, budget_seconds=BLAME_BUDGET_SECONDS)
     for key, (blame, _) in found.items():
         store.add_blame(key, blame)
     blames = {key: blame for key, (blame, _) in found.items()}
-    for key, blame in with_first_nan(pool, quick, blames).items():
+    blames |= {job.key: Blame(how=NOT_SOUGHT) for job, _ in served}
+    for key, blame in with_first_nan(pool, served + quick, blames).items():
         store.add_blame(key, blame)
 
 
 def with_first_nan(
     pool: Pool, failures: Sequence[tuple[Job, CaseResult]], blames: dict[str, Blame]
 ) -> dict[str, Blame]:
-    """The blames of failing engine cases with the first writer and the first reader: each case once more, recorded."""
+    """The blames of failing cases with the first writer and the first reader: each case once more, recorded."""
     wanted = {job.key: job for job, _ in failures if job.key in blames and not why_not_recorded(job)}
     jobs = [recorded_job(job, blames[key]) for key, job in list(wanted.items())[:MAX_RECORDED]]
     keys = {job.key: key for job, key in zip(jobs, wanted, strict=False)}
     found: dict[str, Blame] = {}
-    deadline = time.monotonic() + RECORDING_BUDGET_SECONDS
+    num_served = sum(job.case.system == "vllm" for job in jobs)
+    deadline = time.monotonic() + RECORDING_BUDGET_SECONDS + num_served * SERVED_SECONDS
     for result in pool.run(jobs):
         key = keys[result.key]
         if result.first_nan is not None:

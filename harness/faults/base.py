@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 _applied: set[str] = set()
+
+
+@dataclass(slots=True)
+class Applied:
+    """A fault while it is applied: one whose code nobody ran proves nothing."""
+
+    was_reached: bool = False
+
+    def watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, which notes here that it was called."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.was_reached = True
+            return function(*args, **kwargs)
+
+        return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +44,7 @@ class FaultSpec:
     replacement: str
 
     @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> Iterator[Applied]:
         """Put the bug back for the length of the block. Raises RuntimeError when it is applied already."""
         if self.name in _applied:
             raise RuntimeError(f"fault {self.name} is applied already")
@@ -36,10 +55,11 @@ class FaultSpec:
             owner = getattr(owner, part)
         original = owner.__dict__[attribute]
         source, _, function = self.replacement.partition(":")
+        state = Applied()
         _applied.add(self.name)
-        setattr(owner, attribute, getattr(importlib.import_module(source), function))
+        setattr(owner, attribute, state.watching(getattr(importlib.import_module(source), function)))
         try:
-            yield
+            yield state
         finally:
             setattr(owner, attribute, original)
             _applied.discard(self.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from harness.errors import IllegalAddress
@@ -21,7 +23,7 @@ def check_indices(indices: torch.Tensor, size: int, what: str) -> torch.Tensor:
     wide = indices.to(torch.int64)
     bad = (wide < 0) | (wide >= size)
     if wide.is_cuda:
-        _verdicts.note(bad, f"{what}: index outside [0, {size})")
+        _verdicts.note(bad, size, what)
         return wide.clamp(0, max(size - 1, 0))
     if bool(bad.any()):
         first = tuple(int(i) for i in bad.nonzero()[0])
@@ -34,7 +36,13 @@ def raise_bad_indices() -> None:
 
     Call it when the device has finished, for example after logits were read. Does nothing where nothing was checked.
     """
-    _verdicts.raise_first()
+    if error := bad_index():
+        raise error
+
+
+def bad_index() -> IllegalAddress | None:
+    """The first check on CUDA that failed since the last call, forgotten by it; also of a device that is lost since."""
+    return _verdicts.take_first()
 
 
 class _Verdicts:
@@ -44,28 +52,34 @@ class _Verdicts:
         self._flags: torch.Tensor | None = None
         self._failed: torch.Tensor | None = None
         self._slot_of: dict[str, int] = {}
+        self._size_of: dict[str, int] = {}
 
-    def note(self, bad: torch.Tensor, what: str) -> None:
+    def note(self, bad: torch.Tensor, size: int, what: str) -> None:
         if self._flags is None or self._failed is None:
             # Made by the first check, which runs before anything is captured: pinning memory cannot be captured.
             self._flags = torch.zeros(MAX_CHECKS, dtype=torch.bool, pin_memory=True)
             self._failed = torch.zeros(MAX_CHECKS, dtype=torch.bool, device=bad.device)
+        # A slot for each name, of which there are few, and not for each size, of which a long session sees hundreds.
         # Beyond the last slot, checks share it: which one failed is then told by its first name.
         slot = self._slot_of.setdefault(what, min(len(self._slot_of), MAX_CHECKS - 1))
+        self._size_of[what] = size
         if bad.numel():
             # The same check runs in every layer, so a verdict adds to what earlier ones found.
             verdict = self._failed[slot : slot + 1]
             verdict.logical_or_(bad.any())
             self._flags[slot : slot + 1].copy_(verdict, non_blocking=True)
 
-    def raise_first(self) -> None:
+    def take_first(self) -> IllegalAddress | None:
         if self._flags is None or self._failed is None:
-            return
+            return None
         failed = self._flags.nonzero().flatten().tolist()
-        if failed:
-            self._flags.zero_()
+        if not failed:
+            return None
+        self._flags.zero_()
+        with contextlib.suppress(RuntimeError):  # a device on which a kernel has faulted takes no more orders
             self._failed.zero_()
-            raise IllegalAddress(next(what for what, slot in self._slot_of.items() if slot == failed[0]))
+        what = next(what for what, slot in self._slot_of.items() if slot == failed[0])
+        return IllegalAddress(f"{what}: index outside [0, {self._size_of[what]})")
 
 
 _verdicts = _Verdicts()

@@ -13,9 +13,11 @@ FORMATS = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 
 
 def why_illegal(system: str, params: Params) -> str:
-    """What is wrong with validated `params` of a kernel or engine case, in a sentence; empty when nothing is."""
+    """What is wrong with validated `params` of a case, in a sentence; empty when nothing is."""
     if system == "engine":
         return _engine(params)
+    if system == "vllm":
+        return _vllm(params)
     if system != "kernel":
         return ""
     check = _OPS.get(params["op"])
@@ -39,6 +41,15 @@ def settled(system: str, params: Params) -> Params:
         if params.get("num_live") is not None:
             bounds["num_live"] = params["num_tokens"]
     return params | {name: min(params[name], bound) for name, bound in bounds.items()}
+
+
+def _vllm(params: Params) -> str:
+    num_ranks, rank = params["tensor_parallel"], params["poison_rank"]
+    if num_ranks & (num_ranks - 1):
+        return f"tensor_parallel {num_ranks} is no power of two, so heads cannot be split"
+    if rank is not None and rank >= num_ranks:
+        return f"poison_rank {rank} is no rank of {num_ranks}; the last is {num_ranks - 1}"
+    return ""
 
 
 def _rank(params: Params) -> str:

@@ -28,6 +28,14 @@ from harness.poison.storages import whole_storage
 MAX_BYTES = 2 << 30
 """Larger allocations are left alone: some programs reserve memory that they never touch."""
 
+RANDOM_ELEMENTS = 1 << 20
+"""Random numbers take 30 times the memory that they fill while they are made, so larger memory repeats them."""
+
+_NAMES = ["bits16", "bits8", "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+_NAMES += [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]
+_CANNOT_HOLD = {getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
+"""Types that torch cannot fill with each pattern's value; their bytes are filled."""
+
 SITE = "workspace"
 """What :class:`Poison` calls memory of unknown purpose."""
 
@@ -41,7 +49,7 @@ class DispatcherPoison:
     def __init__(self, call_sites: CallSites) -> None:
         self.call_sites = call_sites
         self.wanted: Callable[[CallSite], bool] = lambda site: True
-        self.on_fill: Callable[[CallSite, FrameType], None] = lambda site, frame: None
+        self.on_fill: Callable[[CallSite, FrameType | None], None] = lambda site, frame: None
         self.filled = 0
         self.too_large = 0
         self._pattern: str | None = None
@@ -62,7 +70,9 @@ class DispatcherPoison:
         self._library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is replaced is the purpose
-            for key in ("CPU", *(["CUDA"] if torch.cuda.is_available() else [])):
+            # Asked of the build and not of the machine: to count devices starts the driver, after which a suite can
+            # neither choose its devices by CUDA_VISIBLE_DEVICES nor fork.
+            for key in ("CPU", *(["CUDA"] if torch.version.cuda is not None else [])):
                 keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
                 for name, wrap in (
                     ("empty.memory_format", self._allocating),
@@ -93,7 +103,7 @@ class DispatcherPoison:
         def allocate(*args: Any, **kwargs: Any) -> torch.Tensor:
             out: torch.Tensor = kernel.call_boxed(keys, *args, **kwargs)
             if self._poison is not None and not self._busy and out.numel():
-                self._fill(out, 0, out.is_contiguous(), sys._getframe(1))
+                self._fill(out, 0, out.is_contiguous(), sys._getframe().f_back)
             return out
 
         return allocate
@@ -106,13 +116,16 @@ class DispatcherPoison:
             before = tensor.untyped_storage().nbytes()
             kernel.call_boxed(keys, tensor, *args, **kwargs)
             if tensor.untyped_storage().nbytes() > before:
-                self._fill(tensor, before, False, sys._getframe(1))
+                self._fill(tensor, before, False, sys._getframe().f_back)
             return tensor
 
         return resize
 
-    def _fill(self, tensor: torch.Tensor, old_bytes: int, is_all: bool, frame: FrameType) -> None:
-        """Fill the storage of `tensor` past its first `old_bytes` bytes; `is_all` says that it has no gaps."""
+    def _fill(self, tensor: torch.Tensor, old_bytes: int, is_all: bool, frame: FrameType | None) -> None:
+        """Fill the storage of `tensor` past its first `old_bytes` bytes; `is_all` says that it has no gaps.
+
+        `frame` is None in a thread of C++ alone, such as autograd's of a CUDA device.
+        """
         num_bytes = tensor.nbytes if is_all else tensor.untyped_storage().nbytes()
         if num_bytes > MAX_BYTES or tensor.is_quantized:
             self.too_large += 1
@@ -140,8 +153,16 @@ class DispatcherPoison:
         assert self._poison is not None
         if self._pattern == "nan":
             mark_(memory, number)
-        else:
-            self._poison.fill_(torch.view_as_real(memory) if memory.is_complex() else memory, SITE)
+            return
+        flat = (torch.view_as_real(memory) if memory.is_complex() else memory).view(-1)
+        if flat.dtype in _CANNOT_HOLD:
+            flat = flat.view(torch.uint8)
+        done = len(flat) if self._pattern != "random" else min(len(flat), RANDOM_ELEMENTS)
+        self._poison.fill_(flat[:done], SITE)
+        while done < len(flat):
+            size = min(done, len(flat) - done)
+            flat[done : done + size].copy_(flat[:size])
+            done += size
 
     @property
     def is_paused(self) -> bool:

@@ -17,6 +17,12 @@ def differences(first: list[Asserted], second: list[Asserted]) -> list[str]:
     An assertion whose two sides are the same bits in each run is left out: a test that sees its own unwritten buffer
     again has learnt nothing from its content.
     """
+    with torch._C.DisableTorchFunction():  # a suite may have set a default device, and these are copies on the CPU
+        found = _found(first, second)
+    return found[:MAX_SHOWN] + ([f"and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else [])
+
+
+def _found(first: list[Asserted], second: list[Asserted]) -> list[str]:
     found: list[str] = []
     for one, other in zip(first, second, strict=False):
         if one.where != other.where:
@@ -30,7 +36,7 @@ def differences(first: list[Asserted], second: list[Asserted]) -> list[str]:
                 found.append(f"argument {number} of {one.where}: {said}")
     if not found and len(first) != len(second):
         found.append(f"the first run makes {len(first)} assertions on tensors, the second {len(second)}")
-    return found[:MAX_SHOWN] + ([f"and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else [])
+    return found
 
 
 def _is_round_trip(asserted: Asserted) -> bool:

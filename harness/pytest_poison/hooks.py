@@ -70,6 +70,7 @@ class PoisonHooks:
 
     def _judge(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
         from harness.pytest_poison import end_of_test, wording
+        from harness.pytest_poison.lost_device import lost_cuda
         from harness.pytest_poison.passes import SECTION
 
         assert self.watch is not None and self.watch.observation is not None
@@ -82,7 +83,13 @@ class PoisonHooks:
         }  # fmt: skip
         if self.watch.not_swept:
             report.__dict__["poison_note"] = self.watch.not_swept
-        if report.passed and not hasattr(report, "wasxfail"):
+        reason = lost_cuda()
+        if reason:
+            # Nothing on the device can be read any more.
+            if report.passed:
+                report.outcome = "failed"
+                report.longrepr = f"this test left CUDA unusable, and ended before that showed: {reason}"
+        elif report.passed and not hasattr(report, "wasxfail"):
             found = [*seen.found, *(end_of_test.judge(seen) if not seen.found else [])]
             if found:
                 report.outcome = "failed"
@@ -125,6 +132,10 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
     ]
     if sums["failed_anyway"]:
         lines.append(f"{sums['failed_anyway']} failed without poison too")
+    if sums["lost"]:
+        lines.append(
+            f"{sums['lost']} failed because CUDA was of no use to the process any more; each section 'poison' says why"
+        )
     if sums["unreadable"]:
         lines.append(f"{sums['unreadable']} sides of comparisons were no dense tensors or arrays, and were not judged")
     if not sums["filled"]:

@@ -82,15 +82,15 @@ class Observation:
     _kept_bytes: int = 0
     _last: int = 0
 
-    def filled(self, site: CallSite, frame: FrameType) -> None:
+    def filled(self, site: CallSite, frame: FrameType | None) -> None:
         """Remember the stack of a line's first allocation in this test."""
-        if id(frame) != self._last:
+        if frame is not None and id(frame) != self._last:
             # A frame that allocates again has been followed up to the test already. Its id is kept, and not the frame:
             # that would keep alive what it holds.
             self.saw(frame)
             self._last = id(frame)
         if site.number not in self.stacks:
-            self.stacks[site.number] = self.poison.call_sites.stack(frame)
+            self.stacks[site.number] = self.poison.call_sites.stack(frame) or (site.line,)
 
     def saw(self, frame: FrameType) -> None:
         """Remember the test's own frame, found from a frame below it: its locals outlive its return."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from _pytest.runner import runtestprotocol
 
 from harness.pytest_poison.difference import differences
+from harness.pytest_poison.lost_device import lost_cuda
 from harness.pytest_poison.observation import Asserted
 from harness.pytest_poison.watch import Watch
 
@@ -52,23 +54,36 @@ def run_item(watch: Watch, item: pytest.Item, nextitem: pytest.Item | None) -> l
     first, *others = watch.settings.patterns
     done = run(first)
     if done.failed is not None or not done.is_whole:
-        return _explained(done, run)
+        return _explained(watch, item, done, run)
     for pattern in others:
         other = run(pattern)
         if other.failed is not None:
-            return _explained(other, run)
+            return _explained(watch, item, other, run)
         if watch.settings.is_diff and other.is_whole:
             said = differences(done.asserted, other.asserted)
-            # A test that differs from itself without any change of the poison tells nothing.
-            if said and not differences(done.asserted, run(first).asserted):
+            # A test that differs from itself without any change of the poison tells nothing. Sums of atomics in any
+            # order come out the same now and then, so both are asked.
+            if said and not (
+                differences(done.asserted, run(first).asserted) or differences(other.asserted, run(pattern).asserted)
+            ):
                 return _failed_by_difference(done, other, said)
     return done.reports
 
 
-def _explained(done: Pass, run: Callable[[str | None], Pass]) -> list[pytest.TestReport]:
+def _explained(
+    watch: Watch, item: pytest.Item, done: Pass, run: Callable[[str | None], Pass]
+) -> list[pytest.TestReport]:
     """Say of a failure whether the poison is behind it; findings explain themselves."""
     report = done.failed
     if report is None or getattr(report, "poison_found", False):
+        return done.reports
+    reason = lost_cuda()
+    if reason:
+        # In this process the same test fails from now on without poison too, which would tell nothing.
+        since = f"since {watch.lost_in}" if watch.lost_in else f"since this test under pattern {done.pattern}"
+        report.sections.append((SECTION, f"CUDA is of no use to this process {since}: {reason}"))
+        _counts(report)["lost"] = 1
+        watch.lost_in = watch.lost_in or item.nodeid
         return done.reports
     bare = run(None).failed
     said = "passes without poison" if bare is None else "fails without poison too: no finding of the poison"
@@ -98,15 +113,30 @@ def random_state() -> Callable[[], None]:
     python, cpu = random.getstate(), torch.get_rng_state()
     numpy: Any = sys.modules.get("numpy.random")  # where nobody has loaded it, nobody draws from it
     array = numpy.get_state() if numpy is not None else None
-    has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    cuda = torch.cuda.get_rng_state_all() if has_cuda else None
+    cuda = _cuda_states()
 
     def rewind() -> None:
         random.setstate(python)
         torch.set_rng_state(cpu)
         if array is not None:
             numpy.set_state(array)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        with contextlib.suppress(RuntimeError):  # of CUDA that is lost: a test that uses it fails by itself
+            if cuda is not None:
+                torch.cuda.set_rng_state_all(cuda)
+            elif _has_cuda():
+                # The first run was the first to use CUDA: its generators started at the beginning of their seeds.
+                for generator in torch.cuda.default_generators:
+                    generator.manual_seed(generator.initial_seed())
 
     return rewind
+
+
+def _cuda_states() -> list[torch.Tensor] | None:
+    try:
+        return torch.cuda.get_rng_state_all() if _has_cuda() else None
+    except RuntimeError:
+        return None
+
+
+def _has_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

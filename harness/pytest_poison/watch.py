@@ -17,7 +17,7 @@ from harness.poison.call_sites import CallSite, CallSites
 from harness.poison.dispatcher import SITE, DispatcherPoison
 from harness.poison.patterns import Poison
 from harness.pytest_poison.assertions import Interception
-from harness.pytest_poison.observation import Observation
+from harness.pytest_poison.observation import Observation, looking
 from harness.pytest_poison.settings import Settings, TestFiles
 
 
@@ -44,6 +44,8 @@ class Watch:
         self.poison.on_fill = self._on_fill
         self.observation: Observation | None = None
         self.not_swept = ""
+        self.lost_in = ""
+        """The test that left CUDA unusable for the rest of this process."""
         self._assertions = Interception(self._on_assertion)
 
     def start(self) -> None:
@@ -74,7 +76,7 @@ class Watch:
     def _is_wanted(self, site: CallSite) -> bool:
         return site.owner in self.settings.sites
 
-    def _on_fill(self, site: CallSite, frame: FrameType) -> None:
+    def _on_fill(self, site: CallSite, frame: FrameType | None) -> None:
         if self.observation is not None:
             self.observation.filled(site, frame)
 
@@ -94,10 +96,10 @@ class Watch:
             word = fill_word(Poison(pattern, frozenset({SITE})), SITE)
             for index in range(torch.cuda.device_count()):
                 if torch.cuda.memory_reserved(index):
-                    with self.poison.paused():
+                    with looking(self.poison):  # a suite's default device is not the harness's
                         CudaSweep.of(torch.device("cuda", index))(word)
-        except (HarnessError, ImportError) as error:
-            self.not_swept = str(error)
+        except (HarnessError, ImportError, RuntimeError) as error:
+            self.not_swept = (str(error) or type(error).__name__).splitlines()[0]
 
 
 def code_of(test: Any) -> CodeType | None:

@@ -100,9 +100,9 @@ class ModuleRecorder:
             key = f"{kind} {name}"
             call = self._calls[key] = self._calls.get(key, -1) + 1
             numbers = self._slots(name, layer, kind, call) if call else numbers
-        for number, tensor in zip(numbers, tensors, strict=False):
-            if number is not None:
-                self.table.scan(number, tensor)
+        watched = [(n, tensor) for n, tensor in zip(numbers, tensors, strict=False) if n is not None]
+        if watched:
+            self.table.scan_together([number for number, _ in watched], [tensor for _, tensor in watched])
 
 
 def _named(kind: str, place: int) -> str:

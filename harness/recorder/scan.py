@@ -1,4 +1,4 @@
-"""One scan as an op of torch, `mla_harness::watch`: on a CPU plain torch, on CUDA one Triton launch.
+"""One scan as an op of torch, `mla_harness::watch`: on a CPU plain torch, on CUDA a Triton launch for two tensors.
 
 An op, because captures, `torch.compile` and recordings of a CPU keep an op as it is; it changes the recorder's
 buffers and returns nothing, so that none of them may drop it. Nothing is read back to the host on CUDA.
@@ -36,8 +36,8 @@ DTYPES = (*_EXPONENT, torch.int32, torch.int64)
 
 _library = Library("mla_harness", "FRAGMENT")
 _library.define(
-    "watch(Tensor x, Tensor live, Tensor clock, Tensor(a!) latches, Tensor(b!) first, Tensor(c!) events, "
-    "Tensor(d!) count, int slot, int limit) -> ()"
+    "watch(Tensor[] xs, Tensor live, Tensor clock, Tensor(a!) latches, Tensor(b!) first, Tensor(c!) events, "
+    "Tensor(d!) count, int[] slots, int[] limits) -> ()"
 )
 
 
@@ -63,6 +63,15 @@ def rows_of(tensor: Tensor, axis: int | None = 0) -> Tensor:
 
 
 def _watch_cpu(
+    xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
+    slots: list[int], limits: list[int],
+) -> None:  # fmt: skip
+    """Scan the results of one op, each [rows, K], into its slot."""
+    for x, slot, limit in zip(xs, slots, limits, strict=True):
+        _watch_one(x, live, clock, latches, first, events, count, slot, limit)
+
+
+def _watch_one(
     x: Tensor, live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
     slot: int, limit: int,
 ) -> None:  # fmt: skip
@@ -106,12 +115,12 @@ def _watch_cpu(
 
 
 def _watch_cuda(
-    x: Tensor, live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
-    slot: int, limit: int,
+    xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
+    slots: list[int], limits: list[int],
 ) -> None:  # fmt: skip
     from harness.recorder.triton_scan import scan
 
-    scan(x, live, clock, latches, first, events, count, slot, limit)
+    scan(xs, live, clock, latches, first, events, count, slots, limits)
 
 
 def _watch_fake(*args: object) -> None:

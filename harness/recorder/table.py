@@ -55,6 +55,8 @@ class Hit:
     index: tuple[int, int]
     """Row and element of the row."""
     bits: str
+    number: int
+    """Of the slot: results of a call are numbered in their order."""
 
 
 @dataclass(slots=True)
@@ -111,12 +113,22 @@ class Table:
 
     def scan(self, number: int, tensor: Tensor, axis: int | None = 0, limit: int = -1) -> None:
         """Scan into a slot that exists. When traced, no state of this process changes."""
+        self._scan([number], [rows_of(tensor, axis)], [limit])
+
+    def scan_together(self, numbers: list[int], tensors: list[Tensor]) -> None:
+        """Scan all results of one op, whose rows lie along their first axis, into slots that exist.
+
+        On CUDA that is one launch for two of them; nobody could tell which of them was written first.
+        """
+        self._scan(numbers, [rows_of(tensor) for tensor in tensors], [-1] * len(numbers))
+
+    def _scan(self, numbers: list[int], rows: list[Tensor], limits: list[int]) -> None:
         if not torch.compiler.is_compiling():
-            self.order[number] = self._ticks = self._ticks + 1
+            for number in numbers:
+                self.order[number] = self._ticks = self._ticks + 1
         torch.ops.mla_harness.watch(
-            rows_of(tensor, axis), self.live, self.clock, self.latches, self.first, self.events, self.count, number,
-            limit,
-        )  # fmt: skip
+            rows, self.live, self.clock, self.latches, self.first, self.events, self.count, numbers, limits
+        )
 
     def begin_step(self) -> None:
         """Count one step on the device; inside a captured forward it counts each replay."""
@@ -141,8 +153,8 @@ class Table:
             if step:
                 index, bits = first[number] >> 32, first[number] & 0xFFFFFFFF
                 where = (index // width, index % width)
-                found.append(Hit(slot, step - 1, PHASES[phase], place, where, _hex(bits, DTYPES[dtype])))
-        return sorted(found, key=lambda hit: hit.place)
+                found.append(Hit(slot, step - 1, PHASES[phase], place, where, _hex(bits, DTYPES[dtype]), number))
+        return _in_order(found)
 
     def scanned(self) -> list[Slot]:
         """The slots of which live rows were ever scanned, in the program's order where Python saw it."""
@@ -156,6 +168,15 @@ class Table:
         start = max(0, count - self.ring)
         kept = (events[place % self.ring] for place in range(start, count))
         return [(self.slots[slot], step, PHASES[phase]) for slot, step, phase in kept], start
+
+
+def _in_order(hits: list[Hit]) -> list[Hit]:
+    """Hits by place; those of one call in one step, which may be one launch, by the order of its results."""
+    hits = sorted(hits, key=lambda hit: hit.place)
+    starts: dict[Hashable, int] = {}
+    for hit in hits:
+        starts.setdefault((hit.step, hit.slot.op, hit.slot.call), hit.place)
+    return sorted(hits, key=lambda hit: (starts[hit.step, hit.slot.op, hit.slot.call], hit.number))
 
 
 def _hex(bits: int, dtype: torch.dtype) -> str:

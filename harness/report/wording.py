@@ -56,6 +56,7 @@ def first_nan_lines(blame: Blame | None) -> list[str]:
     if found is None:
         return []
     lines = [f"first writer: {one_line(found.statement, 400)}"]
+    lines += [f"other rank: {one_line(told, 400)}" for told in found.other_ranks]
     if found.reader:
         place = f" ({one_line(found.reader_at)})" if found.reader_at else ""
         lines.append(f"first reader: {one_line(found.reader, 200)}{place} of {', '.join(found.sites)}")

@@ -12,7 +12,9 @@ import torch
 
 from harness.catalog import FAULTS, ORACLES
 from harness.errors import KernelError
+from harness.faults.base import Applied
 from harness.kernels.plugins import find_kernel, load_plugins
+from harness.ops.memory import bad_index
 from harness.oracles.base import most_telling_first
 from harness.oracles.crash import CRASHES
 from harness.poison.patterns import Poison
@@ -72,11 +74,13 @@ def _outcome(job: Job) -> Outcome:
         return Outcome(Verdict.SKIP, reason)
     torch.manual_seed(job.case.seed)
     # A fault of vLLM's is put back in the process that imports it.
-    with _fault(None if job.case.system in VLLM else job.fault):
+    with _fault(None if job.case.system in VLLM else job.fault) as fault:
         evidence = Evidence(job.case, list(_runs(job)))
         if job.device != "cpu" and job.case.system in ("kernel", "engine"):
             evidence.repeat = lambda: next(_runs(job))
         outcome = judge(evidence)
+    if outcome.verdict is Verdict.PASS and fault is not None and not fault.was_reached:
+        return _unreached(job)
     if outcome.verdict is Verdict.CRASH and job.device == "cuda":
         # A device's error is read far from its case: in a log of the driver, beside those of other processes.
         outcome.findings = [
@@ -87,6 +91,16 @@ def _outcome(job: Job) -> Outcome:
     if outcome.verdict is not Verdict.PASS:
         outcome.log = next((run.log for run in evidence.runs if run.log), "")
     return outcome
+
+
+def _unreached(job: Job) -> Outcome:
+    """What to say of a fault whose code no run came to: nothing was shown, neither that it is caught nor missed."""
+    if job.device == "cuda" and job.case.system == "engine":
+        names = ", ".join(
+            f"{op}/{job.case.params[parameter]}" for parameter, op in kernel_fields(job.case.system, None).items()
+        )
+        return Outcome(Verdict.SKIP, f"the code of {job.fault} is not run on CUDA, where this case has {names}")
+    return Outcome(Verdict.PASS, f"no run came to the code of {job.fault}")
 
 
 def why_not(case: Case, device: str, fault: str | None = None) -> str:
@@ -149,11 +163,12 @@ def _runs(job: Job) -> Iterator[Run]:
         try:
             run = target.run(poison_of(plan, pattern, sites, job.case.seed))
         except CRASHES as error:
-            run = Run(pattern, error=error)
+            # What a check had found before says more than the fault that it led to.
+            run = Run(pattern, error=bad_index() or error)
         except RuntimeError as error:
             if not is_device_failure(error):
                 raise
-            run = Run(pattern, error=KernelError(f"{job.case.id}: {in_one_line(error)}"))
+            run = Run(pattern, error=bad_index() or KernelError(f"{job.case.id}: {in_one_line(error)}"))
         yield run
         if run.error is not None:
             return
@@ -170,19 +185,19 @@ def _target(job: Job) -> Target:
     if job.case.system == "accuracy":
         return AccuracyTarget(job.case, job.directory, job.device)
     if job.case.system == "vllm":
-        return VllmTarget(job.case, job.fault, job.directory)
+        return VllmTarget(job.case, job.fault, job.directory, job.gpus)
     if job.case.system == "vllm-host":
         return VllmHostTarget(job.case, job.fault)
     return EngineTarget(job.case, job.device)
 
 
 @contextlib.contextmanager
-def _fault(name: str | None) -> Iterator[None]:
+def _fault(name: str | None) -> Iterator[Applied | None]:
     if name is None:
-        yield
+        yield None
         return
-    with FAULTS.get(name).applied():
-        yield
+    with FAULTS.get(name).applied() as applied:
+        yield applied
 
 
 def _first_line(text: str) -> str:

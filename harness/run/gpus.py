@@ -1,5 +1,7 @@
 """Which GPU a worker may use: one worker a GPU, in this process and among all processes of the machine.
 
+A case that spans several GPUs holds all of them, or waits with none.
+
 A lock file for each GPU's UUID keeps sessions apart, for example the workers of pytest-xdist; the system frees it when
 its holder dies. Devices are numbered as the workers see them, so CUDA_VISIBLE_DEVICES is respected.
 """
@@ -37,36 +39,48 @@ class GpuLocks:
     def take(self) -> int | None:
         """The number of a GPU that nobody uses, now held; None when all are in use. Raises GpuBusy after half an hour
         in which other sessions kept all of them."""
-        for index, lock in enumerate(self._locks):
-            if index in self._held:
-                continue
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                continue
-            self._held.add(index)
-            self._waiting_since = None
-            return index
-        if self._held:
-            return None
-        self._check_patience()
+        for index in range(len(self._locks)):
+            if self._try(index):
+                self._waiting_since = None
+                return index
+        if not self._held:
+            self._check_patience()
         return None
 
     def take_several(self, count: int) -> tuple[int, ...]:
-        """`count` GPUs that nobody uses, now held, or none: two sessions never wait for what the other one holds.
+        """The numbers of `count` GPUs that nobody uses, now held; none of them while fewer are free.
 
-        Raises GpuBusy after half an hour in which other sessions kept too many.
+        So two sessions never wait for what the other one holds. Raises GpuBusy after half an hour.
         """
-        waiting_since, taken = self._waiting_since, list[int]()
-        while len(taken) < count and self._is_any_left(taken) and (gpu := self.take()) is not None:
-            taken.append(gpu)
+        taken: list[int] = []
+        for index in range(len(self._locks)):
+            if len(taken) < count and self._try(index):
+                taken.append(index)
         if len(taken) == count:
+            self._waiting_since = None
             return tuple(taken)
-        for gpu in taken:
-            self.give_back(gpu)
-        self._waiting_since = waiting_since
+        for index in taken:
+            self.give_back(index)
         self._check_patience()
         return ()
+
+    def _try(self, index: int) -> bool:
+        if index in self._held:
+            return False
+        try:
+            self._locks[index].acquire(timeout=0)
+        except Timeout:
+            return False
+        self._held.add(index)
+        return True
+
+    def _check_patience(self) -> None:
+        """Raise GpuBusy when this session has waited for too long."""
+        now = time.monotonic()
+        self._waiting_since = self._waiting_since or now
+        if now - self._waiting_since > PATIENCE_SECONDS:
+            files = ", ".join(lock.lock_file for lock in self._locks)
+            raise GpuBusy(f"GPUs have been in use by other sessions for {PATIENCE_SECONDS:g} s; see {files}")
 
     def give_back(self, index: int) -> None:
         """Let others use a GPU that was taken."""

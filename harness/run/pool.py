@@ -11,6 +11,11 @@ from harness.records import CaseResult, Job
 from harness.run.environment import Environment
 
 
+def num_gpus(job: Job) -> int:
+    """GPUs that the processes of a job span; 1 for all that take one, share one, or need none."""
+    return int(job.case.params.get("tensor_parallel", 1)) if job.case.system == "vllm" else 1
+
+
 class Pool(ABC):
     """Worker processes that live until `close`; use it as a context manager. `run` may be called many times."""
 

@@ -1,7 +1,8 @@
 """A job with the first-NaN recorder, inside a worker: who wrote the first value that is not finite, and who read.
 
 The writer is found in one run under the case's own poison. The first reader of the sites to blame is found as for
-cures, by comparing runs that differ in nothing but what these sites hold; that looks at launches of a CPU.
+cures, by comparing runs that differ in nothing but what these sites hold; that looks at launches of the engine on a
+CPU. vLLM is served once with the recorder in each of its workers, and has no reader.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from harness.run.cured import execute as search_readers
 from harness.run.execute import LOG_TAIL, poison_of, why_not
 from harness.targets.engine import EngineTarget
 from harness.targets.recorded import recorded
+from harness.targets.vllm import VllmTarget
 
 
 def execute(job: Job) -> CaseResult:
-    """Run one engine job with the recorder. Never raises an Exception; `first_nan` holds what was seen."""
+    """Run one job of the engine or vLLM with the recorder. Never raises an Exception; `first_nan` is what was seen."""
     assert job.first_nan is not None
     started = time.perf_counter()
     result = CaseResult.of(job, Verdict.PASS)
@@ -33,7 +35,7 @@ def execute(job: Job) -> CaseResult:
         if reason := why_not(job.case, job.device, job.fault):
             return result.model_copy(update={"verdict": Verdict.SKIP, "reason": reason})
         found = first_writer(job).model_copy(update={"sites": job.first_nan})
-        if job.device == "cpu" and job.first_nan:
+        if job.case.system == "engine" and job.device == "cpu" and job.first_nan:
             found = found.model_copy(update=_first_reader(job))
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -45,15 +47,18 @@ def execute(job: Job) -> CaseResult:
 
 
 def first_writer(job: Job) -> FirstNan:
-    """What the recorder says after one run of an engine job under its main pattern, also when a crash ended it."""
+    """What the recorder says after one run of a job under its main pattern, also when a crash ended it."""
     plan = job.case.poison
     sites = frozenset(plan.sites if job.sites is None else job.sites)
+    poison = poison_of(plan, plan.patterns[0], sites, job.case.seed)
+    if job.case.system == "vllm":
+        return VllmTarget(job.case, job.fault, gpus=job.gpus).first_writer(poison)
     torch.manual_seed(job.case.seed)
     with FAULTS.get(job.fault).applied() if job.fault else contextlib.nullcontext():
         target = EngineTarget(job.case, job.device)
         with recorded(job.device) as recorder:
             try:
-                target.run(poison_of(plan, plan.patterns[0], sites, job.case.seed))
+                target.run(poison)
             except CRASHES:
                 pass
             except RuntimeError as error:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import selectors
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from harness.errors import HarnessError, InputError
 from harness.records import CaseResult, Finding, Job, Verdict
 from harness.run.environment import Environment, num_usable_cores
 from harness.run.gpus import GpuLocks
-from harness.run.pool import Pool
+from harness.run.pool import Pool, num_gpus
 from harness.run.process import WorkerProcess
 from harness.run.protocol import DEFAULT_EXECUTE, Reply, Request
 
@@ -93,7 +96,38 @@ class WorkerPool(Pool):
 
         The worker that produced a result gets its next job only when the caller asks for the next result: what the
         caller does with a result (writing it to disk) is done before more work starts there.
+        Jobs that span several GPUs come last, each alone.
         """
+        spanning = [job for job in jobs if num_gpus(job) > 1]
+        if not spanning or len(self.start().gpus) < 2:
+            # On one GPU, whoever runs a job that spans several says so.
+            yield from self._run(jobs, on_start)
+            return
+        yield from self._run([job for job in jobs if num_gpus(job) == 1], on_start)
+        for job in spanning:
+            with self._holding(num_gpus(job)) as gpus:
+                yield from self._run([job.model_copy(update={"gpus": gpus})], on_start)
+
+    @contextmanager
+    def _holding(self, count: int) -> Iterator[tuple[int, ...]]:
+        """Several GPUs for one job, while no worker of this session has any; none where the machine has fewer."""
+        environment = self.start()
+        if len(environment.gpus) < count:
+            yield ()
+            return
+        for worker in list(self._gpu_of):
+            self._retire(worker)
+        self._gpus = self._gpus or GpuLocks(environment.gpus)
+        while not (gpus := self._gpus.take_several(count)):
+            time.sleep(TICK_SECONDS * (1.0 + random.random()))
+        try:
+            yield gpus
+        finally:
+            for gpu in gpus:
+                self._gpus.give_back(gpu)
+
+    def _run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None) -> Iterator[CaseResult]:
+        """As `run`, for jobs that need one GPU at most or hold theirs."""
         waiting = deque(jobs)
         busy: dict[WorkerProcess, Job] = {}
         try:

@@ -251,6 +251,12 @@ class VllmParams(Record):
     routing: Literal["model", "simulated"] = Field(
         default="model", description="simulated: vLLM's routing simulator hands over the same experts, as 64-bit ids"
     )
+    tensor_parallel: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=1, description="GPUs that the model is split over, a worker process each"
+    )
+    poison_rank: Annotated[int, Field(ge=0, le=7)] | None = Field(
+        default=None, description="the one rank whose memory is filled; all of them when left out"
+    )
     least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=600, description="how long one serving process may take; a cold one compiles kernels for minutes"

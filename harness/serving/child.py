@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import importlib
 import json
 import os
 import signal
 import sys
 import tempfile
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,20 @@ from harness.errors import InputError
 
 REFUSED, FAILED = 2, 3
 FILLED_FILE = "poison.json"
-"""Beside the answers: how often free memory was swept, and how many blocks and context rows were filled."""
+"""Beside the answers: what was filled in all workers, and under `ranks` what each says it has, see `told.summed`."""
+RANKS_SECONDS = 30.0
+"""How long workers may take to answer for themselves after the questions, or after a failure."""
 PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when the one that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
     """Serve, ask, store; the exit code says how it ended, and standard error why."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     code = 0
     try:
         serve(json.loads(sys.argv[1]))
@@ -41,32 +47,33 @@ def main() -> None:
 
 
 def serve(order: dict[str, Any]) -> None:
-    """Put the fault back, start vLLM with the plug-in on, and ask every question of every epoch."""
+    """Start vLLM with the plug-in on, ask every question of every epoch, and have every worker answer for itself."""
     from harness.accuracy.epochs import run_epochs
     from harness.accuracy.tasks import load_task
     from harness.accuracy.vllm_backend import VllmBackend
     from harness.serving.plugin import activate
+    from harness.serving.told import summed, tell
 
     activate()
-    if order["fault"]:
-        from harness.serving.vllm_faults import put_back
-
-        put_back(order["fault"], importlib.import_module("vllm").__version__)
-    if order["simulated"]:
-        from harness.serving.routing import register
-
-        register()
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(order["task"], Path(scratch), limit=order["limit"])
         backend = VllmBackend(order["model"], concurrency=order["concurrency"], **order["options"])
-        run_epochs(
-            backend, task, Path(order["directory"]), num_epochs=order["epochs"], max_tokens=order["max_tokens"],
-            resume=True,
-        )  # fmt: skip
-    if os.environ.get("MLA_HARNESS_POISON"):
-        from harness.serving.hooks import FILLED
-
-        Path(order["directory"], FILLED_FILE).write_text(json.dumps(asdict(FILLED)), encoding="utf-8")
+        try:
+            run_epochs(
+                backend, task, Path(order["directory"]), num_epochs=order["epochs"], max_tokens=order["max_tokens"],
+                resume=True,
+            )  # fmt: skip
+        except Exception:
+            # Ranks that are still whole tell what their recorders saw; how it failed is told by who called.
+            with contextlib.suppress(Exception):
+                backend.ask_workers(tell, RANKS_SECONDS)
+            raise
+        try:
+            told = summed(backend.ask_workers(tell, RANKS_SECONDS))
+        except Exception as error:
+            # The questions were answered: this is no failure of vLLM's, and no proof of anything.
+            raise InputError(f"vLLM's workers did not answer for themselves: {error}".partition("\n")[0]) from None
+        Path(order["directory"], FILLED_FILE).write_text(json.dumps(told), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 
 Each worker hooks its model's modules when it is loaded, before anything is compiled or captured, and besides them the
 two forms of MLA attention and the choice of experts, which run inside one op for the compiler. Nothing is read back
-until somebody asks: `kill -USR2 PID` makes the worker tell at its next step, and the end of the process does too. It
-tells on standard error, and in a folder as `first-nan-rank<N>.json`.
+until somebody asks: `kill -USR2 PID` makes the worker tell at its next step, and the end of the process does too, as
+does `told.tell` in a served case. It tells on standard error, and in a folder as `first-nan-rank<N>.json`.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
-import importlib
 import inspect
 import os
 import signal
@@ -27,11 +26,15 @@ from harness.recorder.modules import ModuleRecorder, layer_of
 from harness.recorder.report import FirstNan, StepNotes, describe
 from harness.recorder.scan import can_watch
 from harness.recorder.table import Slot, Table
-from harness.serving.hooks import RUNNERS
+from harness.serving.hooks import runners, worker_rank
 
 VARIABLE = "MLA_HARNESS_FIRST_NAN"
 ATTENTION = ("forward_mqa", "forward_mha")
 """Methods of an MLA layer's `impl`: decodes return (out, lse), prefills write their argument `output`."""
+RECORDERS: list[WorkerRecorder] = []
+"""Those of this process, for whoever asks a worker from outside."""
+FILE = "first-nan-rank{rank}.json"
+"""What a rank tells, where a folder was named."""
 
 
 def install(where: str) -> list[str]:
@@ -39,12 +42,7 @@ def install(where: str) -> list[str]:
     # Compiled code of a run without the recorder holds no scans.
     os.environ.setdefault("VLLM_DISABLE_COMPILE_CACHE", "1")
     wrapped = []
-    for path in RUNNERS:
-        module, _, name = path.partition(":")
-        try:
-            runner = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
-            continue
+    for path, runner in runners():
         runner.load_model = _attaching(runner.load_model, where)
         runner.execute_model = _stepping(runner.execute_model)
         wrapped.append(path)
@@ -91,6 +89,7 @@ class WorkerRecorder:
         self._modules = ModuleRecorder(self.table)
         self._modules.attach(model, counts_steps=False)
         self.num_ops = sum(self._watch_ops(path, module) for path, module in model.named_modules())
+        RECORDERS.append(self)
         self._tell_how()
 
     def step(self, scheduler_output: Any) -> Step:
@@ -129,7 +128,7 @@ class WorkerRecorder:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             content = (found or FirstNan(rank=self.rank)).model_dump_json(indent=1)
-            write_atomic(self._folder / f"first-nan-rank{self.rank}.json", content + "\n")
+            write_atomic(self._folder / FILE.format(rank=self.rank), content + "\n")
 
     def ask(self, *_: Any) -> None:
         """Have it told at the end of the next step; a signal may come in the middle of a launch."""
@@ -219,10 +218,3 @@ def request_order(runner: Any, counts: dict[str, int]) -> list[str]:
     if known is not None:
         return [name for name in known if name in counts]
     return sorted(counts, key=lambda name: counts[name])
-
-
-def worker_rank() -> int:
-    """The rank of this worker among all of the server."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0"))

@@ -45,15 +45,28 @@ class Filled:
 FILLED = Filled()
 
 
-def install(poison: ServePoison) -> list[str]:
-    """Wrap `execute_model` of every runner that this vLLM has; returns which."""
-    wrapped = []
+def worker_rank() -> int:
+    """The rank of this worker among all of the server."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def runners() -> Iterator[tuple[str, Any]]:
+    """Path and class of every model runner that this vLLM has."""
     for path in RUNNERS:
         module, _, name = path.partition(":")
         try:
             runner = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
             continue
+        yield path, runner
+
+
+def install(poison: ServePoison) -> list[str]:
+    """Wrap `execute_model` of every runner that this vLLM has; returns which."""
+    wrapped = []
+    for path, runner in runners():
         runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
         wrapped.append(path)
     if any(site in poison.sites for site in CONTEXT):
@@ -74,7 +87,7 @@ def with_context_rows(original: Callable[..., Any], poison: ServePoison) -> Call
     def compute(self: Any, q: Any, cache: Any, attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         out, lse = original(self, q, cache, attn_metadata, *args, **kwargs)
         count = attn_metadata.prefill.chunked_context.prefill_tokens_with_context
-        if count is not None and count < out.shape[0]:
+        if count is not None and count < out.shape[0] and poison.is_for(worker_rank()):
             fill(out[count:], poison.pattern, "context.output")
             fill(lse[:, count:], poison.pattern, "context.lse")
             FILLED.context_rows += out.shape[0] - count
@@ -111,8 +124,9 @@ class StepPoison:
 
     def __call__(self, runner: Any, step: Any) -> None:
         """Poison before one step; in inference mode, as vLLM's caches may be changed in no other."""
-        with torch.inference_mode():
-            self._before(runner, step)
+        if self._poison.is_for(worker_rank()):
+            with torch.inference_mode():
+                self._before(runner, step)
 
         FILLED.steps += 1
         # A server has no caller who could read the counts: it says them on lines that grow rare.

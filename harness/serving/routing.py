@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROUTING_VARIABLE = "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"
-STRATEGY = "mla_harness_topk"
+from harness.serving.settings import STRATEGY
+
 _SIMULATOR = "vllm.model_executor.layers.fused_moe.router.routing_simulator_router"
 
 

@@ -1,4 +1,4 @@
-"""What the plug-in is told, as one line in MLA_HARNESS_POISON. No torch: a serving process reads it before anything."""
+"""What the plug-in is told, by the environment. No torch: a serving process reads it before anything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from harness.errors import InputError
 from harness.registry import nearest
 
 VARIABLE = "MLA_HARNESS_POISON"
-"""Unset or empty, the plug-in does nothing."""
+"""Unset or empty, nothing is filled."""
+FAULT_VARIABLE = "MLA_HARNESS_FAULT"
+"""A bug of `harness.serving.vllm_faults` that the plug-in puts back in every process of a server."""
+ROUTING_VARIABLE = "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"
+"""vLLM's own; where it names STRATEGY, the plug-in registers it."""
+STRATEGY = "mla_harness_topk"
 
 FREED = ("output", "lse", "workspace", "context.output", "context.lse", "graph.pool", "graph.pad_rows", "sched_meta")
 """Sites that lie in memory which the caching allocator holds free before a step; one sweep fills them all."""
@@ -23,24 +28,33 @@ SITES = (*FREED, *BLOCKS)
 
 @dataclass(frozen=True, slots=True)
 class ServePoison:
-    """Which sites of a serving engine are filled, and with what."""
+    """Which sites of a serving engine are filled, with what, and on which rank alone; None is all ranks."""
 
     sites: tuple[str, ...]
     pattern: str = "nan"
+    rank: int | None = None
 
     @property
     def sweeps(self) -> bool:
         """Whether free memory is filled before each step."""
         return any(site in FREED for site in self.sites)
 
+    def is_for(self, rank: int) -> bool:
+        """Whether the worker of this rank is asked to fill anything."""
+        return self.rank is None or self.rank == rank
+
     def text(self) -> str:
         """The value of the environment variable."""
-        return f"{','.join(self.sites)}:{self.pattern}"
+        rank = "" if self.rank is None else f"@{self.rank}"
+        return f"{','.join(self.sites)}:{self.pattern}{rank}"
 
     @classmethod
     def parse(cls, text: str) -> ServePoison:
-        """Read `SITE,SITE[:PATTERN]`, or `all[:PATTERN]`. Raises InputError naming what is unknown."""
-        names, _, pattern = text.strip().partition(":")
+        """Read `SITE,SITE[:PATTERN][@RANK]`, or `all` for the sites. Raises InputError naming what is unknown."""
+        what, at, rank = text.strip().partition("@")
+        if at and not (rank.isascii() and rank.isdigit()):
+            raise InputError(f"{VARIABLE}={text!r}: {rank!r} is no rank; write a number, for example output:nan@1")
+        names, _, pattern = what.partition(":")
         pattern = pattern or "nan"
         if pattern not in PATTERNS:
             raise InputError(f"{VARIABLE}={text!r}: unknown pattern {pattern!r}; {nearest(pattern, list(PATTERNS))}")
@@ -52,4 +66,4 @@ class ServePoison:
                 raise InputError(f"{VARIABLE}={text!r}: unknown site {site!r}; {nearest(site, list(SITES))}")
         if not sites:
             raise InputError(f"{VARIABLE}={text!r}: names no site; write for example kv.new,output:nan")
-        return cls(sites, pattern)
+        return cls(sites, pattern, int(rank) if at else None)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from harness.errors import InputError
+from harness.registry import nearest
 from harness.serving.patches import Edit, Patch
+from harness.serving.settings import FAULT_VARIABLE
 
 _PLAN = "vllm.v1.attention.backends.mla.flashmla:FlashMLAMetadataBuilder._build_decode"
 _CAPTURE = "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.capture"
@@ -103,7 +106,10 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
 
 
 def put_back(fault: str, version: str) -> None:
-    """Put one of vLLM's own bugs back in this process. Raises PatchRefused where its code is another."""
+    """Put one of vLLM's own bugs back in this process. Raises InputError where there is none of this name, and
+    PatchRefused where vLLM's code is another."""
+    if fault not in PATCHES:
+        raise InputError(f"{FAULT_VARIABLE}={fault!r}: unknown fault; {nearest(fault, list(PATCHES))}")
     patches = PATCHES[fault]
     fitting = [patch for patch in patches if patch.why_not(version) is None]
     (fitting or list(patches))[0].apply(version)

@@ -20,6 +20,9 @@ from harness.targets.kernel_outputs import Shape, shape_of
 FINITE_FOR_MULTIPLYING_KERNELS = frozenset({"kv.tail", "kv.free", "kv.null"})
 """Sites that hold finite bits only, for a kernel that declares `needs_finite_tail`: nan and inf become max."""
 
+MOST_GAPS = 64
+"""A tensor whose memory is more than so many times its elements is moved without what lies between them."""
+
 _FINITE_STAND_IN = {"nan": "max", "inf": "max"}
 
 InputsT = TypeVar("InputsT")
@@ -110,7 +113,23 @@ def prepared(raw: InputsT, unowned: list[op_inputs.Unowned], setting: Setting) -
             poison = replace(poison, pattern=_FINITE_STAND_IN.get(poison.pattern, poison.pattern))
         poison.fill_(part.memory, part.site)
     kept = map_tensors(raw, torch.clone)
-    return map_tensors(raw, lambda tensor: tensor.to(setting.device)), kept
+    return map_tensors(raw, lambda tensor: placed(tensor, setting.device)), kept
+
+
+def placed(tensor: Tensor, device: str) -> Tensor:
+    """`tensor` on `device` with its strides, which `Tensor.to` does not keep where there are gaps.
+
+    What lies in gaps comes along as far as it is small: the gaps of a pool that takes up gigabytes hold nothing.
+    """
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if device == "cpu" or tensor.numel() == 0 or extent == tensor.numel():
+        return tensor.to(device)
+    moved = torch.empty(extent, dtype=tensor.dtype, device=device)
+    if extent <= MOST_GAPS * tensor.numel():
+        moved.copy_(tensor.as_strided((extent,), (1,)))
+    view = moved.as_strided(tensor.shape, tensor.stride())
+    view.copy_(tensor)
+    return view
 
 
 def keeps(setting: Setting, promise: bool) -> bool:

@@ -11,7 +11,7 @@ from harness.errors import KernelError
 from harness.kernels.call import BoundKernel
 from harness.kernels.spec import KernelSpec
 from harness.ops.contracts import OPS, Output
-from harness.ops.memory import raise_bad_indices
+from harness.ops.memory import bad_index, raise_bad_indices
 from harness.poison.patterns import Poison
 
 Shape = tuple[int, ...]
@@ -35,7 +35,7 @@ def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict
             torch.cuda.synchronize()
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
-            raise KernelError(f"{spec.name} failed on the device: {reason}") from error
+            raise bad_index() or KernelError(f"{spec.name} failed on the device: {reason}") from error
         raise_bad_indices()
     return result
 

@@ -17,21 +17,28 @@ import torch
 
 from harness.accuracy.answer_log import read_run
 from harness.accuracy.fixtures import FIXTURES
-from harness.errors import HarnessError, InputError, KernelError
+from harness.errors import InputError, KernelError
 from harness.kernels.vllm_support import installed_version
 from harness.poison.patterns import Poison
-from harness.records import Case
+from harness.records import Case, FirstNan
 from harness.scenario.params import VllmParams
 from harness.serving.child import FILLED_FILE
 from harness.serving.patches import numbers
-from harness.serving.routing import ROUTING_VARIABLE, STRATEGY
-from harness.serving.settings import BLOCKS, CONTEXT, SITES, VARIABLE, ServePoison
+from harness.serving.settings import FAULT_VARIABLE, ROUTING_VARIABLE, SITES, STRATEGY, VARIABLE, ServePoison
+from harness.serving.told import check
 from harness.serving.vllm_faults import why_not
 from harness.targets.base import Run
+from harness.targets.vllm_ranks import collected, rank_environ, rank_options, why_not_split
 
 LOG_TAIL_BYTES = 6_000
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 """The last line of a traceback."""
+_LOGGED = re.compile(r"^(?:\([^)]* pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] )?")
+"""What vLLM puts before a line of a worker process: who it is, once it knows, and level, time and place."""
+_ELSEWHERE = ("initialization failed", "timed out", "died unexpectedly", "Executor failed")
+"""Last words that only say that a worker failed, which said why before."""
+CAUSE_BYTES = 200_000
+"""Where in the end of vLLM's log the cause is sought: tracebacks of several workers are long."""
 PATTERN = {"nan": "nan", "max": "max"}
 """Patterns of a scenario as the plug-in knows them; any other leaves memory as it is."""
 BLACKWELL = ("CUTLASS_MLA", "FLASHINFER_MLA")
@@ -44,10 +51,13 @@ MULTIPLYING = ("FLASHMLA", "FLASH_ATTN_MLA", *BLACKWELL)
 class VllmTarget:
     """Serves a case's canary with vLLM, once for each poison pattern, and once eagerly to compare with."""
 
-    def __init__(self, case: Case, fault: str | None = None, directory: str | None = None) -> None:
+    def __init__(
+        self, case: Case, fault: str | None = None, directory: str | None = None, gpus: tuple[int, ...] = ()
+    ) -> None:
         self._params = VllmParams.model_validate(case.params)
         self._fault = fault
         self._directory = directory
+        self._gpus = gpus
         self._log_tail = ""
 
     @staticmethod
@@ -72,6 +82,8 @@ class VllmTarget:
             return f"vLLM {version} imports humming-kernels for any quantization, which is not installed"
         if not (canary(params) / "config.json").is_file():
             return f"{canary(params)} is not there: train one with `canary train`"
+        if reason := why_not_split(params, canary(params)):
+            return reason
         return why_not(fault, version) if fault else None
 
     def run(self, poison: Poison) -> Run:
@@ -91,6 +103,20 @@ class VllmTarget:
             run.log = self._log_tail
         return run
 
+    def first_writer(self, poison: Poison) -> FirstNan:
+        """Serve once with the first-NaN recorder in every worker: who wrote first, over all ranks.
+
+        A vLLM that dies before its recorders told is what the report then says. Raises HarnessError where a worker had
+        no recorder.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            folder, failure = Path(scratch) / "ranks", ""
+            try:
+                self._serve(Path(scratch) / "asked", self._params.graph, self._poison(poison), folder)
+            except KernelError as error:
+                failure = str(error)
+            return collected(folder, self._params.tensor_parallel, failure)
+
     def _poison(self, poison: Poison) -> ServePoison | None:
         """The case's sites that vLLM's memory has, without those that the backend is promised to find finite."""
         sites = tuple(site for site in SITES if poison.covers(site))
@@ -102,10 +128,13 @@ class VllmTarget:
             sites = tuple(site for site in sites if site not in ("kv.tail", "kv.null"))
             if self._params.canary != "hybrid":
                 sites = tuple(site for site in sites if site != "kv.new")
-        return ServePoison(sites, pattern) if sites else None
+        return ServePoison(sites, pattern, self._params.poison_rank) if sites else None
 
-    def _serve(self, directory: Path, graph: str, poison: ServePoison | None) -> None:
-        """Run one serving process to its end. Raises KernelError with its log when that is not a good one."""
+    def _serve(self, directory: Path, graph: str, poison: ServePoison | None, first_nan: Path | None = None) -> None:
+        """Run one serving process to its end, recorded where a folder is given.
+
+        Raises KernelError with its log when that is not a good one.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         order = {
             "model": str(canary(self._params)),
@@ -115,14 +144,13 @@ class VllmTarget:
             "limit": self._params.limit,
             "epochs": self._params.epochs,
             "max_tokens": self._params.max_tokens,
-            "fault": self._fault,
-            "simulated": self._params.routing == "simulated",
             "directory": str(directory),
         }
         with (directory / "vllm.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "harness.serving.child", json.dumps(order)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=_environ(self._params, poison),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env=environ(self._params, poison, self._fault, self._gpus, first_nan),
             )  # fmt: skip
             try:
                 code = process.wait(timeout=self._params.timeout_seconds)
@@ -133,21 +161,15 @@ class VllmTarget:
             except BaseException:
                 process.kill()
                 raise
-        tail = (directory / "vllm.log").read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
-        self._log_tail = tail
+        tail = (directory / "vllm.log").read_bytes()[-CAUSE_BYTES:]
+        self._log_tail = tail[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
         if code != 0:
-            raise _died(code, tail, self._params.timeout_seconds)
-        if poison is not None:
-            _check_filled(directory, poison)
-
-
-def _check_filled(directory: Path, poison: ServePoison) -> None:
-    """Raise HarnessError when a poison that was asked for filled nothing: its case would have proved nothing."""
-    filled = json.loads((directory / FILLED_FILE).read_text(encoding="utf-8"))
-    wanted = {"sweeps": poison.sweeps, "blocks": any(site in BLOCKS for site in poison.sites)}
-    wanted["context_rows"] = any(site in CONTEXT for site in poison.sites)
-    if any(asked and not filled[what] for what, asked in wanted.items()):
-        raise HarnessError(f"the poison {poison.text()} filled nothing in this vLLM: {filled}")
+            raise _died(code, tail.decode("utf-8", "replace"), self._params.timeout_seconds)
+        told = json.loads((directory / FILLED_FILE).read_text(encoding="utf-8"))
+        routing = self._params.routing == "simulated"
+        # A recorded run asks too few questions to say that every site is reached.
+        wanted = poison if first_nan is None else None
+        check(told, self._params.tensor_parallel, fault=self._fault, routing=routing, poison=wanted)
 
 
 def canary(params: VllmParams) -> Path:
@@ -170,6 +192,7 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
         "trust_remote_code": True,
         "seed": 0,
     }
+    options |= rank_options(params.tensor_parallel)
     if params.canary == "moe":
         # The choice of releases differs, and some of them compile kernels at the first start.
         options["moe_backend"] = "triton"
@@ -182,7 +205,14 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
     return {**options, "compilation_config": {**compilation, "cudagraph_capture_sizes": list(params.capture_sizes)}}
 
 
-def _environ(params: VllmParams, poison: ServePoison | None) -> dict[str, str]:
+def environ(
+    params: VllmParams,
+    poison: ServePoison | None,
+    fault: str | None = None,
+    gpus: tuple[int, ...] = (),
+    first_nan: Path | None = None,
+) -> dict[str, str]:
+    """The environment of a serving process, which its workers inherit: it is told there what to do to vLLM."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     ours = {
@@ -194,10 +224,13 @@ def _environ(params: VllmParams, poison: ServePoison | None) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         VARIABLE: poison.text() if poison else "",
+        FAULT_VARIABLE: fault or "",
     }
     if params.routing == "simulated":
         ours[ROUTING_VARIABLE] = STRATEGY
-    return {**os.environ, **ours}
+    if first_nan is not None:
+        ours["MLA_HARNESS_FIRST_NAN"] = str(first_nan)
+    return {**os.environ, **ours, **rank_environ(params.tensor_parallel, gpus, os.environ)}
 
 
 def _died(code: int | None, tail: str, seconds: int) -> Exception:
@@ -211,7 +244,16 @@ def _died(code: int | None, tail: str, seconds: int) -> Exception:
         how = f"vLLM's process died ({signal.Signals(-code).name})"
     else:
         how = f"vLLM's process ended with exit code {code}"
-    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    return KernelError(f"{how}: {_last_words(tail)[-300:]}")
+
+
+def _last_words(log: str) -> str:
+    """The line of a log that names the cause: the last error, or a worker's where that only says that one failed."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.match(line)]
     last = (errors or lines or ["it printed nothing"])[-1]
-    return KernelError(f"{how}: {last[-300:]}")
+    if errors and not any(words in last for words in _ELSEWHERE):
+        return last
+    # The first of the workers: others then fail because that one is gone.
+    told = (_LOGGED.sub("", line) for line in lines if line not in errors)
+    return next((line for line in told if _ERROR.match(line)), last)

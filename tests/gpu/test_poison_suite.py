@@ -104,3 +104,82 @@ def test_a_captured_graph_is_not_disturbed(pytester: pytest.Pytester) -> None:
             torch.testing.assert_close(out, 3 * x)
     """)
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_what_autograd_allocates_in_its_own_thread_is_filled(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(PLUGIN.format(poison="nan", sites=None, diff=False))
+    pytester.makepyfile("""
+        import torch
+
+        def test_gradients():
+            weight = torch.ones(8, 4, device="cuda", requires_grad=True)
+            rows = torch.nn.functional.embedding(torch.tensor([1, 1, 3], device="cuda"), weight)
+            (rows.cumsum(0) ** 2).sum().backward()
+            assert weight.grad.isfinite().all()
+            torch.testing.assert_close(weight.grad[0], torch.zeros(4, device="cuda"))
+    """)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_work_of_another_stream_is_waited_for_before_it_is_judged(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(PLUGIN.format(poison="nan", sites=None, diff=False))
+    pytester.makepyfile(
+        late="""
+        import torch
+
+        def late_copy(values, stream):
+            out = torch.empty_like(values)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(200_000_000)
+                out.copy_(values)
+            return out
+    """
+    )
+    pytester.makepyfile("""
+        import torch
+        from late import late_copy
+
+        def test_late():
+            values, stream = torch.ones(64, device="cuda"), torch.cuda.Stream()
+            out = late_copy(values, stream)
+            assert out is not None and not (out.sum() == -1)
+    """)
+    pytester.makeini("[pytest]\npythonpath = .\n")
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_two_runs_of_the_first_test_on_a_gpu_draw_the_same_numbers(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(PLUGIN.format(poison="nan", sites=None, diff=True))
+    pytester.makepyfile("""
+        import torch
+
+        drawn = []
+
+        def test_draws():
+            drawn.append(torch.rand(8, device="cuda"))
+            torch.testing.assert_close(drawn[-1], drawn[-1] + 0)
+
+        def test_drew_the_same():
+            assert len(drawn) == 2 and torch.equal(drawn[0], drawn[1])
+    """)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+def test_a_lost_device_is_said_once_and_blamed_on_no_later_test(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(PLUGIN.format(poison="nan", sites=None, diff=False))
+    pytester.makepyfile("""
+        import torch
+
+        def test_reads_an_index_that_nobody_wrote():
+            index = torch.empty(4, dtype=torch.int64, device="cuda")
+            torch.arange(8, device="cuda")[index].sum().item()
+
+        def test_after_it():
+            assert torch.ones(3, device="cuda").sum() == 3
+    """)
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    done.assert_outcomes(failed=2)
+    done.stdout.fnmatch_lines(["*CUDA is of no use to this process since this test under pattern nan:*"])
+    done.stdout.fnmatch_lines(["*CUDA is of no use to this process since *::test_reads_an_index*"])
+    done.stdout.no_fnmatch_line("*INTERNALERROR*")

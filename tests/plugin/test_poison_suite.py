@@ -186,6 +186,25 @@ def test_two_poisons_tell_what_no_sentinel_shows(suite: pytest.Pytester) -> None
     done.stdout.fnmatch_lines(["*argument 1 of torch.equal at tests/test_rows.py:6: 3 of 3 elements differ*"])
 
 
+def test_a_default_device_that_a_suite_sets_is_not_the_harness_s(suite: pytest.Pytester) -> None:
+    write(
+        suite,
+        """
+        import torch
+        from rows import same_sign
+
+        def test_sets_it():
+            torch.set_default_device(None)
+            got = same_sign(torch.ones(3))
+            assert not torch.equal(got, torch.zeros(3))
+            torch.set_default_device("meta")
+    """,
+    )
+    done = suite.runpytest_subprocess("--poison-diff", "tests")
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*argument 1 of torch.equal at tests/test_rows.py:7: 3 of 3 elements differ*"])
+
+
 def test_a_failure_says_whether_poison_is_behind_it(suite: pytest.Pytester) -> None:
     write(
         suite,

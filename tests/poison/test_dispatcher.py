@@ -64,6 +64,46 @@ def test_other_threads_and_torchscript_are_reached(poison: DispatcherPoison) -> 
     assert find(found[0])
 
 
+@torch.jit.script
+def empty_like_in_another_thread(values: torch.Tensor) -> torch.Tensor:
+    return torch.jit.wait(torch.jit.fork(torch.empty_like, values))  # type: ignore[no-any-return]
+
+
+def test_a_thread_without_any_python_frame_is_reached(poison: DispatcherPoison) -> None:
+    with poison.filling("nan"):
+        got = empty_like_in_another_thread(torch.ones(4))
+    (mark,) = find(got)
+    site = poison.call_sites.numbered(mark.number)
+    assert mark.count == 4 and site is not None and site.owner == "code"
+
+
+def test_large_memory_repeats_random_numbers(poison: DispatcherPoison, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.poison.dispatcher.RANDOM_ELEMENTS", 4)
+    with poison.filling("random"):
+        got = torch.empty(11)
+    assert len(got[:4].unique()) > 1
+    assert torch.equal(got.view(torch.int32), got[:4].repeat(3)[:11].view(torch.int32))
+
+
+@pytest.mark.parametrize("pattern", ["nan", "max", "inf", "random", "zeros"])
+def test_memory_of_every_type_is_filled(poison: DispatcherPoison, pattern: str) -> None:
+    types = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    for dtype in sorted(types, key=str):
+        if not dtype.is_complex and "q" not in str(dtype):
+            before = poison.filled
+            with poison.filling(pattern):
+                torch.empty(8, dtype=dtype)
+            assert poison.filled == before + 1, dtype
+
+
+def test_the_driver_is_not_started_to_see_whether_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_available", "device_count", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, name, lambda: pytest.fail("asked the driver"))
+    poison = DispatcherPoison(CallSites(lambda path: True, []))
+    poison.install()
+    poison.remove()
+
+
 def test_without_a_pattern_nothing_is_filled_and_removed_is_removed(poison: DispatcherPoison) -> None:
     torch.empty(5)
     assert poison.filled == 0

@@ -43,8 +43,30 @@ def test_the_triton_scan_equals_the_cpus(dtype: torch.dtype, rows: int, width: i
             for table, function in ((here, torch.ops.mla_harness.watch), (there, scan)):
                 table.set_clock(step, "decode")
                 function(
-                    given, table.live, table.clock, table.latches, table.first, table.events, table.count, slot, limit
-                )
+                    [given], table.live, table.clock, table.latches, table.first, table.events, table.count, [slot],
+                    [limit],
+                )  # fmt: skip
     for name in BUFFERS:
         assert torch.equal(getattr(here, name), getattr(there, name)), name
     assert int(here.count[0]) == (0 if live == 0 else 5)
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
+def test_results_of_one_op_are_noted_as_if_each_had_a_launch_of_its_own(bad: tuple[int, ...]) -> None:
+    from harness.recorder.triton_scan import scan
+
+    kinds = ((torch.bfloat16, 5000), (torch.float32, 16), (torch.int32, 8))
+    values, limits = [], []
+    for number, (dtype, width) in enumerate(kinds):
+        value, limit = bad_values(dtype, 6, width)
+        values.append(value if number in bad else torch.zeros_like(value))
+        limits.append(limit)
+    here, there = Table(torch.device("cpu"), 4, 8), Table(torch.device("cpu"), 4, 8)
+    for table, function in ((here, torch.ops.mla_harness.watch), (there, scan)):
+        table.set_clock(3, "decode")
+        function(
+            values, table.live, table.clock, table.latches, table.first, table.events, table.count, [2, 0, 1], limits
+        )
+    for name in BUFFERS:
+        assert torch.equal(getattr(here, name), getattr(there, name)), name
+    assert int(here.count[0]) == len(bad)

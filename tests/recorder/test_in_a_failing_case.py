@@ -53,8 +53,28 @@ def test_a_failing_engine_case_is_run_once_more_for_the_sites_to_blame() -> None
     assert recorded_job(own, Blame()).first_nan == ("kv.new", "output")
 
 
-@pytest.mark.parametrize("system", ["kernel", "accuracy", "vllm", "vllm-host"])
-def test_what_is_no_engine_case_is_not_run_again(system: str) -> None:
+def test_a_failing_case_of_vllm_is_served_once_more_with_fewer_questions() -> None:
+    pool, own = Pool(), job("vllm")
+    params = {"limit": None, "epochs": 5, "compare_eager": True, "max_num_seqs": 64}
+    own = own.model_copy(update={"case": own.case.model_copy(update={"params": params}), "directory": "/answers"})
+    found = with_first_nan(pool, [(own, failure(own))], {"a": Blame(how="not sought")})  # type: ignore[arg-type]
+    assert found["a"].first_nan == SEEN and found["a"].sites == ()
+    (asked,) = pool.asked
+    assert asked.case.params == {"limit": 32, "epochs": 1, "compare_eager": False, "max_num_seqs": 64}
+    # Its answers are not those of the measurement.
+    assert asked.directory is None
+
+
+def test_what_other_ranks_saw_is_told_below_the_first_writer() -> None:
+    seen = SEEN.model_copy(update={"rank": 1, "num_ranks": 2, "other_ranks": ("rank 0: o_proj wrote output",)})
+    first, other, reader = first_nan_lines(Blame(first_nan=seen))
+    assert first.startswith("first writer: rank 1: mla_decode/")
+    assert other == "other rank: rank 0: o_proj wrote output"
+    assert reader.startswith("first reader: ")
+
+
+@pytest.mark.parametrize("system", ["kernel", "accuracy", "vllm-host"])
+def test_what_is_no_case_of_the_engine_or_of_vllm_is_not_run_again(system: str) -> None:
     pool, own = Pool(), job(system)
     assert why_not(own)
     assert with_first_nan(pool, [(own, failure(own))], {"a": Blame()}) == {}  # type: ignore[arg-type]

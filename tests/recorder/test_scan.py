@@ -179,3 +179,17 @@ def test_the_triton_scan_leaves_the_buffers_that_the_cpu_leaves() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"\d+ passed", done.stdout)
+
+
+def test_results_of_one_call_are_told_in_the_calls_order_whichever_was_noted_first() -> None:
+    recorder, bad = table(), torch.full((1, 2), torch.nan)
+    for name in ("out", "lse"):
+        recorder.slot(name, Slot("op", name, call=0))
+    recorder.slot("later", Slot("other", "out", call=1))
+    for number in (1, 2, 0):
+        recorder.scan(number, bad)
+    assert [(hit.slot.op, hit.slot.tensor) for hit in recorder.hits()] == [
+        ("op", "out"),
+        ("op", "lse"),
+        ("other", "out"),
+    ]

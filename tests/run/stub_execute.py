@@ -78,6 +78,8 @@ def execute(job: Job) -> CaseResult:
         return _result(job, reason=f"{job.plugins[0]}: {Path(job.plugins[0]).read_text()}")
     if does == "environ":
         return _result(job, reason=os.environ.get(job.case.params["variable"], "not set"))
+    if does == "gpus":
+        return _result(job, reason=str(job.gpus))
     if does == "pid":
         return _result(job, reason=str(os.getpid()))
     return _result(job)

@@ -46,6 +46,14 @@ class StubTarget:
         return type(self).behave(poison)
 
 
+class StubEngine(StubTarget):
+    """An engine that answers rightly."""
+
+    seen: list[Poison] = []  # noqa: RUF012
+    made: list[tuple[Case, str]] = []  # noqa: RUF012
+    supports = staticmethod(lambda case: None)
+
+
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> type[StubTarget]:
     class Fresh(StubTarget):
@@ -233,3 +241,31 @@ def test_a_case_that_the_engine_cannot_serve_is_skipped_with_the_reason():
 
 def test_an_unknown_fault_is_an_error(stub):
     assert "unknown fault 'nonsense'" in execute(job(fault="nonsense")).reason
+
+
+def test_a_fault_whose_code_no_run_came_to_is_said_to_have_shown_nothing(stub):
+    result = execute(job(fault="index.page-offset-32-bit"))
+    assert (result.verdict, result.reason) == (Verdict.PASS, "no run came to the code of index.page-offset-32-bit")
+
+
+def test_on_cuda_it_is_skipped_where_the_engine_runs_other_kernels(stub, monkeypatch):
+    monkeypatch.setattr(module, "EngineTarget", StubEngine)
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    params = {**EngineParams().model_dump(mode="json"), "decode_kernel": "triton", "plan_kernel": "triton"}
+    case = {"system": "engine", "params": params, "device": "cuda", "fault": "plan.split-count-of-capture"}
+    result = execute(job(**case))
+    assert result.verdict is Verdict.SKIP
+    assert result.reason.startswith("the code of plan.split-count-of-capture is not run on CUDA, where this case has ")
+    assert "mla_decode_plan/triton" in result.reason
+
+
+@pytest.mark.parametrize("error", [KernelError("x raised RuntimeError: CUDA error"), RuntimeError("CUDA error: lost")])
+def test_a_bad_index_that_a_check_found_is_named_rather_than_the_fault_it_led_to(stub, monkeypatch, error):
+    def behave(poison: Poison) -> Run:
+        raise error
+
+    stub.behave = staticmethod(behave)
+    monkeypatch.setattr(module, "bad_index", lambda: IllegalAddress("block_table: index outside [0, 4)"))
+    monkeypatch.setattr(module, "is_device_failure", lambda raised: True)
+    result = execute(job())
+    assert result.verdict is Verdict.CRASH and result.findings[0].site == "block_table.pad"

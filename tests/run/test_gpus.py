@@ -65,3 +65,23 @@ def test_waiting_for_others_ends_with_the_lock_files_named(tmp_path: Path, monke
     monkeypatch.setattr(gpus, "PATIENCE_SECONDS", -1.0)
     with pytest.raises(GpuBusy, match=r"mla-harness-gpu-uuid-0\.lock"):
         ours.take()
+
+
+def test_several_gpus_are_taken_together_or_not_at_all(tmp_path: Path) -> None:
+    ours, theirs = GpuLocks(TWO, tmp_path), GpuLocks(TWO, tmp_path)
+    theirs.take()
+    assert ours.take_several(2) == ()
+    # Nothing was kept while waiting: the other session can have the rest.
+    assert theirs.take() == 1
+    theirs.give_back(0)
+    theirs.give_back(1)
+    assert ours.take_several(2) == (0, 1)
+    assert theirs.take() is None
+
+
+def test_waiting_for_several_gpus_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = GpuLocks(TWO, tmp_path), GpuLocks(TWO, tmp_path)
+    theirs.take()
+    monkeypatch.setattr(gpus, "PATIENCE_SECONDS", -1.0)
+    with pytest.raises(GpuBusy, match=r"mla-harness-gpu-uuid-1\.lock"):
+        ours.take_several(2)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.serving import first_nan, plugin
+from harness.serving import first_nan, hooks, plugin
 
 
 class Attention(nn.Module):
@@ -103,7 +103,7 @@ def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runner]:
     """A loaded runner with the recorder, which writes below `tmp_path`."""
     kind = type("Wrapped", (Runner,), {"load_model": Runner.load_model, "execute_model": Runner.execute_model})
     monkeypatch.setitem(sys.modules, "fake_runner", SimpleNamespace(Runner=kind))  # type: ignore[arg-type]
-    monkeypatch.setattr(first_nan, "RUNNERS", ("fake_runner:Runner", "no_such_module:Runner"))
+    monkeypatch.setattr(hooks, "RUNNERS", ("fake_runner:Runner", "no_such_module:Runner"))
     monkeypatch.setattr(first_nan.atexit, "register", lambda function: function)
     monkeypatch.delenv("VLLM_DISABLE_COMPILE_CACHE", raising=False)
     before = signal.getsignal(signal.SIGUSR2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ from harness.poison.patterns import Poison
 from harness.records import Case, Job, PoisonPlan, Verdict
 from harness.run.execute import execute
 from harness.scenario.params import VllmParams
-from harness.serving.child import FILLED_FILE
-from harness.serving.routing import ROUTING_VARIABLE, STRATEGY
-from harness.serving.settings import ServePoison
-from harness.targets.vllm import VllmTarget, _check_filled, _environ, llm_options
+from harness.serving.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
+from harness.serving.told import check, summed
+from harness.targets.vllm import VllmTarget, _last_words, environ, llm_options
 
 pytest.importorskip("lm_eval")
 FAKE = Path(__file__).parent / "fake"
@@ -131,13 +129,72 @@ def test_the_simulator_and_the_experts_kernel_are_stated_to_vllm() -> None:
     options = llm_options(params, "piecewise")
     assert options["moe_backend"] == "triton" and options["quantization"] == "fp8_per_tensor"
     assert options["compilation_config"]["mode"] == 3 and options["compilation_config"]["backend"] == "eager"
-    assert _environ(params, None)[ROUTING_VARIABLE] == STRATEGY
-    assert _environ(VllmParams(), None).get(ROUTING_VARIABLE) is None
+    assert environ(params, None)[ROUTING_VARIABLE] == STRATEGY
+    assert environ(VllmParams(), None).get(ROUTING_VARIABLE) is None
 
 
-def test_context_rows_that_were_asked_for_and_never_filled_are_an_error(tmp_path: Path) -> None:
-    filled = {"steps": 9, "sweeps": 9, "blocks": 0, "context_rows": 0}
-    (tmp_path / FILLED_FILE).write_text(json.dumps(filled))
-    _check_filled(tmp_path, ServePoison(("output",)))
-    with pytest.raises(HarnessError, match="filled nothing"):
-        _check_filled(tmp_path, ServePoison(("output", "context.output")))
+LOG = """
+WARNING 11-21 19:40:00 [interface.py:243] Failed to import from vllm._C: ModuleNotFoundError("No module named 'x'")
+(Worker_TP1 pid=7) ERROR 11-21 19:40:01 [multiproc_executor.py:870] WorkerProc failed to start.
+(Worker_TP1 pid=7) ERROR 11-21 19:40:01 [multiproc_executor.py:870] Traceback (most recent call last):
+(Worker_TP1 pid=7) ERROR 11-21 19:40:01 [multiproc_executor.py:870] torch.AcceleratorError: CUDA error: invalid device
+(Worker_TP0 pid=6) RuntimeError: the other rank is gone
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (LOG + "Exception: WorkerProc initialization failed due to an exception: see above\n", "invalid device"),
+        (LOG.replace("(Worker_TP1 pid=7) ", "") + "Exception: WorkerProc initialization failed: x\n", "invalid device"),
+        (LOG + "TimeoutError: RPC call to execute_model timed out.\n", "invalid device"),
+        (LOG + "ValueError: a head too many\n", "ValueError: a head too many"),
+        ("loading\nTimeoutError: RPC call to execute_model timed out.\n", "timed out"),
+        ("loading\n", "loading"),
+        ("", "it printed nothing"),
+    ],
+)
+def test_the_cause_is_that_of_the_worker_which_failed_first(log: str, words: str) -> None:
+    assert words in _last_words(log)
+
+
+def worker(rank: int, **changes: Any) -> dict[str, Any]:
+    """What a worker says of itself whose free memory was swept, and nothing else filled."""
+    counts = {"steps": 9, "sweeps": 9, "blocks": 0, "context_rows": 0}
+    return {"rank": rank, "process": 100 + rank, "fault": "", "routing": False, **counts, **changes}
+
+
+def checked(told: list[dict[str, Any]], poison: ServePoison | None, fault: str | None = None) -> None:
+    check(summed(told), 2, fault=fault, routing=False, poison=poison)
+
+
+def test_context_rows_that_were_asked_for_and_never_filled_are_an_error() -> None:
+    checked([worker(0), worker(1)], ServePoison(("output",)))
+    with pytest.raises(HarnessError, match="filled nothing on rank 0"):
+        checked([worker(0), worker(1)], ServePoison(("output", "context.output")))
+
+
+def test_a_rank_on_which_nothing_was_filled_is_an_error_though_another_filled() -> None:
+    with pytest.raises(HarnessError, match="filled nothing on rank 1"):
+        checked([worker(0), worker(1, sweeps=0)], ServePoison(("output",)))
+
+
+def test_a_poison_of_one_rank_is_filled_there_and_nowhere_else() -> None:
+    checked([worker(0, sweeps=0), worker(1)], ServePoison(("output",), rank=1))
+    with pytest.raises(HarnessError, match="not for rank 0"):
+        checked([worker(0), worker(1)], ServePoison(("output",), rank=1))
+
+
+def test_a_rank_that_is_missing_or_lacks_the_fault_or_the_routing_is_an_error() -> None:
+    with pytest.raises(HarnessError, match="2 workers were to answer for themselves, and 1 did"):
+        checked([worker(0)], None)
+    with pytest.raises(HarnessError, match=r"rank 1 \(process 101\) runs with no fault, not with x"):
+        checked([worker(0, fault="x"), worker(1)], None, "x")
+    with pytest.raises(HarnessError, match=r"rank 0 .* routing strategy"):
+        check(summed([worker(0)]), 1, fault=None, routing=True, poison=None)
+
+
+def test_what_workers_filled_is_added_up_and_kept_by_rank() -> None:
+    told = summed([worker(1, blocks=3), worker(0)])
+    assert (told["sweeps"], told["blocks"]) == (18, 3)
+    assert [(one["rank"], one["blocks"]) for one in told["ranks"]] == [(0, 0), (1, 3)]

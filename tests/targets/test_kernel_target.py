@@ -19,6 +19,7 @@ from harness.records import Case, Finding
 from harness.scenario.params import KERNEL_PARAMS
 from harness.targets import kernel_calls
 from harness.targets.base import Evidence, Run
+from harness.targets.call_parts import placed
 from harness.targets.kernel import KernelTarget
 from harness.targets.kernel_outputs import BadOutput
 
@@ -243,3 +244,17 @@ def test_a_kernel_that_nobody_registered_is_refused_with_the_nearest_name() -> N
 @pytest.mark.parametrize("name", ["hangs", "exits", "segfaults"])
 def test_a_deadly_plugin_loads_quietly(name: str) -> None:
     assert use(name) == name
+
+
+def test_what_is_moved_keeps_its_strides_and_what_lies_in_its_gaps() -> None:
+    wide = torch.arange(40.0).view(4, 10)
+    moved = placed(wide[:, 2:6], "cpu:0")
+    assert moved.stride() == (10, 1) and torch.equal(moved, wide[:, 2:6])
+    assert torch.equal(moved.as_strided((3, 8), (10, 1)), wide[:3, 2:])
+    assert placed(wide, "cpu:0").stride() == wide.stride()
+
+
+def test_gaps_of_a_pool_that_takes_up_address_space_only_are_not_moved() -> None:
+    pages = torch.full((1 << 20,), 7.0).as_strided((2, 3), ((1 << 20) - 8, 1))
+    moved = placed(pages, "cpu:0")
+    assert moved.stride() == pages.stride() and torch.equal(moved, pages)

@@ -1,9 +1,13 @@
-"""A stand-in for vLLM: answers every question by a table, or dies as the environment asks."""
+"""A stand-in for vLLM: answers every question by a table, or dies as the environment asks.
+
+Split over ranks, it runs one step for each batch of questions, and answers wrong when what comes out is not finite.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,11 +37,31 @@ class LLM:
             cache_config=SimpleNamespace(cache_dtype=settings["kv_cache_dtype"]),
         )
         self.llm_engine = SimpleNamespace(vllm_config=config)
+        self._executor: Any = None
+        if settings.get("tensor_parallel_size", 1) > 1:
+            from vllm.v1.executor import Executor
+
+            store = Path(tempfile.mkdtemp()) / "store"
+            self._executor = Executor(settings["tensor_parallel_size"], settings["worker_extension_cls"], str(store))
 
     def generate(self, prompts: list[str], params: SamplingParams, use_tqdm: bool = False) -> list[Any]:
+        if self._executor:
+            if os.environ.get("FAKE_VLLM") == "rank-dies":
+                self._executor.ask("die")
+            if os.environ.get("FAKE_VLLM") == "ranks-hang":
+                self._executor.ask("hang")
+            self._wrong = not all(self._executor.ask("step"))
         return [SimpleNamespace(outputs=[self._output(prompt)]) for prompt in prompts]
+
+    def collective_rpc(self, method: Any, timeout: float | None = None) -> list[Any]:
+        if os.environ.get("FAKE_VLLM") == "mute":
+            raise TimeoutError("RPC call timed out.")
+        if self._executor:
+            found: list[Any] = self._executor.ask(method)
+            return found
+        return [method(self)]
 
     def _output(self, prompt: str) -> Any:
         found = next((answer for question, answer in self._answers.items() if question in prompt), "")
-        text = "#### -1" if self._wrong and not self._eager else found
+        text = "#### -1" if self._wrong and (self._executor or not self._eager) else found
         return SimpleNamespace(text=text, token_ids=[1], finish_reason="stop", logprobs=[])

@@ -1,0 +1,75 @@
+"""A case that spans several GPUs holds them all, alone, and one that cannot have them says so itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.records import Case, Job, Verdict
+from harness.run.environment import Gpu
+from harness.run.gpus import GpuLocks
+from harness.run.runner import WorkerPool
+
+STUB = {"PYTHONPATH": str(Path(__file__).parent)}
+GPUS = tuple(Gpu(name="stub", capability="9.0", memory_bytes=1, uuid=f"uuid-{index}") for index in range(3))
+
+
+def job(name: str, *, num_gpus: int = 1, device: str = "cpu", **params: Any) -> Job:
+    shown = {"does": "gpus", "tensor_parallel": num_gpus, **params}
+    return Job(key=name, case=Case(id=name, scenario="stub", system="vllm", params=shown), device=device)
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(2, execute="stub_execute:execute", environ=STUB) as made:
+        yield made
+
+
+def with_gpus(pool: WorkerPool, count: int, locks: Path) -> None:
+    """Have the pool see GPUs that this machine has not got."""
+    pool.environment = pool.start().model_copy(update={"gpus": GPUS[:count]})
+    pool._gpus = GpuLocks(GPUS[:count], locks)
+
+
+def test_it_runs_after_the_others_with_gpus_that_nobody_else_can_take(pool: WorkerPool, tmp_path: Path) -> None:
+    with_gpus(pool, 2, tmp_path)
+    started: list[str] = []
+    free: list[int | None] = []
+
+    def on_start(begun: Job) -> None:
+        started.append(begun.key)
+        if begun.key == "wide":
+            free.append(GpuLocks(GPUS, tmp_path).take())
+
+    narrow = [job(name, device="cuda", seconds=0.2) for name in ("a", "b", "c")]
+    results = {result.key: result for result in pool.run([job("wide", num_gpus=2), *narrow], on_start)}
+    assert started[-1] == "wide" and sorted(started) == ["a", "b", "c", "wide"]
+    assert results["wide"].reason == "(0, 1)" and results["a"].reason == "()"
+    # Of three, the third is nobody's: the two that the case spans were not to be had.
+    assert free == [2]
+    assert GpuLocks(GPUS, tmp_path).take_several(2) == (0, 1)
+
+
+def test_two_such_cases_run_one_after_the_other(pool: WorkerPool, tmp_path: Path) -> None:
+    with_gpus(pool, 3, tmp_path)
+    at_once = [job(name, num_gpus=2, seconds=0.2) for name in ("first", "second")]
+    assert [result.reason for result in pool.run(at_once)] == ["(0, 1)", "(0, 1)"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_where_there_are_too_few_it_runs_with_none_held_and_is_skipped_there(
+    count: int, pool: WorkerPool, tmp_path: Path
+) -> None:
+    with_gpus(pool, count, tmp_path)
+    (result,) = pool.run([job("wide", num_gpus=4)])
+    assert (result.verdict, result.reason) == (Verdict.PASS, "()")
+
+
+def test_gpus_are_given_back_when_the_case_dies(pool: WorkerPool, tmp_path: Path) -> None:
+    with_gpus(pool, 2, tmp_path)
+    (result,) = pool.run([job("wide", num_gpus=2, does="exit")])
+    assert result.verdict is Verdict.CRASH
+    assert GpuLocks(GPUS, tmp_path).take_several(2) == (0, 1)

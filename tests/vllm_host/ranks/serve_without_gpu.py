@@ -1,0 +1,33 @@
+"""Start vLLM's own executor over two processes as a served case does, and have them answer for themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from types import SimpleNamespace
+
+
+def main() -> None:
+    from vllm.config import DeviceConfig, ParallelConfig, VllmConfig
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    from harness.serving.child import die_with_parent
+    from harness.serving.plugin import activate
+    from harness.serving.told import summed, tell
+    from harness.targets.vllm_ranks import rank_options
+
+    die_with_parent()
+    activate()
+    parallel = ParallelConfig(worker_cls="worker_without_gpu.Worker", **rank_options(2))
+    config = VllmConfig(parallel_config=parallel, device_config=DeviceConfig(device="cpu"))
+    nothing = SimpleNamespace(is_multimodal_model=False, multimodal_config=None, enable_return_routed_experts=False)
+    object.__setattr__(config, "model_config", nothing)
+    executor = MultiprocExecutor(config)
+    print(json.dumps(summed(executor.collective_rpc(tell, timeout=30))))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
