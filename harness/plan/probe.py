@@ -34,10 +34,10 @@ PARAMS: dict[str, dict[str, Any]] = {
     "mla_decode": {"seq_lens": (1, 63, 64, 65, 130, 0)},
     "merge_attn_states": {"empty_prefix_rows": 2},
 }
-TOKENS = 4
-"""Query tokens a request of the second probe of decode, as in speculative decoding and in short prefills."""
+TOKENS: dict[int, tuple[int, ...]] = {1: (), 4: (4, 63, 64, 67, 130, 0), 64: (64, 65, 100, 127, 130, 0)}
+"""Query tokens a request of each probe of decode, and its lengths where they are not those of PARAMS: 4 as in
+speculative decoding, 64 as in prompts that some backends hand to a decode kernel, which may then load pages whole."""
 TOKENS_SITES = ("kv.tail", "kv.free", "kv.null")
-TOKENS_SEQ_LENS = (4, 63, 64, 67, 130, 0)
 ORACLES = ("finite", "sentinel", "reference", "non_interference")
 _ID = re.compile(rf"^{SCENARIO}\[kernel=([^,\]]+)(?:,kv=(\w+))?(?:,tokens=(\d+))?,site=([\w.]+),pattern=(\w+)\]$")
 
@@ -49,7 +49,7 @@ def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) ->
         for spec in kernels
         if spec.op in SITES
         for kv in _kv_types(spec)
-        for tokens in ((1, TOKENS) if spec.op == "mla_decode" else (1,))
+        for tokens in (TOKENS if spec.op == "mla_decode" else (1,))
         for site in _sites(spec.op, tokens)
         for pattern in PATTERNS
     ]
@@ -63,7 +63,7 @@ def case_of(identity: str, *, seed: int = 0) -> Case | None:
     spec = KERNELS.get(match[1])
     kv = match[2] or ""
     tokens, site, pattern = int(match[3] or 1), match[4], match[5]
-    if tokens not in (1, TOKENS) or (tokens > 1 and spec.op != "mla_decode"):
+    if tokens not in TOKENS or (tokens > 1 and spec.op != "mla_decode"):
         return None
     if spec.op not in SITES or kv not in _kv_types(spec) or site not in _sites(spec.op, tokens):
         return None
@@ -93,7 +93,7 @@ def _case(spec: KernelSpec, kv: str, tokens: int, site: str, pattern: str, seed:
     identity = f"{SCENARIO}[kernel={spec.name}{label},site={site},pattern={pattern}]"
     given = {**PARAMS.get(spec.op, {}), "kernel": spec.short_name, **({"kv": kv} if kv else {})}
     if tokens > 1:
-        given |= {"query_len": tokens, "seq_lens": TOKENS_SEQ_LENS}
+        given |= {"query_len": tokens, "seq_lens": TOKENS[tokens]}
     params = KERNEL_PARAMS[spec.op](**given).model_dump(mode="json")
     return Case(
         id=identity,
