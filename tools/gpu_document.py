@@ -11,11 +11,11 @@ def document(data: dict[str, Any]) -> str:
         ("machine", _machine), ("bandwidth", _bandwidth), ("step", lambda d: _step(d, data)), ("matrix", _matrix),
         ("epochs", _epochs), ("nightly", _nightly), ("selftest", _selftest), ("containment", _containment),
         ("sanitizer", _sanitizer), ("several", _several), ("recorder", _recorder), ("first-nan", _first_nan),
-        ("diagnosis", _diagnosis), ("tests", _tests),
+        ("diagnosis", _diagnosis), ("flashmla", _flashmla), ("tests", _tests),
     ]  # fmt: skip
     origin = (
-        "Written by `python tools/gpu_report.py` from `docs/gpu.json`. Entered there by hand are notes on how a part was "
-        "run, and the row of another GPU, from `tools/gpu_bandwidth.py` run alone on it."
+        "Written by `python tools/gpu_report.py` from `docs/gpu.json`. Its parts were run in several sessions on machines "
+        "of the same kind; entered there by hand are notes on how a part was run."
     )
     text = ["# On a GPU", "", origin, ""]
     for name, write in parts:
@@ -48,10 +48,6 @@ def _bandwidth(d: dict[str, Any]) -> list[str]:
         ("the same after a block was given and taken", f"{sweep['many_blocks_changed_ms']:.2f} ms",
          f"of it listing the blocks: {sweep['many_blocks_list_ms']:.2f} ms", "", "1 ms"),
     ]  # fmt: skip
-    if later := d.get("later"):
-        rows.append((f"both again on an {later['gpu']}, with blocks listed as they are now",
-                     f"{later['many_blocks_ms']:.2f} and {later['many_blocks_changed_ms']:.2f} ms",
-                     f"of it listing the blocks: {later['many_blocks_list_ms']:.2f} ms", "", "1 ms"))  # fmt: skip
     for dtype, scan in d["scan"].items():
         rows.append((f"scan of 1 GiB {dtype}", f"{scan['scan_gb_s']:.0f} GB/s",
                      f"`sum` of the same bytes: {scan['read_gb_s']:.0f} GB/s", f"{scan['scan_gb_s'] / scan['read_gb_s']:.0%}", "60 %"))  # fmt: skip
@@ -227,6 +223,17 @@ def _diagnosis(d: list[dict[str, Any]]) -> list[str]:
         for row in d
     ]  # fmt: skip
     return ["## The smallest failing case", "", *_table(("command", "it ends at", "steps of trials", "time"), rows)]
+
+
+def _flashmla(d: list[dict[str, Any]]) -> list[str]:
+    rows = [
+        (t["device"], t["kv"], t["batch"], t["tokens"], t["heads"], f"{t['decode_us']:.0f} us", f"{t['flashmla_us']:.0f} us",
+         f"{t['over_flashmla']:.2f}")
+        for t in d
+    ]  # fmt: skip
+    return ["## Decode beside FlashMLA", "", "`python tools/gpu_flashmla.py`, with the FlashMLA of vLLM 0.22.1, both in one process "
+            "(target: 1.5 times).", "",
+            *_table(("GPU", "cache", "batch", "tokens", "heads", "this project's Triton", "FlashMLA", "ratio"), rows)]  # fmt: skip
 
 
 def _tests(d: dict[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (
     "machine", "bandwidth", "step", "matrix", "epochs", "nightly", "selftest", "containment", "sanitizer", "tests",
-    "several", "recorder", "first-nan", "diagnosis",
+    "several", "recorder", "first-nan", "diagnosis", "flashmla",
 )  # fmt: skip
 WATCHED_STEP = ("--plain", "--repeats", "3", "--layers", "1", "--tokens", "512")
 WATCHED_CASE = "mixed-context[kv=bf16,context_kernel=minus-inf,context_chunk=32]"
@@ -228,7 +228,7 @@ def measured(parts: list[str], path: Path, note: str = "") -> dict[str, Any]:
         "containment": lambda: tool("gpu_containment.py"),
         "recorder": lambda: tool("gpu_first_nan.py"),
         "first-nan": lambda: {"rows": tool("first_nan_document.py", "--device", "cuda", "--json", seconds=200)},
-        "diagnosis": diagnosis,
+        "diagnosis": diagnosis, "flashmla": lambda: tool("gpu_flashmla.py"),
     }  # fmt: skip
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for part in parts:

@@ -100,7 +100,7 @@ class PagedMLA:
         k, v = attention.expand_kv(kv_c, k_pe)
         out, lse = causal_attention(q, k, v, spans, attention.softmax_scale)
         query_start_loc = torch.tensor([0, *(end for _, end in spans)], dtype=torch.int32, device=q.device)
-        with_context: int | None = sum(r.end - r.start for r in requests if r.context_len)
+        with_context: int | None = tokens_with_context(requests)
         chunks = context_chunks(requests, self._context_chunk)
         for part in (part for chunk in chunks for part in context_ranks.split(chunk, self._num_ranks)):
             if any(part):
@@ -117,6 +117,15 @@ class PagedMLA:
             )
             with_context = None
         return out
+
+
+def tokens_with_context(requests: tuple[PrefillRequest, ...]) -> int:
+    """How many tokens of a batch's prompts have context: those of the first N prompts, N being how many have any.
+
+    Prompts without context stand behind the others, see :func:`harness.engine.batch.prompts_in_order`.
+    """
+    num_with_context = sum(request.context_len > 0 for request in requests)
+    return requests[num_with_context - 1].end - requests[0].start if num_with_context else 0
 
 
 def rows_of_prompts(

@@ -156,7 +156,16 @@ def order(scheduled: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
     prompts: list[ScheduledSequence] = []
     for item in scheduled:
         (decodes if item.is_decode else prompts).append(item)
-    return decodes + sorted(prompts, key=lambda item: -item.sequence.num_computed_tokens)
+    return decodes + prompts_in_order(prompts)
+
+
+def prompts_in_order(prompts: list[ScheduledSequence]) -> list[ScheduledSequence]:
+    """Prompts with the longest context first, so that those with any stand before all that have none.
+
+    The attention counts on it: of N prompts with context it takes the first N for them. In an order by new tokens alone
+    a short prompt without context comes before a longer chunk that has some (vllm-project/vllm#47381).
+    """
+    return sorted(prompts, key=lambda item: -item.sequence.num_computed_tokens)
 
 
 def build(ordered: list[ScheduledSequence], embedding: torch.nn.Embedding, num_columns: int, poison: Poison) -> Batch:

@@ -1,9 +1,11 @@
-"""Merges of partial attentions: what an empty side says of itself, in which units, and where it is read."""
+"""Merges of partial attentions: what an empty side says of itself, in which units, where it is read, who gets one."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from harness.engine.scheduler import ScheduledSequence
 
 
 def minus_inf_only(lse: Tensor) -> Tensor:
@@ -51,6 +53,11 @@ def latents_from_the_front(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) ->
     """Take prompts' latents from the front of a batch whose front are decodes (vllm-project/vllm#14253)."""
     count = len(q) - first
     return q[first:], kv_c[:count], k_pe[:count]
+
+
+def fewest_tokens_first(prompts: list[ScheduledSequence]) -> list[ScheduledSequence]:
+    """Order prompts by their new tokens alone, whether they have context or not (vllm-project/vllm#47381)."""
+    return sorted(prompts, key=lambda item: item.num_new_tokens)
 
 
 def merge_all_tokens(

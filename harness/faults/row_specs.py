@@ -69,6 +69,13 @@ ROW_FAULTS: tuple[FaultSpec, ...] = (
         "harness.engine.attention:rows_of_prompts",
         "harness.faults.context_merge:latents_from_the_front",
     ),
+    FaultSpec(
+        "batch.prefills-by-tokens",
+        "vllm-project/vllm#47381",
+        "prompts are ordered by tokens alone: a short fresh one gets the merge, a longer chunk loses its context",
+        "harness.engine.batch:prompts_in_order",
+        "harness.faults.context_merge:fewest_tokens_first",
+    ),
     # Expert ids of padding, of NaN, of other ranks.
     FaultSpec(
         "router.unmasked-padding-ids",

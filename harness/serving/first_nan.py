@@ -2,8 +2,9 @@
 
 Each worker hooks its model's modules when it is loaded, before anything is compiled or captured, and besides them the
 two forms of MLA attention and the choice of experts, which run inside one op for the compiler. Nothing is read back
-until somebody asks: `kill -USR2 PID` makes the worker tell at its next step, and the end of the process does too, as
-does `told.tell` in a served case. It tells on standard error, and in a folder as `first-nan-rank<N>.json`.
+until somebody asks: `kill -USR2 PID` makes the worker tell, at the end of the step that is under way if there is one.
+The end of the process does too where it is not killed, as does `told.tell` in a served case. It tells on standard
+error, and in a folder as `first-nan-rank<N>.json`.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class WorkerRecorder:
         self.notes = StepNotes()
         self._step = -1
         self._asked = False
+        self._is_stepping = False
         model = runner.get_model() if hasattr(runner, "get_model") else runner.model
         self._modules = ModuleRecorder(self.table)
         self._modules.attach(model, counts_steps=False)
@@ -99,11 +101,14 @@ class WorkerRecorder:
 
     def begin(self, step: int, scheduler_output: Any) -> None:
         """Queue the step's clock and live rows on the current stream, ahead of its work."""
+        self._is_stepping = True
         counts = scheduler_output.num_scheduled_tokens
         prompts = len(scheduler_output.scheduled_new_reqs)
         phase = "decode" if not prompts and all(count == 1 for count in counts.values()) else "mixed"
         self.table.set_clock(step, "prefill" if prompts and prompts == len(counts) else phase)
-        self.table.live.fill_(scheduler_output.total_num_scheduled_tokens)
+        # The second runner warms up with requests of its own, which go the way of real ones.
+        warms_up = bool(counts) and all("warmup_" in name and name.startswith("_") for name in counts)
+        self.table.live.fill_(0 if warms_up else scheduler_output.total_num_scheduled_tokens)
 
     def end(self, step: int, scheduler_output: Any) -> None:
         """Note whose rows they were, and answer if somebody asked."""
@@ -112,6 +117,7 @@ class WorkerRecorder:
         for name in request_order(self._runner, scheduler_output.num_scheduled_tokens):
             spans.append((name, end, end := end + scheduler_output.num_scheduled_tokens[name]))
         self.notes.note(step, {"batch": spans})
+        self._is_stepping = False
         if self._asked:
             self._asked = False
             self.tell()
@@ -131,8 +137,14 @@ class WorkerRecorder:
             write_atomic(self._folder / FILE.format(rank=self.rank), content + "\n")
 
     def ask(self, *_: Any) -> None:
-        """Have it told at the end of the next step; a signal may come in the middle of a launch."""
-        self._asked = True
+        """Have it told now, or at the end of the step that is under way: a signal may come in the middle of a launch.
+
+        A server without requests has no next step, and vLLM kills its workers when it ends.
+        """
+        self._asked = self._is_stepping
+        if not self._is_stepping:
+            with torch.inference_mode():
+                self.tell()
 
     def _tell_how(self) -> None:
         how = ""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.engine.attention import causal_attention, context_chunks, gather_context, store_live_rows
+from harness.engine.attention import (
+    causal_attention,
+    context_chunks,
+    gather_context,
+    store_live_rows,
+    tokens_with_context,
+)
 from harness.engine.batch import PrefillRequest
 from harness.errors import IllegalAddress
 from harness.oracles.compare import compare
@@ -24,6 +30,18 @@ def test_chunks_cover_each_context_once_and_shorter_ones_end_earlier() -> None:
         [range(80, 120), range(50, 50), range(0, 0)],
         [range(120, 130), range(50, 50), range(0, 0)],
     ]
+
+
+@pytest.mark.parametrize(
+    ("spans", "tokens"),
+    [([(3, 10, 43), (10, 12, 1), (12, 20, 0)], 9), ([(3, 10, 43)], 7), ([(3, 10, 0), (10, 12, 0)], 0)],
+    ids=["some", "all", "none"],
+)
+def test_tokens_with_context_are_those_of_as_many_prompts_from_the_first_as_have_any(
+    spans: list[tuple[int, int, int]], tokens: int
+) -> None:
+    requests = tuple(PrefillRequest(start, end, context, (1,), 0) for start, end, context in spans)
+    assert tokens_with_context(requests) == tokens
 
 
 def test_without_context_there_are_no_chunks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.catalog import FAULTS
 from harness.engine import batch as batches
 from harness.engine.scheduler import ScheduledSequence
 from harness.engine.sequence import Sequence
@@ -40,6 +41,13 @@ def static_batch(embedding: torch.nn.Embedding, size: int) -> batches.Batch:
 def test_decodes_stand_first_and_prompts_by_falling_context() -> None:
     items = (scheduled(0, 0, 3, [1]), scheduled(1, 9, 1, [2]), scheduled(2, 64, 5, [3, 4]), scheduled(0, 7, 2, [5]))
     assert [item.sequence.num_computed_tokens for item in batches.order(items)] == [9, 64, 7, 0]
+
+
+def test_a_longer_chunk_with_context_stands_before_a_short_prompt_without() -> None:
+    fresh, chunk = scheduled(0, 0, 3, [1]), scheduled(1, 43, 27, [2, 3])
+    assert batches.prompts_in_order([fresh, chunk]) == [chunk, fresh]
+    with FAULTS.get("batch.prefills-by-tokens").applied():
+        assert batches.order((chunk, fresh)) == [fresh, chunk]
 
 
 def test_each_token_gets_the_slot_of_its_position(embedding: torch.nn.Embedding) -> None:

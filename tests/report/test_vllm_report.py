@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from harness.records import FirstNan
+
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "vllm-expert-ids[routing=simulated]"
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
+    sys.path.insert(0, str(ROOT / "tools"))
     spec = importlib.util.spec_from_file_location("vllm_report", ROOT / "tools" / "vllm_report.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -90,3 +93,23 @@ def test_clean_rounds_of_a_release_follow_each_other_on_one_gpu_and_run_beside_e
     rounds = [tool.Step(f"clean-{number}", "0.24.0", ["run", "-n", "5"]) for number in (1, 2)]
     assert tool.next_step(rounds[1:], rounds[:1], gpu=0) is None
     assert tool.next_step(rounds[1:], rounds[:1], gpu=1) is rounds[1]
+
+
+def test_over_two_gpus_the_newest_release_alone_is_run_and_the_page_names_the_rank(tool: Any, tmp_path: Path) -> None:
+    assert not [step for step in tool.steps(["0.9.0", "0.24.0"], [], 1, "0.9.0") if step.num_gpus > 1]
+    ranks = [step for step in tool.steps(["0.9.0", "0.24.0"], [], 1, "0.9.0", num_gpus=2) if step.num_gpus > 1]
+    assert {step.release for step in ranks} == {"0.24.0"} and "ranks-merge" in {step.name for step in ranks}
+    case = "vllm-tensor-parallel-context[poisoned=rank-1]"
+    note(tmp_path / "new", "clean-1", "pass")
+    note(tmp_path / "new", "ranks-merge", "fail", case=case)
+    found = FirstNan(writer="forward_mha", tensor="output", rank=1, num_ranks=2, other_ranks=("rank 0: o_proj wrote",))
+    told = found.model_dump(mode="json")
+    blame = {"key": f"{case}!vllm.merge-ignore-context-count", "blame": {"first_nan": told}}
+    place = tmp_path / "new" / "0.24.0" / "ranks-merge" / "run" / "r1" / "blame.jsonl"
+    place.write_text(json.dumps(blame) + "\n")
+    row = next(line for line in page(tool, tmp_path, tmp_path / "new").splitlines() if line.startswith(f"| `{case}`"))
+    assert (
+        "vllm.merge-ignore-context-count" in row
+        and "rank 1: forward_mha wrote output" in row
+        and "rank 0: o_proj" in row
+    )

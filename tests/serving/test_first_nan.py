@@ -160,17 +160,41 @@ def test_prefill_attention_is_seen_in_the_tensor_that_it_fills(runner: Runner) -
     assert "layers.0.1.forward_mha" in events
 
 
-def test_it_tells_at_the_next_step_when_asked_and_not_before(
+def test_asked_between_steps_it_tells_at_once(
     runner: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "first-nan-rank0.json"
-    runner.execute_model(step(a=1, b=1))
-    os.kill(os.getpid(), signal.SIGUSR2)
-    assert not file.exists()
     runner.model.layers[1][1].impl.breaks = True
     runner.execute_model(step(a=1, b=1))
-    assert json.loads(file.read_text())["writer"] == "layers.1.1.forward_mqa"
-    assert "first NaN, rank 0, after 2 steps: layers.1.1.forward_mqa wrote output" in capsys.readouterr().err
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert json.loads((tmp_path / "first-nan-rank0.json").read_text())["writer"] == "layers.1.1.forward_mqa"
+    assert "first NaN, rank 0, after 1 steps: layers.1.1.forward_mqa wrote output" in capsys.readouterr().err
+
+
+def test_asked_within_a_step_it_tells_at_the_steps_end(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, seen = tmp_path / "first-nan-rank0.json", []
+    forward = runner.model.forward
+
+    def asks(*args: object) -> object:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        seen.append(file.exists())
+        return forward(*args)
+
+    monkeypatch.setattr(runner.model, "forward", asks)
+    runner.model.layers[1][1].impl.breaks = True
+    runner.execute_model(step(a=1, b=1))
+    assert seen == [False] and json.loads(file.read_text())["writer"] == "layers.1.1.forward_mqa"
+
+
+def test_requests_of_a_warm_up_are_nobodys(runner: Runner) -> None:
+    runner.model.layers[1][1].impl.breaks = True
+    recorder: Any = runner._mla_harness_first_nan  # type: ignore[attr-defined]
+    for names in ({"_warmup_0_": 1, "_warmup_1_": 1}, {"_v2_mixed_warmup_0_": 2}):
+        runner.execute_model(step(**names))
+    assert recorder.report() is None
+    runner.execute_model(step(_warmup_0_=1, a=1))
+    assert recorder.report().writer == "layers.1.1.forward_mqa"
 
 
 def test_captures_of_several_sizes_take_no_new_slots(runner: Runner) -> None:

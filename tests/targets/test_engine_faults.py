@@ -26,6 +26,8 @@ LEFT = {"prefix_caching": True, "shared_prefix": 64, "requests": ((70, 2), (69, 
 SPARSE = {"layers": ("sparse", "mla"), "requests": ((9, 4), (100, 3)), "max_batched_tokens": 30}
 WARM = {"layers": ("mla",), "prefix_caching": True, "epochs": 2, "requests": ((70, 2), (90, 2))}
 CHUNKED = {"layers": ("mla",), "context_chunk": 24, "max_batched_tokens": 40, "requests": ((5, 4), (73, 2), (17, 3))}
+FRESH_SHORTER = {"layers": ("mla",), "max_batched_tokens": 48, "requests": ((70, 2), (17, 3))}
+FRESH_LONGER = FRESH_SHORTER | {"requests": ((53, 2), (60, 3))}
 PADDED_RANK = {"quantize": "fp8_per_tensor", "dp_rank_tokens": 40, "requests": ((9, 2),)}
 DUMMY = {"dummy_steps": True, "requests": ((9, 3), (20, 2))}
 
@@ -46,6 +48,8 @@ CAUGHT = [
     ("merge.lse-base-2", "cold_warm", WARM | {"context_kernel": "torch-ragged"}, set(), None),
     ("context.rank-without-kv-lse-zero", "reference", CHUNKED | {"context_ranks": 2}, set(), None),
     ("batch.decode-prefill-border", "reference", CHUNKED, set(), None),
+    ("batch.prefills-by-tokens", "reference", FRESH_SHORTER, set(), None),
+    ("batch.prefills-by-tokens", "reference", FRESH_SHORTER | {"context_chunk": 24}, set(), None),
     ("router.minus-one-from-the-end", "reference", EXPERTS | {"expert_ranks": 2}, set(), None),
     ("scale.unwritten-fp4-padding", "finite", {"quantize": "mxfp8", "requests": ((9, 2),)}, {"scale.blocks"}, None),
     ("scale.dp-padding-in-amax", "finite", PADDED_RANK, {"dp.pad_rows"}, None),
@@ -75,6 +79,10 @@ SILENT = [
     ("merge.lse-base-2", "cold_warm", WARM, set()),
     ("context.rank-without-kv-lse-zero", "reference", CHUNKED, set()),
     ("batch.decode-prefill-border", "reference", CHUNKED | {"max_num_seqs": 1}, set()),
+    ("batch.prefills-by-tokens", "reference", FRESH_LONGER, set()),
+    ("batch.prefills-by-tokens", "reference", FRESH_SHORTER | {"max_num_seqs": 1}, set()),
+    # Wrong numbers, but numbers: nothing that nobody wrote is read.
+    ("batch.prefills-by-tokens", "finite", FRESH_SHORTER, {"context.output", "context.lse"}),
     ("router.minus-one-from-the-end", "reference", EXPERTS, set()),
     ("router.unmasked-padding-ids", "reference", EXPERTS | {"route_kernel": "torch"}, {"router.ids"}),
     ("scale.dp-padding-in-amax", "finite", PADDED_RANK | {"dp_rank_tokens": 0}, {"dp.pad_rows"}),
