@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.faults.base import FaultSpec
 from harness.faults.specs import FAULT_SPECS
+from harness.kernels.flashinfer_specs import FLASHINFER_KERNELS
 from harness.kernels.spec import KernelSpec
 from harness.kernels.vllm_specs import VLLM_KERNELS
 from harness.oracles.base import OracleSpec
@@ -233,6 +234,7 @@ KERNELS: Registry[KernelSpec] = Registry(
             devices=("cpu", "cuda"),
         ),
         *VLLM_KERNELS,
+        *FLASHINFER_KERNELS,
     ),
 )
 
