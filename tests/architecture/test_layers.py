@@ -24,7 +24,7 @@ PARENT = {
     "harness.faults.graph_specs": 2, "harness.faults.row_specs": 2,
     "harness.oracles.base": 2, "harness.oracles.wording": 2,
     "harness.cures.names": 2, "harness.cures.plugins": 2,
-    "harness.kernels.plugins": 2, "harness.kernels.vllm_specs": 2,
+    "harness.kernels.plugins": 2, "harness.kernels.vllm_specs": 2, "harness.kernels.flashinfer_specs": 2,
     "harness.accuracy.records": 1, "harness.accuracy.fixtures": 1,
     "harness.accuracy.answer_log": 2, "harness.accuracy.baselines": 2, "harness.accuracy.identity": 2,
     "harness.accuracy.statistics": 2, "harness.accuracy.tasks": 2,
