@@ -56,7 +56,8 @@ def latents_from_the_front(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) ->
 
 
 def fewest_tokens_first(prompts: list[ScheduledSequence]) -> list[ScheduledSequence]:
-    """Order prompts by their new tokens alone, whether they have context or not (vllm-project/vllm#47381)."""
+    """Order prompts by their new tokens alone, whether they have context or not, while the merge is told how many have
+    (an order that vllm-project/vllm#47381 mended for decodes, beside the count of #36540)."""
     return sorted(prompts, key=lambda item: item.num_new_tokens)
 
 
