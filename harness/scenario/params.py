@@ -266,14 +266,18 @@ class VllmParams(Record):
 class VllmHostParams(Record):
     """A part of vLLM's own Python, run on a CPU on inputs of the harness."""
 
-    part: Literal["new-blocks", "decode-plan", "graph-capture", "prefill-merge", "padded-decode"] = Field(
-        default="new-blocks", description="which of vLLM's code; a module of harness/vllm_host for each"
+    part: Literal["new-blocks", "decode-plan", "graph-capture", "prefill-merge", "padded-decode", "batch-order"] = (
+        Field(default="new-blocks", description="which of vLLM's code; a module of harness/vllm_host for each")
     )
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the part fills what a captured graph reads"
     )
     amax: Literal["per_tensor", "per_token"] = Field(
         default="per_tensor", description="the scale of vLLM's FP8 quantization after `padded-decode`"
+    )
+    order: Literal["v1", "v2"] = Field(default="v1", description="whose order `batch-order` takes: a model runner's")
+    chunk: Literal["longer", "shorter"] = Field(
+        default="longer", description="than the fresh prompt beside it: the prompt chunk with context of `batch-order`"
     )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=300, description="how long one case may take; the first of a process imports vLLM"

@@ -15,6 +15,7 @@ PARTS = {
     "graph-capture": "harness.vllm_host.graph_capture",
     "prefill-merge": "harness.vllm_host.prefill_merge",
     "padded-decode": "harness.vllm_host.padded_decode",
+    "batch-order": "harness.vllm_host.batch_order",
 }
 
 
