@@ -147,6 +147,16 @@ def opened(browser: Browser, file: Path) -> Iterator[Open]:
     assert trouble == []
 
 
+def wait_until(tab: Page, predicate: str, argument: Any = None) -> None:
+    """Ask the page until `predicate` holds. Playwright's own waiting evaluates strings, which the page's policy forbids
+    whenever the answer is not there at once."""
+    for _ in range(500):
+        if tab.evaluate(predicate, argument):
+            return
+        tab.wait_for_timeout(10)
+    raise AssertionError(f"the page never came to: {predicate}")
+
+
 def visible(tab: Page, selector: str) -> list[str]:
     """The texts of the elements that can be seen."""
     return [item.inner_text() for item in tab.locator(selector).all() if item.is_visible()]
@@ -165,7 +175,7 @@ VIEWS = ("", "decode[kernel=tiled,kv=bf16,n=0]", "merge[a=1]", f"broken[{HOSTILE
 def test_nothing_is_wider_than_the_window(opened: Open, width: int, view: str) -> None:
     tab = opened(viewport={"width": width, "height": 800})
     tab.evaluate("id => { location.hash = encodeURIComponent(id) }", view)
-    tab.wait_for_function("view => document.documentElement.classList.contains('in-case') === Boolean(view)", arg=view)
+    wait_until(tab, "view => document.documentElement.classList.contains('in-case') === Boolean(view)", view)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     outside = tab.evaluate(
         """() => Array.from(document.querySelectorAll("main *")).filter((item) => {
@@ -311,7 +321,7 @@ def test_going_back_returns_to_the_link_and_the_place(opened: Open) -> None:
     link.click()
     assert visible(tab, ".view h2") == ["skip merge[skipped]"] and tab.evaluate("scrollY") == 0
     tab.keyboard.press("Escape")
-    tab.wait_for_function("!document.documentElement.classList.contains('in-case')")
+    wait_until(tab, "() => !document.documentElement.classList.contains('in-case')")
     assert tab.evaluate("scrollY") == place > 0
     assert tab.evaluate("document.activeElement.textContent") == "merge[skipped]"
     tab.go_back()
@@ -360,7 +370,7 @@ def test_everything_is_reached_with_the_keyboard(opened: Open) -> None:
     tab.keyboard.press("Enter")
     assert tab.evaluate("document.activeElement.id") == "main"
     tab.keyboard.press("/")
-    tab.wait_for_function("document.activeElement.id === 'search'")
+    wait_until(tab, "() => document.activeElement.id === 'search'")
     tab.keyboard.type("n=1]/")
     assert tab.input_value("#search") == "n=1]/", "a slash that is typed stays one"
     tab.keyboard.press("Backspace")
