@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 FAULTS = {
     "vllm.plan-in-warmup-only": ("vllm-project/vllm#42444", "vllm-mrv2-capture", ("graph=full",)),
     "vllm.fresh-plan-each-step": ("vllm-project/vllm#35175", "vllm-fp8-decode-graphs", ("graph=full",)),
@@ -83,7 +84,6 @@ def machine(out: list[Path], releases: list[str]) -> str:
 
 def fault_table(out: list[Path], releases: list[str]) -> Iterator[str]:
     """Five PRs by release: as released, and with the fault put back."""
-    sys.path.insert(0, str(ROOT))
     from harness.serving.vllm_faults import why_not
 
     yield "## The five PRs\n"
@@ -91,17 +91,15 @@ def fault_table(out: list[Path], releases: list[str]) -> Iterator[str]:
     for fault, (ref, scenario, points) in FAULTS.items():
         for release, point in itertools.product(releases, points):
             case = f"{scenario}[{point}]"
-            # The name that the first runs had for it, before there was a matrix of backends.
-            older = "vllm-kv-cache-full[num_blocks=96]" if case == "vllm-kv-cache-full[backend=FLASHMLA]" else case
-            clean, as_released = newest(out, release, ("clean-1",), (case, older))
-            faulty, with_fault = newest(out, release, (fault,), (case, older))
+            clean, as_released = newest(out, release, "clean-1", case)
+            faulty, with_fault = newest(out, release, fault, case)
             if faulty is None and "as released" in (why_not(fault, release) or ""):
                 faulty, with_fault = {"verdict": "skip", "reason": ""}, "has the bug itself"
             where = f"{ref}, `{point}`" if len(points) > 1 else ref
             yield f"| {where} | {release} | {as_released} | {with_fault} | {cell(says(clean, faulty))} |"
     yield ""
     for release in releases:
-        bare, words = newest(out, release, ("bare",), (BARE[0],))
+        bare, words = newest(out, release, "bare", BARE[0])
         if bare is not None:
             ref = FAULTS[BARE[1]][0]
             yield f"With the fix of {ref} taken out of {release} and nothing filled in: {words}.\n"
@@ -110,10 +108,10 @@ def fault_table(out: list[Path], releases: list[str]) -> Iterator[str]:
 Told = tuple[dict[str, Any] | None, str]
 
 
-def newest(out: list[Path], release: str, names: tuple[str, ...], cases: tuple[str, ...]) -> Told:
-    """The last result of a case under any of its names, in words too; a time-out only where there is nothing else."""
+def newest(out: list[Path], release: str, name: str, case: str) -> Told:
+    """The last result of a case, in words too; a time-out only where there is nothing else."""
     late: Told = (None, "not run")
-    for folder, name, case in itertools.product(reversed(out), names, cases):
+    for folder in reversed(out):
         place = folder / release / name
         result = next((result for result in results(place) if result["id"] == case), None)
         if result is None:
@@ -221,7 +219,6 @@ def needs_more_gpus(result: dict[str, Any]) -> bool:
 
 def susceptibility(out: list[Path], releases: list[str]) -> Iterator[str]:
     """The matrix of one release: of each cell its last result, over all runs of `susceptibility`."""
-    sys.path.insert(0, str(ROOT))
     from harness.plan.probe import case_of
     from harness.records import CaseResult
     from harness.report.susceptibility import Cell, cell_of, to_markdown
@@ -260,14 +257,15 @@ def ranks_table(out: list[Path], releases: list[str]) -> Iterator[str]:
     rows = []
     for release, (name, (fault, _)) in itertools.product(releases, RANKS.items()):
         for folder in reversed(out):
-            told_of = first_nans([folder], release, name)
-            for result in results(folder / release / name):
+            ran = results(folder / release / name)
+            told_of = first_nans([folder], release, name) if ran else {}
+            for result in ran:
                 found = told_of.get(result["id"])
                 words = [found.statement, *found.other_ranks] if found else []
                 rows.append(
                     f"| `{result['id']}` | {release} | {fault} | {told(result)} | {cell('; '.join(words), 420)} |"
                 )
-            if results(folder / release / name):
+            if ran:
                 break
     if rows:
         yield "## Over two GPUs\n"
@@ -278,7 +276,6 @@ def ranks_table(out: list[Path], releases: list[str]) -> Iterator[str]:
 
 def first_nans(out: list[Path], release: str, name: str) -> dict[str, Any]:
     """Case -> what its recorder said, of the newest folder that has this step."""
-    sys.path.insert(0, str(ROOT))
     from harness.records import FirstNan
 
     for folder in reversed(out):

@@ -82,7 +82,6 @@ def numbers(release: str) -> tuple[int, ...]:
 
 def vllm_kernels() -> list[str]:
     """Names of vLLM's kernels, planners left out: they are judged through their decode."""
-    sys.path.insert(0, str(ROOT))
     from harness.kernels.vllm_specs import VLLM_KERNELS
 
     return [spec.name for spec in VLLM_KERNELS if spec.op != "mla_decode_plan"]
@@ -96,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
     waiting = list(steps(list(sites), args.repeated or list(sites), args.repeats, susceptible, args.workers, args.gpus))
     waiting = [step for step in waiting if not args.only or step.name.rstrip("-0123456789") in args.only]
     running: list[Step] = []
-    done: list[Step] = []
     while (waiting or running) and time.monotonic() < deadline:
         while (gpu := free_gpu(running, args.gpus, args.parallel)) is not None:
             if (step := next_step(waiting, running, gpu)) is None:
@@ -108,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
         for step in [step for step in running if step.process is not None and step.process.poll() is not None]:
             running.remove(step)
             finish(step, args.out)
-            done.append(step)
         time.sleep(0.2)
     for step in running:
         assert step.process is not None

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kernels.torch_plan import num_pages
+from harness.kernels.vllm_support import other_capability
+
 RANK = 512
 WORKSPACE_BYTES = 128 << 20
 """What FlashInfer recommends for the partial results of split requests."""
@@ -20,12 +23,12 @@ WORKSPACE_BYTES = 128 << 20
 
 def on_ampere(device: str) -> str | None:
     """For the FA2 back end, which runs from compute capability 8.0 on."""
-    return _missing(device, 8, "Ampere (8.0) and later")
+    return _missing(device) or other_capability(range(8, 100), "Ampere (8.0) and later")
 
 
 def on_hopper(device: str) -> str | None:
     """For the FA3 back end, of compute capability 9.0."""
-    return _missing(device, 9, "Hopper (9.0)")
+    return _missing(device) or other_capability((9,), "Hopper (9.0)")
 
 
 def mla_decode_fa2(
@@ -50,13 +53,12 @@ def _decode(
     wrapper_type = importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper
     wrapper = wrapper_type(torch.empty(WORKSPACE_BYTES, dtype=torch.int8, device=q.device), backend=backend)
     num_requests, num_tokens, num_heads, _ = q.shape
-    page_size = kv_cache.shape[1]
-    pages = (seq_lens + page_size - 1) // page_size
+    pages = num_pages(seq_lens)
     is_used = torch.arange(block_table.shape[1], device=q.device) < pages[:, None]
     starts = torch.arange(num_requests + 1, dtype=torch.int32, device=q.device) * num_tokens
     wrapper.plan(
-        starts, _offsets(pages), block_table[is_used], seq_lens, num_heads, RANK, q.shape[3] - RANK, page_size, True,
-        scale, q.dtype, kv_cache.dtype,
+        starts, _offsets(pages), block_table[is_used], seq_lens, num_heads, RANK, q.shape[3] - RANK, kv_cache.shape[1],
+        True, scale, q.dtype, kv_cache.dtype,
     )  # fmt: skip
     flat = q.reshape(num_requests * num_tokens, num_heads, -1)
     out, lse = wrapper.run(
@@ -72,13 +74,9 @@ def _offsets(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(torch.int32)
 
 
-def _missing(device: str, oldest: int, words: str) -> str | None:
+def _missing(device: str) -> str | None:
     if device != "cuda":
         return f"FlashInfer's kernels run on cuda, not on {device}"
     if importlib.util.find_spec("flashinfer") is None:
         return "FlashInfer is not installed (pip install flashinfer-python)"
-    if not torch.cuda.is_available():
-        return "no CUDA device on this machine"
-    major, minor = torch.cuda.get_device_capability()
-    fits = major == oldest if oldest == 9 else major >= oldest
-    return None if fits else f"built for {words}; this GPU is {major}.{minor}"
+    return None if torch.cuda.is_available() else "no CUDA device on this machine"

@@ -6,6 +6,7 @@ A kernel's KernelSpec names one of these functions as `requires`; each answers w
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Container
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -33,17 +34,17 @@ def on_any(device: str) -> str | None:
 
 def on_hopper(device: str) -> str | None:
     """For kernels built for compute capability 9.0 alone."""
-    return _missing(device) or _other_capability((9,), "Hopper (9.0)")
+    return _missing(device) or other_capability((9,), "Hopper (9.0)")
 
 
 def on_hopper_or_blackwell(device: str) -> str | None:
     """For kernels built for compute capabilities 9.0 and 10.0."""
-    return _missing(device) or _other_capability((9, 10), "Hopper (9.0) or data-center Blackwell (10.0)")
+    return _missing(device) or other_capability((9, 10), "Hopper (9.0) or data-center Blackwell (10.0)")
 
 
 def on_blackwell(device: str) -> str | None:
     """For kernels built for compute capability 10.x alone."""
-    return _missing(device) or _other_capability((10,), "data-center Blackwell (10.0, 10.3)")
+    return _missing(device) or other_capability((10,), "data-center Blackwell (10.0, 10.3)")
 
 
 def _missing(device: str) -> str | None:
@@ -58,6 +59,7 @@ def _missing(device: str) -> str | None:
     return None if torch.cuda.is_available() else "no CUDA device on this machine"
 
 
-def _other_capability(majors: tuple[int, ...], words: str) -> str | None:
+def other_capability(majors: Container[int], words: str) -> str | None:
+    """Why this machine's GPU is none of a kernel's, which is built for these major numbers; None where it is."""
     major, minor = torch.cuda.get_device_capability()
     return None if major in majors else f"built for {words}; this GPU is {major}.{minor}"

@@ -29,7 +29,6 @@ from harness.recorder.scan import can_watch
 from harness.recorder.table import Slot, Table
 from harness.serving.hooks import runners, worker_rank
 
-VARIABLE = "MLA_HARNESS_FIRST_NAN"
 ATTENTION = ("forward_mqa", "forward_mha")
 """Methods of an MLA layer's `impl`: decodes return (out, lse), prefills write their argument `output`."""
 RECORDERS: list[WorkerRecorder] = []

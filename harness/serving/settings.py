@@ -9,6 +9,8 @@ from harness.registry import nearest
 
 VARIABLE = "MLA_HARNESS_POISON"
 """Unset or empty, nothing is filled."""
+FIRST_NAN_VARIABLE = "MLA_HARNESS_FIRST_NAN"
+"""1, or the folder into which each worker's recorder writes."""
 FAULT_VARIABLE = "MLA_HARNESS_FAULT"
 """A bug of `harness.serving.vllm_faults` that the plug-in puts back in every process of a server."""
 ROUTING_VARIABLE = "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"

@@ -24,7 +24,15 @@ from harness.records import Case, FirstNan
 from harness.scenario.params import VllmParams
 from harness.serving.child import FILLED_FILE
 from harness.serving.patches import numbers
-from harness.serving.settings import FAULT_VARIABLE, ROUTING_VARIABLE, SITES, STRATEGY, VARIABLE, ServePoison
+from harness.serving.settings import (
+    FAULT_VARIABLE,
+    FIRST_NAN_VARIABLE,
+    ROUTING_VARIABLE,
+    SITES,
+    STRATEGY,
+    VARIABLE,
+    ServePoison,
+)
 from harness.serving.told import check
 from harness.serving.vllm_faults import why_not
 from harness.targets.base import Run
@@ -229,7 +237,7 @@ def environ(
     if params.routing == "simulated":
         ours[ROUTING_VARIABLE] = STRATEGY
     if first_nan is not None:
-        ours["MLA_HARNESS_FIRST_NAN"] = str(first_nan)
+        ours[FIRST_NAN_VARIABLE] = str(first_nan)
     return {**os.environ, **ours, **rank_environ(params.tensor_parallel, gpus, os.environ)}
 
 

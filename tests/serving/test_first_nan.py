@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from harness.serving import first_nan, hooks, plugin
+from harness.serving.settings import FIRST_NAN_VARIABLE
 
 
 class Attention(nn.Module):
@@ -219,12 +220,12 @@ def test_the_plug_in_installs_it_when_asked_and_imports_nothing_otherwise(monkey
     environ = {k: v for k, v in os.environ.items() if not k.startswith("MLA_HARNESS_")}
     assert not subprocess.run([sys.executable, "-c", code], env=environ, check=False).returncode
     assert not subprocess.run(
-        [sys.executable, "-c", code], env={**environ, first_nan.VARIABLE: "0"}, check=False
+        [sys.executable, "-c", code], env={**environ, FIRST_NAN_VARIABLE: "0"}, check=False
     ).returncode
     asked: list[str] = []
     monkeypatch.setattr(first_nan, "install", lambda where: asked.append(where) or [])
     monkeypatch.setattr(plugin, "_recording", False)
-    monkeypatch.setenv(first_nan.VARIABLE, "1")
+    monkeypatch.setenv(FIRST_NAN_VARIABLE, "1")
     monkeypatch.delenv("MLA_HARNESS_POISON", raising=False)
     plugin.activate()
     plugin.activate()
