@@ -1,7 +1,7 @@
 """FlashInfer's MLA wrapper as engines call it: planned on the host for each batch, then run over paged latents.
 
 FlashInfer compiles its kernels where they first run, which takes minutes without its cache package. Imports are inside
-the functions, as those of vLLM are. Called so on stand-ins only: it was run on no machine of ours so far.
+the functions, as those of vLLM are.
 """
 
 from __future__ import annotations

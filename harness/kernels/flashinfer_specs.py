@@ -8,7 +8,9 @@ _HERE = "harness.kernels.flashinfer_mla:"
 
 FLASHINFER_KERNELS: tuple[KernelSpec, ...] = (
     KernelSpec("mla_decode", "flashinfer-fa2", "BatchMLAPagedAttentionWrapper, FA2", _HERE + "mla_decode_fa2",
-               kv=("bf16",), devices=("cuda",), origin="flashinfer", requires=_HERE + "on_ampere"),
+               kv=("bf16",), devices=("cuda",), origin="flashinfer", bf16_steps=("partials", "sums"),
+               requires=_HERE + "on_ampere"),
     KernelSpec("mla_decode", "flashinfer-fa3", "BatchMLAPagedAttentionWrapper, FA3", _HERE + "mla_decode_fa3",
-               kv=("bf16",), devices=("cuda",), origin="flashinfer", requires=_HERE + "on_hopper"),
+               kv=("bf16",), devices=("cuda",), origin="flashinfer", bf16_steps=("partials",),
+               requires=_HERE + "on_hopper"),
 )  # fmt: skip

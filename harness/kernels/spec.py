@@ -10,6 +10,7 @@ from typing import Any, Literal
 EmptyRows = Literal["undefined", "identity", "nan"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
 Fp8Products = Literal["float32", "bf16", "fp8"]
+Bf16Step = Literal["partials", "sums"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,9 @@ class KernelSpec:
     that an `mla_decode` takes `workspace`, words that are zero on entry and on return.
     `fp8_products` says what an e4m3 cache is multiplied in, and so how far from the reference a right kernel may be:
     `float32` on the dequantized cache, `bf16` on the dequantized cache rounded once more, `fp8` on e4m3 alone, so that
-    query and probabilities are rounded to it as well. `cuda_twin` is the kernel of the same op that the engine runs in
+    query and probabilities are rounded to it as well. `bf16_steps` says what else is rounded to bfloat16 on the way:
+    `partials` of split requests before they are merged, `sums` of probabilities, each rounded before it is added, which
+    the log-sum-exp inherits. `cuda_twin` is the kernel of the same op that the engine runs in
     its place on CUDA: one that reads no device value on the host, as a captured graph cannot. `requires` is
     "module:function" of a check with more to say than `devices`: device -> why not, or None.
     """
@@ -47,6 +50,7 @@ class KernelSpec:
     counted: bool = False
     live_only: bool = False
     fp8_products: Fp8Products = "float32"
+    bf16_steps: tuple[Bf16Step, ...] = ()
     cuda_twin: str = ""
     requires: str = ""
     origin: str = "built in"

@@ -64,6 +64,24 @@ def _lse(name: str) -> Bound:
     return Bound(name, _FP32, ulps=16, floor=2e-5, relative_l2=1e-5, why=why, least_scale=1.0)
 
 
+def _bf16_partials() -> Bound:
+    """For kernels that keep the partial results of a split request in bfloat16 (FlashInfer's MLA wrapper)."""
+    why = (
+        "as mla_decode.out.bf16, and each partial result of a split request is rounded to bfloat16 before the merge: "
+        "2^-9 of a value that can be several times the row's scale where partials cancel; worst seen on Hopper 0.011"
+    )
+    return Bound("mla_decode.out.bf16.partials", _BF16, ulps=3, floor=0.02, relative_l2=0.008, why=why)
+
+
+def _bf16_sums() -> Bound:
+    """For kernels that add up probabilities rounded to bfloat16, as the tensor cores read them (FlashInfer's FA2)."""
+    why = (
+        "each probability is rounded to bfloat16 (2^-9) before it is added, so the sum is off by 2^-9 of itself at "
+        "most, and its logarithm by 0.00196; worst seen on Hopper 0.0015, for few keys"
+    )
+    return Bound("mla_decode.lse.bf16.sums", _FP32, ulps=16, floor=0.0022, relative_l2=0.002, why=why, least_scale=1.0)
+
+
 def _fp8_cache_in_bf16(output: str) -> Bound:
     """For kernels that multiply dequantized keys and values rounded to bfloat16 (vLLM's Triton MLA decode)."""
     name = f"mla_decode.{output}.fp8_e4m3.in_bf16"
@@ -135,6 +153,8 @@ BOUNDS: Registry[Bound] = Registry(
         _lse("mla_decode.lse.fp32"),
         _lse("mla_decode.lse.bf16"),
         _lse("mla_decode.lse.fp8_e4m3"),
+        _bf16_partials(),
+        _bf16_sums(),
         _fp8_cache_in_bf16("out"),
         _fp8_cache_in_bf16("lse"),
         _fp8_cache_in_fp8("out"),

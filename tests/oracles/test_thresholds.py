@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ KV = ("fp32", "bf16", "fp8_e4m3")
 NEEDED = [
     *(f"mla_decode.{output}.{kv}" for output in ("out", "lse") for kv in KV),
     *(f"mla_decode.{output}.fp8_e4m3.in_{products}" for output in ("out", "lse") for products in ("bf16", "fp8")),
+    "mla_decode.out.bf16.partials",
+    "mla_decode.lse.bf16.sums",
     *(f"{op}.{output}" for op in ("context_attention", "merge_attn_states") for output in ("out", "lse")),
     *(f"write_kv.{kv}" for kv in KV),
     "quantize_fp8",
@@ -99,3 +103,43 @@ def test_an_fp8_query_is_beyond_the_bound_of_a_bfloat16_one():
     out = decode_in("fp8", given)[0]
     live = torch.ones(len(out), dtype=torch.bool)
     assert compare(out, want.out, live, bound("mla_decode.out.fp8_e4m3.in_bf16")).mismatch is not None
+
+
+def decode_split(given: DecodeInputs, piece: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decode over a bf16 cache in pieces of keys: probabilities are added, and partial outputs kept, in bfloat16."""
+    outs, lses = [], []
+    for b, length in enumerate(given.seq_lens.tolist()):
+        pages = given.block_table[b, : -(-length // 64)].long()
+        rows = given.kv_cache[pages].flatten(0, 1)[:length].float()
+        partial_outs, partial_lses = [], []
+        for keys in rows.split(piece):
+            scores = torch.einsum("shd,nd->shn", given.q[b].float(), keys) * given.scale
+            most = scores.amax(-1, keepdim=True)
+            p = (scores - most).exp().bfloat16().float()
+            partial_lses.append(p.sum(-1).log() + most[..., 0])
+            partial_outs.append((torch.einsum("shn,nd->shd", p, keys[:, :512]) / p.sum(-1, keepdim=True)).bfloat16())
+        lse = torch.stack(partial_lses).logsumexp(0)
+        weights = (torch.stack(partial_lses) - lse).exp()[..., None]
+        outs.append((torch.stack(partial_outs).float() * weights).sum(0).bfloat16())
+        lses.append(lse.T)
+    return torch.stack(outs), torch.stack(lses)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kernel_that_splits_and_sums_in_bfloat16_is_within_its_own_bounds_and_beyond_the_stricter_ones(seed):
+    given = inputs.mla_decode(MlaDecodeParams(kv="bf16"), seed)
+    want = reference.mla_decode(given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale)
+    out, lse = decode_split(given)
+    live = torch.ones(len(out), dtype=torch.bool)
+    assert compare(out, want.out, live, bound("mla_decode.out.bf16.partials")).mismatch is None
+    assert compare(lse, want.lse, live, bound("mla_decode.lse.bf16.sums")).mismatch is None
+    assert compare(lse, want.lse, live, bound("mla_decode.lse.bf16")).mismatch is not None
+
+
+def test_a_lost_page_is_beyond_the_bounds_of_bfloat16_partials_and_sums():
+    given = inputs.mla_decode(MlaDecodeParams(kv="bf16"), 0)
+    want = reference.mla_decode(given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale)
+    fewer = decode_split(dataclasses.replace(given, seq_lens=(given.seq_lens - 64).clamp(min=1)))
+    live = torch.ones(len(want.out), dtype=torch.bool)
+    assert compare(fewer[0], want.out, live, bound("mla_decode.out.bf16.partials")).mismatch is not None
+    assert compare(fewer[1], want.lse, live, bound("mla_decode.lse.bf16.sums")).mismatch is not None
