@@ -50,10 +50,16 @@ class Step:
 
 
 def steps(
-    releases: list[str], repeated: list[str], repeats: int, susceptible: str, workers: int = 5, num_gpus: int = 1
+    releases: list[str],
+    repeated: list[str],
+    repeats: int,
+    susceptible: str,
+    workers: int = 5,
+    num_gpus: int = 1,
+    scenarios: list[str] | None = None,
 ) -> Iterator[Step]:
     """What to run, the most telling first; the clean scenarios of `repeated` releases several times in a row."""
-    clean = ["run", "-m", "vllm", "-n", str(workers)]
+    clean = ["run", *(scenarios or ("-m", "vllm")), "-n", str(workers)]
     for release in releases:
         yield Step("warm", release, ["run", WARM, "-n", "1"])
     for release in releases:
@@ -92,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     sites = dict(item.split("=", 1) for item in args.release)
     deadline = time.monotonic() + args.seconds
     susceptible = args.susceptible or next(iter(sites))
-    waiting = list(steps(list(sites), args.repeated or list(sites), args.repeats, susceptible, args.workers, args.gpus))
+    repeated = args.repeated or list(sites)
+    waiting = list(steps(list(sites), repeated, args.repeats, susceptible, args.workers, args.gpus, args.scenario))
     waiting = [step for step in waiting if not args.only or step.name.rstrip("-0123456789") in args.only]
     running: list[Step] = []
     while (waiting or running) and time.monotonic() < deadline:
@@ -193,6 +200,7 @@ def main() -> int:
     runs.add_argument(
         "--only", action="append", metavar="STEP", help="warm, clean, bare, susceptibility, ranks-… or a fault [all]"
     )
+    runs.add_argument("--scenario", action="append", metavar="NAME", help="what the clean rounds are of [all of vLLM]")
     runs.add_argument("--gpus", type=int, default=1, help="GPUs of this machine; each step keeps to one")
     runs.add_argument("--parallel", type=int, default=12, help="serving processes at once on a GPU, about")
     runs.add_argument("--workers", type=int, default=5, help="serving processes of one round of clean scenarios")
