@@ -184,32 +184,88 @@ def cell(text: str, most: int = 240) -> str:
     return flat if len(flat) <= most else flat[: most - 1] + "…"
 
 
+ROUNDS = 3
+"""How many runs of a clean case the page shows, the last ones."""
+
+
 def clean_table(out: list[Path], releases: list[str]) -> Iterator[str]:
-    """The clean scenarios, each time they were run, oldest first."""
-    rows: list[tuple[str, str, list[str], str]] = []
+    """The clean scenarios, each of their last runs, oldest first; apart, those whose bug the release has itself."""
+    own = own_bugs(releases)
+    clean, buggy, failed = [], [], []
     for release in releases:
-        places = [place for folder in out for place in sorted((folder / release).glob("clean-*"))]
-        runs = [{r["id"]: r for r in results(place)} for place in places]
-        for case in sorted({name for run_ in runs for name, result in run_.items() if not needs_more_gpus(result)}):
-            cells = [
-                told(run_[case], partial(place, case)) for run_, place in zip(runs, places, strict=True) if case in run_
+        for case, runs in sorted(rounds(out, release).items()):
+            cells = [told(result, partial(place, case)) for place, result in runs]
+            filled = next(filter(None, (poisoned(place, case) for place, _ in reversed(runs))), "")
+            cells += ["not run"] * (ROUNDS - len(cells))
+            ref = own.get((release, case))
+            if ref and runs[-1][1]["verdict"] != "skip":
+                buggy.append(f"| `{case}` | {release} | {ref} | {' | '.join(cells)} |")
+                continue
+            clean.append(f"| `{case}` | {release} | {' | '.join(cells)} | {filled} |")
+            failed += [
+                f"- `{case}` on {release}: {cell(result['reason'])}"
+                for _, result in runs
+                if result["verdict"] not in ("pass", "skip")
             ]
-            filled = next(filter(None, (poisoned(place, case) for place in reversed(places))), "")
-            rows.append((case, release, cells, filled))
-    most = max((len(cells) for _, _, cells, _ in rows), default=1)
+    columns = " | ".join(f"run {n + 1}" for n in range(ROUNDS))
     yield "## Clean scenarios\n"
-    yield "| case | vLLM | " + " | ".join(f"run {n + 1}" for n in range(most)) + " | filled in the last |"
-    yield "|---|---|" + "---|" * (most + 1)
-    for case, release, cells, filled in rows:
-        yield f"| `{case}` | {release} | " + " | ".join(cells + ["not run"] * (most - len(cells))) + f" | {filled} |"
+    yield from (f"- {release}: {tally(rounds(out, release), own, release)}" for release in releases)
+    yield f"\n| case | vLLM | {columns} | filled in the last |\n|---|---|{'---|' * ROUNDS}---|"
+    yield from clean
+    if failed:
+        yield "\n### Not passed\n"
+        yield from failed
+    if buggy:
+        yield "\n### Bugs that a release has itself\n"
+        yield f"Nothing is put back here: the release has the bug.\n\n| case | vLLM | bug | {columns} |"
+        yield f"|---|---|---|{'---|' * ROUNDS}"
+        yield from buggy
     yield ""
-    yield "### Not passed\n"
-    for folder, release in itertools.product(out, releases):
+
+
+Rounds = dict[str, list[tuple[Path, dict[str, Any]]]]
+
+
+def rounds(out: list[Path], release: str) -> Rounds:
+    """Case -> its last runs with their folders, oldest first; a skip only where it never ran."""
+    found: Rounds = {}
+    for folder in out:
         for place in sorted((folder / release).glob("clean-*")):
             for result in results(place):
-                if result["verdict"] not in ("pass", "skip"):
-                    yield f"- `{result['id']}` on {release}: {cell(result['reason'])}"
-    yield ""
+                if not needs_more_gpus(result):
+                    found.setdefault(result["id"], []).append((place, result))
+    for case, runs in found.items():
+        found[case] = ([run for run in runs if run[1]["verdict"] != "skip"] or runs[-1:])[-ROUNDS:]
+    return found
+
+
+def tally(found: Rounds, own: dict[tuple[str, str], str], release: str) -> str:
+    """How many clean cases passed each time they were run, and how often, in one line."""
+    ran = {case: [result["verdict"] for _, result in runs] for case, runs in found.items()}
+    ran = {case: verdicts for case, verdicts in ran.items() if verdicts != ["skip"]}
+    clean = {case: verdicts for case, verdicts in ran.items() if (release, case) not in own}
+    passed = [verdicts for verdicts in clean.values() if set(verdicts) == {"pass"}]
+    fewest = min(map(len, clean.values()), default=0)
+    times = {1: "once", 2: "twice"}.get(fewest, f"{fewest} times in a row")
+    words = f"{len(passed)} of {len(clean)} clean cases passed, {'each ' if fewest > 1 else ''}{times}"
+    caught = [verdicts for case, verdicts in ran.items() if (release, case) in own]
+    seen = sum(verdict not in ("pass", "skip") for verdicts in caught for verdict in verdicts)
+    return words + (f"; of bugs of its own {seen} of {sum(map(len, caught))} runs failed" if caught else "")
+
+
+def own_bugs(releases: list[str]) -> dict[tuple[str, str], str]:
+    """(release, case) -> the bug, where a scenario declares a fault for the case that the release has itself."""
+    from harness.plan.expand import fault_cases
+    from harness.scenario.load import load_scenarios
+    from harness.serving.vllm_faults import PATCHES, why_not
+
+    return {
+        (release, case.id): FAULTS.get(use.name, case.refs)[0]
+        for scenario in load_scenarios()
+        for use, case in (fault_cases(scenario) if scenario.system == "vllm" else ())
+        for release in releases
+        if use.name in PATCHES and "as released" in (why_not(use.name, release) or "")
+    }
 
 
 def needs_more_gpus(result: dict[str, Any]) -> bool:

@@ -28,8 +28,8 @@ def tool() -> Any:
     return module
 
 
-def note(folder: Path, step: str, verdict: str, case: str = CASE, reason: str = "") -> None:
-    place = folder / "0.24.0" / step / "run" / "r1"
+def note(folder: Path, step: str, verdict: str, case: str = CASE, reason: str = "", release: str = "0.24.0") -> None:
+    place = folder / release / step / "run" / "r1"
     place.mkdir(parents=True)
     accuracy = {"epochs": [{"accuracy": 1.0 if verdict == "pass" else 0.0}]}
     result = {"id": case, "verdict": verdict, "reason": reason, "seconds": 9.0, "accuracy": accuracy}
@@ -51,6 +51,28 @@ def test_the_newest_result_counts_in_the_table_of_prs_and_every_run_is_listed(to
     clean = next(line for line in text.splitlines() if line.startswith(f"| `{CASE}`"))
     assert clean.index("**fail**") < clean.index("**pass**")
     assert f"- `{CASE}` on 0.24.0: wrong then" in text
+
+
+def test_a_bug_that_a_release_has_itself_is_no_false_alarm_and_a_skip_gives_way_to_a_run(
+    tool: Any, tmp_path: Path
+) -> None:
+    stale = "vllm-kv-cache-stale[backend=FLASH_ATTN_MLA]"
+    for number in (1, 2):
+        note(tmp_path / "old", f"clean-{number}", "skip", reason="not installed", release="0.22.1")
+        note(tmp_path / "new", f"clean-{number}", "pass", release="0.22.1")
+        note(tmp_path / "own", f"clean-{number}", "fail", case=stale, reason="empty", release="0.22.1")
+    text = page(tool, tmp_path, tmp_path / "old", tmp_path / "new", tmp_path / "own")
+    assert "- 0.22.1: 1 of 1 clean cases passed, each twice; of bugs of its own 2 of 2 runs failed" in text
+    assert "not installed" not in text and "### Not passed" not in text
+    own = text.partition("### Bugs that a release has itself")[2]
+    assert next(line for line in own.splitlines() if stale in line).count("**fail**") == 2
+    assert "vllm-project/vllm#43961" in own
+
+
+def test_a_clean_case_that_failed_once_is_not_counted_as_passed(tool: Any, tmp_path: Path) -> None:
+    note(tmp_path / "new", "clean-1", "pass")
+    note(tmp_path / "new", "clean-2", "fail", reason="too few right")
+    assert "- 0.24.0: 0 of 1 clean cases passed, each twice" in page(tool, tmp_path, tmp_path / "new")
 
 
 def test_a_fault_that_got_through_is_not_called_caught(tool: Any, tmp_path: Path) -> None:
