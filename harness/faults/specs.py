@@ -114,6 +114,13 @@ FAULT_SPECS: tuple[FaultSpec, ...] = (
         "harness.serving.vllm_faults:put_back",
     ),
     FaultSpec(
+        "vllm.context-for-first-rows",
+        "vllm-project/vllm#50613",
+        "vLLM itself: the first prefills of a batch get the context, whichever of them have one",
+        "harness.serving.vllm_faults:put_back",
+        "harness.serving.vllm_faults:put_back",
+    ),
+    FaultSpec(
         "vllm.router-int64-ids",
         "vllm-project/vllm#38359",
         "vLLM itself: 64-bit expert ids are read as 32-bit ones by the experts",

@@ -70,13 +70,13 @@ class Patch:
         for edit in self.edits:
             if edit.target == target:
                 try:
-                    source = _replaced(source, edit)
+                    source = edited_text(source, edit)
                 except PatchRefused as refusal:
                     raise PatchRefused(f"fault {self.fault}: {refusal}") from None
         return _compiled(function, source)
 
 
-def _replaced(source: str, edit: Edit) -> str:
+def edited_text(source: str, edit: Edit) -> str:
     """`source` with the edit made. Raises PatchRefused when what it replaces is not there exactly once."""
     # The text is compared without its margin: the same lines may stand deeper in another release.
     lines, wanted = source.splitlines(), textwrap.dedent(edit.old).strip("\n").splitlines()

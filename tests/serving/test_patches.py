@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import textwrap
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.serving.patches import Edit, Patch, PatchRefused
-from harness.serving.vllm_faults import PATCHES, why_not
+from harness.serving.vllm_faults import PATCHES, patch_for, why_not
 
 SOURCE = """
 LIMIT = 3
@@ -62,3 +63,19 @@ def test_a_release_with_the_bug_says_so() -> None:
     assert "as released" in str(why_not("vllm.skip-zero-new-blocks", "0.22.1"))
     assert why_not("vllm.skip-zero-new-blocks", "0.24.0") is None
     assert all(why_not(name, "0.24.0") is None for name in PATCHES)
+
+
+@pytest.mark.parametrize("fault", PATCHES)
+def test_of_several_patches_the_one_for_the_release_is_taken_and_there_is_no_gap_between_them(fault: str) -> None:
+    patches = PATCHES[fault]
+    for before, after in itertools.pairwise(patches):
+        assert before.last == after.first
+    for patch in patches:
+        assert patch_for(fault, patch.first) is patch
+    assert why_not(fault, "0.33.0") is None
+
+
+def test_a_release_newer_than_all_that_were_examined_is_refused_by_the_newest_range() -> None:
+    assert why_not("vllm.plan-in-warmup-only", "0.34.0") == (
+        "written for vLLM 0.26.0 up to, not including, 0.34.0; this is 0.34.0"
+    )

@@ -1,0 +1,51 @@
+"""Each bug that is put back, held to the text of every release that has a folder: no vLLM is imported for it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from harness.serving.patches import PatchRefused, edited_text
+from harness.serving.vllm_faults import PATCHES, patch_for
+
+ROOT = Path(os.environ.get("MLA_HARNESS_VLLM_SITES") or "no such folder")
+RELEASES = sorted(path.name.removeprefix("vllm-") for path in ROOT.glob("vllm-*") if (path / "vllm").is_dir())
+
+
+def text_of(site: Path, target: str) -> str:
+    """The source of the function at "module:Class.function", as its file has it."""
+    module, _, path = target.partition(":")
+    source = (site / f"{module.replace('.', '/')}.py").read_text()
+    node: ast.AST = ast.parse(source)
+    for name in path.split("."):
+        found = [child for child in ast.iter_child_nodes(node) if getattr(child, "name", "") == name]
+        if len(found) != 1:
+            raise PatchRefused(f"{target}: {name} is there {len(found)} times")
+        node = found[0]
+    assert isinstance(node, ast.FunctionDef)
+    lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
+    return textwrap.dedent("\n".join(lines)) + "\n"
+
+
+@pytest.mark.parametrize("fault", PATCHES)
+@pytest.mark.parametrize("release", RELEASES or [None])
+def test_a_patch_finds_its_text_in_each_release_of_its_range_and_what_it_makes_of_it_is_python(
+    release: str | None, fault: str
+) -> None:
+    if release is None:
+        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with a release: see tools/vllm_host_sites.py")
+    patch = patch_for(fault, release)
+    if reason := patch.why_not(release):
+        assert "as released" in reason
+        return
+    for target in {edit.target for edit in patch.edits}:
+        before = text_of(ROOT / f"vllm-{release}", target)
+        after = before
+        for edit in patch.edits:
+            if edit.target == target:
+                after = edited_text(after, edit)
+        assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
