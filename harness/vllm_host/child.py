@@ -32,11 +32,22 @@ def main() -> None:
             answer = {"ok": _carry_out(json.loads(line))}
         except InputError as error:
             answer = {"refused": str(error)}
+        except ModuleNotFoundError as error:
+            traceback.print_exc()
+            answer = _lacking(error)
         except Exception as error:
             traceback.print_exc()
             answer = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _lacking(error: ModuleNotFoundError) -> dict[str, str]:
+    """A package that is not installed is refused with the line that installs it; a module of vLLM's own that is not
+    there is other code than the harness calls."""
+    if not error.name or error.name.partition(".")[0] == "vllm":
+        return {"failed": f"{type(error).__name__}: {error}"}
+    return {"refused": f"vLLM's Python needs {error.name} (pip install mla-harness[vllm-host])"}
 
 
 def _prepare() -> None:
@@ -72,12 +83,14 @@ def _put_back(fault: str | None) -> Iterator[None]:
         yield
         return
     from harness.serving.patches import find_owner
-    from harness.serving.vllm_faults import PATCHES, put_back
+    from harness.serving.vllm_faults import patch_for
 
-    edited = {edit.target for patch in PATCHES[fault] for edit in patch.edits}
+    version = importlib.import_module("vllm").__version__
+    patch = patch_for(fault, version)
+    edited = {edit.target for edit in patch.edits}
     originals = [(owner, name, owner.__dict__[name]) for owner, name in map(find_owner, edited)]
     try:
-        put_back(fault, importlib.import_module("vllm").__version__)
+        patch.apply(version)
         yield
     finally:
         for owner, name, original in originals:

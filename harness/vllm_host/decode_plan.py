@@ -18,6 +18,7 @@ from vllm.v1.attention.backends.mla import flashmla
 from harness.poison.patterns import Poison
 from harness.scenario.params import VllmHostParams
 from harness.targets.base import Binding, ReplayedStep, Run
+from harness.vllm_host.parts import accepted
 
 NUM_SM_PARTS = 132
 PLAN_WIDTH = 8
@@ -63,6 +64,7 @@ def _builder(poison: Poison) -> Any:
     """vLLM's builder as it stands after its own start, which needs a GPU to count processors."""
     builder = object.__new__(flashmla.FlashMLAMetadataBuilder)
     builder.num_q_heads = 16
+    builder.dcp_world_size = 1  # asked for since 0.25.1
     builder.is_fp8_kvcache = True
     builder.compilation_config = SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL)
     buffers = {"cg_buf_tile_scheduler_metadata": (NUM_SM_PARTS, PLAN_WIDTH), "cg_buf_num_splits": (MAX_REQUESTS + 1,)}
@@ -74,15 +76,17 @@ def _builder(poison: Poison) -> Any:
 def _plan_of(builder: Any, lengths: tuple[int, ...]) -> list[tuple[str, Tensor]]:
     """The two tensors of the plan that the builder hands to the kernel for a decode batch."""
     starts = torch.arange(len(lengths) + 1, dtype=torch.int32)
-    metadata = builder._build_decode(
-        block_table_tensor=torch.zeros(len(lengths), 2, dtype=torch.int32),
-        seq_lens_device=torch.tensor(lengths, dtype=torch.int32),
-        max_seq_len=max(lengths),
-        query_start_loc_cpu=starts,
-        query_start_loc_device=starts,
-        num_decode_tokens=len(lengths),
-        dcp_tot_seq_lens_device=None,
-    )
+    known: dict[str, Any] = {
+        "block_table_tensor": torch.zeros(len(lengths), 2, dtype=torch.int32),
+        "seq_lens_device": torch.tensor(lengths, dtype=torch.int32),
+        "max_seq_len": max(lengths),
+        "query_start_loc_cpu": starts,
+        "query_start_loc_device": starts,
+        "num_decode_tokens": len(lengths),
+        "dcp_tot_seq_lens_device": None,
+    }
+    since = {"max_query_len": 1}  # 0.33.0
+    metadata = builder._build_decode(**known, **accepted(since, builder._build_decode))
     plan = metadata.scheduler_metadata
     return [("tile_scheduler_metadata", plan.tile_scheduler_metadata), ("num_splits", plan.num_splits)]
 

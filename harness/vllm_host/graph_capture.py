@@ -74,18 +74,9 @@ class _Decode:
         self.plans: list[SplitPlan] = []
         self._recording: _Recording | None = None
 
-    def create(self, desc: Any, **_: Any) -> tuple[Callable[[Any], None], Any]:
-        """vLLM's `create_forward_fn`: new metadata that is not planned yet, and a forward that plans when it is not."""
-        metadata = SimpleNamespace(plan=None)
-
-        def forward(mode: Any) -> None:
-            if metadata.plan is None:
-                metadata.plan = plan = self._unplanned()
-                self._launch(lambda: self._plan_into(plan))
-            used = metadata.plan
-            self._launch(lambda: self._attend(used))
-
-        return forward, metadata
+    def create(self, desc: Any, **_: Any) -> _Forward:
+        """vLLM's `create_forward_fn`: a forward with new metadata that is not planned yet."""
+        return _Forward(self)
 
     def eager(self) -> tuple[Tensor, SplitPlan]:
         """The same step without a graph: planned for its own lengths."""
@@ -101,30 +92,55 @@ class _Decode:
         finally:
             self._recording = None
 
-    def _launch(self, kernel: Callable[[], None]) -> None:
+    def launch(self, kernel: Callable[[], None]) -> None:
+        """Run a kernel, or note it where a graph is being captured."""
         if self._recording is not None:
             self._recording.launches.append(kernel)
         else:
             kernel()
 
-    def _unplanned(self) -> SplitPlan:
+    def unplanned(self) -> SplitPlan:
+        """Memory for a plan."""
         shape = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
         plan = SplitPlan(torch.zeros_like(shape.work), torch.zeros_like(shape.num_splits))
         self.plans.append(plan)
         return plan
 
-    def _plan_into(self, plan: SplitPlan) -> None:
+    def plan_into(self, plan: SplitPlan) -> None:
+        """The planning kernel."""
         fresh = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
         plan.work.copy_(fresh.work)
         plan.num_splits.copy_(fresh.num_splits)
 
-    def _attend(self, plan: SplitPlan) -> None:
+    def attend(self, plan: SplitPlan) -> None:
+        """The attention kernel."""
         self.out.copy_(self._decoded(plan))
 
     def _decoded(self, plan: SplitPlan) -> Tensor:
         scale = WIDTH**-0.5
         out, _ = mla_decode(self._q, self._cache, self._table, self.seq_lens, scale=scale, metadata=plan)
         return out[:, 0]
+
+
+class _Forward:
+    """A forward that plans when its metadata has no plan.
+
+    Up to 0.25.1 vLLM unpacks a forward and its metadata; from 0.26.0 it calls what it was given.
+    """
+
+    def __init__(self, decode: _Decode) -> None:
+        self._decode = decode
+        self.plan: SplitPlan | None = None
+
+    def __call__(self, mode: Any) -> None:
+        if self.plan is None:
+            self.plan = plan = self._decode.unplanned()
+            self._decode.launch(lambda: self._decode.plan_into(plan))
+        used = self.plan
+        self._decode.launch(lambda: self._decode.attend(used))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self, "metadata"))
 
 
 @contextlib.contextmanager
@@ -139,14 +155,25 @@ def _captured(decode: _Decode) -> _Recording:
         cg_mode=CUDAGraphMode.FULL, num_tokens=NUM_REQUESTS, num_reqs=NUM_REQUESTS
     )
     manager = object.__new__(cudagraph_utils.CudaGraphManager)
-    manager.device = torch.device("cpu")
-    manager.pool = None
-    manager.graphs = {}
-    manager._capture_descs = {CUDAGraphMode.FULL: [desc]}
+    settings: dict[str, Any] = {
+        "device": torch.device("cpu"),
+        "pool": "a pool",
+        "graphs": {},
+        "_capture_descs": {CUDAGraphMode.FULL: [desc]},
+        # Asked for since 0.26.0, 0.29.0, 0.30.0 and 0.32.0: nothing out of the ordinary is captured.
+        "use_breakable_cg": False,
+        "_max_full_descs_to_capture": None,
+        "_capture_mem_samples": None,
+        "ubatch_runner": None,
+        "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False),
+    }
+    for name, value in settings.items():
+        setattr(manager, name, value)
     with (
         mock.patch.object(cudagraph_utils, "graph_capture", _no_device),
         mock.patch.object(cudagraph_utils, "get_offloader", mock.MagicMock()),
         mock.patch.object(cudagraph_utils, "is_global_first_rank", lambda: False),
+        mock.patch.object(cudagraph_utils, "current_stream", lambda: None, create=True),  # asked for since 0.29.0
         mock.patch.object(torch.cuda, "CUDAGraph", _Recording),
         mock.patch.object(torch.cuda, "graph", decode.recorded),
     ):

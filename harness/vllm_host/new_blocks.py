@@ -7,7 +7,6 @@ masks as FlashMLA does, by multiplying unused values with 0, so a page must be f
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from harness.ops.contracts import PAGE_SIZE
 from harness.poison.patterns import Poison
 from harness.scenario.params import VllmHostParams
 from harness.targets.base import Observed, Run
-from harness.vllm_host.parts import generator
+from harness.vllm_host.parts import accepted, generator
 
 NUM_BLOCKS = 12
 WIDTH = 576
@@ -62,13 +61,8 @@ def _manager() -> Any:
         "max_admission_blocks_per_request": 10**9,
     }
     kind = managers.FullAttentionManager
-    accepted = {
-        name
-        for owner in kind.__mro__
-        if "__init__" in vars(owner)
-        for name in inspect.signature(owner.__init__).parameters
-    }
-    return kind(spec, **arguments, **{name: value for name, value in known.items() if name in accepted})
+    makers = [vars(owner)["__init__"] for owner in kind.__mro__ if "__init__" in vars(owner)]
+    return kind(spec, **arguments, **accepted(known, *makers))
 
 
 def _decoded(

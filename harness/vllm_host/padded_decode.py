@@ -39,6 +39,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     metadata = SimpleNamespace(
         decode=SimpleNamespace(block_table=table, seq_lens=torch.tensor(LENGTHS, dtype=torch.int32)),
         max_seq_len=max(LENGTHS),
+        causal=True,  # asked for since 0.27.1
     )
     out, _ = _impl().forward_mqa(q, cache, metadata, SimpleNamespace(_k_scale=torch.ones(())))
     observed = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from harness.poison.patterns import Poison
@@ -30,6 +32,12 @@ class Part(Protocol):
 def part(name: str) -> Part:
     """The module of a part; importing it imports what it needs of vLLM."""
     return cast(Part, importlib.import_module(PARTS[name]))
+
+
+def accepted(arguments: dict[str, Any], *functions: Callable[..., Any]) -> dict[str, Any]:
+    """Those of `arguments` that one of the functions names: what a release asks for and another does not know."""
+    named = {name for function in functions for name in inspect.signature(function).parameters}
+    return {name: value for name, value in arguments.items() if name in named}
 
 
 def generator(poison: Poison) -> Any:

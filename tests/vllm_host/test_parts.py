@@ -71,6 +71,17 @@ def test_a_release_that_has_the_bug_fails_by_the_oracle_of_its_fault(
     assert set(use.blames) <= {finding.site for finding in result.findings}
 
 
+@pytest.mark.parametrize("name", ["vllm-host-decode-plan", "vllm-host-graph-capture"])
+def test_code_that_is_called_as_in_the_newest_release_is_judged_the_same(
+    name: str, fake_vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "called-as-0.33")
+    assert run(name).verdict is Verdict.PASS
+    vllm_host._kept.pop().close()
+    monkeypatch.setenv("FAKE_VLLM", f"called-as-0.33,{BUG_OF[name]}")
+    assert run(name).verdict is Verdict.FAIL
+
+
 def test_a_fault_put_back_is_caught_and_gone_in_the_next_case(fake_vllm: None) -> None:
     assert run("vllm-host-graph-capture", "vllm.plan-in-warmup-only").verdict is Verdict.FAIL
     assert run("vllm-host-graph-capture").verdict is Verdict.PASS
@@ -106,6 +117,22 @@ def test_a_package_missing_deeper_inside_is_an_error_that_names_it(
     result = run("vllm-host-decode-plan")
     assert result.verdict is Verdict.ERROR
     assert "No module named 'cbor2'" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("lacks", "reason"),
+    [
+        ("no-package", "InputError: vLLM's Python needs fastapi (pip install mla-harness[vllm-host])"),
+        ("no-module", "RuntimeError: vLLM 0.22.1: ModuleNotFoundError: No module named 'vllm.moved'"),
+    ],
+)
+def test_a_package_to_install_is_told_from_a_module_that_vllm_has_no_more(
+    lacks: str, reason: str, fake_vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", lacks)
+    result = run("vllm-host-decode-plan")
+    assert result.verdict is Verdict.ERROR
+    assert result.reason == reason
 
 
 def test_a_child_that_dies_is_a_crash_and_the_next_case_has_another_child(

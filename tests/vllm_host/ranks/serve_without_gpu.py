@@ -21,7 +21,12 @@ def main() -> None:
     activate()
     parallel = ParallelConfig(worker_cls="worker_without_gpu.Worker", **rank_options(2))
     config = VllmConfig(parallel_config=parallel, device_config=DeviceConfig(device="cpu"))
-    nothing = SimpleNamespace(is_multimodal_model=False, multimodal_config=None, enable_return_routed_experts=False)
+    nothing = SimpleNamespace(
+        is_multimodal_model=False,
+        multimodal_config=None,
+        enable_return_routed_experts=False,
+        supports_multimodal_inputs=False,  # asked for by 0.33.0
+    )
     object.__setattr__(config, "model_config", nothing)
     executor = MultiprocExecutor(config)
     print(json.dumps(summed(executor.collective_rpc(tell, timeout=30))))

@@ -38,3 +38,13 @@ class FlashMLAMetadataBuilder:
                 splits = self.cg_buf_num_splits[: len(splits)]
         meta.tile_scheduler_metadata, meta.num_splits = tiles, splits
         return SimpleNamespace(scheduler_metadata=meta)
+
+
+if "called-as-0.33" in vllm.BUGS:
+    _build_decode = FlashMLAMetadataBuilder._build_decode
+
+    def _build_decode_of_0_33(self, *, max_query_len, **given):
+        assert max_query_len == 1 and self.dcp_world_size == 1
+        return _build_decode(self, **given)
+
+    FlashMLAMetadataBuilder._build_decode = _build_decode_of_0_33
