@@ -1,10 +1,10 @@
 """Make a folder of each vLLM release from the package registry, to be judged without a GPU.
 
     python3 -m pip install mla-harness[vllm-host]
-    tools/vllm_host_sites.py SITES 0.21.0 0.22.1 0.24.0
-    mla-harness bisect vllm-host --site SITES/vllm-0.21.0 --site SITES/vllm-0.22.1 --site SITES/vllm-0.24.0
+    tools/vllm_host_sites.py SITES 0.21.0 0.24.0 0.33.0
+    mla-harness bisect vllm-host --site SITES/vllm-0.21.0 --site SITES/vllm-0.24.0 --site SITES/vllm-0.33.0
 
-Each release is one wheel of about 0.25 GB, of which the Python files are kept (0.06 to 0.13 GB): compiled extensions do
+Each release is one wheel of about 0.3 GB, of which the Python files are kept (0.06 to 0.17 GB): compiled extensions do
 not load without a GPU's libraries, and what the wheel depends on is not installed. A release that is there is left.
 """
 

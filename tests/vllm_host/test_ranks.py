@@ -1,4 +1,4 @@
-"""What the harness does to vLLM reaches the processes that its own executor spawns, in three releases, on a CPU."""
+"""What the harness does to vLLM reaches the processes that its own executor spawns, in four releases, on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAULT = "vllm.merge-ignore-context-count"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", ["0.21.0", "0.22.1", "0.24.0"])
+@pytest.mark.parametrize("release", ["0.21.0", "0.22.1", "0.24.0", "0.33.0"])
 def test_a_bug_is_put_back_in_every_process_of_vllms_executor(release: str) -> None:
     root = os.environ.get("MLA_HARNESS_VLLM_SITES")
     if not root or not (site := Path(root) / f"vllm-{release}").is_dir():

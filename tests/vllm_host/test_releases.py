@@ -1,4 +1,4 @@
-"""The six bugs in three real releases, on a CPU. Needs their folders: MLA_HARNESS_VLLM_SITES, as tox sets it."""
+"""The six bugs in four real releases, on a CPU. Needs their folders: MLA_HARNESS_VLLM_SITES, as tox sets it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
-RELEASES = ("0.21.0", "0.22.1", "0.24.0")
+RELEASES = ("0.21.0", "0.22.1", "0.24.0", "0.33.0")
 AS_RELEASED = {
-    "vllm-host-batch-order[order=v1,chunk=longer]": ("pass", "pass", "pass"),
-    "vllm-host-batch-order[order=v1,chunk=shorter]": ("pass", "pass", "pass"),
-    "vllm-host-batch-order[order=v2,chunk=longer]": ("FAIL reference", "FAIL reference", "FAIL reference"),
-    "vllm-host-batch-order[order=v2,chunk=shorter]": ("pass", "pass", "pass"),
-    "vllm-host-decode-plan": ("pass", "pass", "pass"),
-    "vllm-host-graph-capture": ("FAIL replay", "pass", "pass"),
-    "vllm-host-new-blocks": ("FAIL finite", "FAIL finite", "pass"),
-    "vllm-host-padded-decode[amax=per_tensor]": ("FAIL finite", "FAIL finite", "FAIL finite"),
-    "vllm-host-padded-decode[amax=per_token]": ("pass", "pass", "pass"),
-    "vllm-host-prefill-merge": ("pass", "pass", "pass"),
+    "vllm-host-batch-order[order=v1,chunk=longer]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-batch-order[order=v1,chunk=shorter]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-batch-order[order=v2,chunk=longer]": ("FAIL reference", "FAIL reference", "FAIL reference", "pass"),
+    "vllm-host-batch-order[order=v2,chunk=shorter]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-decode-plan": ("pass", "pass", "pass", "pass"),
+    "vllm-host-graph-capture": ("FAIL replay", "pass", "pass", "pass"),
+    "vllm-host-new-blocks": ("FAIL finite", "FAIL finite", "pass", "pass"),
+    "vllm-host-padded-decode[amax=per_tensor]": ("FAIL finite", "FAIL finite", "FAIL finite", "FAIL finite"),
+    "vllm-host-padded-decode[amax=per_token]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-prefill-merge": ("pass", "pass", "pass", "pass"),
 }
 PUT_BACK = {
-    "vllm-host-decode-plan with vllm.fresh-plan-each-step": ("caught", "caught", "caught"),
-    "vllm-host-graph-capture with vllm.plan-in-warmup-only": ("as released", "caught", "caught"),
-    "vllm-host-new-blocks with vllm.skip-zero-new-blocks": ("as released", "as released", "caught"),
-    "vllm-host-prefill-merge with vllm.merge-ignore-context-count": ("caught", "caught", "caught"),
+    "vllm-host-decode-plan with vllm.fresh-plan-each-step": ("caught", "caught", "caught", "caught"),
+    "vllm-host-graph-capture with vllm.plan-in-warmup-only": ("as released", "caught", "caught", "caught"),
+    "vllm-host-new-blocks with vllm.skip-zero-new-blocks": ("as released", "as released", "caught", "caught"),
+    "vllm-host-prefill-merge with vllm.merge-ignore-context-count": ("caught", "caught", "caught", "caught"),
 }
 
 
