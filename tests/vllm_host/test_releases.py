@@ -24,6 +24,12 @@ AS_RELEASED = {
     "vllm-host-prefill-merge": ("pass", "pass", "pass", "pass"),
 }
 PUT_BACK = {
+    "vllm-host-batch-order[order=v2,chunk=longer] with vllm.context-for-first-rows": (
+        "as released",
+        "as released",
+        "as released",
+        "caught",
+    ),
     "vllm-host-decode-plan with vllm.fresh-plan-each-step": ("caught", "caught", "caught", "caught"),
     "vllm-host-graph-capture with vllm.plan-in-warmup-only": ("as released", "caught", "caught", "caught"),
     "vllm-host-new-blocks with vllm.skip-zero-new-blocks": ("as released", "as released", "caught", "caught"),
