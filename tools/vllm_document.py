@@ -21,6 +21,7 @@ FAULTS = {
         ("backend=FLASHMLA", "backend=FLASH_ATTN_MLA", "backend=TRITON_MLA"),
     ),
     "vllm.router-int64-ids": ("vllm-project/vllm#38359", "vllm-expert-ids", ("routing=simulated",)),
+    "vllm.context-for-first-rows": ("vllm-project/vllm#50613", "vllm-batch-order", ("runner=v2",)),
 }  # fmt: skip
 """By fault: the PR that mended it, and the scenario and points of its matrix in which it is put back."""
 BARE = ("vllm-context-rows", "vllm.merge-ignore-context-count")
@@ -83,10 +84,10 @@ def machine(out: list[Path], releases: list[str]) -> str:
 
 
 def fault_table(out: list[Path], releases: list[str]) -> Iterator[str]:
-    """Five PRs by release: as released, and with the fault put back."""
+    """Bugs by release: as released, and with the fault put back."""
     from harness.serving.vllm_faults import why_not
 
-    yield "## The five PRs\n"
+    yield "## The five PRs, and the order of a batch\n"
     yield "| PR | vLLM | as released | fault put back | the harness says |\n|---|---|---|---|---|"
     for fault, (ref, scenario, points) in FAULTS.items():
         for release, point in itertools.product(releases, points):
@@ -255,12 +256,13 @@ def tally(found: Rounds, own: dict[tuple[str, str], str], release: str) -> str:
 
 def own_bugs(releases: list[str]) -> dict[tuple[str, str], str]:
     """(release, case) -> the bug, where a scenario declares a fault for the case that the release has itself."""
+    from harness import catalog
     from harness.plan.expand import fault_cases
     from harness.scenario.load import load_scenarios
     from harness.serving.vllm_faults import PATCHES, why_not
 
     return {
-        (release, case.id): FAULTS.get(use.name, case.refs)[0]
+        (release, case.id): catalog.FAULTS.get(use.name).ref
         for scenario in load_scenarios()
         for use, case in (fault_cases(scenario) if scenario.system == "vllm" else ())
         for release in releases
@@ -274,23 +276,43 @@ def needs_more_gpus(result: dict[str, Any]) -> bool:
 
 
 def susceptibility(out: list[Path], releases: list[str]) -> Iterator[str]:
-    """The matrix of one release: of each cell its last result, over all runs of `susceptibility`."""
-    from harness.plan.probe import case_of
-    from harness.records import CaseResult
-    from harness.report.susceptibility import Cell, cell_of, to_markdown
+    """The matrix of the first release that has one; of a later one, what differs from it."""
+    from harness.report.susceptibility import to_markdown
 
+    first, known = "", {}
     for release in releases:
-        cells: dict[str, Cell] = {}
-        for folder in out:
-            for file in sorted((folder / release).glob("susceptibility/run/*/results.jsonl")):
-                for line in file.read_text(encoding="utf-8").splitlines():
-                    result = CaseResult.model_validate_json(line)
-                    case = case_of(result.id)
-                    if case is not None:
-                        cells[result.id] = cell_of(result, case)
-        if cells:
+        cells = cells_of(out, release)
+        if cells and not first:
+            first, known = release, cells
             text = to_markdown(list(cells.values())).replace("## ", "### ").replace("# Susceptibility", "", 1)
             yield f"## Susceptibility of vLLM {release}'s kernels\n\n{text.strip()}\n"
+        elif cells:
+            other = {case for case in cells if case not in known or known[case].outcome != cells[case].outcome}
+            yield f"## Susceptibility of vLLM {release}'s kernels\n"
+            yield f"{len(cells) - len(other)} of {len(cells)} cells are as those of {first}.\n"
+            if other:
+                yield f"| case | {first} | {release} | |\n|---|---|---|---|"
+                for case in sorted(other):
+                    before = known[case].outcome if case in known else "not run"
+                    yield f"| `{case}` | {before} | {cells[case].outcome} | {cell(cells[case].why, 160)} |"
+                yield ""
+
+
+def cells_of(out: list[Path], release: str) -> dict[str, Any]:
+    """Case -> its last cell, over all runs of `susceptibility`."""
+    from harness.plan.probe import case_of
+    from harness.records import CaseResult
+    from harness.report.susceptibility import cell_of
+
+    cells: dict[str, Any] = {}
+    for file in [
+        file for folder in out for file in sorted((folder / release).glob("susceptibility/run/*/results.jsonl"))
+    ]:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            result = CaseResult.model_validate_json(line)
+            if (case := case_of(result.id)) is not None:
+                cells[result.id] = cell_of(result, case)
+    return cells
 
 
 def writers(out: list[Path], releases: list[str]) -> Iterator[str]:

@@ -69,8 +69,8 @@ def steps(
         if release == susceptible:
             names = [word for name in vllm_kernels() for word in ("--kernel", name)]
             yield Step("susceptibility", release, ["susceptibility", "--device", "cuda", "-n", "3", *names])
-    for name, (fault, cases) in RANKS.items() if num_gpus > 1 else ():
-        words = ["run", *cases, *(["--fault", fault] if fault else []), "-n", "1"]
+    for name, (fault, split) in RANKS.items() if num_gpus > 1 else ():
+        words = ["run", *split, *(["--fault", fault] if fault else []), "-n", "1"]
         yield Step(name, max(releases, key=numbers), words, num_gpus=2)
     for release in repeated:
         yield Step("bare", release, ["run", BARE[0], "--fault", BARE[1], "-n", "1"])
@@ -87,10 +87,11 @@ def numbers(release: str) -> tuple[int, ...]:
 
 
 def vllm_kernels() -> list[str]:
-    """Names of vLLM's kernels, planners left out: they are judged through their decode."""
+    """Names of vLLM's and FlashInfer's kernels, planners left out: they are judged through their decode."""
+    from harness.kernels.flashinfer_specs import FLASHINFER_KERNELS
     from harness.kernels.vllm_specs import VLLM_KERNELS
 
-    return [spec.name for spec in VLLM_KERNELS if spec.op != "mla_decode_plan"]
+    return [spec.name for spec in (*VLLM_KERNELS, *FLASHINFER_KERNELS) if spec.op != "mla_decode_plan"]
 
 
 def run(args: argparse.Namespace) -> int:
