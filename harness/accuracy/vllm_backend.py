@@ -11,6 +11,7 @@ from typing import Any
 from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
 from harness.accuracy.identity import describe_directory
 from harness.errors import InputError
+from harness.serving.vllm_objects import Completion, Vllm
 
 _CHUNK = 1024
 """Prompts handed over at once. `LLM.generate` gives nothing back before its last answer: a kill loses so many."""
@@ -21,7 +22,7 @@ class VllmBackend:
 
     def __init__(self, path: str, *, concurrency: int = 256, **options: Any) -> None:
         try:
-            self._vllm = importlib.import_module("vllm")
+            self._vllm: Vllm = importlib.import_module("vllm")
         except ImportError as error:
             raise InputError(
                 f"--model vllm:{path}: vLLM cannot be imported here ({error}); install it, or use server:URL"
@@ -89,7 +90,7 @@ class VllmBackend:
         """Drop the engine; its memory goes with it."""
         del self._llm
 
-    def _answer(self, output: Any, stop: Sequence[str]) -> Answer:
+    def _answer(self, output: Completion, stop: Sequence[str]) -> Answer:
         finish = str(output.finish_reason or "stop")
         text, _ = cut_at_stop(output.text, stop)
         outside = any(not 0 <= token < self._vocab_size for token in output.token_ids)

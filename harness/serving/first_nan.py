@@ -27,7 +27,9 @@ from harness.recorder.modules import ModuleRecorder, layer_of
 from harness.recorder.report import FirstNan, StepNotes, describe
 from harness.recorder.scan import can_watch
 from harness.recorder.table import Slot, Table
-from harness.serving.hooks import runners, worker_rank
+from harness.serving.fill import worker_rank
+from harness.serving.hooks import Runner, runners
+from harness.serving.vllm_objects import InputBatch, Router, RouterHolder, SchedulerOutput
 
 ATTENTION = ("forward_mqa", "forward_mha")
 """Methods of an MLA layer's `impl`: decodes return (out, lse), prefills write their argument `output`."""
@@ -62,7 +64,7 @@ def _attaching(original: Callable[..., Any], where: str) -> Callable[..., Any]:
 
 def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def execute_model(self: Runner, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         recorder: WorkerRecorder | None = getattr(self, "_mla_harness_first_nan", None)
         if recorder is None or kwargs.get("dummy_run"):
             return original(self, scheduler_output, *args, **kwargs)
@@ -75,30 +77,30 @@ def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
 class WorkerRecorder:
     """The recorder of one worker: its table lives on the worker's GPU from before the first capture."""
 
-    def __init__(self, runner: Any, where: str) -> None:
+    def __init__(self, runner: Runner, where: str) -> None:
         self._runner = runner
         self._folder = None if where == "1" else Path(where)
         self.rank = worker_rank()
-        self.table = Table(torch.device(getattr(runner, "device", "cpu")))
+        self.table = Table(torch.device(runner.device))
         # Warm-ups, captures and dummy runs are nobody's.
         self.table.live.fill_(0)
         self.notes = StepNotes()
         self._step = -1
         self._asked = False
         self._is_stepping = False
-        model = runner.get_model() if hasattr(runner, "get_model") else runner.model
+        model = runner.get_model()
         self._modules = ModuleRecorder(self.table)
         self._modules.attach(model, counts_steps=False)
         self.num_ops = sum(self._watch_ops(path, module) for path, module in model.named_modules())
         RECORDERS.append(self)
         self._tell_how()
 
-    def step(self, scheduler_output: Any) -> Step:
+    def step(self, scheduler_output: SchedulerOutput) -> Step:
         """What stands around one step: which rows are live, and whose they were."""
         self._step += 1
         return Step(self, self._step, scheduler_output)
 
-    def begin(self, step: int, scheduler_output: Any) -> None:
+    def begin(self, step: int, scheduler_output: SchedulerOutput) -> None:
         """Queue the step's clock and live rows on the current stream, ahead of its work."""
         self._is_stepping = True
         counts = scheduler_output.num_scheduled_tokens
@@ -109,7 +111,7 @@ class WorkerRecorder:
         warms_up = bool(counts) and all("warmup_" in name and name.startswith("_") for name in counts)
         self.table.live.fill_(0 if warms_up else scheduler_output.total_num_scheduled_tokens)
 
-    def end(self, step: int, scheduler_output: Any) -> None:
+    def end(self, step: int, scheduler_output: SchedulerOutput) -> None:
         """Note whose rows they were, and answer if somebody asked."""
         self.table.live.fill_(0)
         spans, end = [], 0
@@ -167,9 +169,9 @@ class WorkerRecorder:
                 setattr(impl, name, self._watched_attention(getattr(impl, name), f"{path}.{name}", layer_of(path)))
                 found += 1
         for holder in (module, getattr(module, "runner", None)):
-            router: Any = getattr(holder, "router", None)
-            if hasattr(router, "select_experts") and "select_experts" not in vars(router):
-                router.select_experts = self._watched_router(router, f"{path}.select_experts", layer_of(path))
+            router = router_of(holder)
+            if router is not None and "select_experts" not in vars(router):
+                vars(router)["select_experts"] = self._watched_router(router, f"{path}.select_experts", layer_of(path))
                 found += 1
         return found
 
@@ -190,8 +192,8 @@ class WorkerRecorder:
 
         return attend
 
-    def _watched_router(self, router: Any, name: str, layer: int | None) -> Callable[..., Any]:
-        original, limit = router.select_experts, int(getattr(router, "global_num_experts", 0))
+    def _watched_router(self, router: Router, name: str, layer: int | None) -> Callable[..., Any]:
+        original, limit = router.select_experts, int(router.global_num_experts)
         slot = Slot(name, "topk_ids", layer=layer, call=name, rows="batch", limit=limit, bad="no expert's id")
         number = self.table.slot(name, slot) if limit else None
 
@@ -209,7 +211,7 @@ class WorkerRecorder:
 class Step:
     """One step of a worker, as a block."""
 
-    def __init__(self, recorder: WorkerRecorder, number: int, scheduler_output: Any) -> None:
+    def __init__(self, recorder: WorkerRecorder, number: int, scheduler_output: SchedulerOutput) -> None:
         self._recorder = recorder
         self._number = number
         self._scheduler_output = scheduler_output
@@ -223,9 +225,14 @@ class Step:
             self._recorder.end(self._number, self._scheduler_output)
 
 
-def request_order(runner: Any, counts: dict[str, int]) -> list[str]:
+def router_of(holder: RouterHolder | Any) -> Router | None:
+    """Who chooses experts for a module of experts, or for the runner of one; None for any other module."""
+    return holder.router if hasattr(getattr(holder, "router", None), "select_experts") else None
+
+
+def request_order(runner: Runner, counts: dict[str, int]) -> list[str]:
     """The requests of a step in the order of their rows: the first runner keeps it, the second sorts by tokens."""
-    known = getattr(getattr(runner, "input_batch", None), "req_ids", None)
-    if known is not None:
-        return [name for name in known if name in counts]
+    batch: InputBatch | None = getattr(runner, "input_batch", None)
+    if batch is not None:
+        return [name for name in batch.req_ids if name in counts]
     return sorted(counts, key=lambda name: counts[name])

@@ -1,7 +1,6 @@
 """Poison inside a vLLM worker: before each step, what nobody wrote is filled, ahead of vLLM's own zeroing.
 
-One site is filled within a step: rows of context attention whose tokens have no context. The op promises nothing of
-them (TRT-LLM's kernel on Blackwell leaves them unwritten), though FlashAttention-3 happens to write them.
+One site is filled within a step: rows of context attention whose tokens have no context (`context_rows`).
 
 Both model runners take the scheduler's output in `execute_model`; that is where the step begins, with the ids of newly
 given blocks at hand and vLLM's zeroing still to come. All fills are queued on the current stream, as the step is.
@@ -14,42 +13,27 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from harness.poison.sentinels import bits_view, sentinel_bits
+from harness.serving import context_rows
+from harness.serving.fill import FILLED, FINITE, worker_rank
 from harness.serving.settings import CONTEXT, ServePoison
-
-RUNNERS = (
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner",
+from harness.serving.vllm_objects import (
+    RUNNERS,
+    AttentionLayer,
+    FirstRunner,
+    KVCacheConfig,
+    KVCacheSpec,
+    SchedulerOutput,
+    SecondRunner,
 )
-CONTEXT_OWNER = "vllm.model_executor.layers.attention.mla_attention:MLACommonImpl"
+
+Runner = FirstRunner | SecondRunner
 TOLD = frozenset(10**power for power in range(9))
-FINITE = 1.0
-"""The latent is normalised: a value of this size is what an older owner of a page could have left."""
-
-
-@dataclass(slots=True)
-class Filled:
-    """What the poison of this process has filled so far; a run in which it filled nothing proves nothing."""
-
-    steps: int = 0
-    sweeps: int = 0
-    blocks: int = 0
-    context_rows: int = 0
-
-
-FILLED = Filled()
-
-
-def worker_rank() -> int:
-    """The rank of this worker among all of the server."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0"))
 
 
 def runners() -> Iterator[tuple[str, Any]]:
@@ -70,43 +54,13 @@ def install(poison: ServePoison) -> list[str]:
         runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
         wrapped.append(path)
     if any(site in poison.sites for site in CONTEXT):
-        module, _, name = CONTEXT_OWNER.partition(":")
-        owner = getattr(importlib.import_module(module), name)
-        owner._compute_prefill_context = with_context_rows(owner._compute_prefill_context, poison)
-        wrapped.append(CONTEXT_OWNER)
+        wrapped.append(context_rows.install(poison))
     return wrapped
-
-
-def with_context_rows(original: Callable[..., Any], poison: ServePoison) -> Callable[..., Any]:
-    """`_compute_prefill_context` with rows past `prefill_tokens_with_context` as a kernel that skips them leaves them.
-
-    Its outputs are [T, H, V] and [H, T].
-    """
-
-    @functools.wraps(original)
-    def compute(self: Any, q: Any, cache: Any, attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        out, lse = original(self, q, cache, attn_metadata, *args, **kwargs)
-        count = attn_metadata.prefill.chunked_context.prefill_tokens_with_context
-        if count is not None and count < out.shape[0] and poison.is_for(worker_rank()):
-            fill(out[count:], poison.pattern, "context.output")
-            fill(lse[:, count:], poison.pattern, "context.lse")
-            FILLED.context_rows += out.shape[0] - count
-        return out, lse
-
-    return compute
-
-
-def fill(values: torch.Tensor, pattern: str, site: str) -> None:
-    """Fill a view whole with the pattern; no element of it is read."""
-    if pattern == "nan":
-        bits_view(values)[:] = sentinel_bits(values.dtype, site)
-    else:
-        values.fill_(FINITE if pattern == "finite" else torch.finfo(values.dtype).max)
 
 
 def _wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., Any]:
     @functools.wraps(original)
-    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def execute_model(self: Runner, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         # Dummy and profile runs of the second runner bring no requests, and their memory is not yet laid out.
         if not kwargs.get("dummy_run"):
             before(self, scheduler_output)
@@ -122,7 +76,7 @@ class StepPoison:
         self._poison = poison
         self._sweep: Callable[[], Any] | None = None
 
-    def __call__(self, runner: Any, step: Any) -> None:
+    def __call__(self, runner: Runner, step: SchedulerOutput) -> None:
         """Poison before one step; in inference mode, as vLLM's caches may be changed in no other."""
         if self._poison.is_for(worker_rank()):
             with torch.inference_mode():
@@ -133,7 +87,7 @@ class StepPoison:
         if FILLED.steps in TOLD:
             print(f"mla-harness: {self._poison.text()} in process {os.getpid()}: {asdict(FILLED)}", file=sys.stderr)
 
-    def _before(self, runner: Any, step: Any) -> None:
+    def _before(self, runner: Runner, step: SchedulerOutput) -> None:
         if self._poison.sweeps and not torch.cuda.is_current_stream_capturing():
             if self._sweep is None:
                 from harness.poison.cuda_sweep import CudaSweep
@@ -150,7 +104,7 @@ class StepPoison:
         if "kv.tail" in self._poison.sites:
             self._tails(runner, step)
 
-    def _tails(self, runner: Any, step: Any) -> None:
+    def _tails(self, runner: Runner, step: SchedulerOutput) -> None:
         """Slots of the last new block past the tokens that this step will have written."""
         for group, caches, ratio in groups(runner):
             size = block_tokens(runner, group)
@@ -182,9 +136,9 @@ class StepPoison:
         bits_view(values)[ids, first:] = bits
 
 
-def groups(runner: Any) -> Iterator[tuple[int, list[torch.Tensor], int]]:
+def groups(runner: Runner) -> Iterator[tuple[int, list[torch.Tensor], int]]:
     """KV groups that hold latents: their number, caches [N, P, D], and kernel blocks in one block of the scheduler."""
-    config = getattr(runner, "kv_cache_config", None)
+    config: KVCacheConfig | None = getattr(runner, "kv_cache_config", None)
     if config is None:
         return
     layers = runner.vllm_config.compilation_config.static_forward_context
@@ -193,7 +147,8 @@ def groups(runner: Any) -> Iterator[tuple[int, list[torch.Tensor], int]]:
             continue
         caches: dict[int, torch.Tensor] = {}
         for name in group.layer_names:
-            cache = getattr(layers.get(name), "kv_cache", None)
+            layer: AttentionLayer | None = layers.get(name)
+            cache: Any = getattr(layer, "kv_cache", None)
             if isinstance(cache, list | tuple):
                 cache = cache[0] if cache else None
             if isinstance(cache, torch.Tensor) and cache.ndim == 3:
@@ -203,29 +158,28 @@ def groups(runner: Any) -> Iterator[tuple[int, list[torch.Tensor], int]]:
             yield index, list(caches.values()), max(1, int(group.kv_cache_spec.block_size) // page)
 
 
-def is_latent(spec: Any) -> bool:
+def is_latent(spec: KVCacheSpec) -> bool:
     """Whether a KV spec is of an MLA layer, also where the group wraps several specs of one kind."""
     inner = getattr(spec, "kv_cache_specs", None)
     specs = list(inner.values()) if isinstance(inner, dict) else [spec]
     return all(type(one).__name__.endswith("MLAAttentionSpec") for one in specs)
 
 
-def block_tokens(runner: Any, group: int) -> int:
+def block_tokens(runner: Runner, group: int) -> int:
     """Tokens in one block of the scheduler."""
     return int(runner.kv_cache_config.kv_cache_groups[group].kv_cache_spec.block_size)
 
 
-def new_blocks(step: Any, group: int, size: int) -> list[int]:
+def new_blocks(step: SchedulerOutput, group: int, size: int) -> list[int]:
     """Ids of blocks given in this step and not yet written: those of a prefix hit hold answers and are left out."""
     found: list[int] = []
     for request in step.scheduled_new_reqs:
         found += request.block_ids[group][-(-request.num_computed_tokens // size) :]
     cached = step.scheduled_cached_reqs
-    resumed = set(getattr(cached, "resumed_req_ids", ()))
     for request_id, given, computed in zip(
         cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
     ):
         if given is not None:
-            skipped = -(-computed // size) if request_id in resumed else 0
+            skipped = -(-computed // size) if request_id in cached.resumed_req_ids else 0
             found += given[group][skipped:]
     return [block for block in found if block != 0]

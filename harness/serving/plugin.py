@@ -15,11 +15,13 @@ _fault = ""
 
 
 def activate() -> None:
-    """Record the first NaN of this vLLM process, poison it, put a bug back in it, as the environment asks.
+    """Put a bug back in this vLLM process, record its first NaN, poison it, as the environment asks.
 
     Called again, it does nothing. Raises InputError for a setting that is none, or a bug that does not fit this vLLM.
     """
     global _active, _recording
+    # First: what is wrapped below is then the function with the bug.
+    _change_vllm()
     where = os.environ.get("MLA_HARNESS_FIRST_NAN", "")
     if where not in ("", "0") and not _recording:
         _recording = True
@@ -33,7 +35,6 @@ def activate() -> None:
         from harness.serving.settings import ServePoison
 
         install(ServePoison.parse(text))
-    _change_vllm()
 
 
 def fault() -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.serving.settings import STRATEGY
+from harness.serving.vllm_objects import RoutingStrategy
 
 _SIMULATOR = "vllm.model_executor.layers.fused_moe.router.routing_simulator_router"
 
@@ -30,6 +31,11 @@ class TopK:
 
 
 def register() -> None:
-    """Make the strategy known to this process's vLLM, which the environment variable then names."""
+    """Make the strategy known to this process's vLLM, which the environment variable then names.
+
+    It is one of vLLM's own class too, which since 0.33 answers whether a strategy suits kernels that route themselves.
+    """
+    module: Any = importlib.import_module(_SIMULATOR)
+    strategy: RoutingStrategy = type("TopK", (TopK, module.RoutingStrategy), {})()
     simulator: Any = importlib.import_module(_SIMULATOR).RoutingSimulator
-    simulator.register_strategy(STRATEGY, TopK())
+    simulator.register_strategy(STRATEGY, strategy)

@@ -21,7 +21,7 @@ COUNTS = ("steps", "sweeps", "blocks", "context_rows")
 
 def tell(worker: Any) -> dict[str, Any]:
     """Run inside a worker: its rank, what it has of the harness, and what its poison filled; its recorder tells too."""
-    from harness.serving.hooks import FILLED, worker_rank
+    from harness.serving.fill import FILLED, worker_rank
 
     first_nan = sys.modules.get("harness.serving.first_nan")
     if first_nan is not None:

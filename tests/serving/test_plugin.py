@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from harness.errors import InputError
-from harness.serving.hooks import FILLED, StepPoison, groups, new_blocks, with_context_rows
+from harness.serving import plugin
+from harness.serving.hooks import FILLED, StepPoison, groups, new_blocks
 from harness.serving.settings import ServePoison
 
 
@@ -51,6 +52,21 @@ def test_off_it_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_bug_is_put_back_before_anything_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    for name, value in {"POISON": "context.output", "FAULT": "vllm.some-bug", "FIRST_NAN": "1"}.items():
+        monkeypatch.setenv(f"MLA_HARNESS_{name}", value)
+    for name in ("_active", "_recording", "_routing", "_fault"):
+        monkeypatch.setattr(plugin, name, "" if name == "_fault" else False)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0"))
+    monkeypatch.setattr("harness.serving.vllm_faults.put_back", lambda name, version: order.append(name))
+    monkeypatch.setattr("harness.serving.first_nan.install", lambda where: order.append("recorder"))
+    monkeypatch.setattr("harness.serving.hooks.install", lambda poison: order.append("poison"))
+    plugin.activate()
+    plugin.activate()
+    assert order == ["vllm.some-bug", "recorder", "poison"]
 
 
 def test_blocks_of_a_prefix_hit_are_not_new() -> None:
@@ -98,32 +114,6 @@ def test_a_wrong_setting_is_refused(text: str) -> None:
 def test_a_setting_survives_its_own_text() -> None:
     poison = ServePoison(("kv.new", "output"), "max")
     assert ServePoison.parse(poison.text()) == poison
-
-
-def context_chunk(count: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Five tokens' context attention of which `count` have context, under the poison."""
-
-    def original(self: Any, q: Any, cache: Any, metadata: Any, scale: Any) -> Any:
-        return torch.ones(5, 2, 4, dtype=torch.bfloat16), torch.ones(2, 5)
-
-    chunked = SimpleNamespace(prefill_tokens_with_context=count)
-    metadata = SimpleNamespace(prefill=SimpleNamespace(chunked_context=chunked))
-    out, lse = with_context_rows(original, ServePoison(("context.output",)))(None, None, None, metadata, None)
-    return out, lse
-
-
-def test_rows_without_context_are_what_a_kernel_that_skips_them_leaves() -> None:
-    before = FILLED.context_rows
-    out, lse = context_chunk(3)
-    assert out[3:].isnan().all() and not out[:3].isnan().any()
-    assert lse[:, 3:].isnan().all() and not lse[:, :3].isnan().any()
-    assert FILLED.context_rows == before + 2
-
-
-@pytest.mark.parametrize("count", [None, 5])
-def test_where_all_tokens_have_context_nothing_is_filled(count: int | None) -> None:
-    out, lse = context_chunk(count)
-    assert not out.isnan().any() and not lse.isnan().any()
 
 
 def test_steps_and_fills_are_said_on_lines_that_grow_rare(capsys: pytest.CaptureFixture[str]) -> None:

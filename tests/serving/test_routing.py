@@ -34,12 +34,21 @@ def test_it_registers_under_the_name_that_the_environment_gives(monkeypatch: pyt
     parent = "vllm.model_executor.layers.fused_moe.router"
     simulator = ModuleType(parent + ".routing_simulator_router")
     simulator.RoutingSimulator = type("RoutingSimulator", (), {"register_strategy": known.__setitem__})  # type: ignore[attr-defined]
+    simulator.RoutingStrategy = type("RoutingStrategy", (), {"supports_monolithic_logits": False})  # type: ignore[attr-defined]
     parts = parent.split(".")
     for i in range(len(parts)):
         monkeypatch.setitem(sys.modules, ".".join(parts[: i + 1]), ModuleType(".".join(parts[: i + 1])))
     monkeypatch.setitem(sys.modules, simulator.__name__, simulator)
     register()
     assert list(known) == [STRATEGY]
+    strategy = known[STRATEGY]
+    assert isinstance(strategy, TopK) and isinstance(strategy, simulator.RoutingStrategy)
+    # Asked for since 0.33, of which a strategy of ours knows nothing.
+    assert not strategy.supports_monolithic_logits
+    assert (
+        strategy.route_tokens(torch.zeros(2, 8), LOGITS, 2)[1].tolist()
+        == TopK().route_tokens(None, LOGITS, 2)[1].tolist()
+    )  # type: ignore[arg-type]
 
 
 def test_the_fault_reads_each_id_and_then_its_zero_half_of_half_the_tokens() -> None:
