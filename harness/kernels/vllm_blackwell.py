@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 RANK = 512
+NUM_KV_SPLITS = 1
 
 
 def cutlass_mla_decode(
@@ -30,10 +31,15 @@ def cutlass_mla_decode(
     lse = torch.empty(num_requests, 128, dtype=torch.float32, device=q.device)
     num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
     longest = block_table.shape[1] * kv_cache.shape[1]
-    size = ops.sm100_cutlass_mla_get_workspace_size(longest, num_requests, num_sms)
+    size = ops.sm100_cutlass_mla_get_workspace_size(
+        max_seq_len=longest, num_batches=num_requests, sm_count=num_sms, num_kv_splits=NUM_KV_SPLITS
+    )
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
     nope, rope = padded[..., :RANK].contiguous(), padded[..., RANK:].contiguous()
-    ops.sm100_cutlass_mla_decode(out, lse, nope, rope, kv_cache, seq_lens, block_table, workspace, scale, 1)
+    ops.sm100_cutlass_mla_decode(
+        out=out, lse=lse, q_nope=nope, q_pe=rope, kv_c_and_k_pe_cache=kv_cache, seq_lens=seq_lens,
+        page_table=block_table, workspace=workspace, scale=scale, num_kv_splits=NUM_KV_SPLITS,
+    )  # fmt: skip
     return out[:, None, :num_heads].contiguous(), lse[:, :num_heads, None].contiguous()
 
 
@@ -72,4 +78,7 @@ def trtllm_ragged_context_attention(
         batch_size=lengths.shape[0], window_left=-1, cum_seq_lens_q=query_start_loc,
         cum_seq_lens_kv=chunk_start_loc, enable_pdl=False, is_causal=False, return_lse=True, out=out,
     )  # fmt: skip
-    return out, lse.transpose(0, 1).contiguous()
+    lse = lse.transpose(0, 1).contiguous()
+    # Since 0.29 vLLM takes the kernel's log-sum-exp to be of base 2; before, as it is.
+    to_base_e = getattr(importlib.import_module("vllm.v1.attention.backends.utils"), "log2_lse_to_ln", None)
+    return out, to_base_e(lse) if to_base_e else lse

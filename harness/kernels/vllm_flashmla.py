@@ -60,7 +60,8 @@ class Fp8Plan:
 def mla_decode_plan_fp8(seq_lens: Tensor, *, num_heads: int) -> Fp8Plan:
     """Plan of the FP8 kernel for one query token a request."""
     ops = importlib.import_module(_OPS)
-    return Fp8Plan(*ops.get_mla_metadata_dense_fp8(seq_lens, num_heads, 1))
+    plan = ops.get_mla_metadata_dense_fp8(cache_seqlens=seq_lens, num_q_tokens_per_head_k=num_heads, num_heads_k=1)
+    return Fp8Plan(*plan)
 
 
 def mla_decode_fp8(
@@ -123,7 +124,9 @@ def mla_decode_sparse(
     padded = q.new_zeros(num_requests * num_tokens, -(-num_heads // 64) * 64, width)
     padded[:, :num_heads] = q.reshape(-1, num_heads, width)
     rows = indices.reshape(padded.shape[0], 1, columns).contiguous()
-    out, _, lse = ops.flash_mla_sparse_fwd(padded, kv_cache.reshape(-1, 1, width), rows, scale, RANK)
+    out, _, lse = ops.flash_mla_sparse_fwd(
+        q=padded, kv=kv_cache.reshape(-1, 1, width), indices=rows, sm_scale=scale, d_v=RANK
+    )
     out = out[:, :num_heads].reshape(num_requests, num_tokens, num_heads, RANK)
     lse = lse[:, :num_heads].reshape(num_requests, num_tokens, num_heads).transpose(1, 2)
     return out.contiguous(), lse.contiguous()

@@ -39,5 +39,8 @@ def _merged(
 ) -> tuple[Tensor, Tensor]:
     merge: Any = importlib.import_module(module).merge_attn_states
     out, lse = torch.empty_like(prefix_out), torch.empty_like(prefix_lse)
-    merge(out, prefix_out, prefix_lse, suffix_out, suffix_lse, lse, count)
+    merge(
+        output=out, prefix_output=prefix_out, prefix_lse=prefix_lse, suffix_output=suffix_out, suffix_lse=suffix_lse,
+        output_lse=lse, prefill_tokens_with_context=count,
+    )  # fmt: skip
     return out, lse

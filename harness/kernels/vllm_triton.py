@@ -40,8 +40,9 @@ def mla_decode(
     cache = kv_cache.unsqueeze(2)
     one = torch.full((), 1.0 if kv_scale is None else kv_scale, dtype=torch.float32, device=q.device)
     decode(
-        q.reshape(rows, num_heads, width).contiguous(), cache, cache[..., :RANK], out, lse, block_table, seq_lens,
-        partial, splits, scale, kv_cache.shape[1], k_scale=one, v_scale=one, is_mla=True,
+        q=q.reshape(rows, num_heads, width).contiguous(), k_buffer=cache, v_buffer=cache[..., :RANK], o=out, lse=lse,
+        req_to_token=block_table, b_seq_len=seq_lens, attn_logits=partial, num_kv_splits=splits, sm_scale=scale,
+        page_size=kv_cache.shape[1], k_scale=one, v_scale=one, is_mla=True,
     )  # fmt: skip
     lse = lse.reshape(num_requests, num_tokens, num_heads).transpose(1, 2)
     return out.reshape(num_requests, num_tokens, num_heads, RANK), lse.contiguous()

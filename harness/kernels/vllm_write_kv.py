@@ -16,4 +16,7 @@ def write_kv(
     is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
     scale = torch.full((1,), 1.0 if kv_scale is None else kv_scale, dtype=torch.float32, device=kv_c.device)
     target = kv_cache.view(torch.uint8) if is_fp8 else kv_cache
-    ops.concat_and_cache_mla(kv_c, k_pe, target, slot_mapping.long(), "fp8_e4m3" if is_fp8 else "auto", scale)
+    ops.concat_and_cache_mla(
+        kv_c=kv_c, k_pe=k_pe, kv_cache=target, slot_mapping=slot_mapping.long(),
+        kv_cache_dtype="fp8_e4m3" if is_fp8 else "auto", scale=scale,
+    )  # fmt: skip

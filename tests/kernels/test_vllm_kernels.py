@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.kernels import vllm_support
+from harness.kernels import vllm_blackwell, vllm_support
 from harness.kernels.vllm_flash_attention import mla_decode as fa3_decode
 from harness.kernels.vllm_flashmla import mla_decode_fp8, mla_decode_sparse
 from harness.kernels.vllm_merge import merge_attn_states_triton
@@ -76,7 +76,7 @@ def test_the_fp8_query_is_quantized_with_the_scale_that_is_handed_over(monkeypat
 def test_the_sparse_kernel_is_asked_for_exactly_the_slots_of_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
-    def kernel(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, scale: float, rank: int) -> Any:
+    def kernel(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_scale: float, d_v: int) -> Any:
         seen.update(q=q, kv=kv, indices=indices)
         return torch.zeros(q.shape[0], q.shape[1], 512), torch.zeros(q.shape[:2]), torch.zeros(q.shape[:2])
 
@@ -109,9 +109,10 @@ def test_fa3_gets_latent_and_rope_apart_and_rows_of_a_request_together(monkeypat
 def test_each_token_of_triton_decode_ends_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
-    def kernel(q: Any, k: Any, v: Any, out: Any, lse: Any, table: Any, lens: Any, *rest: Any, **given: Any) -> None:
-        seen.update(lens=lens, table=table, splits=rest[1], partial=rest[0])
-        out.zero_()
+    def kernel(o: torch.Tensor, lse: torch.Tensor, **given: Any) -> None:
+        seen.update(lens=given["b_seq_len"], table=given["req_to_token"])
+        seen.update(splits=given["num_kv_splits"], partial=given["attn_logits"])
+        o.zero_()
         lse.zero_()
 
     module(monkeypatch, "vllm.v1.attention.ops.triton_decode_attention", decode_attention_fwd=kernel)
@@ -123,9 +124,9 @@ def test_each_token_of_triton_decode_ends_where_it_stands(monkeypatch: pytest.Mo
 
 
 def test_merge_writes_into_outputs_that_nobody_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kernel(out: Any, p_out: Any, p_lse: Any, s_out: Any, s_lse: Any, lse: Any, count: Any) -> None:
-        out.copy_(s_out)
-        lse.fill_(count)
+    def kernel(output: Any, suffix_output: Any, output_lse: Any, prefill_tokens_with_context: Any, **_: Any) -> None:
+        output.copy_(suffix_output)
+        output_lse.fill_(prefill_tokens_with_context)
 
     module(monkeypatch, "vllm.v1.attention.ops.triton_merge_attn_states", merge_attn_states=kernel)
     part, lse = torch.ones(3, 2, 8), torch.ones(2, 3)
@@ -135,9 +136,46 @@ def test_merge_writes_into_outputs_that_nobody_wrote(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "auto"), (torch.float8_e4m3fn, "fp8_e4m3")])
 def test_write_kv_names_the_type_of_the_cache(dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    module(monkeypatch, "vllm._custom_ops", concat_and_cache_mla=lambda *given: seen.extend(given))
+    seen: dict[str, Any] = {}
+    module(monkeypatch, "vllm._custom_ops", concat_and_cache_mla=lambda **given: seen.update(given))
     cache = torch.zeros(2, 64, 576).to(dtype)
     write_kv(torch.zeros(3, 512), torch.zeros(3, 64), cache, torch.tensor([1, 2, -1], dtype=torch.int32), kv_scale=0.5)
-    assert seen[3].dtype == torch.int64 and seen[4] == name and float(seen[5]) == 0.5
-    assert seen[2].data_ptr() == cache.data_ptr()
+    assert seen["slot_mapping"].dtype == torch.int64 and seen["kv_cache_dtype"] == name
+    assert float(seen["scale"]) == 0.5 and seen["kv_cache"].data_ptr() == cache.data_ptr()
+
+
+def test_cutlass_plans_its_workspace_for_the_splits_that_it_runs_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def size(max_seq_len: int, num_batches: int, sm_count: int, num_kv_splits: int) -> int:
+        seen.update(planned=num_kv_splits, longest=max_seq_len)
+        return 16
+
+    module(
+        monkeypatch, "vllm._custom_ops", sm100_cutlass_mla_get_workspace_size=size,
+        sm100_cutlass_mla_decode=lambda **given: seen.update(given),
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=148))
+    q, cache, table, lens = decode_inputs()
+    out, lse = vllm_blackwell.cutlass_mla_decode(q, cache, table, lens, scale=0.1)
+    assert out.shape == (2, 1, 4, 512) and lse.shape == (2, 4, 1)
+    assert seen["num_kv_splits"] == seen["planned"] and seen["longest"] == 128 and seen["workspace"].numel() == 16
+
+
+@pytest.mark.parametrize(("converts", "expected"), [(False, 2.0), (True, 1.0)])
+def test_the_ragged_kernels_log_sum_exp_is_taken_as_this_vllm_takes_it(
+    converts: bool, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(out: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return out.zero_(), torch.full((3, 2), 2.0)
+
+    module(monkeypatch, "flashinfer.prefill", trtllm_ragged_attention_deepseek=kernel)
+    module(
+        monkeypatch, "vllm.v1.attention.backends.utils",
+        **({"log2_lse_to_ln": lambda lse: lse / 2} if converts else {}),
+    )  # fmt: skip
+    starts = torch.tensor([0, 3], dtype=torch.int32)
+    _, lse = vllm_blackwell.trtllm_ragged_context_attention(
+        torch.zeros(3, 2, 192), torch.zeros(5, 2, 192), torch.zeros(5, 2, 128), starts, torch.tensor([0, 5]), scale=0.1
+    )
+    assert lse.shape == (2, 3) and lse.unique().tolist() == [expected]
