@@ -53,7 +53,7 @@ TORCH_WHEN_ASKED = {
 WORKER = {
     "harness.poison": "A", "harness.graph": "A", "harness.ops": "A",
     "harness.model": "B", "harness.kernels": "B", "harness.recorder": "B", "harness.engine": "C",
-    "harness.targets": "D", "harness.vllm_host": "D", "harness.serving": "D",
+    "harness.targets": "D", "harness.vllm_host": "D", "harness.serving": "D", "harness.vllm_fits": "D",
     "harness.cures": "D", "harness.faults": "D", "harness.accuracy": "D", "harness.canary": "D",
     "harness.oracles": "E",
     "harness.run": "F",

@@ -1,0 +1,111 @@
+"""What our adapters call is read off their own text, whole, so that no list of it can be out of date."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.kernels.flashinfer_specs import FLASHINFER_KERNELS
+from harness.kernels.vllm_specs import VLLM_KERNELS
+from harness.vllm_fits.calls import calls_of
+from harness.vllm_fits.signatures import Call, Parameters, unlike, unsuited
+
+ADAPTER = """
+import importlib
+
+_OPS = "vllm.ops"
+
+
+def decode(q, cache):
+    ops = importlib.import_module(_OPS)
+    size = ops.workspace_size(q, num_splits=1)
+    return _run("vllm.other", ops.Wrapper(size), q)
+
+
+def _run(module, wrapper, q):
+    wrapper.plan(q, causal=True)
+    merge = importlib.import_module(module).inner.merge
+    merge(*q, out=q)
+    return q.sum()
+
+
+def nothing(q):
+    return q
+"""
+
+
+@pytest.fixture
+def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "some_adapter.py").write_text(ADAPTER, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "some_adapter"
+
+
+def test_calls_are_followed_through_names_objects_and_functions_of_the_file(adapter: str) -> None:
+    found = {call.path: (call.num_positional, call.names, call.is_open) for call in calls_of(f"{adapter}:decode")}
+    assert found == {
+        "vllm.ops:workspace_size": (1, ("num_splits",), False),
+        "vllm.ops:Wrapper": (1, (), False),
+        "vllm.ops:Wrapper.plan": (1, ("causal",), False),
+        "vllm.other:inner.merge": (0, ("out",), True),
+    }
+    assert "some_adapter" not in sys.modules
+
+
+def test_a_function_that_is_not_there_is_no_empty_list_of_calls(adapter: str) -> None:
+    with pytest.raises(LookupError, match="no function gone in some_adapter"):
+        calls_of(f"{adapter}:gone")
+
+
+@pytest.mark.parametrize("spec", [*VLLM_KERNELS, *FLASHINFER_KERNELS], ids=lambda spec: spec.name)
+def test_every_kernel_of_vllm_is_seen_to_call_what_it_imports(spec: object) -> None:
+    impl = str(spec.impl)  # type: ignore[attr-defined]
+    calls = calls_of(impl)
+    assert calls and {call.path.partition(".")[0] for call in calls} <= {"vllm", "flashinfer"}
+
+
+def test_every_module_that_an_adapter_imports_by_name_is_among_the_calls() -> None:
+    """An import that the reader cannot follow would go unchecked."""
+    specs = (*VLLM_KERNELS, *FLASHINFER_KERNELS)
+    called = {call.path.partition(":")[0] for spec in specs for call in calls_of(str(spec.impl))}
+    for name in {str(spec.impl).partition(":")[0] for spec in specs}:
+        tree = ast.parse(inspect.getsource(importlib.import_module(name)))
+        words = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        named = {word for word in words if word.startswith(("vllm.", "flashinfer.")) and " " not in word}
+        assert named - {"vllm.v1.attention.backends.utils"} <= called, name
+
+
+THEIRS = Parameters(("q", "cache"), ("scale",), frozenset({"q", "scale"}))
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong"),
+    [
+        (Call("", 1, ("scale",), 1), []),
+        (Call("", 0, ("q", "cache", "scale"), 1), []),
+        (Call("", 3, ("scale",), 1), ["takes 2 arguments by position, and is given 3"]),
+        (Call("", 1, ("scale", "table"), 1), ["takes no `table`"]),
+        (Call("", 1, (), 1), ["needs `scale`, which is not given"]),
+        (Call("", 0, (), 1, is_open=True), []),
+    ],
+)
+def test_a_call_is_held_to_the_parameters(call: Call, wrong: list[str]) -> None:
+    assert unsuited(call, THEIRS) == wrong
+
+
+def test_a_declaration_is_held_to_names_and_places() -> None:
+    def same(self, q, cache, *, scale): ...  # type: ignore[no-untyped-def]
+    def renamed(self, query, cache, *, scale): ...  # type: ignore[no-untyped-def]
+    def longer(self, q, cache, table, *, scale): ...  # type: ignore[no-untyped-def]
+    def shorter(self, q): ...  # type: ignore[no-untyped-def]
+    def wrapping(self, q, *args, **kwargs): ...  # type: ignore[no-untyped-def]
+
+    assert unlike(same, THEIRS) == [] == unlike(wrapping, THEIRS)
+    assert unlike(renamed, THEIRS) == ["has `q` where `query` was", "needs `q`, which is not given"]
+    assert unlike(longer, THEIRS) == ["has no parameter 3, where `table` was"]
+    assert unlike(shorter, THEIRS) == ["needs `scale`, which is not given"]
