@@ -287,14 +287,15 @@ def susceptibility(out: list[Path], releases: list[str]) -> Iterator[str]:
             text = to_markdown(list(cells.values())).replace("## ", "### ").replace("# Susceptibility", "", 1)
             yield f"## Susceptibility of vLLM {release}'s kernels\n\n{text.strip()}\n"
         elif cells:
-            other = {case for case in cells if case not in known or known[case].outcome != cells[case].outcome}
+            ran = {case: found for case, found in cells.items() if found.outcome != "skipped"}
+            before = {case: known[case].outcome if case in known else "not run" for case in ran}
+            other = {case: found for case, found in ran.items() if found.outcome != before[case]}
             yield f"## Susceptibility of vLLM {release}'s kernels\n"
-            yield f"{len(cells) - len(other)} of {len(cells)} cells are as those of {first}.\n"
+            yield f"{len(ran) - len(other)} of the {len(ran)} cells that ran are as those of {first}.\n"
             if other:
                 yield f"| case | {first} | {release} | |\n|---|---|---|---|"
-                for case in sorted(other):
-                    before = known[case].outcome if case in known else "not run"
-                    yield f"| `{case}` | {before} | {cells[case].outcome} | {cell(cells[case].why, 160)} |"
+                for case, found in sorted(other.items()):
+                    yield f"| `{case}` | {before[case]} | {found.outcome} | {cell(found.why, 160)} |"
                 yield ""
 
 
@@ -353,13 +354,12 @@ def ranks_table(out: list[Path], releases: list[str]) -> Iterator[str]:
 
 
 def first_nans(out: list[Path], release: str, name: str) -> dict[str, Any]:
-    """Case -> what its recorder said, of the newest folder that has this step."""
+    """Case -> what its recorder said last, over all folders."""
     from harness.records import FirstNan
 
-    for folder in reversed(out):
-        files = sorted((folder / release / name).glob("run/*/blame.jsonl"))
-        lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-        found = {line["key"].partition("!")[0]: line["blame"].get("first_nan") for line in lines}
-        if lines:
-            return {case: FirstNan.model_validate(report) for case, report in found.items() if report}
-    return {}
+    found: dict[str, Any] = {}
+    for file in [file for folder in out for file in sorted((folder / release / name).glob("run/*/blame.jsonl"))]:
+        for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            if report := line["blame"].get("first_nan"):
+                found[line["key"].partition("!")[0]] = FirstNan.model_validate(report)
+    return found

@@ -135,3 +135,23 @@ def test_over_two_gpus_the_newest_release_alone_is_run_and_the_page_names_the_ra
         and "rank 1: forward_mha wrote output" in row
         and "rank 0: o_proj" in row
     )
+
+
+def test_of_a_later_matrix_only_what_differs_from_the_first_is_listed(tool: Any, tmp_path: Path) -> None:
+    name = "susceptibility[kernel=merge_attn_states/vllm-cuda,site=context.output,pattern={}]"
+    found = {"0.22.1": {"nan": "fail", "inf": "fail"}, "0.24.0": {"nan": "pass", "inf": "fail", "max": "skip"}}
+    for release, verdicts in found.items():
+        note(tmp_path / "new", "clean-1", "pass", release=release)
+        place = tmp_path / "new" / release / "susceptibility" / "run" / "r1"
+        place.mkdir(parents=True)
+        lines = []
+        for pattern, verdict in verdicts.items():
+            case = name.format(pattern)
+            findings = [{"oracle": "finite", "message": "NaN in live rows of out"}] if verdict == "fail" else []
+            lines.append({"key": case, "id": case, "scenario": "susceptibility", "verdict": verdict,
+                          "reason": "NaN in live rows of out" if findings else "", "findings": findings})  # fmt: skip
+        (place / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = page(tool, tmp_path, tmp_path / "new").partition("## Susceptibility of vLLM 0.24.0's kernels")[2]
+    assert "1 of the 2 cells that ran are as those of 0.22.1" in text
+    assert f"| `{name.format('nan')}` | NaN | clean |" in text
+    assert name.format("inf") not in text and name.format("max") not in text
