@@ -22,12 +22,29 @@ class Entry(Protocol):
 EntryT = TypeVar("EntryT", bound=Entry)
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """Return a hint such as ``did you mean 'kv.tail'?``, or the list of names when nothing is near."""
+MAX_NAMES = 5
+"""Names that an error tells; more of them are a list to look at, and no sentence."""
+LIST = "mla-harness list"
+
+
+def nearest(name: str, known: list[str], *, see: str = LIST) -> str:
+    """Return a hint such as ``did you mean 'kv.tail'?``, or some of the names when nothing is near.
+
+    `see` is the command that shows all of them; empty where none does.
+    """
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return "known: " + ", ".join(sorted(known)) if known else "there are none"
+    return f"did you mean {close[0]!r}?" if close else some_of(name, known, see=see)
+
+
+def some_of(name: str, known: list[str], *, see: str = LIST) -> str:
+    """Return the names, or of many of them the few that are most like `name`, and where the others are."""
+    if not known:
+        return "there are none"
+    shown = sorted(known)
+    if len(known) > MAX_NAMES:
+        shown = sorted(difflib.get_close_matches(name, known, n=MAX_NAMES, cutoff=0.0))
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return f"known: {', '.join(shown)}{more}" + (f"; see `{see}`" if more and see else "")
 
 
 class Registry(Generic[EntryT]):

@@ -149,7 +149,7 @@ def _source(name: str, data_dir: Path | None) -> tuple[Path, dict[str, str]]:
     """The task's YAML, and the local file of each split (none: from the hub)."""
     own = TASKS / f"{name}.yaml"
     if name not in STOCK and not own.is_file():
-        raise InputError(f"--task {name!r}: unknown; {nearest(name, known_tasks())}")
+        raise InputError(f"--task {name!r}: unknown; {nearest(name, known_tasks(), see='')}")
     if own.is_file() and name not in STOCK:
         folder = data_dir or TASKS / "data"
         return own, _existing(name, {"test": f"{name}.jsonl"}, folder)

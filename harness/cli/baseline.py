@@ -36,7 +36,8 @@ def show(
     known = read_baselines(folder or BASELINES)
     found = [baseline for baseline in known if task in (None, baseline.task)]
     if task is not None and known and not found:
-        raise InputError(f"no baseline of task {task!r}; {nearest(task, sorted({b.task for b in known}))}")
+        hint = nearest(task, sorted({b.task for b in known}), see="mla-harness baseline show")
+        raise InputError(f"no baseline of task {task!r}; {hint}")
     if json:
         told = [baseline.model_dump(mode="json") | {"name": baseline.name} for baseline in found]
         sys.stdout.write(jsonlib.dumps(told, allow_nan=False, indent=1) + "\n")

@@ -101,7 +101,7 @@ def _refuse_unknown(connection: sqlite3.Connection, name: str, jobs: Jobs) -> No
 
     if knows(connection, jobs):
         return
-    hint = nearest(name.partition("[")[0], scenarios(connection))
+    hint = nearest(name.partition("[")[0], scenarios(connection), see="mla-harness history")
     raise UnknownNameError(f"the history has no result of {name!r}; {hint}")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.catalog import FAULTS, SITES
 from harness.errors import InputError
 from harness.ops.contracts import OPS
-from harness.registry import nearest
+from harness.registry import LIST, nearest
 
 LOGITS = "logits"
 """The model's own output, beside the outputs of ops."""
@@ -41,7 +41,8 @@ def parse(text: str) -> CureName:
         raise InputError(f"--with {text}: unknown cure; give {FORMS}")
     known = _KNOWN[kind]()
     if what not in known:
-        raise InputError(f"--with {text}: {kind}: takes one of its own names; {nearest(what, known)}")
+        hint = nearest(what, known, see="" if kind == "nan_to_num" else LIST)
+        raise InputError(f"--with {text}: {kind}: takes one of its own names; {hint}")
     return CureName(kind, what)
 
 

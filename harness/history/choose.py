@@ -68,7 +68,7 @@ def _named(name: str, connection: sqlite3.Connection | None, root: Path) -> RunE
     if name == LATEST or (root / name / "run.json").is_file():
         return entry_of(RunStore.open(find_run(name, root)))
     known = [row["run_id"] for row in connection.execute("SELECT run_id FROM run")] if connection else []
-    near = f"; {nearest(name, known)}" if 0 < len(known) <= 5 or _is_near(name, known) else ""
+    near = f"; {nearest(name, known, see='')}" if 0 < len(known) <= 5 or _is_near(name, known) else ""
     raise InputError(f"no run {name!r}: give a run id, a run folder, '{LATEST}' or '{PREVIOUS}'{near}")
 
 

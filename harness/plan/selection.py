@@ -11,7 +11,7 @@ from harness.plan import fuzz, probe, variant
 from harness.plan.expand import GPU, NIGHTLY, expand
 from harness.plan.override import KernelOverride
 from harness.records import Case
-from harness.registry import nearest
+from harness.registry import nearest, some_of
 from harness.scenario.matrix import ACCURACY
 from harness.scenario.schema import Scenario
 
@@ -82,6 +82,12 @@ def selects_scenario(selector: str, scenario: Scenario) -> bool:
     return selector == scenario.name or selector in scenario.refs
 
 
+def unknown_reference(reference: str, scenarios: Sequence[Scenario]) -> UnknownNameError:
+    """The error for a reference that no scenario has. None is called near: a number is not misspelt by a digit."""
+    known = sorted({ref for scenario in scenarios for ref in scenario.refs})
+    return UnknownNameError(f"no scenario has the reference {reference!r}; {some_of(reference, known)}")
+
+
 def _variant(scenarios: Sequence[Scenario], selector: str, seed: int, override: KernelOverride | None) -> Case | None:
     """The case of an id with changes behind an `@`, or None for any other selector. Raises InputError."""
     base, changes = variant.split(selector)
@@ -126,7 +132,7 @@ def _tag_filter(scenarios: Sequence[Scenario], expression: str | None) -> Callab
     own = {"kernel", "engine", ACCURACY, GPU, NIGHTLY}
     known = sorted(own | {t for s in scenarios for t in (*s.tags, s.op or "engine")})
     if tag not in known:
-        raise UnknownNameError(f"-m: unknown tag {tag!r}; {nearest(tag, known)}")
+        raise UnknownNameError(f"-m: unknown tag {tag!r}; {nearest(tag, known, see='')}")
     return lambda case: (tag in case.tags) != negated
 
 
@@ -134,8 +140,7 @@ def _unknown(
     selector: str, scenarios: Sequence[Scenario], seed: int, override: KernelOverride | None
 ) -> UnknownNameError:
     if _NUMBER.match(selector) or _REF.match(selector):
-        known = sorted({ref for scenario in scenarios for ref in scenario.refs})
-        return UnknownNameError(f"no scenario has the reference {selector!r}; known: {', '.join(known)}")
+        return unknown_reference(selector, scenarios)
     names = [scenario.name for scenario in scenarios]
     base = selector.partition("[")[0]
     if "[" in selector and base in names:

@@ -17,7 +17,8 @@ from harness.errors import InputError
 from harness.plan.evidence import usable
 from harness.plan.legal import why_illegal
 from harness.records import Case, PoisonPlan, Record
-from harness.registry import nearest
+from harness.registry import LIST, nearest
+from harness.scenario.explain import SCHEMA
 from harness.scenario.params import (
     KERNEL_PARAMS,
     AccuracyParams,
@@ -115,7 +116,8 @@ def _params(case: Case, given: dict[str, Any], name: str) -> dict[str, Any]:
     known = sorted(model.model_fields)
     for key in given:
         if key not in known:
-            raise InputError(f"{name}: {key!r} is no parameter of this case; {nearest(key, [*known, *POISON_KEYS])}")
+            hint = nearest(key, [*known, *POISON_KEYS], see="mla-harness show CASE")
+            raise InputError(f"{name}: {key!r} is no parameter of this case; {hint}")
     own = {key: value for key, value in case.params.items() if key != "op"}
     try:
         params = model.model_validate({**own, **given}).model_dump(mode="json")
@@ -140,7 +142,8 @@ def _poison(plan: PoisonPlan, values: dict[str, Any], name: str) -> PoisonPlan:
             raise InputError(f"{name}: {key} is a list, such as [{known[0]}]")
         for item in chosen:
             if item not in known:
-                raise InputError(f"{name}: unknown {key.removesuffix('s')} {item!r}; {nearest(str(item), list(known))}")
+                hint = nearest(str(item), list(known), see=LIST if key == "sites" else SCHEMA)
+                raise InputError(f"{name}: unknown {key.removesuffix('s')} {item!r}; {hint}")
         update[key] = tuple(chosen)
     if "strict" in values:
         if not isinstance(values["strict"], bool):

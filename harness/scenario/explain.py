@@ -11,6 +11,9 @@ from harness.registry import nearest
 
 Location = tuple[str | int, ...]
 
+SCHEMA = "mla-harness schema"
+"""The command that shows every key of a scenario file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -45,7 +48,7 @@ def _problem(item: Any, model: type[BaseModel], at: Location) -> Problem:
     if kind == "extra_forbidden":
         known = _keys_beside(model, item["loc"])
         name = str(item["loc"][-1])
-        return Problem(location, f"unknown key {name!r}; {nearest(name, known)}", at_key=True)
+        return Problem(location, f"unknown key {name!r}; {nearest(name, known, see=SCHEMA)}", at_key=True)
     if kind == "missing":
         name = item["loc"][-1]
         what = f"value {name + 1} of this list" if isinstance(name, int) else repr(name)

@@ -221,7 +221,7 @@ def _check_axis(scenario: Scenario, axis: str) -> Iterator[Problem]:
             yield from _relocated(_check_params(scenario, {axis: value}, ("x",)), here, axis)
         elif not isinstance(value, dict):
             known = list(scenario.model.model_fields)
-            yield Problem(at, f"unknown parameter {axis!r}; {nearest(axis, known)}", at_key=True)
+            yield Problem(at, f"unknown parameter {axis!r}; {nearest(axis, known, see=explain.SCHEMA)}", at_key=True)
             return
         else:
             yield from _check_params(scenario, value, here)
@@ -235,7 +235,8 @@ def _check_poison_axis(axis: str, values: Any, at: Location) -> Iterator[Problem
         return
     for index, value in enumerate(values):
         if value not in known:
-            yield Problem((*at, index), f"unknown {axis} {str(value)!r}; {nearest(str(value), known)}")
+            hint = nearest(str(value), known, see=explain.SCHEMA)
+            yield Problem((*at, index), f"unknown {axis} {str(value)!r}; {hint}")
         elif value in values[:index]:
             yield Problem((*at, index), f"the label {value!r} is there twice; remove one")
 
@@ -277,13 +278,13 @@ def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
                 yield from _check_task(scenario.accuracy, selector, at)
                 break
             if axis not in scenario.matrix:
-                message = f"{axis!r} is no axis of the matrix; {nearest(axis, list(scenario.matrix))}"
+                message = f"{axis!r} is no axis of the matrix; {nearest(axis, list(scenario.matrix), see='')}"
                 yield Problem((*at, axis), message, at_key=True)
                 continue
             known = [label for label, _ in _axis(scenario, axis)]
             for label in as_labels(wanted):
                 if label not in known:
-                    yield Problem((*at, axis), f"{label!r} is no label of {axis!r}; {nearest(label, known)}")
+                    yield Problem((*at, axis), f"{label!r} is no label of {axis!r}; {nearest(label, known, see='')}")
 
 
 def _check_task(settings: AccuracySettings, selector: dict[str, Any], at: Location) -> Iterator[Problem]:
@@ -294,5 +295,5 @@ def _check_task(settings: AccuracySettings, selector: dict[str, Any], at: Locati
         message = f"a measurement of accuracy is no point of the matrix; leave out {others[0]!r}"
         yield Problem((*at, others[0]), message, at_key=True)
     elif task not in settings.tasks:
-        message = f"{task!r} is no task of the accuracy section; {nearest(str(task), list(settings.tasks))}"
+        message = f"{task!r} is no task of the accuracy section; {nearest(str(task), list(settings.tasks), see='')}"
         yield Problem((*at, ACCURACY), message)

@@ -63,6 +63,14 @@ def test_unknown_selector_is_refused_with_the_nearest_name(selector: str, hint: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("selector", ["nosuch", "1"])
+def test_of_many_names_an_error_tells_five_and_where_the_others_are(selector: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        select(LISTED, [selector])
+    names, _, more = str(caught.value).partition("known: ")[2].partition(" and ")
+    assert len(names.split(", ")) == 5 and more.endswith(" more; see `mla-harness list`")
+
+
 def test_unknown_tag_is_refused_with_the_nearest_tag() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'prefill'"):
         select(LISTED, tag="prefil")
