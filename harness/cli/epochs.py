@@ -139,6 +139,7 @@ def _checked(settings: dict[str, Any], options: dict[str, Any]) -> Questions:
 
 
 def _resumed(name: str, out: Path | None, given: list[str]) -> RunStore:
+    from harness.cli.resuming import refuse_other_kind
     from harness.errors import InputError
     from harness.results.store import DEFAULT_RUNS, RunStore, find_run
 
@@ -146,8 +147,7 @@ def _resumed(name: str, out: Path | None, given: list[str]) -> RunStore:
         changed = ", ".join("--" + option.replace("_", "-") for option in given)
         raise InputError(f"--resume: continues the run as it was started; leave out {changed}")
     store = RunStore.open(find_run(name, out or DEFAULT_RUNS))
-    if "epochs" not in store.plan.options:
-        raise InputError(f"{store.path}: is no run of `epochs`; continue it with: mla-harness run --resume {name}")
+    refuse_other_kind(store, "epochs")
     return store
 
 

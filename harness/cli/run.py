@@ -33,8 +33,13 @@ Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where run directories are made [reports/runs].")
 ]
 
+Resume = Annotated[
+    str | None, typer.Option("--resume", metavar="RUN", help="Continue a run: its directory, id or 'latest'.")
+]
+
 
 def run(
+    context: typer.Context,
     selectors: Selectors = None,
     tag: Tag = None,
     device: Device = "auto",
@@ -43,9 +48,7 @@ def run(
     fault: Annotated[str | None, typer.Option("--fault", metavar="NAME", help="Put this known bug back.")] = None,
     seed: Seed = 0,
     out: Out = None,
-    resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Continue a run: its directory, id or 'latest'.")
-    ] = None,
+    resume: Resume = None,
     timeout: Timeout = 60.0,
     workers: Workers = None,
     executor: Executor = LOCAL,
@@ -68,8 +71,10 @@ def run(
 ) -> None:
     """Run cases, blame failures, write reports."""
     from harness.cli.recording import history_file, source_under_test
+    from harness.cli.resuming import refuse_new_plan, refuse_other_kind
     from harness.cli.session import Wanted
     from harness.results.store import DEFAULT_RUNS, RunStore, find_run
+    from harness.run.sanitizer import check
 
     wanted = Wanted(
         selectors=tuple(selectors or ()), tag=tag, device=device, kernel=kernel,
@@ -77,13 +82,16 @@ def run(
         scenarios=scenarios,
     )  # fmt: skip
     kept = history_file(history)
+    resumed = None
+    if resume is not None:
+        refuse_new_plan(context)
+        resumed = RunStore.open(find_run(resume, out or DEFAULT_RUNS))
+        refuse_other_kind(resumed, "run")
+        sanitizer = resumed.plan.sanitizer
+        if sanitizer and (left := resumed.unfinished()):
+            check(sanitizer, left)
     with _pool(workers, sanitizer, executor, ray_address) as pool:
-        if resume is not None:
-            _refuse_new_plan(wanted, shard)
-            store = RunStore.open(find_run(resume, out or DEFAULT_RUNS))
-            _refuse_epochs(store)
-        else:
-            store = _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
+        store = resumed or _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
         store.note_source(source_under_test(commit, branch, wanted.plugins))
         raise typer.Exit(perform(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
 
@@ -114,34 +122,12 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history:
     command = shlex.join(["mla-harness", *sys.argv[1:]])
     controls = plan_controls(jobs, wanted, pool)
     note = None
+    tool = pool.tool if isinstance(pool, SanitizedPool) else None
     if shard is not None:
         jobs, controls, note = cut(shard, jobs, controls, history)
-    return RunStore.create(root, jobs, command=command, options=wanted.reproduction(), controls=controls, shard=note)
-
-
-def _refuse_new_plan(wanted: Wanted, shard: str | None) -> None:
-    from harness.errors import InputError
-
-    given = {
-        "a selector": wanted.selectors,
-        "-m": wanted.tag,
-        "--kernel": wanted.kernel,
-        "--plugin": wanted.plugins,
-        "--fault": wanted.fault,
-        "--seed": wanted.seed,
-        "--shard": shard,
-    }
-    changed = [name for name, value in given.items() if value]
-    if changed:
-        raise InputError(f"--resume: continues the run as it was planned; leave out {', '.join(changed)}")
-
-
-def _refuse_epochs(store: RunStore) -> None:
-    from harness.errors import InputError
-
-    if "epochs" in store.plan.options:
-        again = shlex.join(["mla-harness", "epochs", "--resume", str(store.path)])
-        raise InputError(f"{store.path}: a run of `epochs`; continue it with: {again}")
+    return RunStore.create(
+        root, jobs, command=command, options=wanted.reproduction(), controls=controls, sanitizer=tool, shard=note
+    )
 
 
 def perform(
@@ -152,7 +138,8 @@ def perform(
     `history` is the file that the results are added to, None for none.
     """
     from harness.cli.recording import keep
-    from harness.cli.session import blame_failures, carry_out, exit_code, stoppable
+    from harness.cli.resuming import command_to_resume
+    from harness.cli.session import NOTHING_RAN, blame_failures, carry_out, exit_code, stoppable
     from harness.cli.shrink import shrink_failures
     from harness.errors import HarnessError
     from harness.records import Verdict
@@ -184,11 +171,11 @@ def perform(
     if as_json:
         sys.stdout.write(to_json(summarise(store.plan, results, store.faults())))
     if is_interrupted:
-        print(f"interrupted; continue with: mla-harness run --resume {shlex.quote(str(store.path))}", file=sys.stderr)
+        print(f"interrupted; continue with: {command_to_resume(store)}", file=sys.stderr)
         return INTERRUPTED
     if trouble is not None:
         raise trouble
     if results and all(result.verdict is Verdict.SKIP for result in results):
-        print("nothing ran: every selected case was skipped; see the reasons above", file=sys.stderr)
+        print(NOTHING_RAN, file=sys.stderr)
         return 2
     return exit_code(results) or int(not all(fault.caught for fault in store.faults()))

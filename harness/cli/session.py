@@ -22,7 +22,7 @@ from harness.plan.device import on_device
 from harness.plan.expand import GPU, fault_cases
 from harness.plan.override import KernelOverride
 from harness.plan.selection import select, selects_scenario
-from harness.records import Blame, Case, CaseResult, Job, Verdict
+from harness.records import Blame, Case, CaseResult, FaultResult, Job, Verdict
 from harness.report.terminal import LiveProgress
 from harness.results.store import Control, RunStore
 from harness.run.environment import DEVICES
@@ -42,6 +42,7 @@ MAX_SERVED = 3
 SERVED_SECONDS = 120.0
 """What each of these adds to the budget."""
 NOT_SOUGHT = "not sought: each trial would be a serving process; `mla-harness selftest` takes that time"
+NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons above"
 BLAME_BUDGET_SECONDS = 90.0
 """How long `run` may look for the memory to blame; each trial of a case that kills its worker costs a new worker."""
 
@@ -317,9 +318,16 @@ def stoppable(store: RunStore) -> Iterator[None]:
         store.add_seconds(time.monotonic() - started)
 
 
-def exit_code(results: Sequence[CaseResult]) -> int:
-    """0 when every case that ran passed, 1 for a regression, 3 when the harness could not judge."""
+def exit_code(
+    results: Sequence[CaseResult], faults: Sequence[FaultResult] = (), tried: Iterable[CaseResult] = ()
+) -> int:
+    """0 when every case that ran passed, 1 for a regression or a missed fault, 3 when the harness could not judge.
+
+    `tried` is what the cases gave with the `faults`: one that ended in an error was not judged, so not missed.
+    """
     verdicts = {result.verdict for result in results}
-    if verdicts & set(FAILED):
+    errors = {(result.fault, result.id) for result in tried if result.verdict is Verdict.ERROR}
+    missed = {(fault.fault, fault.case) for fault in faults if not fault.caught}
+    if verdicts & set(FAILED) or missed - errors:
         return 1
-    return 3 if Verdict.ERROR in verdicts else 0
+    return 3 if errors or Verdict.ERROR in verdicts else 0

@@ -53,6 +53,10 @@ class RunPlan(Record):
     """The git commit and branch of the code under test."""
     jobs: tuple[Job, ...]
     controls: tuple[Control, ...] = ()
+    is_selftest: bool = False
+    """Whether the controls are what the run is about: they are blamed by trials, and a run without them is no run."""
+    sanitizer: str | None = None
+    """The tool of compute-sanitizer that watches the case."""
     shard: ShardNote | None = None
     environment: dict[str, Any] = Field(default={})
     seconds: float = 0.0
@@ -88,6 +92,8 @@ class RunStore:
         command: str,
         options: dict[str, Any] | None = None,
         controls: Iterable[Control] = (),
+        is_selftest: bool = False,
+        sanitizer: str | None = None,
         shard: ShardNote | None = None,
     ) -> RunStore:
         """Make the directory of a new run below `root` and write its plan."""
@@ -100,7 +106,7 @@ class RunStore:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         plan = RunPlan(
             run_id=run_id, started=started, command=command, options=options or {}, jobs=tuple(jobs),
-            controls=tuple(controls), shard=shard,
+            controls=tuple(controls), is_selftest=is_selftest, sanitizer=sanitizer, shard=shard,
         )  # fmt: skip
         store = cls(path, plan)
         store._write_plan()
@@ -144,6 +150,10 @@ class RunStore:
         """Append one result; it is on disk when this returns."""
         self._append("results.jsonl", result)
 
+    def add_tried(self, result: CaseResult) -> None:
+        """Append what a case gave with a fault of a selftest, which is judged when the blame is known."""
+        self._append("tried.jsonl", result)
+
     def add_fault(self, result: FaultResult) -> None:
         """Append what became of one fault."""
         self._append("faults.jsonl", result)
@@ -169,6 +179,10 @@ class RunStore:
         """The jobs that a resumed run still has to do."""
         finished = self.finished()
         return [job for job in self.plan.jobs if job.key not in finished]
+
+    def tried(self) -> dict[str, CaseResult]:
+        """What the controls of a selftest gave, by job key."""
+        return {result.key: result for result in self._read("tried.jsonl", CaseResult)}
 
     def unfinished_controls(self) -> list[Control]:
         """The controls that nothing is known of yet."""

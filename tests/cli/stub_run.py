@@ -1,4 +1,7 @@
-"""A run of stub cases in a process of its own, for tests that interrupt or kill it: `stub_run.py OUT SECONDS [RUN]`."""
+"""A run of stub cases in a process of its own, for tests that interrupt or kill it: `stub_run.py OUT SECONDS [RUN]`.
+
+With `STUB_SELFTEST` set it is a selftest: two clean cases, and six with a fault that they show.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,37 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.cli.run import perform
+from harness.catalog import FAULTS
+from harness.cli import run, selftest
 from harness.records import Case, Job
-from harness.results.store import RunStore
+from harness.results.store import Control, RunStore
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerPool
+from harness.scenario.schema import FaultUse
+
+
+def planned_selftest(out: Path, does: list[str], faulty: list[str], seconds: float = 0.0) -> RunStore:
+    """A selftest whose clean cases and cases with a fault do what `tests/run/stub_execute.py` knows."""
+    params = [{"does": word, "seconds": seconds} for word in [*does, *faulty]]
+    cases = [Case(id=f"stub[n={n}]", scenario="stub", system="stub", params=each) for n, each in enumerate(params)]
+    uses = [FaultUse(name=name, caught_by="finite", blames=("output",)) for name in FAULTS.names()[: len(faulty)]]
+    controls = [
+        Control(use=use, job=Job(key=f"{case.id}!{use.name}", case=case, fault=use.name))
+        for use, case in zip(uses, cases[len(does) :], strict=True)
+    ]
+    jobs = [Job(key=case.id, case=case) for case in cases[: len(does)]]
+    return RunStore.create(out, jobs, command="stub", controls=controls, is_selftest=True)
 
 
 def main() -> None:
     """Plan eight cases of SECONDS each, or continue RUN; print its directory first."""
     out, seconds = Path(sys.argv[1]), float(sys.argv[2])
     stub = str(Path(__file__).parents[1] / "run")
+    is_selftest = "STUB_SELFTEST" in os.environ
     if len(sys.argv) > 3:
         store = RunStore.open(Path(sys.argv[3]))
+    elif is_selftest:
+        store = planned_selftest(out, ["pass"] * 2, ["fail"] * 6, seconds)
     else:
         cases = [Case(id=f"stub[n={n}]", scenario="stub", system="stub", params={"seconds": seconds}) for n in range(8)]
         store = RunStore.create(out, [Job(key=case.id, case=case) for case in cases], command="stub")
@@ -27,7 +48,7 @@ def main() -> None:
     stubs: dict[str, Any] = {"execute": "stub_execute:execute", "environ": {"PYTHONPATH": stub}}
     address = os.environ.get("STUB_RAY_ADDRESS")
     with RayPool(address, **stubs) if address else WorkerPool(2, **stubs) as pool:
-        sys.exit(perform(store, pool, as_json=False))
+        sys.exit((selftest if is_selftest else run).perform(store, pool, as_json=False))
 
 
 if __name__ == "__main__":

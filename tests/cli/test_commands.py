@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.records import Case, Job
+from harness.results.store import RunStore
+
 ROOT = Path(__file__).parents[2]
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -163,6 +166,8 @@ def test_bench_prints_ratios(cli: Cli, scenarios: Path) -> None:
         (["repro"], "Missing argument"),
         (["repro", "99999"], "no scenario has the reference"),
         (["show", "nonsense"], "unknown scenario"),
+        (["run", "--fault", "xyz"], "more; see `mla-harness list`"),
+        (["run", "--kernel", "xyz"], "more; see `mla-harness list`"),
         (["report", "nonsense"], "no run 'nonsense'"),
         (["selftest", "quantize", "--faults-only"], "declare no fault"),
     ],
@@ -170,7 +175,7 @@ def test_bench_prints_ratios(cli: Cli, scenarios: Path) -> None:
 def test_bad_input_is_one_line_on_stderr_and_exit_code_2(
     cli: Cli, scenarios: Path, words: list[str], sentence: str
 ) -> None:
-    takes_scenarios = words[0] in ("run", "repro", "show", "selftest")
+    takes_scenarios = words[0] in ("run", "repro", "show", "selftest") and "--resume" not in words
     code, out, err = cli(*words, *(["--scenarios", scenarios] if takes_scenarios else []))
     assert code == 2
     assert sentence in err and err.count("\n") == 1 and "Traceback" not in err
@@ -186,8 +191,21 @@ def test_a_run_whose_cases_are_all_skipped_is_not_green(cli: Cli, scenarios: Pat
 def test_resume_refuses_a_new_plan(cli: Cli, scenarios: Path) -> None:
     cli("run", "quantize", "--scenarios", scenarios, "-n", 1)
     code, _, err = cli("run", "merge", "--resume", "latest")
-    assert code == 2 and "leave out a selector" in err
+    assert code == 2 and "leave out a selector\n" in err
+    given = {"--device": "auto", "--seed": "0", "--timeout": "60", "--scenarios": "no", "--sanitizer": "memcheck"}
+    words = [word for pair in given.items() for word in pair]
+    code, out, err = cli("run", "--resume", "latest", "-n", 1, "--history", "none", "--json", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1), "what the run's plan decides is refused, defaults too"
+    assert set(err.strip().partition("leave out ")[2].split(", ")) == set(given)
     assert cli("run", "--resume", "latest")[0] == 0, "a finished run has nothing left to do"
+
+
+def test_a_case_under_the_sanitizer_is_not_resumed_without_it(cli: Cli, tmp_path: Path) -> None:
+    job = Job(key="a", case=Case(id="a", scenario="a", system="kernel"), device="cpu")
+    store = RunStore.create(tmp_path, [job], command="x", sanitizer="memcheck")
+    code, out, err = cli("run", "--resume", store.path)
+    assert (code, out) == (2, "") and "--sanitizer: watches kernels on a GPU" in err
+    assert not (store.path / "results.jsonl").exists()
 
 
 def test_an_unexpected_exception_is_one_line_exit_3_and_a_kept_traceback(

@@ -26,9 +26,9 @@ def start(out: Path, seconds: float, run: Path | None = None) -> tuple[subproces
     return process, Path(process.stdout.readline().strip())
 
 
-def wait_for_results(run: Path, count: int) -> None:
+def wait_for_results(run: Path, count: int, name: str = "results.jsonl") -> None:
     for _ in range(600):
-        file = run / "results.jsonl"
+        file = run / name
         if file.exists() and file.read_text().count("\n") >= count:
             return
         time.sleep(0.05)
@@ -90,3 +90,27 @@ def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
     assert [json.dumps(line) for line in lines[: len(before)]] == before, "finished cases are not run again"
     assert len({line["key"] for line in lines}) == len(lines) == 8
     assert json.loads((run / "summary.json").read_text())["totals"]["pass"] == 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_SELFTEST", "1")
+    process, run = start(tmp_path, 0.4)
+    wait_for_results(run, 2, "tried.jsonl")
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert_no_workers(process.pid)
+    if number is signal.SIGINT:
+        assert process.returncode == 130, stderr
+        assert f"mla-harness selftest --resume {run}" in stderr and "Traceback" not in stderr
+        assert "faults caught: 0 of 6, 6 not judged yet" in stdout and (run / "report.html").exists()
+    before = (run / "tried.jsonl").read_text().splitlines()
+    again, _ = start(tmp_path, 0.4, run)
+    stdout, stderr = again.communicate(timeout=120)
+    assert again.returncode == 0, stderr
+    assert "faults caught: 6 of 6\n" in stdout
+    lines = (run / "tried.jsonl").read_text().splitlines()
+    assert lines[: len(before)] == before and len({json.loads(line)["key"] for line in lines}) == len(lines) == 6
+    assert json.loads((run / "summary.json").read_text())["totals"]["pass"] == 2

@@ -62,6 +62,8 @@ def execute(job: Job) -> CaseResult:
     if does == "fail":
         finding = Finding(oracle="finite", site="output", tensor="out", where="row 1", bits="0x7fc00001", message="NaN")
         return _result(job, Verdict.FAIL, findings=(finding,))
+    if does == "error":
+        return _result(job, Verdict.ERROR, reason="an oracle looked at nothing")
     if does == "skip":
         return _result(job, Verdict.SKIP, reason="this machine has no GPU")
     if does == "end_the_node":
