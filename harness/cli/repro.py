@@ -6,6 +6,7 @@ With `--script`, a failing case as a script of its own instead (see :mod:`harnes
 from __future__ import annotations
 
 import json as jsonlib
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +18,9 @@ from harness.cli.run import Device, Json, Scenarios, Seed, Timeout, Workers
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.records import Blame, CaseResult, Job, Shrunk
+    from harness.records import Blame, Case, CaseResult, FaultResult, Job, Shrunk
     from harness.run.runner import WorkerPool
-    from harness.scenario.schema import Scenario
+    from harness.scenario.schema import FaultUse, Scenario
 
 MAX_CASES = 16
 """Cases of a scenario that are shown; a large matrix says the same many times."""
@@ -48,7 +49,7 @@ def repro(
 ) -> None:
     """Show one upstream bug without and with it, or write a failing case as a script of its own."""
     from harness.cli.export import export
-    from harness.cli.session import Wanted, load
+    from harness.cli.session import NOTHING_RAN, Wanted, load
     from harness.errors import InputError
     from harness.report.terminal import console_for
     from harness.run.runner import WorkerPool
@@ -66,23 +67,33 @@ def repro(
         raise InputError("--pytest, --fault, --kernel and --plugin are about a script; add --script FILE")
     wanted = Wanted(device=device, seed=seed, timeout_seconds=timeout, scenarios=scenarios)
     chosen = _scenarios_of(reference, load(wanted))
-    shown: list[dict[str, Any]] = []
+    shown: dict[str, list[dict[str, Any]]] = {"scenarios": [], "faults": []}
     with WorkerPool(workers) as pool:
-        good = [_show(console, pool, wanted, scenario, reference, shown, shrink_seconds) for scenario in chosen]
+        codes = [_show(console, pool, wanted, scenario, reference, shown, shrink_seconds) for scenario in chosen]
+    # A scenario of which nothing ran says nothing; it decides only where all of them are like that.
+    code = next((worst for worst in (1, 3, 0) if worst in codes), 2)
     if json:
-        sys.stdout.write(jsonlib.dumps({"ok": all(good), "scenarios": shown}, allow_nan=False, indent=1) + "\n")
-    raise typer.Exit(0 if all(good) else 1)
+        sys.stdout.write(jsonlib.dumps({"ok": code == 0, **shown}, allow_nan=False, indent=1) + "\n")
+    if code == 2:
+        print(NOTHING_RAN, file=sys.stderr)
+    raise typer.Exit(code)
 
 
 def _scenarios_of(reference: str, known: list[Scenario]) -> list[Scenario]:
-    from harness.errors import UnknownNameError
-    from harness.plan.selection import selects_scenario
+    from harness.errors import InputError
+    from harness.plan.selection import selects_scenario, unknown_reference
 
     chosen = [scenario for scenario in known if reference != scenario.name and selects_scenario(reference, scenario)]
-    if not chosen:
-        refs = sorted({ref for scenario in known for ref in scenario.refs})
-        raise UnknownNameError(f"no scenario has the reference {reference!r}; known: {', '.join(refs)}")
-    return chosen
+    if chosen:
+        return chosen
+    if reference.partition("[")[0] in (scenario.name for scenario in known):
+        what = "case" if "[" in reference else "scenario"
+        again = shlex.join(["mla-harness", "run", reference])
+        raise InputError(
+            f"{reference!r} is a {what}, which repro takes only with --script FILE, and an upstream reference without; "
+            f"run it with: {again}"
+        )
+    raise unknown_reference(reference, known)
 
 
 def _faults_of(reference: str, scenario: Scenario) -> list[str]:
@@ -96,53 +107,105 @@ def _faults_of(reference: str, scenario: Scenario) -> list[str]:
 
 
 def _show(
-    console: Console, pool: WorkerPool, wanted: Any, scenario: Scenario, reference: str, shown: list[dict[str, Any]],
-    shrink_seconds: float,
-) -> bool:  # fmt: skip
-    """Run and print one scenario; returns whether it is clean and each fault fails at least one case."""
+    console: Console, pool: WorkerPool, wanted: Any, scenario: Scenario, reference: str,
+    shown: dict[str, list[dict[str, Any]]], shrink_seconds: float,
+) -> int:  # fmt: skip
+    """Run and print one scenario; returns 0 when it is clean and each fault is caught, 2 when nothing of it ran."""
     from harness.catalog import FAULTS
-    from harness.cli.session import FAILED, find_blame, make_jobs, with_first_nan
+    from harness.cli.session import exit_code
     from harness.plan.expand import fault_cases
     from harness.plan.selection import select
     from harness.records import Verdict
-    from harness.report.wording import num, one_line
-    from harness.results.summary import totals
+    from harness.report.terminal import print_skips
 
     faults = _faults_of(reference, scenario)
-    declared = {case.id: case for use, case in fault_cases(scenario, seed=wanted.seed) if use.name in faults}
-    cases = list({**declared, **{case.id: case for case in select([scenario], seed=wanted.seed)}}.values())[:MAX_CASES]
-    jobs = make_jobs(cases, wanted, pool)
-    for fault in faults:
-        jobs += make_jobs(cases, wanted, pool, fault=fault)
-    with console.status(f"running {len(jobs)} cases of {scenario.name}"):
-        results = dict(zip([job.key for job in jobs], pool.run_in_order(jobs), strict=True))
-        failing = [(job, results[job.key]) for job in jobs if results[job.key].findings]
-        blames = {key: blame for key, (blame, _) in find_blame(pool, failing).items()}
-        blames |= with_first_nan(pool, _first_of_each(failing), blames)
+    declared = [(use, case) for use, case in fault_cases(scenario, seed=wanted.seed) if use.name in faults]
+    by_id = {case.id: case for case in [*(case for _, case in declared), *select([scenario], seed=wanted.seed)]}
+    cases = list(by_id.values())[: max(MAX_CASES, len(declared))]
+    jobs, results, blames = _run(console, pool, wanted, cases, faults)
 
-    console.print(f"{scenario.name}: {one_line(scenario.summary)}", style="bold", soft_wrap=True)
-    console.print(", ".join(scenario.refs), style="dim", soft_wrap=True)
-    if scenario.why:
-        console.print(" ".join(scenario.why.split()))
+    _print_title(console, scenario)
+    clean = [results[case.id] for case in cases]
+    is_skipped = all(result.verdict is Verdict.SKIP for result in results.values())
+    judged = _judged(declared, results, blames)
     smallest: dict[str, Shrunk] = {}
-    for fault in faults:
+    for fault in () if is_skipped else faults:
         console.print(f"\nfault {fault} ({FAULTS.get(fault).ref}): {FAULTS.get(fault).summary}", soft_wrap=True)
         by_case = [(results[case.id], results[f"{case.id}!{fault}"]) for case in cases]
         console.print(_side_by_side(by_case, blames))
         _print_example(console, [faulty for _, faulty in by_case], blames)
         own = [(job, results[job.key]) for job in jobs if job.fault == fault]
         smallest |= _print_smallest(console, pool, wanted, own, blames, shrink_seconds)
-    if not faults:
-        counts = totals([results[case.id] for case in cases])
-        verdicts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        console.print(f"\nno fault of its own; {num(len(cases), 'case')} as they are: {verdicts}")
+        _print_judged(console, [found for found in judged if found.fault == fault])
     for job in jobs:
-        shown.append(_as_object(job, results[job.key], blames.get(job.key), smallest.get(job.key)))
-    clean = [results[case.id].verdict for case in cases]
-    caught = [any(results[f"{case.id}!{fault}"].verdict in FAILED for case in cases) for fault in faults]
-    is_good = all(v in (Verdict.PASS, Verdict.SKIP) for v in clean) and Verdict.PASS in clean and all(caught)
+        shown["scenarios"].append(_as_object(job, results[job.key], blames.get(job.key), smallest.get(job.key)))
+    shown["faults"] += [found.model_dump(mode="json") for found in judged]
+    if is_skipped:
+        print_skips(console, clean)
+        console.print()
+        return 2
+    if not faults:
+        _print_counts(console, clean)
     _print_commands(console, cases[0].id, faults)
-    return is_good
+    return exit_code(clean, judged, [results[f"{case.id}!{use.name}"] for use, case in declared])
+
+
+def _run(
+    console: Console, pool: WorkerPool, wanted: Any, cases: list[Case], faults: list[str]
+) -> tuple[list[Job], dict[str, CaseResult], dict[str, Blame]]:
+    """Run each case as it is and with each fault; returns the jobs, and by their keys what they gave and the blame."""
+    from harness.cli.session import find_blame, make_jobs, with_first_nan
+
+    jobs = make_jobs(cases, wanted, pool)
+    for fault in faults:
+        jobs += make_jobs(cases, wanted, pool, fault=fault)
+    with console.status(f"running {len(jobs)} cases of {cases[0].scenario}"):
+        results = dict(zip([job.key for job in jobs], pool.run_in_order(jobs), strict=True))
+        failing = [(job, results[job.key]) for job in jobs if results[job.key].findings]
+        blames = {key: blame for key, (blame, _) in find_blame(pool, failing).items()}
+        blames |= with_first_nan(pool, _first_of_each(failing), blames)
+    return jobs, results, blames
+
+
+def _judged(
+    declared: list[tuple[FaultUse, Case]], results: dict[str, CaseResult], blames: dict[str, Blame]
+) -> list[FaultResult]:
+    """What became of each fault on the case that its scenario tries it on; those that could not run are left out."""
+    from harness.diagnose.faults import judge_fault
+    from harness.records import Blame, Verdict
+
+    tried = [(use, results[f"{case.id}!{use.name}"]) for use, case in declared]
+    return [
+        judge_fault(use, result, blames.get(result.key, Blame()), 0.0)
+        for use, result in tried
+        if result.verdict is not Verdict.SKIP
+    ]
+
+
+def _print_title(console: Console, scenario: Scenario) -> None:
+    from harness.report.wording import one_line
+
+    console.print(f"{scenario.name}: {one_line(scenario.summary)}", style="bold", soft_wrap=True)
+    console.print(", ".join(scenario.refs), style="dim", soft_wrap=True)
+    if scenario.why:
+        console.print(" ".join(scenario.why.split()))
+
+
+def _print_counts(console: Console, clean: list[CaseResult]) -> None:
+    from harness.report.wording import num
+    from harness.results.summary import totals
+
+    verdicts = ", ".join(f"{count} {name}" for name, count in totals(clean).items() if count)
+    console.print(f"\nno fault of its own; {num(len(clean), 'case')} as they are: {verdicts}")
+
+
+def _print_judged(console: Console, judged: list[FaultResult]) -> None:
+    from harness.report.terminal import fault_line
+
+    for found in judged:
+        console.print(fault_line(found), soft_wrap=True)
+    if not judged:
+        console.print("not judged: the case that the scenario tries it on was skipped", style="dim")
 
 
 def _side_by_side(pairs: list[tuple[CaseResult, CaseResult]], blames: dict[str, Blame]) -> Any:
@@ -166,10 +229,13 @@ def _side_by_side(pairs: list[tuple[CaseResult, CaseResult]], blames: dict[str, 
 
 def _print_example(console: Console, results: list[CaseResult], blames: dict[str, Blame]) -> None:
     """What each oracle found in the first case that fails, and why the blame is where it is."""
+    from harness.records import Verdict
     from harness.report.terminal import finding_line
     from harness.report.wording import first_nan_lines, one_line
 
     result = next((result for result in results if result.findings), None)
+    if result is None and all(result.verdict is Verdict.SKIP for result in results):
+        return
     if result is None:
         console.print("no case fails with this fault: it gets through", style="bold red")
         return
@@ -236,8 +302,6 @@ def _as_object(job: Job, result: CaseResult, blame: Blame | None, smallest: Shru
 
 
 def _print_commands(console: Console, case_id: str, faults: list[str]) -> None:
-    import shlex
-
     console.print(f"\nsee one case in full: {shlex.join(['mla-harness', 'show', case_id])}", soft_wrap=True)
     for fault in faults:
         console.print(

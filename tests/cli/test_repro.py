@@ -1,0 +1,78 @@
+"""`mla-harness repro PR` judges what ran, by the case, the oracle and the memory that a scenario declares."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SHIPPED = Path(__file__).parents[2] / "scenarios"
+Cli = Callable[..., tuple[int, str, str]]
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+
+
+def shipped(folder: Path, *names: str) -> Path:
+    """A folder with some of the shipped scenarios."""
+    folder.mkdir()
+    for name in names:
+        shutil.copy(SHIPPED / f"{name}.yaml", folder)
+    return folder
+
+
+def repro(cli: Cli, folder: Path, *more: object) -> tuple[int, str, str]:
+    return cli("repro", "36540", "--scenarios", folder, "-n", 1, "--shrink-seconds", 0, *more)
+
+
+@pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed: its scenarios run")
+def test_scenarios_that_cannot_run_here_are_left_out_of_the_verdict(cli: Cli, tmp_path: Path) -> None:
+    folder = shipped(tmp_path / "shipped", "merge-kernel", "vllm-mixed-context", "vllm-host-prefill-merge")
+    code, out, err = repro(cli, folder)
+    assert (code, err) == (0, "")
+    assert "caught merge.ignore-context-count by finite" in out
+    assert "gets through" not in out
+    assert out.count("skipped") == 2 and ": vLLM is not installed" in out
+
+
+@pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed: its scenarios run")
+def test_a_bug_of_which_nothing_runs_here_is_not_green(cli: Cli, tmp_path: Path) -> None:
+    code, out, err = repro(cli, shipped(tmp_path / "shipped", "vllm-mixed-context"), "--json")
+    assert code == 2 and "nothing ran" in err
+    told = json.loads(out)
+    assert told["ok"] is False and told["faults"] == [] and {row["verdict"] for row in told["scenarios"]} == {"skip"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "wrong", "why"),
+    [
+        ("blames: [context.output, context.lse]", "blames: [kv.tail]", "expected the blame on kv.tail, not on context"),
+        ("caught_by: finite", "caught_by: sentinel", "expected sentinel to fire"),
+        ("on: {num_with_context: 7}", "on: {num_with_context: 12}", "the case ended in pass"),
+    ],
+)
+def test_a_fault_that_is_not_caught_as_declared_is_missed(
+    cli: Cli, scenarios: Path, declared: str, wrong: str, why: str
+) -> None:
+    file = scenarios / "merge.yaml"
+    assert declared in file.read_text()
+    file.write_text(file.read_text().replace(declared, wrong))
+    code, out, err = repro(cli, scenarios, "--json")
+    assert code == 1, err
+    assert "MISSED merge.ignore-context-count" in err and why in err
+    (fault,) = json.loads(out)["faults"]
+    assert fault["caught"] is False and why in fault["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "again"),
+    [("merge", "scenario", "run merge"), ("merge[num_with_context=7]", "case", "run 'merge[num_with_context=7]'")],
+)
+def test_the_name_of_a_scenario_is_told_from_a_reference(
+    cli: Cli, scenarios: Path, name: str, what: str, again: str
+) -> None:
+    code, out, err = cli("repro", name, "--scenarios", scenarios)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert f"is a {what}, which repro takes only with --script FILE" in err and f"mla-harness {again}" in err
