@@ -1,9 +1,11 @@
-"""Export every known bug of this project's own kernels and engine, and run the scripts where there is only torch.
+"""Export every known bug of which there is a script, and run the scripts where there is only torch.
 
     python3 tools/export_report.py --venv DIR [--seconds 20] [--keep DIR] [FAULT...]
+    python3 tools/export_report.py --refused
 
-DIR is a virtual environment; a missing one is made, with nothing but torch in it. Prints a table in Markdown, as in
-docs/export.md, and ends with 1 when a script does not fail with its bug or does not pass without.
+DIR is a virtual environment; a missing one is made, with nothing but torch in it. Prints two tables in Markdown, as in
+docs/export.md: the scripts, and the bugs of which there is none, with the reason. The second alone, of `--refused`,
+runs nothing. Ends with 1 when a script does not fail with its bug or does not pass without.
 """
 
 from __future__ import annotations
@@ -18,9 +20,8 @@ from pathlib import Path
 
 from harness.export.check import check
 from harness.export.code import MARKER
+from harness.export.coverage import refused, scripted, tried
 from harness.export.recipes import RECIPES
-from harness.plan.expand import fault_cases
-from harness.scenario.load import load_scenarios
 
 TORCH = "torch==2.13.0"
 
@@ -29,10 +30,16 @@ def main() -> int:
     """Export, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("faults", nargs="*", metavar="FAULT", help="only these")
-    parser.add_argument("--venv", type=Path, required=True)
+    parser.add_argument("--venv", type=Path)
+    parser.add_argument("--refused", action="store_true", help="only say of which bugs there is no script, and why")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to make each case smaller")
     parser.add_argument("--keep", type=Path, help="where the scripts are left")
     options = parser.parse_args()
+    if options.refused:
+        print(refused_table())
+        return 0
+    if options.venv is None:
+        parser.error("--venv DIR: name a virtual environment, which is made when it is missing")
     python = make_venv(options.venv)
     folder = options.keep or Path(tempfile.mkdtemp(prefix="mla-harness-export-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -41,19 +48,29 @@ def main() -> int:
     print("| --- | --- | --- | --- | --- | --- |")
     good = [row(fault, scenario, folder, python, options.seconds) for fault, scenario in pairs(options.faults)]
     print(f"\n{sum(good)} of {len(good)} scripts do what they say")
+    if not options.faults:
+        print("\n" + refused_table())
     return 0 if all(good) else 1
 
 
 def pairs(wanted: list[str]) -> list[tuple[str, str]]:
-    """Each fault with each scenario that tries it on a kernel or the engine."""
-    found = {
-        (use.name, scenario.name): None
-        for scenario in load_scenarios(None)
-        for use, case in fault_cases(scenario)
-        if case.system in ("kernel", "engine") and use.name in (wanted or RECIPES)
-    }
+    """Each fault of which there is a script, with each scenario that it is made from, or those that are wanted."""
+    # One that was asked for by its name is tried, whatever the tables say of it.
+    known = {name: cases for name, cases in tried().items() if name in wanted} if wanted else scripted()
+    found = {(name, case.scenario): None for name, cases in known.items() for case in cases}
     order = list(RECIPES)
     return sorted(found, key=lambda pair: order.index(pair[0]) if pair[0] in order else len(order))
+
+
+def refused_table() -> str:
+    """How many known bugs have a script, and the others by why they have none."""
+    with_script, without = scripted(), refused()
+    count = f"{len(with_script)} of {len(with_script) + len(without)} known bugs have a script."
+    lines = [count, "", "| why no script | how many | bugs |", "| --- | --- | --- |"]
+    for reason in sorted(set(without.values())):
+        names = [f"`{name}`" for name, why in without.items() if why == reason]
+        lines.append(f"| {reason} | {len(names)} | {', '.join(names)} |")
+    return "\n".join(lines)
 
 
 def row(fault: str, scenario: str, folder: Path, python: Path, seconds: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,7 @@ def render(export: Export) -> str:
     if num_lines > MAX_LINES or width > WIDTH:
         raise InputError(
             f"{export.case.id}: its script has {num_lines} lines of up to {width} characters, {MAX_LINES} of {WIDTH} "
-            "are allowed; allow more --shrink-seconds"
+            f"are allowed; allow more --shrink-seconds, or {_instead(export.case, export.fault)}"
         )
     return text
 
@@ -97,15 +98,26 @@ def render(export: Export) -> str:
 def why_not(case: Case, fault: str | None) -> str:
     """Why there can be no script for a case, in a sentence; empty when there can."""
     if case.system not in ("kernel", "engine"):
-        return f"a case of system {case.system} is not exported; export one of the systems kernel and engine"
+        instead = f"; {_instead(case, fault)}" if fault else "; export one of the systems kernel and engine"
+        return f"a case of system {case.system} is not exported{instead}"
     if case.system == "kernel" and case.params["op"] not in OP_SCENES:
-        return f"op {case.params['op']} has no scene for a script; add one to harness/export/recipes.py"
+        return f"there are no scripts for op {case.params['op']}; {_instead(case, fault)}"
     recipe = RECIPES.get(fault or "")
     if case.system == "engine" and fault is None:
         return "the whole engine does not fit into a script; export a kernel case, or name a known bug with --fault"
     if case.system == "engine" and (recipe is None or recipe.engine is None):
-        return f"fault {fault} has no scene for a serving run; add one to harness/export/recipes.py"
+        return f"there is no script of {fault} in a serving run; {_instead(case, fault)}"
     return ""
+
+
+def _instead(case: Case, fault: str | None) -> str:
+    """What shows a bug of which there is no script."""
+    smaller = "make the case small with `{}`"
+    smaller = smaller.format(shlex.join(["mla-harness", "shrink", case.id, *(("--fault", fault) if fault else ())]))
+    if fault is None:
+        return smaller
+    seen = f"see the bug with `mla-harness repro {FAULTS.get(fault).ref}`"
+    return f"{seen}, or {smaller}" if case.system in ("kernel", "engine") else seen
 
 
 def why_of(scenario: str, fault: str | None) -> str:

@@ -38,7 +38,9 @@ def test_a_kernel_bug_without_a_recipe_is_exported_from_its_source(monkeypatch: 
 def test_an_engine_bug_without_a_recipe_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     fault, case = next(pair for pair in declared() if pair[1].scenario == "dummy-steps")
     monkeypatch.delitem(recipes.RECIPES, fault)
-    with pytest.raises(InputError, match="has no scene"):
+    with pytest.raises(
+        InputError, match=f"no script of {fault} in a serving run; see the bug with `mla-harness repro "
+    ):
         script_of(fault, case)
 
 
