@@ -30,7 +30,7 @@ KERNELS: Registry[KernelSpec] = Registry(
         KernelSpec(
             "mla_decode",
             "tiled-multiply",
-            "as tiled, but multiplies unused values by 0: needs a finite cache, as FlashMLA does",
+            "as tiled, but multiplies unused values by 0: needs a finite cache",
             "harness.kernels.torch_decode:mla_decode_multiply",
             windowed=True,
             needs_finite_tail=True,

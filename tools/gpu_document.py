@@ -14,8 +14,8 @@ def document(data: dict[str, Any]) -> str:
         ("diagnosis", _diagnosis), ("flashmla", _flashmla), ("tests", _tests),
     ]  # fmt: skip
     origin = (
-        "Written by `python tools/gpu_report.py` from `docs/gpu.json`. Its parts were run in several sessions on machines "
-        "of the same kind; entered there by hand are notes on how a part was run."
+        "Written by `python tools/gpu_report.py` from `docs/gpu.json`. Its parts were measured at different "
+        "times, on the GPU that a part names or else on one of the kind named first; entered there by hand are notes on how a part was run."
     )
     text = ["# On a GPU", "", origin, ""]
     for name, write in parts:

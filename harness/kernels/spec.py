@@ -19,8 +19,8 @@ class KernelSpec:
 
     `kv` lists the cache types it reads. `empty_rows` says what it leaves in output rows of empty requests:
     `identity` is output 0, `undefined` promises nothing. `empty_lse` is its log-sum-exp for such rows.
-    `needs_finite_tail` is declared by kernels that mask unused KV slots by multiplying (FlashMLA, FlashInfer MLA):
-    they stay right only while whoever owns the cache keeps those slots finite. `needs_valid_table` is declared by
+    `needs_finite_tail` is declared by kernels that mask unused KV slots by multiplying: they stay right only while
+    whoever owns the cache keeps those slots finite. `needs_valid_table` is declared by
     kernels that look up table entries of empty requests: there an entry may be wrong, but must be a block. `windowed`
     says that an `mla_decode` takes `window`, so that sliding-window layers can run on it; `live_only` that a
     `route_experts` takes `num_live`, and leaves rows past it unwritten. `chunked` says of an `mla_decode` and of its

@@ -15,7 +15,7 @@ def _vllm(op: str, name: str, summary: str, impl: str, requires: str, **promises
 
 
 VLLM_KERNELS: tuple[KernelSpec, ...] = (
-    _vllm("mla_decode", "vllm-flashmla", "FlashMLA dense over bf16 pages; masks values by multiplying",
+    _vllm("mla_decode", "vllm-flashmla", "FlashMLA dense over bf16 pages",
           _FLASHMLA + "mla_decode", "on_hopper", needs_finite_tail=True),
     _vllm("mla_decode_plan", "vllm-flashmla", "lazy: the first decode call plans",
           _FLASHMLA + "mla_decode_plan", "on_hopper"),

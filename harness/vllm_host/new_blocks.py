@@ -1,8 +1,7 @@
 """vLLM's block manager: are blocks newly given to an MLA layer reported, so that a worker zeroes them?
 
 The manager is vLLM's; the pool, the zeroing of what it reports and the decode kernel are the harness's. The kernel
-masks as FlashMLA does, by multiplying unused values with 0, so a page must be finite to its end
-(vllm-project/vllm#43961).
+masks by multiplying unused values with 0, so a page must be finite to its end (vllm-project/vllm#43961).
 """
 
 from __future__ import annotations
