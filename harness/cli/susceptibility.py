@@ -16,6 +16,7 @@ from harness.cli.run import INTERRUPTED, Device, Out, Seed, Timeout, Workers
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.kernels.spec import KernelSpec
     from harness.report.susceptibility import Cell
 
 
@@ -34,12 +35,9 @@ def susceptibility(
     branch: Branch = "",
 ) -> None:
     """Try kernel x site x pattern, declared contracts set aside, and write the table: Markdown, CSV, HTML."""
-    from harness.catalog import KERNELS
     from harness.cli.recording import history_file, keep, source_under_test
     from harness.cli.session import Wanted, carry_out, make_jobs, register_plugins, stoppable
-    from harness.errors import UnknownNameError
     from harness.plan.probe import cases
-    from harness.registry import nearest
     from harness.report import susceptibility as report
     from harness.report.terminal import LiveProgress, console_for
     from harness.report.write import write_reports
@@ -52,12 +50,7 @@ def susceptibility(
     code = 0
     with WorkerPool(workers) as pool:
         own = register_plugins(wanted, pool)
-        names = list(kernel or own)
-        specs = [spec for spec in KERNELS if not names or spec.short_name in names or spec.name in names]
-        if not specs:
-            known = sorted({spec.short_name for spec in KERNELS})
-            raise UnknownNameError(f"--kernel: unknown kernel {names[0]!r}; {nearest(names[0], known)}")
-        jobs = make_jobs(cases(specs, seed=seed), wanted, pool)
+        jobs = make_jobs(cases(_specs(kernel or (), own), seed=seed), wanted, pool)
         command = shlex.join(["mla-harness", *sys.argv[1:]])
         store = RunStore.create(out or DEFAULT_RUNS, jobs, command=command, options=wanted.reproduction())
         store.note_source(source_under_test(commit, branch, plugins))
@@ -74,6 +67,31 @@ def susceptibility(
     console.print(f"matrix: {paths[0]}", soft_wrap=True)
     # A susceptible kernel is what the table is there to show; only a harness that could not judge is a failure.
     raise typer.Exit(code or (3 if any(cell.outcome == "error" for cell in found) else 0))
+
+
+def _specs(asked: Sequence[str], own: Sequence[str]) -> list[KernelSpec]:
+    """The kernels to try: those asked for, else those of the plug-ins, else all, where the matrix has their op.
+
+    Raises InputError for a name of --kernel that no kernel has or that adds no cell, and when there is none at all.
+    """
+    from harness.catalog import KERNELS
+    from harness.errors import InputError, UnknownNameError
+    from harness.plan.probe import SITES
+    from harness.registry import nearest
+
+    ops = ", ".join(SITES)
+    for name in asked:
+        named = [spec for spec in KERNELS if name in (spec.short_name, spec.name)]
+        if not named:
+            known = sorted({spec.short_name for spec in KERNELS})
+            raise UnknownNameError(f"--kernel: unknown kernel {name!r}; {nearest(name, known)}")
+        if not any(spec.op in SITES for spec in named):
+            raise InputError(f"--kernel {name}: op {named[0].op} has no site to try; choose a kernel of {ops}")
+    names = asked or own
+    specs = [s for s in KERNELS if s.op in SITES and (not names or s.short_name in names or s.name in names)]
+    if not specs:
+        raise InputError(f"--plugin: no kernel of it ({', '.join(own)}) has a site to try; give one of op {ops}")
+    return specs
 
 
 def _print(console: Console, found: Sequence[Cell]) -> None:

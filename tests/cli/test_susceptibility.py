@@ -9,6 +9,7 @@ import pytest
 
 from harness.catalog import KERNELS
 from harness.cli.main import exit_code_of
+from harness.ops.contracts import OPS
 from harness.plan.probe import case_of, cases, declared
 from harness.records import Job
 from harness.report.susceptibility import cell_of
@@ -62,6 +63,40 @@ def test_only_declared_sites_are_marked() -> None:
 def test_an_unknown_kernel_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(["susceptibility", "--kernel", "tield"]) == 2
     assert "unknown kernel 'tield'" in capsys.readouterr().err
+
+
+def test_an_unknown_kernel_beside_a_known_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(["susceptibility", "--kernel", "gather", "--kernel", "nosuch"]) == 2
+    assert "unknown kernel 'nosuch'" in capsys.readouterr().err
+
+
+def test_a_kernel_without_a_cell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    planner = next(spec for spec in KERNELS if spec.op == "mla_decode_plan")
+    assert exit_code_of(["susceptibility", "--kernel", planner.name]) == 2
+    assert "op mla_decode_plan has no site to try" in capsys.readouterr().err
+
+
+def test_a_plugin_without_a_cell_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from harness import kernel\n"
+        "@kernel(op='mla_decode_plan', name='mine')\n"
+        "def mine(seq_lens, *, num_heads): ...\n",
+        encoding="utf-8",
+    )
+    assert exit_code_of(["susceptibility", "--plugin", str(path), "-n", "1"]) == 2
+    assert "no kernel of it (mine) has a site to try" in capsys.readouterr().err
+
+
+def test_every_op_but_the_planner_has_cells() -> None:
+    assert {case.params["op"] for case in cases(list(KERNELS))} == {op.name for op in OPS} - {"mla_decode_plan"}
+
+
+def test_a_sparse_kernel_that_loads_what_is_not_there_is_seen_and_one_that_does_not_is_clean() -> None:
+    case = case_of("susceptibility[kernel=mla_decode_sparse/gather,kv=bf16,site=kv.null,pattern=nan]")
+    assert case is not None
+    for fault, outcome in ((None, "clean"), ("sparse.invalid-index-clamped", "NaN")):
+        assert cell_of(execute(Job(key="k", case=case, device="cpu", fault=fault)), case).outcome == outcome
 
 
 def test_decode_is_asked_with_several_query_tokens_too_and_the_id_says_so() -> None:
