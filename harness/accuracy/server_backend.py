@@ -57,7 +57,7 @@ class ServerBackend:
         seed: int = 0,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise InputError(f"--model server:{url}: the address must start with http:// or https://")
+            raise InputError(f"{url}: the address must start with http:// or https://")
         if concurrency < 1 or max_attempts < 1:
             raise InputError("--concurrency and the number of attempts must be at least 1")
         self._url = url.rstrip("/")
@@ -159,7 +159,7 @@ class ServerBackend:
             return replace(answer, num_attempts=attempt)
         # The first failure of a question in flight is a lost connection; what counts is that nobody was answered since.
         if self._num_replies == num_replies and failures[-1].unreachable:
-            raise ServerGone(f"{self._url}: no server any more; start it again and continue with --resume")
+            raise ServerGone(f"{self._url}: no server any more; start it again")
         times = "attempt" if self._max_attempts == 1 else "attempts"
         reason = f"{failures[-1]} ({self._max_attempts} {times})"
         return Answer("", "error", unanswered=reason, num_attempts=self._max_attempts)
@@ -200,13 +200,11 @@ class ServerBackend:
             response.raise_for_status()
             names = [str(entry["id"]) for entry in response.json()["data"]]
         except httpx.TransportError as error:
-            raise InputError(f"--model server:{self._url}: no server answers there ({type(error).__name__})") from None
+            raise InputError(f"{self._url}: no server answers there ({type(error).__name__})") from None
         except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
-            raise InputError(
-                f"--model server:{self._url}: {self._url}/models lists no model; name it with --served-model"
-            ) from None
+            raise InputError(f"{self._url}/models lists no model; name it with --served-model") from None
         if len(names) != 1:
-            raise InputError(f"--model server:{self._url}: it serves {len(names)} models; name one with --served-model")
+            raise InputError(f"{self._url}: it serves {len(names)} models; name one with --served-model")
         return names[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,11 +18,13 @@ def serve_check(
     limit: Annotated[int, typer.Option("--limit", min=1, help="Questions of the task.")] = 64,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=4096, help="Questions in flight.")] = 32,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Prompts asked twice, one at a time.")] = 16,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 112,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Cut answers here.")] = 112,
     least: Annotated[
         float | None, typer.Option("--least", min=0, max=1, help="The least accuracy of an epoch; none by default.")
     ] = None,
-    served_model: Annotated[str | None, typer.Option("--served-model", metavar="NAME")] = None,
+    served_model: Annotated[
+        str | None, typer.Option("--served-model", metavar="NAME", help="Which model of a server that has several.")
+    ] = None,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for an answer.")] = 120.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -30,6 +33,7 @@ def serve_check(
     Nothing of the server's process is touched. Exit code 0 when both hold, 1 when one does not.
     """
     import json as jsonlib
+    import os
     import subprocess
 
     from harness.errors import HarnessError, InputError
@@ -38,9 +42,12 @@ def serve_check(
         "url": url, "task": task, "num_epochs": num_epochs, "limit": limit, "concurrency": concurrency,
         "repeats": repeats, "max_tokens": max_tokens, "least": least, "served_model": served_model, "timeout": timeout,
     }  # fmt: skip
+    root = str(Path(__file__).resolve().parents[2])
+    inherited = os.environ.get("PYTHONPATH")
     done = subprocess.run(
-        [sys.executable, "-m", "harness.run.serve_check", jsonlib.dumps(order)], capture_output=True, text=True
-    )
+        [sys.executable, "-P", "-m", "harness.run.serve_check", jsonlib.dumps(order)], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root])},
+    )  # fmt: skip
     if not done.stdout:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise HarnessError(f"the process that asks died (exit code {done.returncode}): {last}")

@@ -24,6 +24,7 @@ ENTRY_POINT_GROUP = "mla_harness.kernels"
 """Entry points of this group name a module, or anything in one, whose import registers kernels."""
 
 KV_TYPES = ("fp32", "bf16", "fp8_e4m3")
+DEVICES = ("cpu", "cuda")
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -53,7 +54,8 @@ def kernel(
     contract = OPS.get(op)
     _check_choice(name, "empty_rows", (empty_rows,), get_args(EmptyRows))
     _check_choice(name, "empty_lse", (empty_lse,), get_args(EmptyLse))
-    _check_choice(name, "kv", tuple(kv), KV_TYPES)
+    runs_on = _checked_names(name, "devices", devices, DEVICES)
+    reads = _checked_names(name, "kv", kv, KV_TYPES)
     if not name or "/" in name:
         raise InputError(f"kernel name {name!r}: use a non-empty name without '/'")
 
@@ -66,8 +68,8 @@ def kernel(
                 short_name=name,
                 summary=summary or doc.partition("\n")[0] or "a plug-in",
                 impl=function,
-                devices=tuple(devices),
-                kv=tuple(kv),
+                devices=runs_on,
+                kv=reads,
                 empty_rows=empty_rows,
                 empty_lse=empty_lse,
                 needs_finite_tail=needs_finite_tail,
@@ -174,3 +176,13 @@ def _check_choice(kernel_name: str, field: str, values: tuple[str, ...], known: 
     for value in values:
         if value not in known:
             raise InputError(f"kernel {kernel_name!r}: {field}={value!r} is unknown; choose from {', '.join(known)}")
+
+
+def _checked_names(kernel_name: str, field: str, values: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    """A promise of several names. One string is refused, or its letters would be the names; so is none at all."""
+    names = () if isinstance(values, str) else tuple(values)
+    if not names:
+        mend = f"write a tuple of some of {', '.join(known)}, for example {field}=({known[0]!r},)"
+        raise InputError(f"kernel {kernel_name!r}: {field}={values!r} names none; {mend}")
+    _check_choice(kernel_name, field, names, known)
+    return names

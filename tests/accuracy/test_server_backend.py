@@ -126,7 +126,7 @@ def test_a_server_that_is_gone_ends_the_run_instead_of_counting_wrong_answers(se
     backend = ServerBackend(server.url, backoff=0.01, max_attempts=3, concurrency=4)
     server.stop()
     counted: list[int] = []
-    with pytest.raises(ServerGone, match="continue with --resume"):
+    with pytest.raises(ServerGone, match="no server any more; start it again"):
         backend.generate(
             [f"q {i}" for i in range(50)], max_tokens=4, stop=[], on_answer=lambda i, answer: counted.append(i)
         )

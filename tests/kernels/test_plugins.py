@@ -73,11 +73,20 @@ def test_names_of_positional_arguments_are_free(function: object) -> None:
         ({"op": "mla_decode", "name": "mine", "empty_rows": "zero"}, "choose from undefined, identity, nan"),
         ({"op": "mla_decode", "name": "mine", "empty_lse": "0"}, "choose from -inf, +inf, undefined"),
         ({"op": "mla_decode", "name": "mine", "kv": ["int8"]}, "choose from fp32, bf16, fp8_e4m3"),
+        ({"op": "mla_decode", "name": "mine", "kv": "bf16"}, "some of fp32, bf16, fp8_e4m3, for example"),
+        ({"op": "mla_decode", "name": "mine", "devices": "cpu"}, "devices='cpu' names none; write a tuple"),
+        ({"op": "mla_decode", "name": "mine", "devices": ()}, "some of cpu, cuda, for example devices=.'cpu',."),
+        ({"op": "mla_decode", "name": "mine", "devices": ("gpu",)}, "devices='gpu' is unknown; choose from cpu, cuda"),
     ],
 )
 def test_promises_that_nobody_knows_are_refused(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(InputError, match=".*" + says.replace("+", r"\+")):
         kernel(**arguments)  # type: ignore[arg-type]
+
+
+def test_promises_may_be_given_by_a_generator() -> None:
+    kernel(op="quantize_fp8", name="mine", kv=(kv for kv in ("bf16",)))(lambda x, *, num_live=None: x)
+    assert KERNELS.get("quantize_fp8/mine").kv == ("bf16",)
 
 
 def test_a_name_is_taken_once() -> None:
@@ -101,6 +110,10 @@ def test_a_plugin_file_is_executed_once_and_tells_what_it_registered() -> None:
         ("import nothing_of_this_name\n", r":1: ModuleNotFoundError"),
         ("print('hello')\n", r"registers no kernel"),
         ("from harness import kernel\n\n@kernel(op='write_kv', name='w')\ndef w(a): ...\n", r":3: .*kv_scale"),
+        (
+            "from harness import kernel\n\n@kernel(op='write_kv', name='w', devices='cpu')\ndef w(a): ...\n",
+            r":3: .*tuple",
+        ),
     ],
 )
 def test_a_plugin_file_that_does_not_load_is_refused_with_its_line_each_time(

@@ -53,8 +53,15 @@ def test_accuracy_below_the_least_fails_the_check() -> None:
     assert found.verdict == "fail" and not found.ok
 
 
-def test_an_unreachable_server_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_unreachable_server_is_one_line_whatever_lies_where_the_user_stands(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from harness.cli.main import exit_code_of
 
-    assert exit_code_of(["serve-check", "http://127.0.0.1:9/v1", "--limit", "2", "--timeout", "1"]) in (2, 3)
-    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("raise RuntimeError('a folder of somebody else')\n")
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of(["serve-check", "http://127.0.0.1:9/v1", "--limit", "2", "--timeout", "1"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "http://127.0.0.1:9/v1: no server answers there" in told
+    assert "--model" not in told, "serve-check has no such option"
