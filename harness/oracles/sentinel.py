@@ -26,8 +26,10 @@ def judge(evidence: Evidence) -> Judgement:
     findings: list[Finding] = []
     for run in evidence.runs:
         for observed in run.observed:
-            judgement.looked_at += int(observed.live.sum()) * observed.tensor[:1].numel()
-            findings.extend(_in_live_rows(run, observed))
+            # One byte proves nothing here: an fp8 tensor alone is nothing to look at, and that is no pass.
+            if observed.tensor.element_size() > 1:
+                judgement.looked_at += observed.num_live_elements
+                findings.extend(_in_live_rows(run, observed))
         for guard in run.guards:
             judgement.looked_at += guard.after.numel()
             findings.extend(_in_guard(run, guard))
@@ -37,8 +39,6 @@ def judge(evidence: Evidence) -> Judgement:
 
 def _in_live_rows(run: Run, observed: Observed) -> Iterator[Finding]:
     tensor = observed.tensor
-    if tensor.element_size() == 1:
-        return
     for site, where in scan(tensor, _judged(observed)).sentinels.items():
         named = observed.site if site == UNTAGGED else site
         how = "copied or computed" if tensor.dtype in (torch.float32, torch.float64) else "copied"

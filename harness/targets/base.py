@@ -30,6 +30,11 @@ class Observed:
     site: str | None = None
     """The site to name when a non-finite value here is no poison's: the kind of row it stands in."""
 
+    @property
+    def num_live_elements(self) -> int:
+        """How many elements of `tensor` stand in live rows."""
+        return int(self.live.sum()) * self.tensor[:1].numel()
+
 
 @dataclass(slots=True)
 class Guard:

@@ -16,6 +16,12 @@ def test_finite_rows_are_silent_and_counted(observe, evidence):
     assert judgement.looked_at == 2 * 3 * 16
 
 
+def test_integers_are_not_counted_as_looked_at(observe, evidence, expected):
+    ids = observe(expected.to(torch.int32))
+    assert judge(evidence(Run("nan", [ids]))).looked_at == 0
+    assert judge(evidence(Run("nan", [ids, observe()]))).looked_at == 3 * 16
+
+
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_one_non_finite_element_fires(observe, evidence, expected, value, dtype):

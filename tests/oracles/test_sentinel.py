@@ -47,10 +47,12 @@ def test_a_computed_nan_in_bfloat16_is_left_to_finite(observe, evidence, expecte
     assert judge(evidence(Run("nan", [observe(tensor)]))).findings == []
 
 
-def test_an_fp8_nan_proves_nothing_here(observe, evidence, expected):
+def test_an_fp8_nan_proves_nothing_here_and_is_not_counted_as_looked_at(observe, evidence, expected):
     tensor = expected.to(torch.float8_e4m3fn)
     bits_view(tensor)[1] = 0xFF
-    assert judge(evidence(Run("nan", [observe(tensor)]))).findings == []
+    judgement = judge(evidence(Run("nan", [observe(tensor)])))
+    assert (judgement.findings, judgement.looked_at) == ([], 0)
+    assert judge(evidence(Run("nan", [observe(tensor), observe()]))).looked_at == 3 * 16
 
 
 @pytest.mark.parametrize("index", [-1, OUT_OF_RANGE])
