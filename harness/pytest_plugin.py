@@ -144,9 +144,8 @@ class CaseItem(pytest.Item):
 
     def runtest(self) -> None:
         from harness.plan.device import on_device
-        from harness.plan.expand import GPU
 
-        device = "cuda" if GPU in self.case.tags else self.config.getoption(DEVICE_OPTION)
+        device = self._device
         job = Job(
             key=self.case.id,
             case=on_device(self.case, device),
@@ -170,15 +169,35 @@ class CaseItem(pytest.Item):
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A finding explains itself: no traceback of the harness."""
         if isinstance(excinfo.value, CaseFailed):
-            return describe(excinfo.value.result, self.config.getoption(SEED_OPTION))
+            return describe(excinfo.value.result, self._options())
         return super().repr_failure(excinfo, style)
+
+    @property
+    def _device(self) -> str:
+        from harness.plan.expand import GPU
+
+        return "cuda" if GPU in self.case.tags else str(self.config.getoption(DEVICE_OPTION))
+
+    def _options(self) -> dict[str, Any]:
+        """What `mla-harness run` must be told besides the id: device, seed, and a folder that is not the usual one."""
+        from harness.scenario.load import default_directory
+
+        folder, here = self.path.parent.resolve(), self.config.invocation_params.dir.resolve()
+        scenarios = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+        return {
+            "device": self._device,
+            "seed": self.config.getoption(SEED_OPTION),
+            "scenarios": None if folder == default_directory().resolve() else scenarios,
+        }
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         return self.path, None, self.name
 
 
-def describe(result: CaseResult, seed: int = 0) -> str:
-    """What went wrong in a case, finding by finding, and the command that shows it again."""
+def describe(result: CaseResult, options: dict[str, Any]) -> str:
+    """What went wrong in a case, finding by finding, and the command with these options that shows it again."""
+    from harness.report.command import reproduce
+
     lines = [f"{result.verdict.value}: {result.id}"]
     if result.reason:
         lines.append(f"  {result.reason}")
@@ -187,7 +206,7 @@ def describe(result: CaseResult, seed: int = 0) -> str:
         lines.append(f"  - and {len(result.findings) - MAX_FINDINGS_SHOWN} more findings")
     if result.refs:
         lines.append("  see " + ", ".join(result.refs))
-    lines.append(f"  reproduce: mla-harness run '{result.id}'" + (f" --seed {seed}" if seed else ""))
+    lines.append(f"  reproduce: {reproduce(result, options)}")
     return "\n".join(lines)
 
 

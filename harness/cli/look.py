@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,10 +33,12 @@ def list_(
 
     known = load_scenarios(scenarios)
     if cases:
-        # Plain text, one id a line, for `grep` and `xargs`.
-        for scenario in known:
-            for case in expand(scenario, seed=seed):
-                print(case.id)
+        ids = [case.id for scenario in known for case in expand(scenario, seed=seed)]
+        if json:
+            _print_json({"cases": ids})
+        else:
+            # Plain text, one id a line, for `grep` and `xargs`.
+            print(*ids, sep="\n")
         return
     tables = {
         "scenarios": [_scenario_row(scenario) for scenario in known],
@@ -54,9 +57,12 @@ def list_(
 
 
 def _scenario_row(scenario: Scenario) -> dict[str, Any]:
-    from harness.scenario.matrix import points
+    from harness.scenario.matrix import accuracy_points, points
 
-    count = scenario.fuzz.examples if scenario.fuzz is not None else len(points(scenario))
+    # As many as `expand` gives, without making them.
+    count = len(points(scenario)) + len(accuracy_points(scenario))
+    if scenario.fuzz is not None:
+        count = scenario.fuzz.examples
     return {
         "name": scenario.name,
         "cases": count,
@@ -85,35 +91,56 @@ def _print_tables(tables: dict[str, list[dict[str, Any]]]) -> None:
 def show(
     case_id: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario for its first case.")],
     kernel: Annotated[str | None, typer.Option("--kernel", help="The case with this kernel in its place.")] = None,
+    plugin: Plugins = None,
     scenarios: Scenarios = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
     """Show one case in full, with what its words mean."""
-    from harness.plan.override import KernelOverride
-    from harness.plan.selection import select
+    from harness.cli.session import Wanted, register_plugins
+    from harness.report.command import reproduce_case
+    from harness.run.runner import WorkerPool
     from harness.scenario.load import load_scenarios
 
+    wanted = Wanted(
+        kernel=kernel, plugins=tuple(path.resolve() for path in plugin or ()), seed=seed, scenarios=scenarios
+    )
+    with WorkerPool(1) as pool:  # which starts a worker only where somebody's kernels are to be described
+        names = register_plugins(wanted, pool)
     known = load_scenarios(scenarios)
-    override = KernelOverride.named(kernel) if kernel else None
-    case = select(known, [case_id], seed=seed, override=override)[0]
-    scenario = next(scenario for scenario in known if scenario.name == case.scenario)
+    case = _case(known, case_id, seed, names)
+    # A cell of the susceptibility matrix is a case of no scenario.
+    scenario = next((scenario for scenario in known if scenario.name == case.scenario), None)
     if json:
-        _print_json({"case": case.model_dump(mode="json"), "scenario": scenario.model_dump(mode="json", by_alias=True)})
+        told = scenario.model_dump(mode="json", by_alias=True) if scenario else None
+        _print_json({"case": case.model_dump(mode="json"), "scenario": told})
     else:
-        _print_case(case, scenario, seed, kernel)
+        _print_case(case, scenario, reproduce_case(case.id, None, wanted.reproduction()))
 
 
-def _print_case(case: Case, scenario: Scenario, seed: int, kernel: str | None) -> None:
-    import shlex
+def _case(known: Sequence[Scenario], case_id: str, seed: int, kernels: Sequence[str]) -> Case:
+    """The case with the first of `kernels` that has it. Raises InputError when none does."""
+    from harness.errors import InputError
+    from harness.plan.override import KernelOverride
+    from harness.plan.selection import select
 
+    for name in kernels[:-1]:
+        try:
+            return select(known, [case_id], seed=seed, override=KernelOverride.named(name))[0]
+        except InputError:
+            continue  # the last one says what is wrong
+    override = KernelOverride.named(kernels[-1]) if kernels else None
+    return select(known, [case_id], seed=seed, override=override)[0]
+
+
+def _print_case(case: Case, scenario: Scenario | None, command: str) -> None:
     from harness.catalog import FAULTS, ORACLES, SITES
     from harness.report.terminal import console_for
 
     console = console_for()
     console.print(case.id, style="bold", soft_wrap=True)
-    console.print(scenario.summary)
-    if scenario.why:
+    console.print(scenario.summary if scenario else "a cell of the matrix of mla-harness susceptibility")
+    if scenario and scenario.why:
         console.print(" ".join(scenario.why.split()))
     op = f" {case.params['op']}" if "op" in case.params else ""
     _print_block(console, f"system {case.system}{op}, seed {case.seed}", {
@@ -125,11 +152,10 @@ def _print_case(case: Case, scenario: Scenario, seed: int, kernel: str | None) -
     _print_block(console, "oracles", {name: ORACLES.get(name).summary for name in case.oracles})
     _print_block(console, "faults that must be caught", {
         use.name: f"by {use.caught_by}, blaming {', '.join(use.blames) or 'no site'}; {FAULTS.get(use.name).summary}"
-        for use in scenario.faults
+        for use in (scenario.faults if scenario else ())
     })  # fmt: skip
     _print_block(console, "references", dict.fromkeys(case.refs, ""))
-    words = ["mla-harness", "run", case.id] + (["--kernel", kernel] if kernel else [])
-    console.print("\nrun:", shlex.join(words + (["--seed", str(seed)] if seed else [])), soft_wrap=True)
+    console.print("\nrun:", command, soft_wrap=True)
 
 
 def _print_block(console: Any, title: str, lines: dict[str, str]) -> None:

@@ -88,7 +88,7 @@ def of_result(
         diagram=diagram(blame, result.findings, case=job.case, fault=result.fault, judged=result.looked_at),
         diagnosis=(*diagnosis(result.findings, shrunk, store, blame), *_past(trend, runs)),
         facts=facts(job, result, store.plan.environment), params=params(job.case),
-        command=reproduce(result, store.plan.options), show_command=show(result.id), log=result.log,
+        command=reproduce(result, store.plan.options), show_command=show(result.id, store.plan.options), log=result.log,
         seconds=result.seconds, **_seen(result.findings),
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ def of_fault(
             scenario=found.scenario),
         diagnosis=diagnosis(found.findings, shrunk, store), facts=(("expected", expected),),
         params=params(job.case) if job else (), command=reproduce(again, store.plan.options),
-        show_command=show(found.case), log="", seconds=found.seconds, **_seen(found.findings),
+        show_command=show(found.case, store.plan.options), log="", seconds=found.seconds, **_seen(found.findings),
     )  # fmt: skip
 
 

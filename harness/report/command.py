@@ -10,7 +10,7 @@ from harness.records import CaseResult
 OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios"}
 EPOCHS = "epochs"
 """The scenario, and the key of `run.json`, of a run of `mla-harness epochs`."""
-DEFAULTS = {"device": ("auto", "cpu"), "kernel": (None,), "scenarios": (None,)}
+DEFAULTS = {"device": ("auto",), "kernel": (None,), "scenarios": (None,)}
 
 
 def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
@@ -27,10 +27,7 @@ def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> 
         value = options.get(name)
         if value and value not in DEFAULTS[name]:
             words += [flag, str(value)]
-    for plugin in options.get("plugins", ()):
-        words += ["--plugin", str(plugin)]
-    if options.get("seed"):
-        words += ["--seed", str(options["seed"])]
+    words += _rest(options)
     if fault:
         words += ["--fault", fault]
     return shlex.join(words)
@@ -45,6 +42,15 @@ def _epochs(questions: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
-def show(case_id: str) -> str:
-    """The command that prints one case in full."""
-    return shlex.join(["mla-harness", "show", case_id])
+def show(case_id: str, options: dict[str, Any]) -> str:
+    """The command that prints one case in full, with what decides which case its id names."""
+    words = ["mla-harness", "show", case_id]
+    for name in ("kernel", "scenarios"):
+        if options.get(name):
+            words += [OPTION_FLAGS[name], str(options[name])]
+    return shlex.join(words + _rest(options))
+
+
+def _rest(options: dict[str, Any]) -> list[str]:
+    words = [word for plugin in options.get("plugins", ()) for word in ("--plugin", str(plugin))]
+    return words + (["--seed", str(options["seed"])] if options.get("seed") else [])

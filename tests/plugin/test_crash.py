@@ -29,4 +29,6 @@ def test_dead_worker_fails_its_item_and_the_next_case_passes(project: pytest.Pyt
     """)
     done = project.runpytest_subprocess("scenarios/")
     done.assert_outcomes(passed=1, failed=1)
-    done.stdout.fnmatch_lines(["crash: merge?num_tokens=9?", "*reproduce: mla-harness run 'merge?num_tokens=9?'"])
+    done.stdout.fnmatch_lines(
+        ["crash: merge?num_tokens=9?", "*reproduce: mla-harness run 'merge?num_tokens=9?' --device cpu"]
+    )

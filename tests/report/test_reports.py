@@ -16,7 +16,7 @@ import pytest
 
 from harness.records import Blame, Case, CaseResult, FaultResult, Finding, Job, PoisonPlan, Verdict
 from harness.report import junit, page, table
-from harness.report.command import reproduce
+from harness.report.command import reproduce, show
 from harness.report.failure_groups import failure_groups
 from harness.report.terminal import console_for, fault_line, print_run
 from harness.report.wording import one_line, printable
@@ -273,6 +273,7 @@ def test_failures_that_look_alike_are_one_group_and_others_are_not(tmp_path: Pat
             None,
             "mla-harness run 'a[b=c]' --kernel mine --plugin '/a b/k.py'",
         ),
+        ({"device": "cpu", "scenarios": "my"}, None, "mla-harness run 'a[b=c]' --device cpu --scenarios my"),
         ({"device": "cuda", "seed": 4}, "kv.x", "mla-harness run 'a[b=c]' --device cuda --seed 4 --fault kv.x"),
     ],
 )
@@ -281,6 +282,14 @@ def test_the_command_names_all_that_decides_the_outcome(
 ) -> None:
     result = CaseResult(key="k", id="a[b=c]", scenario="a", fault=fault, verdict=Verdict.FAIL)
     assert reproduce(result, options) == command
+
+
+def test_the_command_that_shows_a_case_names_what_its_id_needs() -> None:
+    assert show("a[b=c]", {"device": "cuda", "kernel": None, "plugins": [], "seed": 0}) == "mla-harness show 'a[b=c]'"
+    options = {"kernel": "mine", "plugins": ["/a b/k.py"], "seed": 4, "scenarios": "my"}
+    assert show("a[b=c]", options) == (
+        "mla-harness show 'a[b=c]' --kernel mine --scenarios my --plugin '/a b/k.py' --seed 4"
+    )
 
 
 def test_text_is_cleaned_without_losing_what_it_said() -> None:
