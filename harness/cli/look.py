@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,6 +97,7 @@ def show(
 ) -> None:
     """Show one case in full, with what its words mean."""
     from harness.cli.session import Wanted, register_plugins
+    from harness.plan.selection import select, with_each
     from harness.report.command import reproduce_case
     from harness.run.runner import WorkerPool
     from harness.scenario.load import load_scenarios
@@ -108,7 +108,7 @@ def show(
     with WorkerPool(1) as pool:  # which starts a worker only where somebody's kernels are to be described
         names = register_plugins(wanted, pool)
     known = load_scenarios(scenarios)
-    case = _case(known, case_id, seed, names)
+    case = with_each(names, lambda override: select(known, [case_id], seed=seed, override=override))[0]
     # A cell of the susceptibility matrix is a case of no scenario.
     scenario = next((scenario for scenario in known if scenario.name == case.scenario), None)
     if json:
@@ -116,21 +116,6 @@ def show(
         _print_json({"case": case.model_dump(mode="json"), "scenario": told})
     else:
         _print_case(case, scenario, reproduce_case(case.id, None, wanted.reproduction()))
-
-
-def _case(known: Sequence[Scenario], case_id: str, seed: int, kernels: Sequence[str]) -> Case:
-    """The case with the first of `kernels` that has it. Raises InputError when none does."""
-    from harness.errors import InputError
-    from harness.plan.override import KernelOverride
-    from harness.plan.selection import select
-
-    for name in kernels[:-1]:
-        try:
-            return select(known, [case_id], seed=seed, override=KernelOverride.named(name))[0]
-        except InputError:
-            continue  # the last one says what is wrong
-    override = KernelOverride.named(kernels[-1]) if kernels else None
-    return select(known, [case_id], seed=seed, override=override)[0]
 
 
 def _print_case(case: Case, scenario: Scenario | None, command: str) -> None:

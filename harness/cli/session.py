@@ -21,7 +21,7 @@ from harness.kernels.spec import KernelSpec
 from harness.plan.device import on_device
 from harness.plan.expand import GPU, fault_cases
 from harness.plan.override import KernelOverride
-from harness.plan.selection import select, selects_scenario
+from harness.plan.selection import select, selects_scenario, with_each
 from harness.records import Blame, Case, CaseResult, FaultResult, Job, Verdict
 from harness.report.terminal import LiveProgress
 from harness.results.store import Control, RunStore
@@ -86,13 +86,8 @@ def plan_jobs(wanted: Wanted, pool: Pool) -> list[Job]:
     """The jobs that the options ask for, in order. Raises InputError when they ask for nothing."""
     names = register_plugins(wanted, pool)
     scenarios = load(wanted)
-    cases: dict[str, Case] = {}
-    overrides: list[str | None] = [*names] or [None]
-    for name in overrides:
-        override = KernelOverride.named(name) if name else None
-        for case in _select(wanted, scenarios, override, pool):
-            cases.setdefault(case.id, case)
-    return make_jobs(cases.values(), wanted, pool, fault=wanted.fault)
+    cases = with_each(names, lambda override: _select(wanted, scenarios, override, pool))
+    return make_jobs(cases, wanted, pool, fault=wanted.fault)
 
 
 def make_jobs(cases: Iterable[Case], wanted: Wanted, pool: Pool, fault: str | None = None) -> list[Job]:

@@ -65,6 +65,25 @@ def select(
     return list(found.values())
 
 
+def with_each(kernels: Iterable[str], choose: Callable[[KernelOverride | None], list[Case]]) -> list[Case]:
+    """What `choose` selects with each of `kernels` in the place of those that scenarios name, or as they are with none.
+
+    A kernel that nothing selected uses is left out. Raises InputError when that is so of all; the last one says why.
+    """
+    overrides: list[KernelOverride | None] = [KernelOverride.named(name) for name in kernels]
+    found: dict[str, Case] = {}
+    reason: InputError | None = None
+    for override in overrides or [None]:
+        try:
+            for case in choose(override):
+                found.setdefault(case.id, case)
+        except InputError as error:
+            reason = error
+    if reason is not None and not found:
+        raise reason
+    return list(found.values())
+
+
 def select_scenarios(
     scenarios: Sequence[Scenario], selectors: Iterable[str] = (), *, tag: str | None = None
 ) -> list[Scenario]:

@@ -94,3 +94,25 @@ def test_the_only_kernel_of_a_plugin_need_not_be_named(
 ) -> None:
     code, out, _ = cli("run", "--plugin", plugin(GOOD_BODY), "--scenarios", scenarios, "-n", 1)
     assert code == 0 and "2 pass in" in out
+
+
+TWO_OPS = """
+
+@kernel(op="merge_attn_states", name="other")
+def other(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_context=None):
+    return suffix_out.clone(), suffix_lse.clone()
+"""
+
+
+def test_of_a_file_with_kernels_of_two_ops_those_that_nothing_selected_uses_are_left_out(
+    cli: Cli, scenarios: Path, plugin: Callable[[str], Path]
+) -> None:
+    path = plugin(GOOD_BODY)
+    path.write_text(path.read_text() + TWO_OPS)
+    options = ("--plugin", path, "--scenarios", scenarios, "-n", 1)
+    code, out, err = cli("run", "quantize", *options, "--json")
+    assert code == 0, err
+    assert {case["id"].partition(",")[0] for case in json.loads(out)["cases"]} == {"quantize[kernel=mine"}
+    code, out, err = cli("run", "merge[kernel=other,num_with_context=7]", *options, "--json")
+    assert [case["verdict"] for case in json.loads(out)["cases"]] == ["fail"], err
+    assert cli("run", "quantize[kernel=third,num_live=1]", *options)[0] == 2
