@@ -23,7 +23,7 @@ from harness.scenario.params import VllmHostParams
 from harness.serving.vllm_faults import why_not
 from harness.targets.base import Run
 
-INSTALL = "pip install mla-harness[vllm-host] && pip install --no-deps vllm==0.24.0"
+INSTALL = "pip install mla-harness[vllm-host] && pip install --no-deps vllm==0.33.0"
 NEEDED = ("triton", "transformers", "msgspec", "cbor2", "xgrammar", "regex", "zmq")
 """Some of the packages that vLLM's Python imports: the ones that people miss."""
 LOG_TAIL_BYTES = 4_000
