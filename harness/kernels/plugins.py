@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from harness.catalog import KERNELS
 from harness.errors import InputError
-from harness.kernels.spec import EmptyLse, EmptyRows, KernelSpec
+from harness.kernels.spec import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
 from harness.loaded_files import line_in, load_once
 from harness.ops.contracts import OPS, Op
 
@@ -43,6 +43,8 @@ def kernel(
     empty_lse: EmptyLse = "undefined",
     needs_finite_tail: bool = False,
     needs_valid_table: bool = False,
+    fp8_products: Fp8Products = "float32",
+    bf16_steps: Iterable[Bf16Step] = (),
 ) -> Callable[[FunctionT], FunctionT]:
     """Register the decorated function as a kernel called `name` for `op`; the function itself is returned unchanged.
 
@@ -56,6 +58,8 @@ def kernel(
     _check_choice(name, "empty_lse", (empty_lse,), get_args(EmptyLse))
     runs_on = _checked_names(name, "devices", devices, DEVICES)
     reads = _checked_names(name, "kv", kv, KV_TYPES)
+    _check_choice(name, "fp8_products", (fp8_products,), get_args(Fp8Products))
+    steps = _checked_names(name, "bf16_steps", bf16_steps, get_args(Bf16Step)) if bf16_steps != () else ()
     if not name or "/" in name:
         raise InputError(f"kernel name {name!r}: use a non-empty name without '/'")
 
@@ -74,6 +78,8 @@ def kernel(
                 empty_lse=empty_lse,
                 needs_finite_tail=needs_finite_tail,
                 needs_valid_table=needs_valid_table,
+                fp8_products=fp8_products,
+                bf16_steps=cast("tuple[Bf16Step, ...]", steps),
                 windowed="window" in inspect.signature(function).parameters,
                 counted="workspace" in inspect.signature(function).parameters,
                 live_only=op == "route_experts" and "num_live" in inspect.signature(function).parameters,

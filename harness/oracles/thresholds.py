@@ -36,6 +36,7 @@ class Bound:
 _FP32 = torch.float32
 _BF16 = torch.bfloat16
 _E4M3 = torch.float8_e4m3fn
+_DECODES = ("mla_decode", "mla_decode_sparse")
 _E4M3_TINY = 2.0**-6
 """The smallest normal number of e4m3; below it the spacing no longer shrinks."""
 
@@ -64,27 +65,27 @@ def _lse(name: str) -> Bound:
     return Bound(name, _FP32, ulps=16, floor=2e-5, relative_l2=1e-5, why=why, least_scale=1.0)
 
 
-def _bf16_partials() -> Bound:
+def _bf16_partials(op: str) -> Bound:
     """For kernels that keep the partial results of a split request in bfloat16 (FlashInfer's MLA wrapper)."""
     why = (
-        "as mla_decode.out.bf16, and each partial result of a split request is rounded to bfloat16 before the merge: "
+        f"as {op}.out.bf16, and each partial result of a split request is rounded to bfloat16 before the merge: "
         "2^-9 of a value that can be several times the row's scale where partials cancel; worst seen on Hopper 0.011"
     )
-    return Bound("mla_decode.out.bf16.partials", _BF16, ulps=3, floor=0.02, relative_l2=0.008, why=why)
+    return Bound(f"{op}.out.bf16.partials", _BF16, ulps=3, floor=0.02, relative_l2=0.008, why=why)
 
 
-def _bf16_sums() -> Bound:
+def _bf16_sums(op: str) -> Bound:
     """For kernels that add up probabilities rounded to bfloat16, as the tensor cores read them (FlashInfer's FA2)."""
     why = (
         "each probability is rounded to bfloat16 (2^-9) before it is added, so the sum is off by 2^-9 of itself at "
         "most, and its logarithm by 0.00196; worst seen on Hopper 0.0015, for few keys"
     )
-    return Bound("mla_decode.lse.bf16.sums", _FP32, ulps=16, floor=0.0022, relative_l2=0.002, why=why, least_scale=1.0)
+    return Bound(f"{op}.lse.bf16.sums", _FP32, ulps=16, floor=0.0022, relative_l2=0.002, why=why, least_scale=1.0)
 
 
-def _fp8_cache_in_bf16(output: str) -> Bound:
+def _fp8_cache_in_bf16(op: str, output: str) -> Bound:
     """For kernels that multiply dequantized keys and values rounded to bfloat16 (vLLM's Triton MLA decode)."""
-    name = f"mla_decode.{output}.fp8_e4m3.in_bf16"
+    name = f"{op}.{output}.fp8_e4m3.in_bf16"
     if output == "lse":
         why = (
             "each dequantized key is rounded to bfloat16 (2^-9), by the same sign for all keys of one of e4m3's eight "
@@ -99,7 +100,7 @@ def _fp8_cache_in_bf16(output: str) -> Bound:
     return Bound(name, _BF16, ulps=4, floor=0.03, relative_l2=0.012, why=why)
 
 
-def _fp8_cache_in_fp8(output: str) -> Bound:
+def _fp8_cache_in_fp8(op: str, output: str) -> Bound:
     """For kernels that multiply e4m3 by e4m3 (FlashMLA FP8): query and probabilities are rounded to it, too.
 
     The reference reads the dequantized cache, so the cache's own rounding is not in these bounds. An element of e4m3
@@ -107,7 +108,7 @@ def _fp8_cache_in_fp8(output: str) -> Bound:
     576^-0.5, so for inputs of unit variance it is off by 0.026 at random; its weight inherits that, and is itself
     rounded by 0.026 more: 0.037 of the output, as key and value errors do not line up.
     """
-    name = f"mla_decode.{output}.fp8_e4m3.in_fp8"
+    name = f"{op}.{output}.fp8_e4m3.in_fp8"
     if output == "lse":
         why = (
             "the query is rounded to e4m3 (2^-4, 0.026 root mean square), so scores of unit variance are off by 0.026 "
@@ -153,12 +154,9 @@ BOUNDS: Registry[Bound] = Registry(
         _lse("mla_decode.lse.fp32"),
         _lse("mla_decode.lse.bf16"),
         _lse("mla_decode.lse.fp8_e4m3"),
-        _bf16_partials(),
-        _bf16_sums(),
-        _fp8_cache_in_bf16("out"),
-        _fp8_cache_in_bf16("lse"),
-        _fp8_cache_in_fp8("out"),
-        _fp8_cache_in_fp8("lse"),
+        *(made(op) for op in _DECODES for made in (_bf16_partials, _bf16_sums)),
+        *(made(op, output) for op in _DECODES for made in (_fp8_cache_in_bf16, _fp8_cache_in_fp8)
+          for output in ("out", "lse")),
         _bf16_attention("context_attention.out"),
         _lse("context_attention.lse"),
         _bf16_attention("merge_attn_states.out"),

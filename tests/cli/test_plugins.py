@@ -116,3 +116,30 @@ def test_of_a_file_with_kernels_of_two_ops_those_that_nothing_selected_uses_are_
     code, out, err = cli("run", "merge[kernel=other,num_with_context=7]", *options, "--json")
     assert [case["verdict"] for case in json.loads(out)["cases"]] == ["fail"], err
     assert cli("run", "quantize[kernel=third,num_live=1]", *options)[0] == 2
+
+
+SUMS_IN_BF16 = """
+from harness import kernel
+from harness.catalog import KERNELS
+
+@kernel(op="mla_decode", name="mine", kv=("bf16",){promise})
+def mine(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, metadata=None):
+    tiled = KERNELS.get("mla_decode/tiled").load()
+    out, lse = tiled(q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata)
+    return out, lse + 0.001  # as far off as a sum of probabilities that are each rounded to bfloat16
+"""
+
+
+@pytest.mark.parametrize(
+    ("promise", "verdict"), [("", "fail"), (", bf16_steps=('partials',)", "fail"), (", bf16_steps=('sums',)", "pass")]
+)
+def test_a_kernel_that_says_what_it_rounds_to_bfloat16_is_judged_by_it(
+    cli: Cli, tmp_path: Path, promise: str, verdict: str
+) -> None:
+    path = tmp_path / "rounds.py"
+    path.write_text(SUMS_IN_BF16.format(promise=promise))
+    code, out, err = cli(
+        "run", "decode-kernel[kernel=mine,kv=bf16,planned=planned]", "--plugin", path, "-n", 1, "--json"
+    )
+    assert code == (verdict == "fail"), err
+    assert [case["verdict"] for case in json.loads(out)["cases"]] == [verdict]

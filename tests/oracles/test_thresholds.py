@@ -13,11 +13,16 @@ from harness.oracles.thresholds import BOUNDS, bound
 from harness.scenario.params import MlaDecodeParams
 
 KV = ("fp32", "bf16", "fp8_e4m3")
+DECODES = ("mla_decode", "mla_decode_sparse")
 NEEDED = [
     *(f"mla_decode.{output}.{kv}" for output in ("out", "lse") for kv in KV),
-    *(f"mla_decode.{output}.fp8_e4m3.in_{products}" for output in ("out", "lse") for products in ("bf16", "fp8")),
-    "mla_decode.out.bf16.partials",
-    "mla_decode.lse.bf16.sums",
+    *(
+        f"{op}.{output}.fp8_e4m3.in_{products}"
+        for op in DECODES
+        for output in ("out", "lse")
+        for products in ("bf16", "fp8")
+    ),
+    *(f"{op}.{name}" for op in DECODES for name in ("out.bf16.partials", "lse.bf16.sums")),
     *(f"{op}.{output}" for op in ("context_attention", "merge_attn_states") for output in ("out", "lse")),
     *(f"write_kv.{kv}" for kv in KV),
     "quantize_fp8",
