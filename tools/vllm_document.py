@@ -192,9 +192,10 @@ ROUNDS = 3
 def clean_table(out: list[Path], releases: list[str]) -> Iterator[str]:
     """The clean scenarios, each of their last runs, oldest first; apart, those whose bug the release has itself."""
     own = own_bugs(releases)
+    found = {release: rounds(out, release) for release in releases}
     clean, buggy, failed = [], [], []
     for release in releases:
-        for case, runs in sorted(rounds(out, release).items()):
+        for case, runs in sorted(found[release].items()):
             cells = [told(result, partial(place, case)) for place, result in runs]
             filled = next(filter(None, (poisoned(place, case) for place, _ in reversed(runs))), "")
             cells += ["not run"] * (ROUNDS - len(cells))
@@ -210,7 +211,7 @@ def clean_table(out: list[Path], releases: list[str]) -> Iterator[str]:
             ]
     columns = " | ".join(f"run {n + 1}" for n in range(ROUNDS))
     yield "## Clean scenarios\n"
-    yield from (f"- {release}: {tally(rounds(out, release), own, release)}" for release in releases)
+    yield from (f"- {release}: {tally(found[release], own, release)}" for release in releases)
     yield f"\n| case | vLLM | {columns} | filled in the last |\n|---|---|{'---|' * ROUNDS}---|"
     yield from clean
     if failed:

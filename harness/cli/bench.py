@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.run import Json, Scenarios, Seed, Selectors, Tag
+from harness.python_path import python_path
 
 START = "harness.bench"
 
@@ -52,10 +53,7 @@ def _measure(request: dict[str, Any]) -> dict[str, Any] | None:
     import subprocess
     import tempfile
 
-    root = Path(__file__).resolve().parents[2]
-    inherited = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(root), inherited] if inherited else [str(root)])
-    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="mla-harness-bench-") as folder:
         answer = Path(folder) / "answer.json"
         done = subprocess.run(

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.run import Device, Json, Scenarios, Seed, Tag, Timeout, Workers
+from harness.python_path import python_path
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.report.bisect import Column
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The folder that holds the package `harness`: the interpreters need not have it installed."""
 
 
 def bisect(
@@ -114,7 +112,6 @@ def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) 
     from harness.report.bisect import Column
 
     column = Column(interpreter, str(site) if site else None)
-    path = os.pathsep.join(filter(None, [str(ROOT), column.site, os.environ.get("PYTHONPATH")]))
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         # A cache of compiled kernels is kept by version of Triton and text, so interpreters may share the user's.
@@ -122,7 +119,8 @@ def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) 
             [interpreter, "-P", "-m", "harness.cli.main", command, *options, "--out", scratch],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             # The folder of such a run is gone with it: the history would name what nobody can open.
-            env={**os.environ, "PYTHONPATH": path, "MLA_HARNESS_HISTORY": "none"},
+            # The interpreters need not have this package installed.
+            env={**os.environ, "PYTHONPATH": python_path(column.site), "MLA_HARNESS_HISTORY": "none"},
         )  # fmt: skip
         column.seconds = time.monotonic() - started
         try:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.run import Seed
+from harness.python_path import python_path
 
 app = typer.Typer(help="Canaries: tiny models that measure inference, not ability.", no_args_is_help=True)
 
@@ -48,12 +49,10 @@ def train(
         raise InputError(f"--architecture {architecture}: choose one of {', '.join(ARCHITECTURES)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out}: is there already; name a new folder")
-    root = str(Path(__file__).resolve().parents[2])
-    inherited = os.environ.get("PYTHONPATH")
     words = [task, str(out), architecture, str(minutes), device, str(seed), str(experts), str(limit)]
     done = subprocess.run(
         [sys.executable, "-P", "-m", START, *words], text=True, stderr=subprocess.PIPE, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root])},
+        env={**os.environ, "PYTHONPATH": python_path()},
     )  # fmt: skip
     if done.returncode == InputError.exit_code:
         raise InputError(done.stderr.strip().splitlines()[-1])

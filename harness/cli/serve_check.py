@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from harness.python_path import python_path
 
 URL = Annotated[str, typer.Argument(metavar="URL", help="Of an OpenAI-compatible server, such as http://host:8000/v1.")]
 
@@ -42,11 +43,9 @@ def serve_check(
         "url": url, "task": task, "num_epochs": num_epochs, "limit": limit, "concurrency": concurrency,
         "repeats": repeats, "max_tokens": max_tokens, "least": least, "served_model": served_model, "timeout": timeout,
     }  # fmt: skip
-    root = str(Path(__file__).resolve().parents[2])
-    inherited = os.environ.get("PYTHONPATH")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "harness.run.serve_check", jsonlib.dumps(order)], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root])},
+        env={**os.environ, "PYTHONPATH": python_path()},
     )  # fmt: skip
     if not done.stdout:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]

@@ -75,18 +75,16 @@ def _specs(asked: Sequence[str], own: Sequence[str]) -> list[KernelSpec]:
     Raises InputError for a name of --kernel that no kernel has or that adds no cell, and when there is none at all.
     """
     from harness.catalog import KERNELS
-    from harness.errors import InputError, UnknownNameError
+    from harness.errors import InputError
+    from harness.plan.override import KernelOverride
     from harness.plan.probe import SITES
-    from harness.registry import nearest
 
     ops = ", ".join(SITES)
     for name in asked:
-        named = [spec for spec in KERNELS if name in (spec.short_name, spec.name)]
-        if not named:
-            known = sorted({spec.short_name for spec in KERNELS})
-            raise UnknownNameError(f"--kernel: unknown kernel {name!r}; {nearest(name, known)}")
-        if not any(spec.op in SITES for spec in named):
-            raise InputError(f"--kernel {name}: op {named[0].op} has no site to try; choose a kernel of {ops}")
+        implemented = KernelOverride.named(name).ops
+        if not implemented & SITES.keys():
+            what = ", ".join(sorted(implemented))
+            raise InputError(f"--kernel {name}: op {what} has no site to try; choose a kernel of {ops}")
     names = asked or own
     specs = [s for s in KERNELS if s.op in SITES and (not names or s.short_name in names or s.name in names)]
     if not specs:

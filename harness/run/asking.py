@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import Field
 
 from harness.errors import HarnessError, InputError
+from harness.python_path import python_path
 from harness.records import Record
 
 LOG_TAIL_BYTES = 4_000
@@ -69,13 +70,10 @@ class ModelProcess:
     def __init__(self, questions: Questions) -> None:
         self._work = tempfile.TemporaryDirectory(prefix="mla-harness-")
         self._log = tempfile.TemporaryFile(mode="a+b", prefix="mla-harness-model-")  # noqa: SIM115
-        root = str(Path(__file__).resolve().parents[2])
-        inherited = os.environ.get("PYTHONPATH")
-        path = os.pathsep.join([root, inherited] if inherited else [root])
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "harness.run.epochs", "--parent", str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, encoding="utf-8",
-            env={**_threads(questions.model), **os.environ, "PYTHONPATH": path}, start_new_session=True,
+            env={**_threads(questions.model), **os.environ, "PYTHONPATH": python_path()}, start_new_session=True,
         )  # fmt: skip
         self._send({"questions": questions.model_dump(), "work": self._work.name})
 

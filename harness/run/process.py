@@ -11,9 +11,9 @@ import sys
 import tempfile
 import time
 from collections import deque
-from pathlib import Path
 from typing import NamedTuple
 
+from harness.python_path import python_path
 from harness.run.protocol import Reply, Request, decode_reply, encode
 
 LOG_TAIL_BYTES = 6_000
@@ -188,9 +188,5 @@ class WorkerProcess:
 
 def _child_environ(extra: dict[str, str] | None) -> dict[str, str]:
     """The worker's environment: ours, this package importable, and one thread for each numeric library."""
-    root = str(Path(__file__).resolve().parents[2])
     environ = dict(os.environ) | (extra or {})
-    inherited = environ.get("PYTHONPATH")
-    environ["PYTHONPATH"] = root + os.pathsep + inherited if inherited else root
-    environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return environ
+    return environ | {"PYTHONPATH": python_path(environ=environ), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

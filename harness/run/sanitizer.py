@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from harness.errors import InputError
+from harness.python_path import python_path
 from harness.records import CaseResult, Finding, Job, Verdict
 from harness.run.runner import WorkerPool
 
@@ -56,9 +57,7 @@ def run(job: Job, tool: str) -> CaseResult:
             program, "--tool", tool, "--log-file", str(report), "--print-limit", "20",
             sys.executable, "-m", "harness.run.sanitized", str(asked), str(answer),
         ]  # fmt: skip
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        environ = {**os.environ, "PYTHONPATH": path}
+        environ = {**os.environ, "PYTHONPATH": python_path()}
         if job.case.params.get("graph", "none") == "none":
             # Memory that the allocator gives a second time counts as written; a graph needs its pool, though.
             environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"

@@ -20,6 +20,7 @@ from harness.accuracy.fixtures import FIXTURES
 from harness.errors import InputError, KernelError
 from harness.kernels.vllm_support import installed_version
 from harness.poison.patterns import Poison
+from harness.python_path import python_path
 from harness.records import Case, FirstNan
 from harness.scenario.params import VllmParams
 from harness.serving.child import FILLED_FILE
@@ -231,10 +232,8 @@ def environ(
     first_nan: Path | None = None,
 ) -> dict[str, str]:
     """The environment of a serving process, which its workers inherit: it is told there what to do to vLLM."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     ours = {
-        "PYTHONPATH": path,
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "1" if params.runner == "v2" else "0",

@@ -18,6 +18,7 @@ import torch
 from harness.errors import InputError, KernelError
 from harness.kernels.vllm_support import installed_version
 from harness.poison.patterns import Poison
+from harness.python_path import python_path
 from harness.records import Case
 from harness.scenario.params import VllmHostParams
 from harness.serving.vllm_faults import why_not
@@ -135,10 +136,8 @@ def _child() -> _Child:
 
 def _environ() -> dict[str, str]:
     """Without a GPU to be seen vLLM takes its platform to be unknown, and its Triton kernels are interpreted."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     ours = {
-        "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
     }  # fmt: skip
     return {**os.environ, **ours}

@@ -18,7 +18,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 
 PARENT = {
     "harness.errors": 1, "harness.records": 1, "harness.registry": 1, "harness.files": 1,
-    "harness.loaded_files": 1,
+    "harness.loaded_files": 1, "harness.python_path": 1,
     "harness.poison.sites": 2, "harness.poison.layouts": 2, "harness.ops.contracts": 2, "harness.catalog": 2,
     "harness.kernels.spec": 2, "harness.faults.base": 2, "harness.faults.specs": 2, "harness.faults.pool_specs": 2,
     "harness.faults.graph_specs": 2, "harness.faults.row_specs": 2,
