@@ -1,3 +1,3 @@
 """Makes `pytest scenarios/` collect the scenarios of this checkout, installed or not."""
 
-pytest_plugins = ["harness.pytest_plugin"]
+pytest_plugins = ["harness.pytest.plugin"]

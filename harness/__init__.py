@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.cures.plugins import cure
+    from harness.core.records import Finding
+    from harness.judge.cures.plugins import cure
     from harness.kernels.plugins import kernel
-    from harness.recorder.modules import first_nan
-    from harness.records import Finding
+    from harness.memory.first_nan.modules import first_nan
 
     __version__: str
 
@@ -21,15 +21,15 @@ def __getattr__(name: str) -> Any:
 
         return kernel
     if name == "cure":
-        from harness.cures.plugins import cure
+        from harness.judge.cures.plugins import cure
 
         return cure
     if name == "first_nan":
-        from harness.recorder.modules import first_nan
+        from harness.memory.first_nan.modules import first_nan
 
         return first_nan
     if name == "Finding":
-        from harness.records import Finding
+        from harness.core.records import Finding
 
         return Finding
     if name == "__version__":

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.catalog import KERNELS
+from harness.core.catalog import KERNELS
 
 
 @pytest.fixture(autouse=True)

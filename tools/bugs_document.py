@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from harness.catalog import FAULTS
-from harness.errors import HarnessError
-from harness.records import FaultResult, Verdict
+from harness.core.catalog import FAULTS
+from harness.core.errors import HarnessError
+from harness.core.records import FaultResult, Verdict
 from harness.report.page import ref_url
-from harness.results.store import RunStore
+from harness.store.run_folder import RunStore
 
 HEAD = ("bug", "upstream", "fault", "scenario", "oracle", "blamed", "seconds")
 

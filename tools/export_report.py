@@ -18,10 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness.export.check import check
-from harness.export.code import MARKER
-from harness.export.coverage import refused, scripted, tried
-from harness.export.recipes import RECIPES
+from harness.diagnose.script.check import check
+from harness.diagnose.script.code import MARKER
+from harness.diagnose.script.coverage import refused, scripted, tried
+from harness.diagnose.script.recipes import RECIPES
 
 TORCH = "torch==2.13.0"
 

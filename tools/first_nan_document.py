@@ -34,11 +34,11 @@ PERSONS: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 def measured(device: str) -> list[dict[str, Any]]:
     """One row for each fault: clean and with the fault, on the point of the matrix where its scenario tries it."""
-    from harness.catalog import FAULTS
-    from harness.plan.device import on_device
-    from harness.plan.expand import fault_cases
-    from harness.records import Job
-    from harness.run.recorded import execute, first_writer
+    from harness.core.catalog import FAULTS
+    from harness.core.records import Job
+    from harness.judge.first_nan import execute, first_writer
+    from harness.scenario.device import on_device
+    from harness.scenario.expand import fault_cases
     from harness.scenario.load import load_scenarios
 
     rows = []

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import torch
 
-from harness.kernels.triton_bench import bench
-from harness.poison.cuda_kernels import classify
-from harness.poison.cuda_sweep import CudaSweep, free_blocks
-from harness.poison.scan import _layout
-from harness.poison.sentinels import bits_view
+from harness.kernels.triton.bench import bench
+from harness.memory.poison.cuda_kernels import classify
+from harness.memory.poison.cuda_sweep import CudaSweep, free_blocks
+from harness.memory.poison.scan import _layout
+from harness.memory.poison.sentinels import bits_view
 
 GB = 1 << 30
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.plan.selection import select
-from harness.records import Job
+from harness.core.records import Job
 from harness.run.runner import WorkerPool
 from harness.scenario.load import load_scenarios
+from harness.scenario.selection import select
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "kernels"
 ORDER = ("good", "illegal-address", "good", "device-assert", "good", "out-of-memory", "good", "hangs", "good")

@@ -15,8 +15,8 @@ import statistics
 import torch
 from gpu_decode_step import BATCH, INPUTS, captured_step, milliseconds
 
-from harness.recorder.report import describe
-from harness.recorder.table import Slot, Table
+from harness.memory.first_nan.report import describe
+from harness.memory.first_nan.table import Slot, Table
 
 TARGET = 1.05
 LIVE = 48

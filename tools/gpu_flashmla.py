@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness.kernels.triton_bench import bench, replay_us
+from harness.kernels.triton.bench import bench, replay_us
 
 BATCH, TOKENS, HEADS, PAGE = 64, 4096, 16, 64
 SCALE = 0.1

@@ -23,13 +23,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.history.database import opened  # noqa: E402
-from harness.history.entry import CaseEntry, FaultEntry, RunEntry  # noqa: E402
-from harness.history.write import write_run  # noqa: E402
-from harness.plan.expand import fault_cases  # noqa: E402
-from harness.plan.selection import select  # noqa: E402
-from harness.results.source import Source  # noqa: E402
+from harness.scenario.expand import fault_cases  # noqa: E402
 from harness.scenario.load import load_scenarios  # noqa: E402
+from harness.scenario.selection import select  # noqa: E402
+from harness.store.history.database import opened  # noqa: E402
+from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry  # noqa: E402
+from harness.store.history.write import write_run  # noqa: E402
+from harness.store.source import Source  # noqa: E402
 
 RUNS_A_COMMIT = 3
 START = datetime(2024, 1, 1, 2, 17, tzinfo=UTC)

@@ -100,7 +100,7 @@ def main() -> None:
         plain, poisoned = [], []
         for turn in range(known.repeats + 1):
             without = seconds(arguments, folder)
-            with_poison = seconds(["-p", "harness.pytest_plugin", "--poison", "nan", *arguments], folder)
+            with_poison = seconds(["-p", "harness.pytest.plugin", "--poison", "nan", *arguments], folder)
             name = f"turn {turn}" if turn else "warm-up"
             print(f"{name}: {without:.2f} s, with poison {with_poison:.2f} s", flush=True)
             if turn:

@@ -85,7 +85,7 @@ def machine(out: list[Path], releases: list[str]) -> str:
 
 def fault_table(out: list[Path], releases: list[str]) -> Iterator[str]:
     """Bugs by release: as released, and with the fault put back."""
-    from harness.serving.vllm_faults import why_not
+    from harness.engines.vllm.faults import why_not
 
     yield "## The five PRs, and the order of a batch\n"
     yield "| PR | vLLM | as released | fault put back | the harness says |\n|---|---|---|---|---|"
@@ -258,9 +258,9 @@ def tally(found: Rounds, own: dict[tuple[str, str], str], release: str) -> str:
 def own_bugs(releases: list[str]) -> dict[tuple[str, str], str]:
     """(release, case) -> the bug, where a scenario declares a fault for the case that the release has itself."""
     from harness import catalog
-    from harness.plan.expand import fault_cases
+    from harness.engines.vllm.faults import PATCHES, why_not
+    from harness.scenario.expand import fault_cases
     from harness.scenario.load import load_scenarios
-    from harness.serving.vllm_faults import PATCHES, why_not
 
     return {
         (release, case.id): catalog.FAULTS.get(use.name).ref
@@ -302,9 +302,9 @@ def susceptibility(out: list[Path], releases: list[str]) -> Iterator[str]:
 
 def cells_of(out: list[Path], release: str) -> dict[str, Any]:
     """Case -> its last cell, over all runs of `susceptibility`."""
-    from harness.plan.probe import case_of
-    from harness.records import CaseResult
+    from harness.core.records import CaseResult
     from harness.report.susceptibility import cell_of
+    from harness.scenario.susceptibility import case_of
 
     cells: dict[str, Any] = {}
     for file in [
@@ -356,7 +356,7 @@ def ranks_table(out: list[Path], releases: list[str]) -> Iterator[str]:
 
 def first_nans(out: list[Path], release: str, name: str) -> dict[str, Any]:
     """Case -> what its recorder said last, over all folders."""
-    from harness.records import FirstNan
+    from harness.core.records import FirstNan
 
     found: dict[str, Any] = {}
     for file in [file for folder in out for file in sorted((folder / release / name).glob("run/*/blame.jsonl"))]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.kernels.vllm_flash_attention import mla_decode
+from harness.engines.vllm.kernels.flash_attention import mla_decode
 
 PAGE, LENGTH, WIDTH = 64, 100, 576
 TOKENS = (1, 4, 8, 15, 16, 17, 32, 33, 64, 100)

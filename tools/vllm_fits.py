@@ -19,10 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.errors import InputError  # noqa: E402
-from harness.vllm_fits.page import document, missing, refreshed, table  # noqa: E402
-from harness.vllm_fits.parts import fits  # noqa: E402
-from harness.vllm_fits.release import Release  # noqa: E402
+from harness.core.errors import InputError  # noqa: E402
+from harness.engines.vllm.fits.checks import fits  # noqa: E402
+from harness.engines.vllm.fits.page import document, missing, refreshed, table  # noqa: E402
+from harness.engines.vllm.fits.release import Release  # noqa: E402
 
 
 def main() -> int:

@@ -88,8 +88,8 @@ def numbers(release: str) -> tuple[int, ...]:
 
 def vllm_kernels() -> list[str]:
     """Names of vLLM's and FlashInfer's kernels, planners left out: they are judged through their decode."""
-    from harness.kernels.flashinfer_specs import FLASHINFER_KERNELS
-    from harness.kernels.vllm_specs import VLLM_KERNELS
+    from harness.engines.flashinfer.specs import FLASHINFER_KERNELS
+    from harness.engines.vllm.kernels.specs import VLLM_KERNELS
 
     return [spec.name for spec in (*VLLM_KERNELS, *FLASHINFER_KERNELS) if spec.op != "mla_decode_plan"]
 

@@ -10,8 +10,8 @@ from types import TracebackType
 from pydantic import ValidationError
 
 from harness.accuracy.records import QuestionResult, RunHeader
-from harness.errors import InputError
-from harness.files import append_line, read_json_lines
+from harness.core.errors import InputError
+from harness.core.files import append_line, read_json_lines
 
 FILE_NAME = "accuracy.jsonl"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from harness.errors import InputError
+from harness.core.errors import InputError
 
 KINDS = ("engine", "vllm", "server")
 
@@ -110,9 +110,9 @@ def open_backend(spec: str, *, concurrency: int = 32, **options: Any) -> Backend
 
         return ServerBackend(rest, concurrency=concurrency, **options)
     if kind == "vllm":
-        from harness.accuracy.vllm_backend import VllmBackend
+        from harness.engines.vllm.backend import VllmBackend
 
         return VllmBackend(rest, concurrency=concurrency, **options)
-    from harness.accuracy.served_engine import open_engine
+    from harness.judge.served_engine import open_engine
 
     return open_engine(rest, concurrency=concurrency, **options)

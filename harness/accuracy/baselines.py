@@ -12,10 +12,10 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from harness.accuracy.answer_log import AccuracyRun
-from harness.accuracy.fixtures import BASELINES
-from harness.errors import InputError
-from harness.files import write_atomic
-from harness.records import Record
+from harness.core.errors import InputError
+from harness.core.files import write_atomic
+from harness.core.fixtures import BASELINES
+from harness.core.records import Record
 
 _HASHES_A_LINE = 8
 

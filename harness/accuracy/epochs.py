@@ -14,7 +14,7 @@ from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, AnswerLog
 from harness.accuracy.backends import Answer, Backend
 from harness.accuracy.records import ANSWER_CHARS, QuestionResult, RunHeader
 from harness.accuracy.tasks import Task
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import InputError
+from harness.core.errors import InputError
 
 CANARY_NOTE = "a canary: it measures inference, not ability"
 _HASHED = ("config.json", "*.safetensors", "tokenizer.json")

@@ -20,8 +20,8 @@ from harness.accuracy.records import (
 )
 from harness.accuracy.statistics import adjust, mcnemar_p, smallest_drop, trend_p, wilson_interval
 from harness.accuracy.tasks import STOCK
-from harness.errors import InputError
-from harness.records import Verdict
+from harness.core.errors import InputError
+from harness.core.records import Verdict
 
 _FAULTY = ("unanswered", "empty", "unparsed", "invalid_tokens")
 

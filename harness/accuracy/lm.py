@@ -11,7 +11,7 @@ from lm_eval.api.model import LM  # type: ignore[import-untyped]
 from lm_eval.api.registry import register_model  # type: ignore[import-untyped]
 
 from harness.accuracy.backends import Answer, Backend, ScoresText, open_backend
-from harness.errors import InputError
+from harness.core.errors import InputError
 
 DEFAULT_MAX_TOKENS = 256
 """lm-eval's own default where a task names none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from harness.records import (
+from harness.core.records import (
     AccuracyJudgement,
     AccuracyLimits,
     AccuracyRecord,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.accuracy.backends import Backend
-from harness.records import Verdict
+from harness.core.records import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import httpx
 
 from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
 from harness.accuracy.identity import CANARY_NOTE
-from harness.errors import HarnessError, InputError
+from harness.core.errors import HarnessError, InputError
 
 RETRIED_STATUS = (408, 429)
 HOPELESS_STATUS = (401, 403, 404, 405)

@@ -23,9 +23,9 @@ from typing import Any
 
 import yaml
 
-from harness.accuracy.fixtures import TASKS
-from harness.errors import InputError
-from harness.registry import nearest
+from harness.core.errors import InputError
+from harness.core.fixtures import TASKS
+from harness.core.registry import nearest
 
 INVALID = "[invalid]"
 """What lm-eval's regular-expression filters give for an answer that does not parse."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from harness.canary.train import train
-from harness.errors import InputError
+from harness.core.errors import InputError
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness.accuracy.fixtures import TASKS as TASK_FILES
 from harness.canary import aime
+from harness.core.fixtures import TASKS as TASK_FILES
 
 DATA_DIR = TASK_FILES / "data"
 TASKS = ("gsm_symbolic", "aime_shaped")

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from harness.canary import card, check, tasks, tokenizer
 from harness.canary.examples import IGNORED, Examples, encode
 from harness.canary.recipe import Recipe, default_recipe, model_config
-from harness.model import checkpoint
-from harness.model.config import ModelConfig
-from harness.model.kda import KimiDeltaAttention
-from harness.model.mla import CacheTransform
-from harness.model.transformer import CausalLM
+from harness.engine.model import checkpoint
+from harness.engine.model.kda import KimiDeltaAttention
+from harness.engine.model.mla import CacheTransform
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.model_config import ModelConfig
 
 Progress = Callable[[str], None]
 

@@ -29,9 +29,9 @@ def show(
     import json as jsonlib
 
     from harness.accuracy.baselines import read_baselines
-    from harness.accuracy.fixtures import BASELINES
-    from harness.errors import InputError
-    from harness.registry import nearest
+    from harness.core.errors import InputError
+    from harness.core.fixtures import BASELINES
+    from harness.core.registry import nearest
 
     known = read_baselines(folder or BASELINES)
     found = [baseline for baseline in known if task in (None, baseline.task)]
@@ -79,8 +79,8 @@ def update(
 ) -> None:
     """Take the first epoch of a run as the baseline: shows the difference, then writes it."""
     from harness.accuracy.baselines import plan_update, write_baseline
-    from harness.accuracy.fixtures import BASELINES
-    from harness.results.store import DEFAULT_RUNS
+    from harness.core.fixtures import BASELINES
+    from harness.store.run_folder import DEFAULT_RUNS
 
     changes = [plan_update(run, folder or BASELINES) for run in _measured(name, out or DEFAULT_RUNS)]
     for change in changes:
@@ -92,8 +92,8 @@ def update(
 def _measured(name: str, root: Path) -> list[AccuracyRun]:
     """The clean measurements of a run: of `epochs` the one, of `run` one for each case that measured accuracy."""
     from harness.accuracy.answer_log import FILE_NAME, read_run
-    from harness.errors import InputError
-    from harness.results.store import RunStore, find_run
+    from harness.core.errors import InputError
+    from harness.store.run_folder import RunStore, find_run
 
     store = RunStore.open(find_run(name, root))
     folders = [store.path]

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.run import Json, Scenarios, Seed, Selectors, Tag
-from harness.python_path import python_path
+from harness.core.python_path import python_path
 
-START = "harness.bench"
+START = "harness.judge.bench"
 
 
 def bench(
@@ -23,9 +23,9 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure what the harness itself costs."""
-    from harness.errors import HarnessError
-    from harness.plan.selection import select
+    from harness.core.errors import HarnessError
     from harness.scenario.load import load_scenarios
+    from harness.scenario.selection import select
 
     known = load_scenarios(scenarios)
     cases = select(known, tuple(selectors or ()), tag=tag, seed=seed)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.run import Device, Json, Scenarios, Seed, Tag, Timeout, Workers
-from harness.python_path import python_path
+from harness.core.python_path import python_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,9 +45,9 @@ def bisect(
 ) -> None:
     """Run the same scenarios under several installed versions; name the first bad one of each."""
     from harness.cli.session import Wanted, load
-    from harness.plan.selection import select
     from harness.report.bisect import in_order, is_good, to_object
     from harness.report.terminal import console_for
+    from harness.scenario.selection import select
 
     subjects = _subjects(python or [], site or [])
     named, tag = _selection(selectors or [], tag, load(Wanted(scenarios=scenarios)))
@@ -70,7 +70,7 @@ def bisect(
 
 def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | None]]:
     """Interpreter and folder of each column. Raises InputError for what is not there."""
-    from harness.errors import InputError
+    from harness.core.errors import InputError
 
     found = [_interpreter(name) for name in pythons] or [sys.executable]
     for folder in sites:
@@ -85,7 +85,7 @@ def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | N
 
 def _interpreter(name: str) -> str:
     """An executable file, a venv's folder or a command. Symbolic links stay: they are what makes a venv."""
-    from harness.errors import InputError
+    from harness.core.errors import InputError
 
     path = Path(name).expanduser()
     if path.is_dir():

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.run import Seed
-from harness.python_path import python_path
+from harness.core.python_path import python_path
 
 app = typer.Typer(help="Canaries: tiny models that measure inference, not ability.", no_args_is_help=True)
 
@@ -43,7 +43,7 @@ def train(
     import subprocess
     import sys
 
-    from harness.errors import HarnessError, InputError
+    from harness.core.errors import HarnessError, InputError
 
     if architecture not in ARCHITECTURES:
         raise InputError(f"--architecture {architecture}: choose one of {', '.join(ARCHITECTURES)}")

@@ -12,7 +12,7 @@ from harness.cli.recording import History
 from harness.cli.run import Json, Out
 
 if TYPE_CHECKING:
-    from harness.history.compare import Comparison
+    from harness.store.history.compare import Comparison
 
 
 def compare(
@@ -29,12 +29,12 @@ def compare(
 ) -> None:
     """What changed between two runs; exit code 1 when something fails now that did not."""
     from harness.cli.recording import history_file
-    from harness.errors import InputError
-    from harness.history.choose import choose
-    from harness.history.compare import compare as compare_runs
+    from harness.core.errors import InputError
     from harness.report.terminal import console_for
     from harness.report.terminal_history import print_comparison
-    from harness.results.store import DEFAULT_RUNS
+    from harness.store.history.choose import choose
+    from harness.store.history.compare import compare as compare_runs
+    from harness.store.run_folder import DEFAULT_RUNS
 
     if names and len(names) > 2:
         raise InputError(f"compare: takes two runs, the older first, not {len(names)}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.cli.session import Wanted
-    from harness.records import CureResult, Job, Reading
+    from harness.core.records import CureResult, Job, Reading
     from harness.run.runner import WorkerPool
 
 
@@ -40,10 +40,10 @@ def cure(
     json: Json = False,
 ) -> None:
     """Tell whether a proposed cure removes the cause of a failure or hides it."""  # fmt: skip
-    from harness.catalog import FAULTS
     from harness.cli.session import Wanted
     from harness.cli.shrink import declared_oracle
-    from harness.cures.names import parse
+    from harness.core.catalog import FAULTS
+    from harness.core.cure_names import parse
     from harness.diagnose.cure import EXECUTE, REMOVES, judge_cure
     from harness.report.terminal import console_for
     from harness.run.runner import WorkerPool
@@ -71,10 +71,10 @@ def _job(wanted: Wanted, pool: WorkerPool, selector: str, faults: list[str]) -> 
     """The case to cure: the one that the scenario tries the fault on, or the first that is selected."""
     from harness.cli.session import load, make_jobs, plan_jobs
     from harness.cli.shrink import first_failure
+    from harness.core.errors import InputError
     from harness.diagnose.cure import why_not
-    from harness.errors import InputError
-    from harness.plan.expand import fault_cases
-    from harness.plan.selection import selects_scenario
+    from harness.scenario.expand import fault_cases
+    from harness.scenario.selection import selects_scenario
 
     pairs = [
         (use, case)
@@ -98,7 +98,7 @@ def _job(wanted: Wanted, pool: WorkerPool, selector: str, faults: list[str]) -> 
 
 
 def _is_ref_of(selector: str, fault: str) -> bool:
-    from harness.catalog import FAULTS
+    from harness.core.catalog import FAULTS
 
     return FAULTS.get(fault).ref.rpartition("#")[2] == selector.rpartition("#")[2]
 

@@ -15,9 +15,9 @@ from harness.cli.run import INTERRUPTED, Json, Out
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.records import CaseResult
-    from harness.results.store import RunStore
-    from harness.run.asking import ModelProcess, Questions
+    from harness.core.records import CaseResult
+    from harness.run.model_process import ModelProcess, Questions
+    from harness.store.run_folder import RunStore
 
 MODELS = "engine:DIR|vllm:PATH|server:URL"
 
@@ -74,7 +74,7 @@ def epochs(
 ) -> None:
     """Ask the same questions again and again, and judge the accuracy of each epoch."""
     from harness.cli.recording import history_file, source_under_test
-    from harness.run.asking import ModelProcess, Questions
+    from harness.run.model_process import ModelProcess, Questions
 
     given = {
         "task": task, "model": model, "epochs": num_epochs, "concurrency": concurrency, "limit": limit,
@@ -121,8 +121,8 @@ OPTIONS_OF = {
 
 def _checked(settings: dict[str, Any], options: dict[str, Any]) -> Questions:
     """The questions that the options ask for. Raises InputError for what does not fit together."""
-    from harness.errors import InputError
-    from harness.run.asking import Questions
+    from harness.core.errors import InputError
+    from harness.run.model_process import Questions
 
     for name, example in (("task", "gsm_symbolic"), ("model", "engine:fixtures/canary-mla")):
         if name not in settings:
@@ -140,8 +140,8 @@ def _checked(settings: dict[str, Any], options: dict[str, Any]) -> Questions:
 
 def _resumed(name: str, out: Path | None, given: list[str]) -> RunStore:
     from harness.cli.resuming import refuse_other_kind
-    from harness.errors import InputError
-    from harness.results.store import DEFAULT_RUNS, RunStore, find_run
+    from harness.core.errors import InputError
+    from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
     if given:
         changed = ", ".join("--" + option.replace("_", "-") for option in given)
@@ -153,8 +153,8 @@ def _resumed(name: str, out: Path | None, given: list[str]) -> RunStore:
 
 def _created(questions: Questions, ready: dict[str, Any], baseline: Path | None, out: Path | None) -> RunStore:
     from harness.accuracy.records import RunHeader
-    from harness.results.accuracy import choose_baseline, create
-    from harness.results.store import DEFAULT_RUNS
+    from harness.store.epochs import choose_baseline, create
+    from harness.store.run_folder import DEFAULT_RUNS
 
     header = RunHeader.model_validate(ready["header"])
     chosen = choose_baseline(header, baseline)
@@ -168,10 +168,10 @@ def _perform(
 ) -> int:  # fmt: skip
     """Ask, and whatever ends it: judge, store, report, print, and return the exit code."""
     from harness.cli.session import stoppable
-    from harness.errors import HarnessError, InputError
+    from harness.core.errors import HarnessError, InputError
     from harness.report.terminal_accuracy import EpochProgress
-    from harness.results.accuracy import judged
-    from harness.run.asking import ModelDied
+    from harness.run.model_process import ModelDied
+    from harness.store.epochs import judged
 
     trouble: HarnessError | None = None
     is_interrupted = False
@@ -205,7 +205,7 @@ def publish(store: RunStore, console: Console, *, as_json: bool, history: Path |
     from harness.cli.recording import keep
     from harness.report.terminal import print_run
     from harness.report.write import write_reports
-    from harness.results.summary import summarise, to_json
+    from harness.store.summary import summarise, to_json
 
     write_reports(store, keep(store, history))
     print_run(console, store)
@@ -215,6 +215,6 @@ def publish(store: RunStore, console: Console, *, as_json: bool, history: Path |
 
 def exit_code(result: CaseResult) -> int:
     """0 also for one epoch without a baseline: there was nothing to compare, and the run says so."""
-    from harness.records import Verdict
+    from harness.core.records import Verdict
 
     return {Verdict.PASS: 0, Verdict.SKIP: 0, Verdict.ERROR: 3}.get(result.verdict, 1)

@@ -25,7 +25,7 @@ RayAddress = Annotated[
 
 def pool_for(executor: str, ray_address: str | None, workers: int | None) -> Pool:
     """The pool that the options ask for; `workers` limits it. Raises InputError for options that do not fit."""
-    from harness.errors import InputError
+    from harness.core.errors import InputError
 
     if executor not in (LOCAL, RAY):
         raise InputError(f"--executor {executor}: unknown executor; choose one of {LOCAL}, {RAY}")

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.cli.session import Wanted
-    from harness.export.check import Check
-    from harness.export.render import Story
-    from harness.records import Case, CaseResult, Finding, Job, Shrunk
+    from harness.core.records import Case, CaseResult, Finding, Job, Shrunk
+    from harness.diagnose.script.check import Check
+    from harness.diagnose.script.render import Story
     from harness.run.environment import Environment
     from harness.run.runner import WorkerPool
 
@@ -24,9 +24,9 @@ def export(wanted: Wanted, pool: WorkerPool, console: Console, path: Path, *, is
     the bug and pass without.
     """
     from harness.cli.shrink import failing_candidates, first_failure
+    from harness.core.errors import InputError
+    from harness.core.files import write_atomic
     from harness.diagnose.shrink import shrink
-    from harness.errors import InputError
-    from harness.files import write_atomic
 
     if path.suffix != ".py" or not path.absolute().parent.is_dir():
         raise InputError(f"--script {path}: give a file name that ends in .py, in a folder that exists")
@@ -50,10 +50,10 @@ def export(wanted: Wanted, pool: WorkerPool, console: Console, path: Path, *, is
 
 def with_fault(wanted: Wanted) -> Wanted:
     """`wanted` with the known bug that its selector is about, where no bug and no kernel are named."""
-    from harness.catalog import FAULTS
     from harness.cli.session import load
-    from harness.plan.expand import fault_cases
-    from harness.plan.selection import selects_scenario
+    from harness.core.catalog import FAULTS
+    from harness.scenario.expand import fault_cases
+    from harness.scenario.selection import selects_scenario
 
     if wanted.fault or wanted.kernel or wanted.plugins:
         return wanted
@@ -79,10 +79,10 @@ def first_that_shows(
 
     Raises HarnessError with what the last one did otherwise.
     """
-    from harness.errors import HarnessError
-    from harness.export.check import check
-    from harness.export.render import Export, render
-    from harness.records import Verdict
+    from harness.core.errors import HarnessError
+    from harness.core.records import Verdict
+    from harness.diagnose.script.check import check
+    from harness.diagnose.script.render import Export, render
 
     problems = []
     for case, steps in ((shrunk.case, len(shrunk.steps)), (job.case, 0)):
@@ -103,8 +103,8 @@ def first_that_shows(
 
 
 def _refuse(job: Job) -> None:
-    from harness.errors import InputError
-    from harness.export.render import why_not
+    from harness.core.errors import InputError
+    from harness.diagnose.script.render import why_not
 
     if reason := why_not(job.case, job.fault):
         raise InputError(f"{job.case.id}: {reason}")
@@ -117,8 +117,8 @@ def _telling(result: CaseResult, shrunk: Shrunk) -> Finding:
 
 
 def _story(job: Job, case: Case, finding: Finding, environment: Environment, steps: int) -> Story:
-    from harness.catalog import FAULTS
-    from harness.export.render import Story, why_of
+    from harness.core.catalog import FAULTS
+    from harness.diagnose.script.render import Story, why_of
 
     fault = FAULTS.get(job.fault) if job.fault else None
     title = fault.summary if fault else finding.message

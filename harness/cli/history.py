@@ -17,7 +17,7 @@ from harness.cli.run import Json
 if TYPE_CHECKING:
     import sqlite3
 
-    from harness.history.runs import Filter, Jobs
+    from harness.store.history.runs import Filter, Jobs
 
 MAX_RUNS = 100_000
 
@@ -38,10 +38,10 @@ def history(
 ) -> None:
     """What became of a scenario or a case from run to run."""
     from harness.cli.recording import NONE, history_file
-    from harness.errors import InputError
-    from harness.history.database import opened
-    from harness.history.runs import Filter
-    from harness.history.since import moment
+    from harness.core.errors import InputError
+    from harness.store.history.database import opened
+    from harness.store.history.dates import moment
+    from harness.store.history.runs import Filter
 
     path = history_file(history)
     given = names or []
@@ -61,10 +61,10 @@ def history(
 
 
 def _list(connection: sqlite3.Connection, wanted: Filter, limit: int, *, as_json: bool) -> None:
-    from harness.history.runs import run_ids
-    from harness.history.trends import trends_over
     from harness.report.terminal import console_for
     from harness.report.terminal_history import print_runs
+    from harness.store.history.runs import run_ids
+    from harness.store.history.trends import trends_over
 
     found = trends_over(connection, run_ids(connection, wanted, limit=limit)[::-1])
     if as_json:
@@ -74,10 +74,10 @@ def _list(connection: sqlite3.Connection, wanted: Filter, limit: int, *, as_json
 
 
 def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: int, *, as_json: bool) -> None:
-    from harness.history.runs import Jobs, results_of, run_ids
-    from harness.history.trends import trends_over
     from harness.report.terminal import console_for
     from harness.report.terminal_history import print_case, print_scenario
+    from harness.store.history.runs import Jobs, results_of, run_ids
+    from harness.store.history.trends import trends_over
 
     is_case = "[" in name
     jobs = Jobs("key" if is_case else "scenario", name)
@@ -95,9 +95,9 @@ def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: in
 
 
 def _refuse_unknown(connection: sqlite3.Connection, name: str, jobs: Jobs) -> None:
-    from harness.errors import UnknownNameError
-    from harness.history.runs import knows, scenarios
-    from harness.registry import nearest
+    from harness.core.errors import UnknownNameError
+    from harness.core.registry import nearest
+    from harness.store.history.runs import knows, scenarios
 
     if knows(connection, jobs):
         return
@@ -107,12 +107,12 @@ def _refuse_unknown(connection: sqlite3.Connection, name: str, jobs: Jobs) -> No
 
 def _take_in(names: Sequence[str], path: Path) -> None:
     """Write run folders to the history, in order of time; what is no run folder is told and left out."""
-    from harness.errors import InputError
-    from harness.history.database import opened
-    from harness.history.entry import entry_of
-    from harness.history.write import write_run
+    from harness.core.errors import InputError
     from harness.report.wording import num
-    from harness.results.store import DEFAULT_RUNS, RunStore
+    from harness.store.history.database import opened
+    from harness.store.history.entry import entry_of
+    from harness.store.history.write import write_run
+    from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
     if not names:
         raise InputError(f"--import: name the run folders, for example {DEFAULT_RUNS}/*")

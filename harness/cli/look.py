@@ -12,7 +12,7 @@ import typer
 from harness.cli.run import Json, Scenarios, Seed
 
 if TYPE_CHECKING:
-    from harness.records import Case
+    from harness.core.records import Case
     from harness.run.environment import Environment
     from harness.scenario.schema import Scenario
 
@@ -26,8 +26,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """List scenarios, kernels, faults, oracles and sites."""
-    from harness.catalog import FAULTS, KERNELS, ORACLES, SITES
-    from harness.plan.expand import expand
+    from harness.core.catalog import FAULTS, KERNELS, ORACLES, SITES
+    from harness.scenario.expand import expand
     from harness.scenario.load import load_scenarios
 
     known = load_scenarios(scenarios)
@@ -97,10 +97,10 @@ def show(
 ) -> None:
     """Show one case in full, with what its words mean."""
     from harness.cli.session import Wanted, register_plugins
-    from harness.plan.selection import select, with_each
     from harness.report.command import reproduce_case
     from harness.run.runner import WorkerPool
     from harness.scenario.load import load_scenarios
+    from harness.scenario.selection import select, with_each
 
     wanted = Wanted(
         kernel=kernel, plugins=tuple(path.resolve() for path in plugin or ()), seed=seed, scenarios=scenarios
@@ -119,7 +119,7 @@ def show(
 
 
 def _print_case(case: Case, scenario: Scenario | None, command: str) -> None:
-    from harness.catalog import FAULTS, ORACLES, SITES
+    from harness.core.catalog import FAULTS, ORACLES, SITES
     from harness.report.terminal import console_for
 
     console = console_for()

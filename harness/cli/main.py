@@ -30,7 +30,7 @@ from harness.cli import (
     shrink,
     susceptibility,
 )
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 
 EXIT_CODES = (
     "Exit codes: 0 all good; 1 a regression or a fault not caught; 2 bad input; 3 the harness itself failed; "

@@ -23,9 +23,9 @@ def merge(
     from harness.cli.session import exit_code
     from harness.report.terminal import console_for, print_run
     from harness.report.write import write_reports
-    from harness.results.merge import merge as put_together
-    from harness.results.store import DEFAULT_RUNS, RunStore, find_run
-    from harness.results.summary import summarise, to_json
+    from harness.store.merge import merge as put_together
+    from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
+    from harness.store.summary import summarise, to_json
 
     root = out or DEFAULT_RUNS
     shards = [RunStore.open(find_run(name, root)) for name in names]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from harness.history.trends import Trends
-    from harness.results.source import Source
-    from harness.results.store import RunStore
+    from harness.store.history.trends import Trends
+    from harness.store.run_folder import RunStore
+    from harness.store.source import Source
 
 NONE = "none"
 
@@ -37,7 +37,7 @@ Branch = Annotated[
 
 def history_file(value: str | None) -> Path | None:
     """The file of the history, or None for `none`."""
-    from harness.history.database import DEFAULT_HISTORY
+    from harness.store.history.database import DEFAULT_HISTORY
 
     if value is None:
         return DEFAULT_HISTORY
@@ -46,7 +46,7 @@ def history_file(value: str | None) -> Path | None:
 
 def source_under_test(commit: str = "", branch: str = "", plugins: tuple[Path, ...] = ()) -> Source:
     """The code under test: of the repository that holds the first plug-in, or else the working directory."""
-    from harness.results.source import read_source
+    from harness.store.source import read_source
 
     folder = plugins[0].parent if plugins else Path.cwd()
     return read_source(folder, os.environ, commit=commit, branch=branch)
@@ -60,11 +60,11 @@ def keep(store: RunStore, history: Path | None) -> Trends | None:
     """
     import sqlite3
 
-    from harness.errors import HarnessError
-    from harness.history.database import opened
-    from harness.history.entry import entry_of
-    from harness.history.trends import read_trends
-    from harness.history.write import write_run
+    from harness.core.errors import HarnessError
+    from harness.store.history.database import opened
+    from harness.store.history.entry import entry_of
+    from harness.store.history.trends import read_trends
+    from harness.store.history.write import write_run
 
     if history is None:
         return None

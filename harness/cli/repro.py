@@ -18,7 +18,7 @@ from harness.cli.run import Device, Json, Scenarios, Seed, Timeout, Workers
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.records import Blame, Case, CaseResult, FaultResult, Job, Shrunk
+    from harness.core.records import Blame, Case, CaseResult, FaultResult, Job, Shrunk
     from harness.run.runner import WorkerPool
     from harness.scenario.schema import FaultUse, Scenario
 
@@ -50,7 +50,7 @@ def repro(
     """Show one upstream bug without and with it, or write a failing case as a script of its own."""
     from harness.cli.export import export
     from harness.cli.session import NOTHING_RAN, Wanted, load
-    from harness.errors import InputError
+    from harness.core.errors import InputError
     from harness.report.terminal import console_for
     from harness.run.runner import WorkerPool
 
@@ -80,8 +80,8 @@ def repro(
 
 
 def _scenarios_of(reference: str, known: list[Scenario]) -> list[Scenario]:
-    from harness.errors import InputError
-    from harness.plan.selection import selects_scenario, unknown_reference
+    from harness.core.errors import InputError
+    from harness.scenario.selection import selects_scenario, unknown_reference
 
     chosen = [scenario for scenario in known if reference != scenario.name and selects_scenario(reference, scenario)]
     if chosen:
@@ -98,7 +98,7 @@ def _scenarios_of(reference: str, known: list[Scenario]) -> list[Scenario]:
 
 def _faults_of(reference: str, scenario: Scenario) -> list[str]:
     """The scenario's faults that come from `reference`; all of them when it is about a lesson that they teach."""
-    from harness.catalog import FAULTS
+    from harness.core.catalog import FAULTS
 
     number = reference.rpartition("#")[2]
     names = list(dict.fromkeys(use.name for use in scenario.faults))
@@ -111,12 +111,12 @@ def _show(
     shown: dict[str, list[dict[str, Any]]], shrink_seconds: float,
 ) -> int:  # fmt: skip
     """Run and print one scenario; returns 0 when it is clean and each fault is caught, 2 when nothing of it ran."""
-    from harness.catalog import FAULTS
     from harness.cli.session import exit_code
-    from harness.plan.expand import fault_cases
-    from harness.plan.selection import select
-    from harness.records import Verdict
+    from harness.core.catalog import FAULTS
+    from harness.core.records import Verdict
     from harness.report.terminal import print_skips
+    from harness.scenario.expand import fault_cases
+    from harness.scenario.selection import select
 
     faults = _faults_of(reference, scenario)
     declared = [(use, case) for use, case in fault_cases(scenario, seed=wanted.seed) if use.name in faults]
@@ -171,8 +171,8 @@ def _judged(
     declared: list[tuple[FaultUse, Case]], results: dict[str, CaseResult], blames: dict[str, Blame]
 ) -> list[FaultResult]:
     """What became of each fault on the case that its scenario tries it on; those that could not run are left out."""
-    from harness.diagnose.faults import judge_fault
-    from harness.records import Blame, Verdict
+    from harness.core.records import Blame, Verdict
+    from harness.diagnose.judge_fault import judge_fault
 
     tried = [(use, results[f"{case.id}!{use.name}"]) for use, case in declared]
     return [
@@ -193,7 +193,7 @@ def _print_title(console: Console, scenario: Scenario) -> None:
 
 def _print_counts(console: Console, clean: list[CaseResult]) -> None:
     from harness.report.wording import num
-    from harness.results.summary import totals
+    from harness.store.summary import totals
 
     verdicts = ", ".join(f"{count} {name}" for name, count in totals(clean).items() if count)
     console.print(f"\nno fault of its own; {num(len(clean), 'case')} as they are: {verdicts}")
@@ -229,7 +229,7 @@ def _side_by_side(pairs: list[tuple[CaseResult, CaseResult]], blames: dict[str, 
 
 def _print_example(console: Console, results: list[CaseResult], blames: dict[str, Blame]) -> None:
     """What each oracle found in the first case that fails, and why the blame is where it is."""
-    from harness.records import Verdict
+    from harness.core.records import Verdict
     from harness.report.terminal import finding_line
     from harness.report.wording import first_nan_lines, one_line
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-    from harness.results.store import RunStore
+    from harness.store.run_folder import RunStore
 
 OF_THIS_STRETCH = frozenset((
     "resume", "out", "workers", "executor", "ray_address", "shrink_seconds", "history", "commit", "branch", "json",
@@ -21,7 +21,7 @@ def refuse_new_plan(context: typer.Context) -> None:
 
     What was given counts, whatever its value: `--seed 0` is the default, and may not be what the run has.
     """
-    from harness.errors import InputError
+    from harness.core.errors import InputError
 
     changed = []
     for parameter in context.command.params:
@@ -44,7 +44,7 @@ def command_to_resume(store: RunStore) -> str:
 
 def refuse_other_kind(store: RunStore, command: str) -> None:
     """Raise InputError unless `command` (run, selftest or epochs) is the one that goes on with this run."""
-    from harness.errors import InputError
+    from harness.core.errors import InputError
 
     kind = _kind(store)
     if kind != command:

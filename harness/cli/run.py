@@ -14,8 +14,8 @@ from harness.cli.recording import Branch, Commit, History
 
 if TYPE_CHECKING:
     from harness.cli.session import Wanted
-    from harness.results.store import RunStore
     from harness.run.pool import Pool
+    from harness.store.run_folder import RunStore
 
 INTERRUPTED = 130
 
@@ -73,8 +73,8 @@ def run(
     from harness.cli.recording import history_file, source_under_test
     from harness.cli.resuming import refuse_new_plan, refuse_other_kind
     from harness.cli.session import Wanted
-    from harness.results.store import DEFAULT_RUNS, RunStore, find_run
     from harness.run.sanitizer import check
+    from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
     wanted = Wanted(
         selectors=tuple(selectors or ()), tag=tag, device=device, kernel=kernel,
@@ -98,7 +98,7 @@ def run(
 
 def _pool(workers: int | None, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
     from harness.cli.executor import pool_for
-    from harness.errors import InputError
+    from harness.core.errors import InputError
     from harness.run.sanitizer import SanitizedPool
 
     if sanitizer is None:
@@ -113,8 +113,8 @@ def _pool(workers: int | None, sanitizer: str | None, executor: str, ray_address
 def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history: Path | None) -> RunStore:
     from harness.cli.session import plan_controls, plan_jobs
     from harness.cli.sharding import cut
-    from harness.results.store import RunStore
     from harness.run.sanitizer import SanitizedPool, check
+    from harness.store.run_folder import RunStore
 
     jobs = plan_jobs(wanted, pool)
     if isinstance(pool, SanitizedPool):
@@ -141,11 +141,11 @@ def perform(
     from harness.cli.resuming import command_to_resume
     from harness.cli.session import NOTHING_RAN, blame_failures, carry_out, exit_code, stoppable
     from harness.cli.shrink import shrink_failures
-    from harness.errors import HarnessError
-    from harness.records import Verdict
+    from harness.core.errors import HarnessError
+    from harness.core.records import Verdict
     from harness.report.terminal import LiveProgress, console_for, print_run
     from harness.report.write import write_reports
-    from harness.results.summary import summarise, to_json
+    from harness.store.summary import summarise, to_json
 
     console = console_for(sys.stderr if as_json else sys.stdout)
     trouble: HarnessError | None = None

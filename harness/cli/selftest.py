@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.cli.session import Wanted
-    from harness.records import CaseResult
-    from harness.results.store import Control, RunStore
+    from harness.core.records import CaseResult
     from harness.run.pool import Pool
+    from harness.store.run_folder import Control, RunStore
 
 
 def selftest(
@@ -48,7 +48,7 @@ def selftest(
     from harness.cli.recording import history_file, source_under_test
     from harness.cli.resuming import refuse_new_plan, refuse_other_kind
     from harness.cli.session import Wanted
-    from harness.results.store import DEFAULT_RUNS, RunStore, find_run
+    from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
     wanted = Wanted(
         selectors=tuple(selectors or ()),
@@ -71,10 +71,10 @@ def selftest(
 
 def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunStore:
     from harness.cli.session import load, make_jobs
-    from harness.errors import InputError
-    from harness.plan.expand import fault_cases
-    from harness.plan.selection import select, select_scenarios
-    from harness.results.store import Control, RunStore
+    from harness.core.errors import InputError
+    from harness.scenario.expand import fault_cases
+    from harness.scenario.selection import select, select_scenarios
+    from harness.store.run_folder import Control, RunStore
 
     known = load(wanted)
     chosen = select_scenarios(known, wanted.selectors, tag=wanted.tag)
@@ -98,7 +98,7 @@ def perform(store: RunStore, pool: Pool, *, as_json: bool, history: Path | None 
     from harness.cli.resuming import command_to_resume
     from harness.cli.run import INTERRUPTED
     from harness.cli.session import NOTHING_RAN, blame_failures, stoppable
-    from harness.errors import HarnessError
+    from harness.core.errors import HarnessError
     from harness.report.terminal import LiveProgress, console_for
     from harness.report.write import write_reports
 
@@ -157,8 +157,8 @@ def _run_both(store: RunStore, pool: Pool, live: Any) -> None:
 def judge_faults(store: RunStore, pool: Pool) -> None:
     """Blame and judge each fault that was tried and is not judged yet, and store what became of it."""
     from harness.cli.session import FAILED, find_blame
-    from harness.diagnose.faults import judge_fault
-    from harness.records import Blame, Verdict
+    from harness.core.records import Blame, Verdict
+    from harness.diagnose.judge_fault import judge_fault
 
     tried = store.tried()
     todo = [(control, tried[control.job.key]) for control in store.unfinished_controls() if control.job.key in tried]
@@ -172,7 +172,7 @@ def judge_faults(store: RunStore, pool: Pool) -> None:
 
 def _skipped(store: RunStore) -> list[CaseResult]:
     """The results of faults that could not run here."""
-    from harness.records import Verdict
+    from harness.core.records import Verdict
 
     tried = store.tried()
     found = (tried.get(control.job.key) for control in store.plan.controls)
@@ -182,7 +182,7 @@ def _skipped(store: RunStore) -> list[CaseResult]:
 def _code(store: RunStore) -> int:
     """As for `run`: 0 all good, 1 a regression or a missed fault, 2 nothing ran, 3 the harness could not judge."""
     from harness.cli.session import exit_code
-    from harness.records import Verdict
+    from harness.core.records import Verdict
 
     results, tried = store.results(), store.tried()
     verdicts = [result.verdict for result in [*results, *tried.values()]]
@@ -200,7 +200,7 @@ def _print(console: Console, store: RunStore) -> None:
     """Print the outcome."""
     from harness.report.terminal import fault_line, print_failures, print_skips, totals_line, verdict_table
     from harness.report.terminal_accuracy import print_accuracy
-    from harness.results.summary import accuracy_records
+    from harness.store.summary import accuracy_records
 
     results, faults, blames, skipped = store.results(), store.faults(), store.blames(), _skipped(store)
     if results:
@@ -220,7 +220,7 @@ def _print(console: Console, store: RunStore) -> None:
 
 
 def _object(store: RunStore, *, is_good: bool) -> dict[str, Any]:
-    from harness.results.summary import summarise, totals
+    from harness.store.summary import summarise, totals
 
     results, faults = store.results(), store.faults()
     summary = summarise(store.plan, results, faults)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.python_path import python_path
+from harness.core.python_path import python_path
 
 URL = Annotated[str, typer.Argument(metavar="URL", help="Of an OpenAI-compatible server, such as http://host:8000/v1.")]
 
@@ -37,7 +37,7 @@ def serve_check(
     import os
     import subprocess
 
-    from harness.errors import HarnessError, InputError
+    from harness.core.errors import HarnessError, InputError
 
     order = {
         "url": url, "task": task, "num_epochs": num_epochs, "limit": limit, "concurrency": concurrency,

@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.catalog import FAULTS, KERNELS
+from harness.core.catalog import FAULTS, KERNELS
+from harness.core.errors import InputError
+from harness.core.kernel_spec import KernelSpec
+from harness.core.records import Blame, Case, CaseResult, FaultResult, Job, Verdict
 from harness.diagnose.blame import conclude, plan_trials
-from harness.diagnose.faults import judge_fault
 from harness.diagnose.first_nan import recorded_job
 from harness.diagnose.first_nan import why_not as why_not_recorded
-from harness.errors import InputError
-from harness.kernels.spec import KernelSpec
-from harness.plan.device import on_device
-from harness.plan.expand import GPU, fault_cases
-from harness.plan.override import KernelOverride
-from harness.plan.selection import select, selects_scenario, with_each
-from harness.records import Blame, Case, CaseResult, FaultResult, Job, Verdict
+from harness.diagnose.judge_fault import judge_fault
 from harness.report.terminal import LiveProgress
-from harness.results.store import Control, RunStore
 from harness.run.environment import DEVICES
 from harness.run.pool import Pool
+from harness.scenario.device import on_device
+from harness.scenario.expand import GPU, fault_cases
+from harness.scenario.kernel_override import KernelOverride
 from harness.scenario.load import load_scenarios
 from harness.scenario.matrix import kernel_fields
 from harness.scenario.schema import Scenario
+from harness.scenario.selection import select, selects_scenario, with_each
+from harness.store.run_folder import Control, RunStore
 
 FAILED = (Verdict.FAIL, Verdict.CRASH)
 MAX_BLAMED = 20

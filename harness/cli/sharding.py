@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.errors import HarnessError, InputError
-from harness.history.trends import durations
-from harness.plan.shard import Shard, split
-from harness.records import Job
-from harness.results.store import Control, ShardNote
+from harness.core.errors import HarnessError, InputError
+from harness.core.records import Job
+from harness.scenario.shard import Shard, split
+from harness.store.history.trends import durations
+from harness.store.run_folder import Control, ShardNote
 
 
 def cut(

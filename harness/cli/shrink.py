@@ -13,10 +13,10 @@ from harness.cli.run import Device, Json, Scenarios, Seed, Timeout, Workers
 
 if TYPE_CHECKING:
     from harness.cli.session import Wanted
-    from harness.records import Blame, CaseResult, Job, Shrunk
-    from harness.results.store import RunStore
+    from harness.core.records import Blame, CaseResult, Job, Shrunk
     from harness.run.pool import Pool
     from harness.run.runner import WorkerPool
+    from harness.store.run_folder import RunStore
 
 MAX_CASES = 32
 """Cases of a scenario that are run to find one that fails."""
@@ -66,8 +66,8 @@ def shrink(
 def failing_candidates(wanted: Wanted, pool: WorkerPool) -> list[Job]:
     """The jobs among which the first that fails is meant: where a scenario is named, the points of its faults first."""
     from harness.cli.session import load, make_jobs, plan_jobs
-    from harness.plan.expand import fault_cases
-    from harness.plan.selection import selects_scenario
+    from harness.scenario.expand import fault_cases
+    from harness.scenario.selection import selects_scenario
 
     declared = [
         case
@@ -84,8 +84,8 @@ def failing_candidates(wanted: Wanted, pool: WorkerPool) -> list[Job]:
 def first_failure(pool: WorkerPool, jobs: list[Job]) -> tuple[Job, CaseResult]:
     """The first of `jobs` that fails, with its result. Raises InputError when none does."""
     from harness.cli.session import FAILED
+    from harness.core.errors import InputError
     from harness.diagnose.shrink import why_not
-    from harness.errors import InputError
 
     able = [job for job in jobs if not why_not(job)]
     if not able:

@@ -16,7 +16,7 @@ from harness.cli.run import INTERRUPTED, Device, Out, Seed, Timeout, Workers
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.kernels.spec import KernelSpec
+    from harness.core.kernel_spec import KernelSpec
     from harness.report.susceptibility import Cell
 
 
@@ -37,12 +37,12 @@ def susceptibility(
     """Try kernel x site x pattern, declared contracts set aside, and write the table: Markdown, CSV, HTML."""
     from harness.cli.recording import history_file, keep, source_under_test
     from harness.cli.session import Wanted, carry_out, make_jobs, register_plugins, stoppable
-    from harness.plan.probe import cases
     from harness.report import susceptibility as report
     from harness.report.terminal import LiveProgress, console_for
     from harness.report.write import write_reports
-    from harness.results.store import DEFAULT_RUNS, RunStore
     from harness.run.runner import WorkerPool
+    from harness.scenario.susceptibility import cases
+    from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
     plugins = tuple(path.resolve() for path in plugin or ())
     wanted = Wanted(device=device, plugins=plugins, seed=seed, timeout_seconds=timeout)
@@ -74,10 +74,10 @@ def _specs(asked: Sequence[str], own: Sequence[str]) -> list[KernelSpec]:
 
     Raises InputError for a name of --kernel that no kernel has or that adds no cell, and when there is none at all.
     """
-    from harness.catalog import KERNELS
-    from harness.errors import InputError
-    from harness.plan.override import KernelOverride
-    from harness.plan.probe import SITES
+    from harness.core.catalog import KERNELS
+    from harness.core.errors import InputError
+    from harness.scenario.kernel_override import KernelOverride
+    from harness.scenario.susceptibility import SITES
 
     ops = ", ".join(SITES)
     for name in asked:
@@ -95,8 +95,8 @@ def _specs(asked: Sequence[str], own: Sequence[str]) -> list[KernelSpec]:
 def _print(console: Console, found: Sequence[Cell]) -> None:
     from rich.table import Table
 
-    from harness.plan.probe import PATTERNS
     from harness.report.susceptibility import LEGEND
+    from harness.scenario.susceptibility import PATTERNS
 
     table = Table("kernel", "KV", "site", *PATTERNS, box=None)
     rows: dict[tuple[str, str, str], dict[str, str]] = {}

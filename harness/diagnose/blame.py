@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.catalog import ORACLES
-from harness.oracles.base import most_telling_first
-from harness.records import Blame, CaseResult, Finding, Job, Verdict
+from harness.core.catalog import ORACLES
+from harness.core.oracle_spec import most_telling_first
+from harness.core.records import Blame, CaseResult, Finding, Job, Verdict
 
 _FAILED = (Verdict.FAIL, Verdict.CRASH)
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from harness.catalog import SITES
-from harness.cures.names import CureName
+from harness.core.catalog import SITES
+from harness.core.cure_names import CureName
+from harness.core.errors import HarnessError, InputError
+from harness.core.records import CaseResult, CureResult, Finding, Job, Reading, Verdict
 from harness.diagnose.blame import primary
 from harness.diagnose.shrink import Pool
-from harness.errors import HarnessError, InputError
-from harness.records import CaseResult, CureResult, Finding, Job, Reading, Verdict
 
-EXECUTE = "harness.run.cured:execute"
+EXECUTE = "harness.judge.readers:execute"
 """What the workers of the pool must run."""
 SYSTEMS = ("kernel", "engine")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.records import Blame, Job
+from harness.core.records import Blame, Job
 
 SERVED: dict[str, Any] = {"epochs": 1, "compare_eager": False}
 """What a recorded case of vLLM changes: it seeks the first NaN, and measures nothing."""

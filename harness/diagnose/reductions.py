@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.catalog import KERNELS
-from harness.plan.legal import settled, why_illegal
-from harness.plan.variant import params_model, vary
-from harness.records import Case, PoisonPlan
+from harness.core.catalog import KERNELS
+from harness.core.records import Case, PoisonPlan
+from harness.scenario.legal import settled, why_illegal
 from harness.scenario.matrix import kernel_fields
+from harness.scenario.variant import params_model, vary
 
 Params = dict[str, Any]
 

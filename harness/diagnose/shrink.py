@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
+from harness.core.errors import InputError
+from harness.core.finding_words import kind_of
+from harness.core.records import Blame, CaseResult, Finding, Job, ShrinkStep, Shrunk, Verdict
 from harness.diagnose.blame import conclude, plan_trials, primary
 from harness.diagnose.reductions import Reduction, fields_of, reductions
-from harness.errors import InputError
-from harness.oracles.wording import kind_of
-from harness.plan.variant import shown
-from harness.records import Blame, CaseResult, Finding, Job, ShrinkStep, Shrunk, Verdict
+from harness.scenario.variant import shown
 
 SYSTEMS = ("kernel", "engine")
 """What can be shrunk: a measurement of accuracy or a run of vLLM takes minutes a trial."""

@@ -8,13 +8,13 @@ import torch
 
 from harness.engine import context_ranks
 from harness.engine.batch import Batch, DecodeInputs, PrefillRequest
-from harness.engine.config import PAGE_SIZE
 from harness.engine.kernels import Kernels
 from harness.engine.memory import PagedMemory
+from harness.engine.model.mla import MLAAttention
 from harness.engine.quantize import ActivationQuantizer
-from harness.graph.launch import launch
-from harness.model.mla import MLAAttention
-from harness.ops.memory import check_indices
+from harness.engine.schedule.config import PAGE_SIZE
+from harness.memory.bounds import check_indices
+from harness.memory.graph.launch import launch
 
 
 class PagedMLA:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from harness.engine.config import NULL_BLOCK, PAGE_SIZE
-from harness.engine.scheduler import ScheduledSequence
-from harness.poison.patterns import Poison
+from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
+from harness.engine.schedule.scheduler import ScheduledSequence
+from harness.memory.poison.patterns import Poison
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import torch
 
 from harness.engine.batch import Batch
 from harness.engine.quantize import ActivationQuantizer, live_rows, pad_to_longest_rank
-from harness.graph.launch import launch
 from harness.kernels.call import BoundKernel
-from harness.ops.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
-from harness.poison.patterns import Poison
+from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
+from harness.memory.graph.launch import launch
+from harness.memory.poison.patterns import Poison
 
 
 class BlockQuantizer(ActivationQuantizer):

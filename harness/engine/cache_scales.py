@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.engine.config import KV_SCALE
+from harness.engine.schedule.config import KV_SCALE
 
 NOT_LOADED = torch.finfo(torch.float32).min
 """What a scale holds before a checkpoint is loaded, so that a missing one can be told from any real one."""

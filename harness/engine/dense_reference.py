@@ -10,10 +10,10 @@ import copy
 
 import torch
 
-from harness.engine.sequence import Sequence
-from harness.model.mla import MLAAttention
-from harness.model.moe import MoE, route
-from harness.model.transformer import CausalLM, DecoderLayer
+from harness.engine.model.mla import MLAAttention
+from harness.engine.model.moe import MoE, route
+from harness.engine.model.transformer import CausalLM, DecoderLayer
+from harness.engine.schedule.sequence import Sequence
 
 ExpertIds = dict[int, dict[int, torch.Tensor]]
 Selected = dict[int, dict[int, torch.Tensor]]

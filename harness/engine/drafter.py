@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from harness.graph.interface import Graph, GraphPool
-from harness.graph.launch import launch
-from harness.model.transformer import CausalLM
-from harness.ops.memory import check_indices
+from harness.engine.model.transformer import CausalLM
+from harness.memory.bounds import check_indices
+from harness.memory.graph.interface import Graph, GraphPool
+from harness.memory.graph.launch import launch
 
 
 class Drafter:

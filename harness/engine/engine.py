@@ -6,21 +6,22 @@ from dataclasses import replace
 
 import torch
 
-from harness.engine import verification, zeroing
-from harness.engine.block_pool import BlockPool
-from harness.engine.config import NULL_BLOCK
+from harness.core.errors import InputError
+from harness.core.params import EngineParams
+from harness.engine import verification
 from harness.engine.features import why_not_together
 from harness.engine.memory import CacheLayout
+from harness.engine.model.transformer import CausalLM
 from harness.engine.observations import NewestLogits, Observations
 from harness.engine.runner import ModelRunner, num_rows
-from harness.engine.scheduler import ScheduledSequence, Scheduler, Step
-from harness.engine.sequence import Sequence
+from harness.engine.schedule import zeroing
+from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.config import NULL_BLOCK
+from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Step
+from harness.engine.schedule.sequence import Sequence
 from harness.engine.verification import SuffixDrafts, confirmed
-from harness.errors import InputError
-from harness.model.transformer import CausalLM
-from harness.ops.memory import raise_bad_indices
-from harness.poison.patterns import Poison
-from harness.scenario.params import EngineParams
+from harness.memory.bounds import raise_bad_indices
+from harness.memory.poison.patterns import Poison
 
 
 class Engine:

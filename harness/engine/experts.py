@@ -7,11 +7,11 @@ from torch.nn import functional as F
 
 from harness.engine.batch import Batch
 from harness.engine.kernels import Kernels
+from harness.engine.model.moe import MoE
 from harness.engine.quantize import ActivationQuantizer, live_rows
-from harness.graph.launch import launch
-from harness.model.moe import MoE
-from harness.ops.memory import check_indices
-from harness.poison.patterns import Poison
+from harness.memory.bounds import check_indices
+from harness.memory.graph.launch import launch
+from harness.memory.poison.patterns import Poison
 
 
 class RoutedExperts:

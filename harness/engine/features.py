@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from harness.catalog import KERNELS
-from harness.model.config import ModelConfig
-from harness.scenario.params import EngineParams
+from harness.core.catalog import KERNELS
+from harness.core.params import EngineParams
+from harness.engine.schedule.model_config import ModelConfig
 
 
 def why_not_together(config: ModelConfig, params: EngineParams) -> str | None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.catalog import KERNELS
+from harness.core.catalog import KERNELS
+from harness.core.params import ENGINE_KERNEL_FIELDS, EngineParams, KvType
 from harness.engine.workspace import Workspace
 from harness.kernels.call import BoundKernel
-from harness.poison.patterns import Poison
-from harness.scenario.params import ENGINE_KERNEL_FIELDS, EngineParams, KvType
+from harness.memory.poison.patterns import Poison
 
 _ITEMSIZE: dict[KvType, int] = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from harness.engine.batch import Batch, PrefillRequest
-from harness.engine.config import NULL_BLOCK
 from harness.engine.memory import PagedMemory
-from harness.graph.launch import launch
-from harness.model.kda import KimiDeltaAttention
-from harness.ops.memory import check_indices
+from harness.engine.model.kda import KimiDeltaAttention
+from harness.engine.schedule.config import NULL_BLOCK
+from harness.memory.bounds import check_indices
+from harness.memory.graph.launch import launch
 
 
 class PagedKDA:

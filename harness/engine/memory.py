@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import torch
 
+from harness.core.params import KvType
 from harness.engine import cache_scales
-from harness.engine.config import NULL_BLOCK, PAGE_SIZE
-from harness.engine.scheduler import Step
-from harness.engine.sequence import Sequence
-from harness.engine.zeroing import CacheGroup, Group
-from harness.model.config import LayerType, ModelConfig
-from harness.poison.patterns import Poison
-from harness.scenario.params import KvType
+from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
+from harness.engine.schedule.model_config import LayerType, ModelConfig
+from harness.engine.schedule.scheduler import Step
+from harness.engine.schedule.sequence import Sequence
+from harness.engine.schedule.zeroing import CacheGroup, Group
+from harness.memory.poison.patterns import Poison
 
 KV_DTYPES: dict[KvType, torch.dtype] = {
     "fp32": torch.float32,

@@ -14,7 +14,7 @@ from harness.engine.batch import Batch, DecodeInputs, DecodeMetadata, Padding, f
 from harness.engine.memory import PagedMemory
 from harness.engine.observations import PaddingNote
 from harness.engine.paged_model import PagedModel
-from harness.poison.patterns import Poison
+from harness.memory.poison.patterns import Poison
 
 MAX_NOTES = 3
 """Steps of an engine that are repeated with other padding; later ones show nothing new."""

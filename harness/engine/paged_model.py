@@ -1,4 +1,4 @@
-"""The model as a server runs it: the same weights as `harness.model`, on paged memory and replaceable kernels."""
+"""The model as a server runs it: the same weights as `engine.model`, on paged memory and replaceable kernels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from harness.core.params import EngineParams
 from harness.engine.attention import PagedMLA
 from harness.engine.batch import Batch
 from harness.engine.block_quantize import BlockQuantizer
@@ -13,15 +14,14 @@ from harness.engine.experts import RoutedExperts
 from harness.engine.kernels import Kernels
 from harness.engine.linear_attention import PagedKDA
 from harness.engine.memory import PagedMemory
+from harness.engine.model.kda import KimiDeltaAttention
+from harness.engine.model.mla import MLAAttention
+from harness.engine.model.moe import MoE
+from harness.engine.model.transformer import CausalLM, DecoderLayer
 from harness.engine.quantize import ActivationQuantizer
 from harness.engine.sparse_attention import PagedSparseMLA
 from harness.engine.window_attention import PagedWindowMLA
-from harness.model.kda import KimiDeltaAttention
-from harness.model.mla import MLAAttention
-from harness.model.moe import MoE
-from harness.model.transformer import CausalLM, DecoderLayer
-from harness.poison.patterns import Poison
-from harness.scenario.params import EngineParams
+from harness.memory.poison.patterns import Poison
 
 
 @dataclass(slots=True)

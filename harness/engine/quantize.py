@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from harness.engine.batch import Batch
-from harness.graph.launch import launch
 from harness.kernels.call import BoundKernel
-from harness.poison.patterns import Poison
+from harness.memory.graph.launch import launch
+from harness.memory.poison.patterns import Poison
 
 
 class ActivationQuantizer:

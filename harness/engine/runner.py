@@ -6,25 +6,25 @@ from collections.abc import Callable
 
 import torch
 
+from harness.core.params import EngineParams
 from harness.engine import batch as batches
 from harness.engine import verification
 from harness.engine.batch import Batch, Padding
-from harness.engine.block_pool import BlockPool
 from harness.engine.capture import DecodeGraphs, LazyPlans, PersistentPlans, Plans
-from harness.engine.choices import ChoiceNotes
-from harness.engine.config import NULL_BLOCK, num_pages
 from harness.engine.drafter import Drafter
 from harness.engine.kernels import bind
 from harness.engine.memory import CacheLayout, hand_over_blocks, initial_memory
+from harness.engine.model.transformer import CausalLM
+from harness.engine.next_tokens import ChoiceNotes
 from harness.engine.observations import BindingNote, Observations, ReplayNote, ZeroNote
 from harness.engine.padded_twins import PaddedTwins
 from harness.engine.paged_model import Forwarded, PagedModel
-from harness.engine.scheduler import ScheduledSequence, Step
+from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.config import NULL_BLOCK, num_pages
+from harness.engine.schedule.scheduler import ScheduledSequence, Step
 from harness.engine.stray_writes import dirty_workspace, written_blocks
-from harness.graph.interface import GraphPool, new_pool
-from harness.model.transformer import CausalLM
-from harness.poison.patterns import Poison
-from harness.scenario.params import EngineParams
+from harness.memory.graph.interface import GraphPool, new_pool
+from harness.memory.poison.patterns import Poison
 
 
 class ModelRunner:
@@ -231,7 +231,7 @@ def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], obje
     filled one by one."""
     if device.type != "cuda" or poison.is_natural:
         return lambda: None
-    from harness.poison.cuda_sweep import CudaSweep, fill_word
+    from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
 
     sweep, word = CudaSweep.of(device), fill_word(poison, "workspace")
     return lambda: sweep(word)

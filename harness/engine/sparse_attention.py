@@ -7,11 +7,11 @@ import torch
 from harness.engine.batch import Batch
 from harness.engine.kernels import Kernels
 from harness.engine.memory import PagedMemory
+from harness.engine.model.mla import MLAAttention
 from harness.engine.quantize import ActivationQuantizer
 from harness.engine.token_selection import pool_slots, select_tokens, store_index_keys
-from harness.graph.launch import launch
-from harness.model.mla import MLAAttention
-from harness.poison.patterns import Poison
+from harness.memory.graph.launch import launch
+from harness.memory.poison.patterns import Poison
 
 
 class PagedSparseMLA:

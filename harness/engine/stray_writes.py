@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import torch
 
-from harness.engine.config import NULL_BLOCK
 from harness.engine.memory import PagedMemory
 from harness.engine.observations import WriteNote
+from harness.engine.schedule.config import NULL_BLOCK
 from harness.engine.workspace import GUARD, Workspace
 
 

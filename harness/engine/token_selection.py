@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from harness.engine.config import NULL_BLOCK, PAGE_SIZE
-from harness.model.indexer import Indexer
-from harness.ops.memory import check_indices
-from harness.poison.patterns import Poison
+from harness.engine.model.indexer import Indexer
+from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
+from harness.memory.bounds import check_indices
+from harness.memory.poison.patterns import Poison
 
 TILE = 4
 """Rows of decoding requests that the top-k of a decode handles at once."""

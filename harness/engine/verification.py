@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.engine.sequence import Sequence
+from harness.engine.schedule.sequence import Sequence
 
 MATCH = 2
 """How many last tokens must have been seen before for what followed them to be a draft."""

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from harness.errors import IllegalAddress, KernelError
-from harness.graph.launch import launch
-from harness.graph.storage import tensors_of
-from harness.kernels.spec import KernelSpec
-from harness.ops.contracts import OPS
-from harness.poison.allocations import AllocationPoison
-from harness.poison.patterns import Poison
+from harness.core.errors import IllegalAddress, KernelError
+from harness.core.kernel_spec import KernelSpec
+from harness.core.ops import OPS
+from harness.memory.graph.launch import launch
+from harness.memory.graph.storage import tensors_of
+from harness.memory.poison.allocations import AllocationPoison
+from harness.memory.poison.patterns import Poison
 
 # What was seen of kernels by name and shapes of arguments: ordinal of an allocation -> site of the output it became.
 _seen_sites: dict[tuple[Any, ...], dict[int, str]] = {}

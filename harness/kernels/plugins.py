@@ -14,11 +14,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from harness.catalog import KERNELS
-from harness.errors import InputError
-from harness.kernels.spec import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
-from harness.loaded_files import line_in, load_once
-from harness.ops.contracts import OPS, Op
+from harness.core.catalog import KERNELS
+from harness.core.errors import InputError
+from harness.core.kernel_spec import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
+from harness.core.loaded_files import line_in, load_once
+from harness.core.ops import OPS, Op
 
 ENTRY_POINT_GROUP = "mla_harness.kernels"
 """Entry points of this group name a module, or anything in one, whose import registers kernels."""
@@ -48,9 +48,9 @@ def kernel(
 ) -> Callable[[FunctionT], FunctionT]:
     """Register the decorated function as a kernel called `name` for `op`; the function itself is returned unchanged.
 
-    The function takes the op's arguments as :mod:`harness.ops.contracts` lists them and allocates its own outputs
+    The function takes the op's arguments as :mod:`harness.core.ops` lists them and allocates its own outputs
     with torch, which is what lets the poison reach them. The other arguments are promises: see
-    :class:`harness.kernels.spec.KernelSpec`. Raises InputError for an unknown op, a value that no promise has, a
+    :class:`harness.core.kernel_spec.KernelSpec`. Raises InputError for an unknown op, a value that no promise has, a
     name that is taken, or a signature that the harness cannot call.
     """
     contract = OPS.get(op)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from harness.records import AccuracyRecord, EpochAccuracy, OutcomeGrid
+from harness.core.records import AccuracyRecord, EpochAccuracy, OutcomeGrid
 
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 18, 26, 40

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from harness.oracles.base import most_telling_first
-from harness.records import Blame, Case, CaseResult, FaultResult, Finding, Job, Shrunk, Verdict
+from harness.core.oracle_spec import most_telling_first
+from harness.core.records import Blame, Case, CaseResult, FaultResult, Finding, Job, Shrunk, Verdict
 from harness.report.bits import Meaning, explain
 from harness.report.command import reproduce, show
 from harness.report.diagram import Diagram, diagram
 from harness.report.trend_chart import past_of
 from harness.report.wording import first_nan_lines, num
-from harness.results.store import RunStore
+from harness.store.run_folder import RunStore
 
 if TYPE_CHECKING:
-    from harness.history.runs import RunPoint
-    from harness.history.trends import CaseTrend
+    from harness.store.history.runs import RunPoint
+    from harness.store.history.trends import CaseTrend
 
 MAX_FINDINGS = 25
 """Findings of one case that the page shows; results.jsonl has them all."""

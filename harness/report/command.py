@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from harness.records import CaseResult
+from harness.core.records import CaseResult
 
 OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios"}
 EPOCHS = "epochs"

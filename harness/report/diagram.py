@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.records import Blame, Case, Finding
+from harness.core.records import Blame, Case, Finding
 from harness.report.wording import num, one_line
 
 WIDTH = 360

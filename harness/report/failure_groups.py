@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.oracles.base import most_telling_first
-from harness.records import Blame, CaseResult
+from harness.core.oracle_spec import most_telling_first
+from harness.core.records import Blame, CaseResult
 from harness.report.wording import one_line
 
 MAX_SENTENCE = 360

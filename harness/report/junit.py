@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from itertools import groupby
 
-from harness.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
+from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
 from harness.report.command import reproduce
 from harness.report.wording import model_sentence, one_line, printable
-from harness.results.store import RunStore
+from harness.store.run_folder import RunStore
 
 FAULT_SUITE = "faults put back"
 

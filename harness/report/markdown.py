@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from harness.history.compare import Change, Comparison
-from harness.history.trends import Trends
-from harness.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
+from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
 from harness.report.command import reproduce
 from harness.report.terminal import BAD
 from harness.report.terminal_history import change_line, count_line, flaky_line
 from harness.report.wording import accuracy_title, num, one_line
-from harness.results.store import NEVER_RAN, RunStore
-from harness.results.summary import accuracy_records, totals
+from harness.store.history.compare import Change, Comparison
+from harness.store.history.trends import Trends
+from harness.store.run_folder import NEVER_RAN, RunStore
+from harness.store.summary import accuracy_records, totals
 
 MAX_LISTED = 20
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()!|~&$])")

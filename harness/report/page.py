@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from harness.records import AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Job, Verdict
+from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Job, Verdict
 from harness.report.accuracy_chart import Chart, Grid, chart, grid
 from harness.report.case_data import case_data, embedded
 from harness.report.case_view import CaseView, of_fault, of_result
 from harness.report.failure_groups import Group, failure_groups
 from harness.report.trend_chart import trend_view
 from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable
-from harness.results.store import RunStore
-from harness.results.summary import accuracy_records, totals
+from harness.store.run_folder import RunStore
+from harness.store.summary import accuracy_records, totals
 
 if TYPE_CHECKING:
-    from harness.history.trends import Trends
+    from harness.store.history.trends import Trends
 
 FOLDER = Path(__file__).parent
 VERDICT_WORDS = {

@@ -8,12 +8,12 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.catalog import KERNELS
-from harness.files import write_atomic
-from harness.plan.probe import PATTERNS, declared
-from harness.records import Case, CaseResult, Verdict
+from harness.core.catalog import KERNELS
+from harness.core.files import write_atomic
+from harness.core.records import Case, CaseResult, Verdict
 from harness.report.wording import printable
-from harness.results.store import RunStore
+from harness.scenario.susceptibility import PATTERNS, declared
+from harness.store.run_folder import RunStore
 
 FILES = ("susceptibility.md", "susceptibility.csv", "susceptibility.html")
 LEGEND = (

@@ -7,10 +7,10 @@ import io
 import json
 from collections.abc import Iterator
 
-from harness.records import AccuracyRecord, CaseResult, EpochAccuracy
+from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy
 from harness.report.command import reproduce
 from harness.report.wording import printable
-from harness.results.store import RunStore
+from harness.store.run_folder import RunStore
 
 COLUMNS = (
     "id", "scenario", "refs", "verdict", "seconds", "reason", "fault", "num_findings", "oracles", "sites", "tensors",

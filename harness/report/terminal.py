@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness.records import Blame, CaseResult, FaultResult, Finding, Job, Verdict
+from harness.core.records import Blame, CaseResult, FaultResult, Finding, Job, Verdict
 from harness.report.command import reproduce, reproduce_case
 from harness.report.terminal_accuracy import print_accuracy
 from harness.report.wording import first_nan_lines, num, one_line, printable
-from harness.results.store import NEVER_RAN, RunStore
-from harness.results.summary import accuracy_records, totals
+from harness.store.run_folder import NEVER_RAN, RunStore
+from harness.store.summary import accuracy_records, totals
 
 STYLES = {"pass": "green", "fail": "bold red", "crash": "bold magenta", "skip": "dim", "error": "bold yellow"}
 BAD = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness.records import AccuracyRecord, EpochAccuracy
+from harness.core.records import AccuracyRecord, EpochAccuracy
 from harness.report.wording import accuracy_title, describe_faulty, model_sentence, one_line, printable
 
 MAX_RECORDS = 30

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.history.compare import Change, Comparison, gain, slowdown
-from harness.history.entry import CaseEntry, RunEntry
-from harness.history.runs import RunPoint
-from harness.history.trends import LETTERS, CaseTrend, Trends
-from harness.records import Verdict
+from harness.core.records import Verdict
 from harness.report.terminal import STYLES, verdict_text
 from harness.report.wording import num, one_line, printable
+from harness.store.history.compare import Change, Comparison, gain, slowdown
+from harness.store.history.entry import CaseEntry, RunEntry
+from harness.store.history.runs import RunPoint
+from harness.store.history.trends import LETTERS, CaseTrend, Trends
 
 MAX_LISTED = 20
 MAX_LETTERS = 60

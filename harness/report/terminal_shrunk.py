@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.records import ShrinkStep, Shrunk
+from harness.core.records import ShrinkStep, Shrunk
 from harness.report.terminal import finding_line
 from harness.report.wording import num, one_line, printable
 

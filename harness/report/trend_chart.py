@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from harness.report.wording import num
 
 if TYPE_CHECKING:
-    from harness.history.runs import RunPoint
-    from harness.history.trends import CaseTrend, FaultTrend, ScenarioTrend, Trends
+    from harness.store.history.runs import RunPoint
+    from harness.store.history.trends import CaseTrend, FaultTrend, ScenarioTrend, Trends
 
 WIDTH, HEIGHT = 150, 30
 PAD = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.records import AccuracyRecord, Blame, EpochAccuracy
+from harness.core.records import AccuracyRecord, Blame, EpochAccuracy
 
 # XML 1.0 has no way to write these, not even escaped; a terminal would obey some of them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")

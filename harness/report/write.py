@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.files import write_atomic
-from harness.history.trends import Trends
+from harness.core.files import write_atomic
 from harness.report import junit, page, table
-from harness.results.store import RunStore
-from harness.results.summary import summarise, to_json
+from harness.store.history.trends import Trends
+from harness.store.run_folder import RunStore
+from harness.store.summary import summarise, to_json
 
 REPORT_FILES = ("summary.json", "results.csv", "junit.xml", "report.html")
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.records import Record
+from harness.core.records import Record
 
 DEVICES = ("cpu", "cuda")
 

@@ -1,4 +1,4 @@
-"""The child that asks a model: `python -m harness.run.epochs`, started by `harness.run.asking` and nobody else."""
+"""The child that asks a model: `python -m harness.run.epochs`, started by `harness.run.model_process`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 
 from harness.accuracy.backends import Backend, open_backend, parse_model
 from harness.accuracy.epochs import Progress, make_header, run_epochs
-from harness.accuracy.fixtures import FIXTURES
 from harness.accuracy.tasks import load_task
-from harness.errors import HarnessError, InputError
-from harness.run.asking import Questions, Said
+from harness.core.errors import HarnessError, InputError
+from harness.core.fixtures import FIXTURES
 from harness.run.environment import describe_machine
+from harness.run.model_process import Questions, Said
 from harness.run.worker import die_with_parent, take_protocol_descriptors
 
 PROGRESS_SECONDS = 0.05

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.run.environment import Gpu
 
 PATIENCE_SECONDS = 1800.0

@@ -8,8 +8,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.accuracy.fixtures import FIXTURES
-from harness.errors import InputError
+from harness.core.errors import InputError
+from harness.core.fixtures import FIXTURES
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LEFT_OUT = ("__pycache__", "_fixtures", "_scenarios")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from harness.records import CaseResult, Job
+from harness.core.records import CaseResult, Job
 from harness.run.environment import Environment
 
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from harness.python_path import python_path
+from harness.core.python_path import python_path
 from harness.run.protocol import Reply, Request, decode_reply, encode
 
 LOG_TAIL_BYTES = 6_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.records import Job, Record
+from harness.core.records import Job, Record
 
-DEFAULT_EXECUTE = "harness.run.execute:execute"
+DEFAULT_EXECUTE = "harness.judge.run_case:execute"
 """The "module:function" that turns a Job into a CaseResult inside the worker."""
 
 

@@ -48,7 +48,7 @@ class NodeWorker:
             from harness.run.runner import WorkerPool
         except ImportError as error:
             return {"failed": f"{error}; install mla-harness there"}
-        from harness.errors import HarnessError
+        from harness.core.errors import HarnessError
 
         self._pool = WorkerPool(1, **self._options)
         try:
@@ -58,7 +58,7 @@ class NodeWorker:
 
     def describe(self, plugins: list[Plugin]) -> dict[str, Any]:
         """What kernels declare, as `described`; or `refused`, one sentence about a file that does not load."""
-        from harness.errors import InputError
+        from harness.core.errors import InputError
 
         here = {path: self._placed(path, content) for path, content in plugins}
         try:
@@ -76,7 +76,7 @@ class NodeWorker:
         `notes` are those of an interrupted run. A directory that this node sees is the driver's own, and its files stay
         where they are; otherwise the job gets one here.
         """
-        from harness.records import Job
+        from harness.core.records import Job
 
         if fixtures is not None and unpack(fixtures, self._root / "fixtures"):
             # Where fixtures lie is decided when the worker starts.

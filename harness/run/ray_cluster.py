@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from harness.errors import HarnessError, InputError
+from harness.core.errors import HarnessError, InputError
 from harness.run import ray_actor
 
 LOCAL = "local"

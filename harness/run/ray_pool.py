@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from harness.errors import InputError
-from harness.records import CaseResult, Finding, Job, Verdict
+from harness.core.errors import InputError
+from harness.core.records import CaseResult, Finding, Job, Verdict
 from harness.run import parcel
 from harness.run.environment import Environment
 from harness.run.pool import Pool

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from harness.errors import HarnessError, InputError
-from harness.records import CaseResult, Finding, Job, Verdict
+from harness.core.errors import HarnessError, InputError
+from harness.core.records import CaseResult, Finding, Job, Verdict
 from harness.run.environment import Environment, num_usable_cores
 from harness.run.gpus import GpuLocks
 from harness.run.pool import Pool, num_gpus

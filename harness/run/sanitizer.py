@@ -1,4 +1,4 @@
-"""One case under NVIDIA's compute-sanitizer; what it watches is `python -m harness.run.sanitized JOB.json RESULT.json`.
+"""One case under NVIDIA's compute-sanitizer, which watches `python -m harness.judge.sanitized JOB.json RESULT.json`.
 
 The sanitizer sees what no poison does, single loads and stores, and costs a factor of ten or more. So it is for one
 case at a time, and its report goes to that case's result.
@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from harness.errors import InputError
-from harness.python_path import python_path
-from harness.records import CaseResult, Finding, Job, Verdict
+from harness.core.errors import InputError
+from harness.core.python_path import python_path
+from harness.core.records import CaseResult, Finding, Job, Verdict
 from harness.run.runner import WorkerPool
 
 TOOLS = ("initcheck", "memcheck", "racecheck")
@@ -55,7 +55,7 @@ def run(job: Job, tool: str) -> CaseResult:
         asked.write_text(_watched(job, tool).model_dump_json(), encoding="utf-8")
         command = [
             program, "--tool", tool, "--log-file", str(report), "--print-limit", "20",
-            sys.executable, "-m", "harness.run.sanitized", str(asked), str(answer),
+            sys.executable, "-m", "harness.judge.sanitized", str(asked), str(answer),
         ]  # fmt: skip
         environ = {**os.environ, "PYTHONPATH": python_path()}
         if job.case.params.get("graph", "none") == "none":

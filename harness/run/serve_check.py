@@ -7,7 +7,7 @@ import os
 import sys
 
 from harness.accuracy.serve_check import Check, check_server
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 
 
 def main() -> None:

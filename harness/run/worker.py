@@ -17,9 +17,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from harness.errors import HarnessError
-from harness.records import CaseResult, Finding, Job, Verdict
-from harness.run import cuda_failures
+from harness.core import cuda_failures
+from harness.core.errors import HarnessError
+from harness.core.records import CaseResult, Finding, Job, Verdict
 from harness.run.environment import DEVICES, describe_machine
 from harness.run.protocol import DEFAULT_EXECUTE, Reply, decode_request, encode
 
@@ -72,7 +72,7 @@ def describe_kernels(plugins: tuple[str, ...]) -> Reply:
     """What kernels declare, and where they can run; of plug-in files, or all. A file that does not load is refused."""
     from dataclasses import fields
 
-    from harness.catalog import KERNELS
+    from harness.core.catalog import KERNELS
     from harness.kernels.plugins import load_entry_points, load_plugins
 
     try:

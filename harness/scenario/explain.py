@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from harness.registry import nearest
+from harness.core.registry import nearest
 
 Location = tuple[str | int, ...]
 

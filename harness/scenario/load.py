@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 import harness
-from harness.errors import InputError
+from harness.core.errors import InputError
 from harness.scenario import document, explain, matrix
 from harness.scenario.document import Document, DocumentError
 from harness.scenario.explain import Problem

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.catalog import KERNELS, SITES
-from harness.registry import nearest
+from harness.core.catalog import KERNELS, SITES
+from harness.core.params import ENGINE_KERNEL_FIELDS, KERNEL_PARAMS
+from harness.core.registry import nearest
 from harness.scenario import explain
 from harness.scenario.explain import Location, Problem
-from harness.scenario.params import ENGINE_KERNEL_FIELDS, KERNEL_PARAMS
 from harness.scenario.schema import LABEL, PATTERNS, AccuracySettings, Scenario
 
 ACCURACY = "accuracy"

@@ -8,11 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from harness.catalog import FAULTS, ORACLES, SITES
-from harness.ops.contracts import OPS
-from harness.records import Record
-from harness.registry import Registry, nearest
-from harness.scenario.params import (
+from harness.core.catalog import FAULTS, ORACLES, SITES
+from harness.core.ops import OPS
+from harness.core.params import (
     KERNEL_PARAMS,
     AccuracyParams,
     Count,
@@ -22,9 +20,11 @@ from harness.scenario.params import (
     VllmHostParams,
     VllmParams,
 )
+from harness.core.records import Record
+from harness.core.registry import Registry, nearest
 
 PATTERNS = ("nan", "zeros", "max", "inf", "random")
-"""The fill patterns of :mod:`harness.poison.patterns`, named here so that no torch is needed to check a file."""
+"""The fill patterns of :mod:`harness.memory.poison.patterns`, named here so that no torch is needed to check a file."""
 
 REF = r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+$"
 NAME = r"^[a-z0-9][a-z0-9-]*$"

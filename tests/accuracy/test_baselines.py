@@ -16,7 +16,7 @@ from harness.accuracy.baselines import (
     read_baselines,
     write_baseline,
 )
-from harness.errors import InputError
+from harness.core.errors import InputError
 
 MakeRun = Callable[..., AccuracyRun]
 

@@ -18,7 +18,7 @@ from harness.accuracy.backends import Answer
 from harness.accuracy.epochs import Progress, epoch_order, run_epochs
 from harness.accuracy.lm import BackendLM
 from harness.accuracy.tasks import Task, load_task
-from harness.errors import HarnessError, InputError
+from harness.core.errors import HarnessError, InputError
 
 
 def test_each_epoch_asks_every_question_once_in_an_order_of_its_own(tmp_path: Path, sums: Task, perfect: Any) -> None:

@@ -9,8 +9,8 @@ from harness.accuracy.baselines import Baseline
 from harness.accuracy.identity import CANARY_NOTE
 from harness.accuracy.judge import judge
 from harness.accuracy.records import AccuracyRecord, Limits
-from harness.errors import InputError
-from harness.records import Verdict
+from harness.core.errors import InputError
+from harness.core.records import Verdict
 
 MakeRun = Callable[..., AccuracyRun]
 

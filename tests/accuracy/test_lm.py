@@ -9,7 +9,7 @@ import pytest
 from harness.accuracy.backends import Answer, open_backend, parse_model
 from harness.accuracy.lm import BackendLM
 from harness.accuracy.tasks import Task
-from harness.errors import InputError
+from harness.core.errors import InputError
 
 
 def request(prompt: str, **settings: Any) -> SimpleNamespace:

@@ -13,7 +13,7 @@ import pytest
 
 from harness.accuracy.backends import Answer
 from harness.accuracy.server_backend import ServerBackend, ServerGone
-from harness.errors import InputError
+from harness.core.errors import InputError
 
 PROGRAM = Path(__file__).parents[1] / "servers" / "completion_server.py"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.accuracy.tasks import Task, known_tasks, load_task, question_hashes
-from harness.errors import InputError
+from harness.core.errors import InputError
 
 
 def test_the_known_tasks_are_the_projects_and_lm_evals() -> None:

@@ -16,118 +16,110 @@ HARNESS = ROOT / "harness"
 FILES = sorted(HARNESS.rglob("*.py"))
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 
-PARENT = {
-    "harness.errors": 1, "harness.records": 1, "harness.registry": 1, "harness.files": 1,
-    "harness.loaded_files": 1, "harness.python_path": 1,
-    "harness.poison.sites": 2, "harness.poison.layouts": 2, "harness.ops.contracts": 2, "harness.catalog": 2,
-    "harness.kernels.spec": 2, "harness.faults.base": 2, "harness.faults.specs": 2, "harness.faults.pool_specs": 2,
-    "harness.faults.graph_specs": 2, "harness.faults.row_specs": 2,
-    "harness.oracles.base": 2, "harness.oracles.wording": 2,
-    "harness.cures.names": 2, "harness.cures.plugins": 2,
-    "harness.kernels.plugins": 2, "harness.kernels.vllm_specs": 2, "harness.kernels.flashinfer_specs": 2,
-    "harness.accuracy.records": 1, "harness.accuracy.fixtures": 1,
-    "harness.accuracy.answer_log": 2, "harness.accuracy.baselines": 2, "harness.accuracy.identity": 2,
-    "harness.accuracy.statistics": 2, "harness.accuracy.tasks": 2,
-    "harness.accuracy.judge": 3,
-    "harness.scenario": 3,
-    "harness.plan": 4, "harness.results": 4, "harness.history": 4, "harness.report": 4,
-    "harness.run.environment": 5, "harness.run.protocol": 5, "harness.run.process": 5, "harness.run.runner": 5,
-    "harness.run.pool": 5, "harness.run.parcel": 5, "harness.run.ray_pool": 5, "harness.run.ray_cluster": 5,
-    "harness.run.ray_actor": 5,
-    "harness.run.gpus": 5, "harness.run.sanitizer": 5,
-    "harness.run.asking": 5,
-    "harness.model.config": 1,
-    "harness.engine.config": 3, "harness.engine.block_pool": 3, "harness.engine.scheduler": 3,
-    "harness.engine.sequence": 3, "harness.engine.zeroing": 3,
-    "harness.diagnose": 6, "harness.export": 6,
-    "harness.cli": 7, "harness.pytest_plugin": 7, "harness": 7,
+FLOORS = {
+    "core": 1,
+    "scenario": 2, "accuracy": 2, "memory": 2,
+    "store": 3, "run": 3, "kernels": 3,
+    "report": 4, "engine": 4,
+    "diagnose": 5, "judge": 5, "canary": 5,
+    "engines": 6,
+    "cli": 7, "pytest": 7,
 }  # fmt: skip
-"""Modules and packages of the parent process, by layer; they never import torch."""
+"""The rooms of the project. A file imports files of its own room and of lower floors only."""
 
-TORCH_WHEN_ASKED = {
-    "harness.pytest_plugin": "a fixture loads it when a test asks for it",
-    "harness.run.environment": "a function that only workers call describes the machine",
-}
-"""Modules of the parent that import torch inside a function, and why they may."""
+NO_TORCH = ("core", "scenario", "accuracy", "store", "run", "diagnose", "report", "cli", "pytest", "engine/schedule")
+"""Folders of the parent process. They import torch inside functions only."""
 
-WORKER = {
-    "harness.poison": "A", "harness.graph": "A", "harness.ops": "A",
-    "harness.model": "B", "harness.kernels": "B", "harness.recorder": "B", "harness.engine": "C",
-    "harness.targets": "D", "harness.vllm_host": "D", "harness.serving": "D", "harness.vllm_fits": "D",
-    "harness.cures": "D", "harness.faults": "D", "harness.accuracy": "D", "harness.canary": "D",
-    "harness.oracles": "E",
-    "harness.run": "F",
-    "harness.bench": "G", "harness.pytest_poison": "G",
-}  # fmt: skip
-"""Packages of the worker process, by layer; they may also import the parent's layers 1 to 3."""
-
-TARGET_RECORDS = "harness.targets.base"
-"""The records that oracles read."""
+TORCH = ("pytest/poison/process",)
+"""Folders within the folders above that run in a process with torch."""
 
 
-def layer(module: str) -> int | str:
-    """The layer of a module: its own entry, or that of the nearest package that has one."""
-    name = module
-    while name:
-        if name in PARENT and (name == module or name != "harness"):
-            return PARENT[name]
-        if name in WORKER:
-            return WORKER[name]
-        name = name.rpartition(".")[0]
-    raise AssertionError(f"{module} has no layer; enter it in {Path(__file__).name}")
+def room(module: str) -> str:
+    """The room of a module; empty for the package itself."""
+    return module.split(".")[1] if "." in module else ""
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Modules that a file imports, with line numbers; those for type checkers only are left out."""
+def folder(path: Path) -> str:
+    """The folder of a file below `harness/`."""
+    return path.parent.relative_to(HARNESS).as_posix()
+
+
+def is_free_of_torch(path: Path) -> bool:
+    """Whether the rule of the nearest folder says so."""
+    name = folder(path) + "/"
+    return name.startswith(tuple(f"{one}/" for one in NO_TORCH)) and not name.startswith(
+        tuple(f"{one}/" for one in TORCH)
+    )
+
+
+def imports(path: Path) -> Iterator[tuple[str, ast.stmt, bool]]:
+    """Modules that a file imports, the statement, and whether it is inside a function; without imports for types."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped: set[ast.AST] = set()
+    inside: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             skipped.update(child for part in node.body for child in ast.walk(part))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside.update(child for part in node.body for child in ast.walk(part))
         if node in skipped:
             continue
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            yield from ((alias.name, node, node in inside) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: import absolutely"
             base = node.module or ""
             for alias in node.names:
                 whole = f"{base}.{alias.name}"
-                yield (whole if whole in MODULES else base), node.lineno
-
-
-def allowed(importer: str, imported: str) -> bool:
-    """Whether `importer` may import `imported`, both of the harness."""
-    if "harness" in (importer, imported):
-        return True  # the package itself imports nothing before one of its names is used
-    ours, theirs = layer(importer), layer(imported)
-    if isinstance(ours, int):
-        return isinstance(theirs, int) and theirs <= ours
-    if isinstance(theirs, int):
-        return theirs <= 3 or imported.startswith(("harness.run.", "harness.results."))
-    return theirs <= ours
+                yield (whole if whole in MODULES else base), node, node in inside
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_down_only(module):
+    ours = room(module)
     wrong = [
-        f"{MODULES[module].relative_to(ROOT)}:{line}: layer {layer(module)} imports {name} of layer {layer(name)}"
-        for name, line in imports(MODULES[module])
-        if name.partition(".")[0] == "harness" and not allowed(module, name)
+        f"{MODULES[module].relative_to(ROOT)}:{node.lineno}: {ours} imports {name}"
+        for name, node, _ in imports(MODULES[module])
+        if ours and name.startswith("harness.") and room(name) != ours and FLOORS[room(name)] >= FLOORS[ours]
     ]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if isinstance(layer(name), int)])
-def test_the_parent_process_imports_no_torch(module):
-    if module in TORCH_WHEN_ASKED:
-        return
-    wrong = [f"line {line}: {name}" for name, line in imports(MODULES[module]) if name.partition(".")[0] == "torch"]
-    assert not wrong, f"{module} imports torch: {wrong}"
+def test_no_files_import_one_another_in_a_circle():
+    graph = {
+        module: {name for name, _, _ in imports(path) if name in MODULES and name != module}
+        for module, path in MODULES.items()
+    }
+    done: set[str] = set()
+    while free := {module for module, needed in graph.items() if module not in done and needed <= done}:
+        done |= free
+    assert not sorted(set(graph) - done)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if is_free_of_torch(path)], ids=folder)
+def test_the_parent_process_imports_torch_inside_functions_only(path):
+    wrong = [
+        f"line {node.lineno}: {name}"
+        for name, node, inside in imports(path)
+        if name.partition(".")[0] == "torch" and not inside
+    ]
+    wrong += [
+        f"line {node.lineno}: {name} is in a folder with torch"
+        for name, node, inside in imports(path)
+        if not inside and name in MODULES and name != "harness" and not is_free_of_torch(MODULES[name])
+    ]
+    assert not wrong, f"{path.relative_to(ROOT)}: {wrong}"
 
 
 @pytest.mark.parametrize(
-    "module", ["harness.cli.main", "harness.catalog", "harness.diagnose.blame", "harness.run.runner"]
+    "module",
+    [
+        "harness.cli.main",
+        "harness.core.catalog",
+        "harness.diagnose.blame",
+        "harness.run.runner",
+        "harness.pytest.plugin",
+    ],
 )
 def test_importing_the_parents_modules_does_not_load_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
@@ -140,7 +132,7 @@ def test_no_file_is_longer_than_400_lines(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 
-WRAPS_COMPARATORS = HARNESS / "pytest_poison" / "assertions.py"
+WRAPS_COMPARATORS = HARNESS / "pytest" / "poison" / "assertions.py"
 """Names other people's comparing functions, to see what they are given; it compares nothing."""
 
 
@@ -149,16 +141,17 @@ def test_there_is_one_comparator():
     wrong = [
         str(path.relative_to(ROOT))
         for path in FILES
-        if path not in (HARNESS / "oracles" / "compare.py", WRAPS_COMPARATORS)
+        if path not in (HARNESS / "judge" / "oracles" / "compare.py", WRAPS_COMPARATORS)
         and word.search(path.read_text(encoding="utf-8"))
     ]
-    assert not wrong, f"compare through harness.oracles.compare: {wrong}"
+    assert not wrong, f"compare through harness.judge.oracles.compare: {wrong}"
 
 
 def test_oracles_know_the_records_of_targets_and_no_target():
-    for path in (HARNESS / "oracles").glob("*.py"):
-        names = [name for name, _ in imports(path) if name.startswith(("harness.targets", "harness.engine"))]
-        assert set(names) <= {TARGET_RECORDS}, path
+    for path in (HARNESS / "judge" / "oracles").glob("*.py"):
+        names = {name for name, _, _ in imports(path) if name.startswith(("harness.judge.", "harness.engine"))}
+        outside = {name for name in names if not name.startswith("harness.judge.oracles")}
+        assert outside <= {"harness.judge.run_records"}, path
 
 
 def test_no_module_has_a_name_that_says_nothing():

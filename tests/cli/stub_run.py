@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.catalog import FAULTS
 from harness.cli import run, selftest
-from harness.records import Case, Job
-from harness.results.store import Control, RunStore
+from harness.core.catalog import FAULTS
+from harness.core.records import Case, Job
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerPool
 from harness.scenario.schema import FaultUse
+from harness.store.run_folder import Control, RunStore
 
 
 def planned_selftest(out: Path, does: list[str], faulty: list[str], seconds: float = 0.0) -> RunStore:

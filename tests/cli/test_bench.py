@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from harness import bench
+from harness.core.records import Case, Verdict
 from harness.engine.capture import DecodeGraphs
 from harness.engine.paged_model import PagedModel
 from harness.kernels.call import BoundKernel
-from harness.plan.selection import select
-from harness.poison.allocations import AllocationPoison
-from harness.records import Case, Verdict
+from harness.memory.poison.allocations import AllocationPoison
 from harness.scenario.load import load_scenarios
+from harness.scenario.selection import select
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import Case, Job
-from harness.results.store import RunStore
+from harness.core.records import Case, Job
+from harness.store.run_folder import RunStore
 
 ROOT = Path(__file__).parents[2]
 Cli = Callable[..., tuple[int, str, str]]

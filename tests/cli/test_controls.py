@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from harness.cli.session import Wanted, plan_controls
-from harness.diagnose.faults import judge_fault
-from harness.plan.selection import select
-from harness.records import Blame, Case, CaseResult, Finding, Job, Verdict
-from harness.results.store import Control, RunStore
+from harness.core.records import Blame, Case, CaseResult, Finding, Job, Verdict
+from harness.diagnose.judge_fault import judge_fault
 from harness.run.runner import WorkerPool
 from harness.scenario.load import load_scenarios
 from harness.scenario.schema import FaultUse
+from harness.scenario.selection import select
+from harness.store.run_folder import Control, RunStore
 
 NAME = "kv-cache-full"
 

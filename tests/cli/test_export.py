@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.export.code import MARKER
-from harness.export.recipes import RECIPES, Recipe
+from harness.diagnose.script.code import MARKER
+from harness.diagnose.script.recipes import RECIPES, Recipe
 
 from .conftest import GOOD_BODY  # type: ignore[import-not-found]
 

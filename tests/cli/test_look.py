@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.plan.expand import expand
+from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios
 
 from .conftest import GOOD_BODY  # type: ignore[import-not-found]

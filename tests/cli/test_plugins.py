@@ -120,7 +120,7 @@ def test_of_a_file_with_kernels_of_two_ops_those_that_nothing_selected_uses_are_
 
 SUMS_IN_BF16 = """
 from harness import kernel
-from harness.catalog import KERNELS
+from harness.core.catalog import KERNELS
 
 @kernel(op="mla_decode", name="mine", kv=("bf16",){promise})
 def mine(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, metadata=None):

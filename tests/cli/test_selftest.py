@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.cli.selftest import perform
-from harness.errors import HarnessError
-from harness.results.store import RunStore
+from harness.core.errors import HarnessError
 from harness.run.runner import WorkerPool
+from harness.store.run_folder import RunStore
 
 from .stub_run import planned_selftest  # type: ignore[import-not-found]
 

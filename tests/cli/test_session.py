@@ -10,11 +10,11 @@ import pytest
 
 from harness.cli.run import perform
 from harness.cli.session import Devices, exit_code, find_blame
-from harness.errors import HarnessError
-from harness.records import Case, CaseResult, Finding, Job, PoisonPlan, Verdict
-from harness.results.store import RunStore
+from harness.core.errors import HarnessError
+from harness.core.records import Case, CaseResult, Finding, Job, PoisonPlan, Verdict
 from harness.run.environment import Environment, Gpu
 from harness.run.runner import WorkerPool
+from harness.store.run_folder import RunStore
 
 GPU = Gpu(name="H", capability="9.0", memory_bytes=1)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.catalog import KERNELS
 from harness.cli.main import exit_code_of
-from harness.ops.contracts import OPS
-from harness.plan.probe import case_of, cases, declared
-from harness.records import Job
+from harness.core.catalog import KERNELS
+from harness.core.ops import OPS
+from harness.core.records import Job
+from harness.judge.run_case import execute
 from harness.report.susceptibility import cell_of
-from harness.run.execute import execute
+from harness.scenario.susceptibility import case_of, cases, declared
 
 
 def run_directory(root: Path) -> Path:

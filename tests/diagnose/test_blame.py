@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.catalog import ORACLES
+from harness.core.catalog import ORACLES
+from harness.core.oracle_spec import TELLING_ORDER
+from harness.core.records import Blame, Case, CaseResult, Finding, Job, PoisonPlan, Verdict
 from harness.diagnose.blame import conclude, fails_alike, plan_trials, primary
-from harness.oracles.base import TELLING_ORDER
-from harness.records import Blame, Case, CaseResult, Finding, Job, PoisonPlan, Verdict
 
 SITES = ("output", "kv.tail", "router.ids", "workspace")
 Behaviour = Callable[[frozenset[str]], tuple[Finding, ...]]

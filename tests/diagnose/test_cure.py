@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.cures.names import parse
+from harness.core.cure_names import parse
+from harness.core.errors import InputError
+from harness.core.records import CaseResult, CureResult, Finding, Job, Verdict
 from harness.diagnose.cure import HIDES, NO_HELP, REMOVES, judge_cure
-from harness.errors import InputError
-from harness.plan.selection import select
-from harness.records import CaseResult, CureResult, Finding, Job, Verdict
-from harness.run.cured import execute
+from harness.judge.readers import execute
 from harness.scenario.load import load_scenarios
+from harness.scenario.selection import select
 
 CURES = Path(__file__).parents[2] / "examples" / "cures"
 INT32_IDS, MERGE = str(CURES / "int32_ids.py"), str(CURES / "merge_from_suffix.py")
@@ -125,7 +125,7 @@ def test_a_cure_that_breaks_the_numbers_does_not_help(tmp_path):
 
 @pytest.mark.parametrize("case_id", [PADDED, MIXED, HYBRID, DECODE, MERGE_KERNEL])
 def test_nothing_is_read_where_no_bug_is_put_back(case_id):
-    from harness.catalog import SITES
+    from harness.core.catalog import SITES
 
     result = execute(job_of(case_id).model_copy(update={"sites": tuple(SITES.names())}))
     assert (result.verdict, result.findings) == (Verdict.PASS, ())

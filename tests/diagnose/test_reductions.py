@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from harness.core.params import KERNEL_PARAMS, EngineParams
+from harness.core.records import Case, PoisonPlan
 from harness.diagnose.reductions import fields_of, reductions
-from harness.plan.draws import draw
-from harness.plan.legal import why_illegal
-from harness.records import Case, PoisonPlan
-from harness.scenario.params import KERNEL_PARAMS, EngineParams
+from harness.scenario.draws import draw
+from harness.scenario.legal import why_illegal
 
 
 def kernel_case(op: str, **params: object) -> Case:

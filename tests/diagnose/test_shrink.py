@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from harness.core.errors import InputError
+from harness.core.params import KERNEL_PARAMS
+from harness.core.records import Blame, Case, CaseResult, Finding, Job, PoisonPlan, Verdict
 from harness.diagnose.shrink import job_of, shrink
-from harness.errors import InputError
-from harness.plan.expand import fault_cases
-from harness.plan.selection import select
-from harness.records import Blame, Case, CaseResult, Finding, Job, PoisonPlan, Verdict
-from harness.run.execute import execute
+from harness.judge.run_case import execute
+from harness.scenario.expand import fault_cases
 from harness.scenario.load import load_scenarios
-from harness.scenario.params import KERNEL_PARAMS
+from harness.scenario.selection import select
 
 Behaviour = Callable[[Job], tuple[Finding, ...]]
 NAN = Finding(oracle="finite", site="kv.tail", tensor="out", message="NaN in live rows of out: 7 elements")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.catalog import FAULTS, KERNELS, ORACLES, SITES
 from harness.cli.main import EXIT_CODES, app
-from harness.ops.contracts import OPS
+from harness.core.catalog import FAULTS, KERNELS, ORACLES, SITES
+from harness.core.ops import OPS
 from harness.scenario.load import load_scenario
 
 ROOT = Path(__file__).parents[2]

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from harness.engine.config import model_config
+from harness.core.params import EngineParams
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Scheduler, Step
-from harness.model.transformer import CausalLM
-from harness.poison.patterns import Poison
-from harness.scenario.params import EngineParams
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.config import model_config
+from harness.engine.schedule.scheduler import Scheduler, Step
+from harness.memory.poison.patterns import Poison
 
 
 @pytest.fixture(autouse=True)

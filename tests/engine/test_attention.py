@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.core.errors import IllegalAddress
 from harness.engine.attention import (
     causal_attention,
     context_chunks,
@@ -13,9 +14,8 @@ from harness.engine.attention import (
     tokens_with_context,
 )
 from harness.engine.batch import PrefillRequest
-from harness.errors import IllegalAddress
-from harness.oracles.compare import compare
-from harness.oracles.thresholds import bound
+from harness.judge.oracles.compare import compare
+from harness.judge.oracles.thresholds import bound
 
 
 def request(context_len: int, start: int = 0, end: int = 1, blocks: tuple[int, ...] = (1, 2, 3)) -> PrefillRequest:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.catalog import FAULTS
+from harness.core.catalog import FAULTS
 from harness.engine import batch as batches
-from harness.engine.scheduler import ScheduledSequence
-from harness.engine.sequence import Sequence
-from harness.poison.patterns import Poison
-from harness.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
+from harness.engine.schedule.scheduler import ScheduledSequence
+from harness.engine.schedule.sequence import Sequence
+from harness.memory.poison.patterns import Poison
+from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
 
 FRIENDLY = Poison("nan", frozenset())
 TRAPS = {"block_table.pad": 9}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.engine.block_pool import BlockPool, FreeList
-from harness.errors import InputError
+from harness.core.errors import InputError
+from harness.engine.schedule.block_pool import BlockPool, FreeList
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

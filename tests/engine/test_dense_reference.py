@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from harness.engine.config import model_config
+from harness.core.params import EngineParams
 from harness.engine.dense_reference import DenseReference
-from harness.engine.sequence import Sequence
-from harness.model.transformer import CausalLM
-from harness.scenario.params import EngineParams
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.config import model_config
+from harness.engine.schedule.sequence import Sequence
 
 
 def made(num_experts: int) -> tuple[CausalLM, list[Sequence]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.engine.config import model_config
+from harness.core.errors import InputError
+from harness.core.params import EngineParams
 from harness.engine.engine import Engine
+from harness.engine.model.transformer import CausalLM
 from harness.engine.paged_model import Forwarded
 from harness.engine.runner import reachable_sizes, take_logits
-from harness.errors import InputError
-from harness.model.transformer import CausalLM
-from harness.poison.patterns import Poison
-from harness.scenario.params import EngineParams
+from harness.engine.schedule.config import model_config
+from harness.memory.poison.patterns import Poison
 
 FRIENDLY = Poison("nan", frozenset())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.engine.config import KV_SCALE, model_config
+from harness.core.params import EngineParams, KvType
 from harness.engine.memory import (
     KV_DTYPES,
     CacheLayout,
@@ -13,11 +13,11 @@ from harness.engine.memory import (
     hand_over_blocks,
     initial_memory,
 )
-from harness.engine.scheduler import Step
-from harness.engine.sequence import Sequence
-from harness.poison.patterns import Poison
-from harness.poison.sentinels import bits_view, sentinel_bits
-from harness.scenario.params import EngineParams, KvType
+from harness.engine.schedule.config import KV_SCALE, model_config
+from harness.engine.schedule.scheduler import Step
+from harness.engine.schedule.sequence import Sequence
+from harness.memory.poison.patterns import Poison
+from harness.memory.poison.sentinels import bits_view, sentinel_bits
 
 HYBRID = model_config(EngineParams(layers=("kda", "mla", "mla", "kda", "kda")))
 FRIENDLY = Poison("nan", frozenset())

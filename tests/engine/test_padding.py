@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.catalog import FAULTS
+from harness.core.catalog import FAULTS
+from harness.core.errors import IllegalAddress
+from harness.core.ops import PAGE_SIZE
 from harness.engine import batch as batches
 from harness.engine import linear_attention
 from harness.engine.batch import Batch, Padding
-from harness.engine.block_pool import BlockPool
+from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.padded_twins import repeated
 from harness.engine.runner import trash_block
-from harness.engine.scheduler import ScheduledSequence
-from harness.engine.sequence import Sequence
-from harness.errors import IllegalAddress
-from harness.model.config import ModelConfig
-from harness.model.kda import KimiDeltaAttention
-from harness.ops.contracts import PAGE_SIZE
-from harness.poison.patterns import Poison
+from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.scheduler import ScheduledSequence
+from harness.engine.schedule.sequence import Sequence
+from harness.memory.poison.patterns import Poison
 
 FRIENDLY = Poison("nan", frozenset())
 COLUMNS = 4

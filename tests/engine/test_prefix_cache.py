@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from harness.engine.block_pool import BlockPool, block_hashes
+from harness.core.errors import InputError
+from harness.core.params import EngineParams
 from harness.engine.engine import Engine
-from harness.engine.scheduler import Scheduler
-from harness.engine.sequence import Sequence
-from harness.errors import InputError
-from harness.scenario.params import EngineParams
+from harness.engine.schedule.block_pool import BlockPool, block_hashes
+from harness.engine.schedule.scheduler import Scheduler
+from harness.engine.schedule.sequence import Sequence
 
 from .conftest import Advance  # type: ignore[import-not-found]
 

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.errors import IllegalAddress
+from harness.core.records import Case
+from harness.core.sites import SITES
 from harness.engine import cache_scales, context_ranks
 from harness.engine.block_quantize import apply_scales
 from harness.engine.experts import apply_experts, ids_of_rank, mask_padding
 from harness.engine.quantize import pad_to_longest_rank
-from harness.errors import IllegalAddress
-from harness.kernels.torch_blocks import quantize_blocks
-from harness.oracles.reference import judge
-from harness.poison.patterns import Poison
-from harness.poison.sites import SITES
-from harness.records import Case
-from harness.targets.base import Evidence
-from harness.targets.engine import EngineTarget
+from harness.judge.oracles.reference import judge
+from harness.judge.run_records import Evidence
+from harness.judge.targets.engine import EngineTarget
+from harness.kernels.torch.blocks import quantize_blocks
+from harness.memory.poison.patterns import Poison
 
 NAN = Poison("nan", frozenset(SITES.names()))
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.engine.block_pool import BlockPool
-from harness.engine.scheduler import Scheduler, Step
-from harness.engine.sequence import Sequence
-from harness.errors import InputError
+from harness.core.errors import InputError
+from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.scheduler import Scheduler, Step
+from harness.engine.schedule.sequence import Sequence
 
 from .conftest import Advance  # type: ignore[import-not-found]
 

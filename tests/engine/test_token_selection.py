@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.engine.faults.sparse_decode import store_whole_tiles, topk_by_threshold
 from harness.engine.token_selection import TILE, pool_slots, store_decode_rows, store_index_keys, take_topk
-from harness.faults.sparse_decode import store_whole_tiles, topk_by_threshold
-from harness.poison.patterns import Poison
+from harness.memory.poison.patterns import Poison
 
 FRIENDLY = Poison("nan", frozenset())
 TRAPPED = Poison("nan", frozenset({"sparse.topk"}), traps={"sparse.topk": 99})

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.errors import InputError
+from harness.core.params import EngineParams
 from harness.engine.engine import Engine
-from harness.engine.sequence import Sequence
+from harness.engine.faults.verify_rows import token_above_all
+from harness.engine.schedule.sequence import Sequence
 from harness.engine.verification import SuffixDrafts, confirmed, greedy_tokens
-from harness.errors import InputError
-from harness.faults.verify_rows import token_above_all
-from harness.scenario.params import EngineParams
 
 MakeEngine = Callable[[EngineParams], Engine]
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.engine.block_pool import BlockPool
-from harness.engine.config import NULL_BLOCK
-from harness.engine.scheduler import Scheduler, first_visible
-from harness.engine.sequence import Sequence
+from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.config import NULL_BLOCK
+from harness.engine.schedule.scheduler import Scheduler, first_visible
+from harness.engine.schedule.sequence import Sequence
 
 from .conftest import Advance  # type: ignore[import-not-found]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.catalog import FAULTS
+from harness.core.catalog import FAULTS
+from harness.core.params import EngineParams
 from harness.engine.kernels import bind
 from harness.engine.stray_writes import dirty_workspace
 from harness.engine.workspace import GUARD, Workspace
-from harness.poison.patterns import Poison
-from harness.scenario.params import EngineParams
+from harness.memory.poison.patterns import Poison
 
 NOBODY = Poison("nan", frozenset())
 

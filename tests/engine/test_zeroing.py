@@ -7,11 +7,11 @@ import itertools
 import pytest
 import torch
 
-from harness.engine.config import KV_SCALE, model_config
+from harness.core.params import EngineParams, KvType, LayerKind
+from harness.engine.faults.shared_pools import gate_by_kind
 from harness.engine.memory import KV_DTYPES, CacheLayout
-from harness.engine.zeroing import CacheGroup, groups_to_zero
-from harness.faults.shared_pools import gate_by_kind
-from harness.scenario.params import EngineParams, KvType, LayerKind
+from harness.engine.schedule.config import KV_SCALE, model_config
+from harness.engine.schedule.zeroing import CacheGroup, groups_to_zero
 
 PAIRS = list(itertools.permutations(KV_DTYPES, 2))
 

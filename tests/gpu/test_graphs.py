@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from harness.graph.interface import new_pool
-from harness.graph.launch import launch
-from harness.poison.patterns import Poison
-from harness.poison.sites import SITES
+from harness.core.sites import SITES
+from harness.memory.graph.interface import new_pool
+from harness.memory.graph.launch import launch
+from harness.memory.poison.patterns import Poison
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda")
@@ -53,9 +53,9 @@ def test_memory_that_only_the_graph_reads_is_swept() -> None:
 def test_reading_a_value_on_the_host_cannot_be_captured() -> None:
     code = """
 import torch
-from harness.errors import CaptureError
-from harness.graph.interface import new_pool
-from harness.run.cuda_failures import is_spent
+from harness.core.errors import CaptureError
+from harness.memory.graph.interface import new_pool
+from harness.core.cuda_failures import is_spent
 static = torch.ones(3, device="cuda")
 try:
     new_pool(torch.device("cuda")).capture(lambda: static * float(static.sum()))

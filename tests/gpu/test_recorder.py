@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import harness
-from harness.poison.sentinels import bits_view
-from harness.recorder.scan import DTYPES, exponent_mask
-from harness.recorder.table import BUFFERS, Slot, Table
+from harness.memory.first_nan.scan import DTYPES, exponent_mask
+from harness.memory.first_nan.table import BUFFERS, Slot, Table
+from harness.memory.poison.sentinels import bits_view
 
 
 def test_replays_of_a_cuda_graph_record_live_rows_and_no_padding() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import harness.poison
-from harness.poison.cuda_sweep import CudaSweep
+import harness.memory.poison
+from harness.memory.poison.cuda_sweep import CudaSweep
 
 ROOT = Path(__file__).parents[2]
 SIZES = (100, 512, 5_000, 70_000, 1_100_000, 3_000_000)
@@ -114,7 +114,7 @@ def test_graph_replays_after_sweeps_of_their_pool_give_the_same_bits() -> None:
 
 
 def test_the_context_manager_works_alone() -> None:
-    with harness.poison.cuda() as poison:
+    with harness.memory.poison.cuda() as poison:
         first = torch.empty(1000, device="cuda")
         assert bool(first.isnan().all())
         first.zero_()
@@ -139,7 +139,7 @@ def test_live_tensors_keep_their_bytes_in_expandable_segments() -> None:
 
 def test_an_allocator_that_cannot_be_read_is_refused_with_a_reason() -> None:
     code = (
-        "import torch; from harness.poison.cuda_sweep import CudaSweep, UnreadableAllocator\n"
+        "import torch; from harness.memory.poison.cuda_sweep import CudaSweep, UnreadableAllocator\n"
         "try: CudaSweep()\nexcept UnreadableAllocator as e: print(e)"
     )
     environ = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTHONPATH": os.pathsep.join(

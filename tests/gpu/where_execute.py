@@ -1,4 +1,4 @@
-"""A stand-in for `harness.run.execute` that says which GPU its worker was given, and when it had it."""
+"""A stand-in for `harness.judge.run_case` that says which GPU its worker was given, and when it had it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from harness.records import CaseResult, Job, Verdict
+from harness.core.records import CaseResult, Job, Verdict
 
 
 def execute(job: Job) -> CaseResult:

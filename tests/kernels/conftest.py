@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.catalog import ORACLES, SITES
-from harness.poison.patterns import Poison
-from harness.records import Case, Finding
-from harness.scenario.params import KERNEL_PARAMS
-from harness.targets.base import Evidence
-from harness.targets.kernel import KernelTarget
+from harness.core.catalog import ORACLES, SITES
+from harness.core.params import KERNEL_PARAMS
+from harness.core.records import Case, Finding
+from harness.judge.run_records import Evidence
+from harness.judge.targets.kernel import KernelTarget
+from harness.memory.poison.patterns import Poison
 
 Judge = Callable[..., list[Finding]]
 ALL_SITES = frozenset(SITES.names())

@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from harness.errors import IllegalAddress
-from harness.kernels import torch_merge, torch_plan, torch_quantize, torch_write
-from harness.kernels.triton_decode import mla_decode
-from harness.kernels.triton_decode_kernels import INTERPRETED
-from harness.kernels.triton_merge import merge_attn_states
-from harness.kernels.triton_plan import mla_decode_plan
-from harness.kernels.triton_quantize import quantize_fp8
-from harness.kernels.triton_write_kv import write_kv
-from harness.ops import reference
-from harness.records import Finding
+from harness.core.errors import IllegalAddress
+from harness.core.records import Finding
+from harness.kernels.ops import reference
+from harness.kernels.torch import merge as torch_merge
+from harness.kernels.torch import plan as torch_plan
+from harness.kernels.torch import quantize as torch_quantize
+from harness.kernels.torch import write as torch_write
+from harness.kernels.triton.decode import mla_decode
+from harness.kernels.triton.decode_kernels import INTERPRETED
+from harness.kernels.triton.merge import merge_attn_states
+from harness.kernels.triton.plan import mla_decode_plan
+from harness.kernels.triton.quantize import quantize_fp8
+from harness.kernels.triton.write_kv import write_kv
 
 assert INTERPRETED, "set TRITON_INTERPRET=1"
 

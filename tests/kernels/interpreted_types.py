@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.kernels.triton_interpreter import prepare
+from harness.memory.triton_interpreter import prepare
 
 assert prepare(), "set TRITON_INTERPRET=1"
 

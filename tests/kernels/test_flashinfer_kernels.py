@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness.kernels import flashinfer_mla
-from harness.kernels.flashinfer_specs import FLASHINFER_KERNELS
+from harness.core.ops import OPS
+from harness.engines.flashinfer import mla as flashinfer_mla
+from harness.engines.flashinfer.specs import FLASHINFER_KERNELS
+from harness.kernels.ops import reference
 from harness.kernels.plugins import check_signature
-from harness.ops import reference
-from harness.ops.contracts import OPS
 
 
 class Wrapper:

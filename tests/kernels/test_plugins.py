@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness import kernel
-from harness.catalog import KERNELS
-from harness.errors import InputError, UnknownNameError
+from harness.core.catalog import KERNELS
+from harness.core.errors import InputError, UnknownNameError
 from harness.kernels import plugins
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kernels"

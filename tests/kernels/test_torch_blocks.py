@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.kernels import torch_blocks
-from harness.ops import block_reference
-from harness.ops.block_formats import FORMATS, decoded_scales, decoded_values
+from harness.kernels.ops import block_reference
+from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values
+from harness.kernels.torch import blocks as torch_blocks
 
 ROWS = [3, 0, 130, 1]
 OFFSETS = torch.tensor([0, 3, 3, 133, 134], dtype=torch.int32)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.records import Finding
+from harness.core.records import Finding
 
 Judge = Callable[..., list[Finding]]
 

@@ -7,14 +7,18 @@ import math
 import pytest
 import torch
 
-from harness.errors import IllegalAddress
-from harness.kernels import torch_context, torch_decode, torch_quantize, torch_route, torch_write
-from harness.kernels.torch_plan import MAX_SPLITS, mla_decode_plan
-from harness.ops import inputs
-from harness.poison.allocations import AllocationPoison
-from harness.poison.patterns import Poison
-from harness.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
-from harness.scenario.params import MlaDecodeParams
+from harness.core.errors import IllegalAddress
+from harness.core.params import MlaDecodeParams
+from harness.kernels.ops import inputs
+from harness.kernels.torch import context as torch_context
+from harness.kernels.torch import decode as torch_decode
+from harness.kernels.torch import quantize as torch_quantize
+from harness.kernels.torch import route as torch_route
+from harness.kernels.torch import write as torch_write
+from harness.kernels.torch.plan import MAX_SPLITS, mla_decode_plan
+from harness.memory.poison.allocations import AllocationPoison
+from harness.memory.poison.patterns import Poison
+from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
 
 POISON = Poison("nan", frozenset({"workspace"}))
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.errors import IllegalAddress
-from harness.kernels.torch_decode import mla_decode
-from harness.kernels.torch_sparse import mla_decode_sparse
-from harness.ops import reference
-from harness.records import Finding
+from harness.core.errors import IllegalAddress
+from harness.core.records import Finding
+from harness.kernels.ops import reference
+from harness.kernels.torch.decode import mla_decode
+from harness.kernels.torch.sparse import mla_decode_sparse
 
 Judge = Callable[..., list[Finding]]
 

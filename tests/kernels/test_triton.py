@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.catalog import KERNELS
-from harness.kernels import triton_interpreter
-from harness.kernels.spec import KernelSpec
-from harness.kernels.triton_interpreter import interpreter_is_on, unavailable
+from harness.core.catalog import KERNELS
+from harness.core.kernel_spec import KernelSpec
+from harness.memory import triton_interpreter
+from harness.memory.triton_interpreter import interpreter_is_on, unavailable
 
 TRITON = [spec for spec in KERNELS if spec.short_name == "triton"]
 HERE = Path(__file__).parent

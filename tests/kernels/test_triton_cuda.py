@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.catalog import KERNELS, ORACLES, SITES
-from harness.poison.patterns import Poison
-from harness.records import Case
-from harness.scenario.params import KERNEL_PARAMS
-from harness.targets.base import Evidence
-from harness.targets.kernel import KernelTarget
+from harness.core.catalog import KERNELS, ORACLES, SITES
+from harness.core.params import KERNEL_PARAMS
+from harness.core.records import Case
+from harness.judge.run_records import Evidence
+from harness.judge.targets.kernel import KernelTarget
+from harness.memory.poison.patterns import Poison
 
 REASON = KERNELS.get("mla_decode/triton").why_not("cuda")
 pytestmark = [
@@ -35,7 +35,7 @@ def test_the_other_kernels_are_right_and_clean_on_the_gpu(op: str) -> None:
 
 
 def test_a_captured_decode_follows_new_lengths_queries_and_tables_bit_for_bit() -> None:
-    from harness.kernels.triton_decode import mla_decode
+    from harness.kernels.triton.decode import mla_decode
 
     device = torch.device("cuda")
     cache = torch.randn(160, 64, 576, device=device, dtype=torch.bfloat16)
@@ -61,7 +61,7 @@ def test_a_captured_decode_follows_new_lengths_queries_and_tables_bit_for_bit() 
 
 
 def test_a_captured_quantizer_follows_the_number_of_live_rows() -> None:
-    from harness.kernels.triton_quantize import quantize_fp8
+    from harness.kernels.triton.quantize import quantize_fp8
 
     x = torch.randn(32, 256, device="cuda")
     num_live = torch.tensor([32], dtype=torch.int32, device="cuda")

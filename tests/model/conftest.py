@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.model.config import ModelConfig
+from harness.engine.schedule.model_config import ModelConfig
 
 
 def tiny(architecture: str, **changes: object) -> ModelConfig:

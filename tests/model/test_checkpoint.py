@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness.model import checkpoint
-from harness.model.config import ModelConfig
-from harness.model.transformer import CausalLM
+from harness.engine.model import checkpoint
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.model_config import ModelConfig
 
 TOKENS = torch.arange(9).unsqueeze(0)
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.model import delta_rule
-from harness.model.config import ModelConfig
-from harness.model.kda import KimiDeltaAttention
-from harness.model.transformer import CausalLM
+from harness.engine.model import delta_rule
+from harness.engine.model.kda import KimiDeltaAttention
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.model_config import ModelConfig
 
 
 def _layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> tuple[KimiDeltaAttention, torch.Tensor]:

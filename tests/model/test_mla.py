@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import torch
 
-from harness.model.config import ModelConfig
-from harness.model.mla import MLAAttention
-from harness.model.rope import rotate
-from harness.model.transformer import CausalLM
+from harness.engine.model.mla import MLAAttention
+from harness.engine.model.rope import rotate
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.model_config import ModelConfig
 
 
 def _layer(config: ModelConfig) -> tuple[MLAAttention, torch.Tensor, torch.Tensor]:

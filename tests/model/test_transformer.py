@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.model.config import ModelConfig
-from harness.model.moe import MoE, route
-from harness.model.transformer import CausalLM
+from harness.engine.model.moe import MoE, route
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.model_config import ModelConfig
 
 TOKENS = torch.randint(0, 64, (2, 11), generator=torch.Generator().manual_seed(0))
 

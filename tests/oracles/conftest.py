@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from harness.records import Case
-from harness.targets.base import Evidence, Observed, Run
+from harness.core.records import Case
+from harness.judge.run_records import Evidence, Observed, Run
 
 MakeObserved = Callable[..., Observed]
 MakeEvidence = Callable[..., Evidence]

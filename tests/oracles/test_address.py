@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from harness.oracles.address import judge
-from harness.targets.base import Binding, Run
+from harness.judge.oracles.address import judge
+from harness.judge.run_records import Binding, Run
 
 
 def test_inputs_updated_where_they_were_captured_are_silent(evidence):

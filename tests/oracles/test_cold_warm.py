@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.catalog import ORACLES
-from harness.targets.base import Pair, Run
+from harness.core.catalog import ORACLES
+from harness.judge.run_records import Pair, Run
 
 LOGITS = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
 BOTH = pytest.mark.parametrize("oracle", ["cold_warm", "flush"])

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.oracles.compare import blank_rows, compare, compare_bits
-from harness.oracles.thresholds import BOUNDS, Bound, bound
+from harness.judge.oracles.compare import blank_rows, compare, compare_bits
+from harness.judge.oracles.thresholds import BOUNDS, Bound, bound
 
 NAN, INF = float("nan"), float("inf")
 FP32 = bound("mla_decode.out.fp32")

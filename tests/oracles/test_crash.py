@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.errors import CaptureError, IllegalAddress, KernelError
-from harness.oracles.crash import judge
-from harness.targets.base import Run
+from harness.core.errors import CaptureError, IllegalAddress, KernelError
+from harness.judge.oracles.crash import judge
+from harness.judge.run_records import Run
 
 
 def test_runs_that_came_to_their_end_are_silent_and_counted(evidence):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from harness.oracles.distinct_experts import judge
-from harness.targets.base import ChosenExperts, Evidence, Run
+from harness.judge.oracles.distinct_experts import judge
+from harness.judge.run_records import ChosenExperts, Evidence, Run
 
 GOOD = [[0, 1], [3, 2], [1, 3]]
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.oracles.finite import judge
-from harness.poison.sentinels import bits_view, sentinel_bits
-from harness.targets.base import Run
+from harness.judge.oracles.finite import judge
+from harness.judge.run_records import Run
+from harness.memory.poison.sentinels import bits_view, sentinel_bits
 
 NAN, INF = float("nan"), float("inf")
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from harness.oracles.non_interference import judge
-from harness.targets.base import Run
+from harness.judge.oracles.non_interference import judge
+from harness.judge.run_records import Run
 
 
 def test_equal_runs_are_silent_and_counted(observe, evidence):

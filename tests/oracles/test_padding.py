@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.oracles.padding import judge
-from harness.targets.base import Pair, Run
+from harness.judge.oracles.padding import judge
+from harness.judge.run_records import Pair, Run
 
 
 def pair(second: torch.Tensor, oracle: str = "padding", bound: str = "") -> Pair:

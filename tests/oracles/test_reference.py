@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.errors import UnknownNameError
-from harness.oracles.reference import judge
-from harness.targets.base import Run
+from harness.core.errors import UnknownNameError
+from harness.judge.oracles.reference import judge
+from harness.judge.run_records import Run
 
 
 def test_the_right_answer_is_silent(observe, evidence):

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from harness.oracles.replay import judge
-from harness.targets.base import ReplayedStep, Run
+from harness.judge.oracles.replay import judge
+from harness.judge.run_records import ReplayedStep, Run
 
 LIVE = torch.tensor([True, True, True, False])
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.oracles.sentinel import judge
-from harness.poison.patterns import Poison
-from harness.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
-from harness.targets.base import Guard, Run
+from harness.judge.oracles.sentinel import judge
+from harness.judge.run_records import Guard, Run
+from harness.memory.poison.patterns import Poison
+from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
 
 
 def poisoned(tensor: torch.Tensor, site: str) -> torch.Tensor:

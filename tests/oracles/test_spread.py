@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from harness.oracles.spread import is_within, largest_difference, stated
+from harness.judge.oracles.spread import is_within, largest_difference, stated
 
 LIVE = torch.tensor([True, True, False])
 

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from harness.errors import UnknownNameError
-from harness.ops import inputs, reference
-from harness.ops.inputs import DecodeInputs
-from harness.oracles.compare import compare
-from harness.oracles.thresholds import BOUNDS, bound
-from harness.scenario.params import MlaDecodeParams
+from harness.core.errors import UnknownNameError
+from harness.core.params import MlaDecodeParams
+from harness.judge.oracles.compare import compare
+from harness.judge.oracles.thresholds import BOUNDS, bound
+from harness.kernels.ops import inputs, reference
+from harness.kernels.ops.inputs import DecodeInputs
 
 KV = ("fp32", "bf16", "fp8_e4m3")
 DECODES = ("mla_decode", "mla_decode_sparse")

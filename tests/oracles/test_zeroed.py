@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from harness.oracles.zeroed import judge
-from harness.targets.base import Run, ZeroedBlock
+from harness.judge.oracles.zeroed import judge
+from harness.judge.run_records import Run, ZeroedBlock
 
 
 def test_blocks_that_hold_zeros_are_silent(evidence):

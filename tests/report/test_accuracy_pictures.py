@@ -16,11 +16,11 @@ from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import Baseline
 from harness.accuracy.judge import judge
 from harness.accuracy.records import QuestionResult, RunHeader
-from harness.records import AccuracyRecord, Case, CaseResult, Job, Verdict
+from harness.core.records import AccuracyRecord, Case, CaseResult, Job, Verdict
 from harness.report import junit, page, table
 from harness.report.accuracy_chart import COLUMNS, chart, grid
 from harness.report.terminal import console_for, print_run
-from harness.results.store import RunStore
+from harness.store.run_folder import RunStore
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

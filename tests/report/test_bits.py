@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from harness.poison.patterns import Poison
-from harness.poison.sentinels import OUT_OF_RANGE, bits_view, hex_bits, sentinel_bits
-from harness.poison.sites import SITES
+from harness.core.sites import SITES
+from harness.memory.poison.patterns import Poison
+from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, hex_bits, sentinel_bits
 from harness.report.bits import LAYOUTS, explain
 
 FLOATS = {name: getattr(torch, name) for name in LAYOUTS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.records import Blame, Case, Finding
+from harness.core.records import Blame, Case, Finding
 from harness.report.diagram import CHAR, ROW, WIDTH, Diagram, diagram
 
 CASE = Case(

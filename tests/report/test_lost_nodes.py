@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from harness.records import Case, CaseResult, Job, Verdict
+from harness.core.records import Case, CaseResult, Job, Verdict
 from harness.report.page import render
 from harness.report.terminal import console_for, print_run
-from harness.results.store import RunStore
+from harness.store.run_folder import RunStore
 
 NODE = "10.0.0.2 (0a1b2c3d)"
 

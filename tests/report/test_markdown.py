@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.history.compare import compare
-from harness.history.entry import entry_of
-from harness.records import Blame, Case, CaseResult, FaultResult, Finding, Job, Verdict
+from harness.core.records import Blame, Case, CaseResult, FaultResult, Finding, Job, Verdict
 from harness.report.markdown import MAX_LISTED, render
-from harness.results.source import Source
-from harness.results.store import RunStore
+from harness.store.history.compare import compare
+from harness.store.history.entry import entry_of
+from harness.store.run_folder import RunStore
+from harness.store.source import Source
 
 
 def store_of(root: Path, verdicts: dict[str, Verdict], message: str = "NaN in live rows") -> RunStore:

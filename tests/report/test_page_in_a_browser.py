@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.accuracy.statistics import wilson_interval
-from harness.records import (
+from harness.core.records import (
     AccuracyJudgement,
     AccuracyRecord,
     Blame,
@@ -28,7 +28,7 @@ from harness.records import (
 )  # fmt: skip
 from harness.report import page as report
 from harness.report.command import reproduce
-from harness.results.store import RunStore
+from harness.store.run_folder import RunStore
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import Blame, Case, CaseResult, FaultResult, Finding, Job, PoisonPlan, Verdict
+from harness.core.records import Blame, Case, CaseResult, FaultResult, Finding, Job, PoisonPlan, Verdict
 from harness.report import junit, page, table
 from harness.report.command import reproduce, show
 from harness.report.failure_groups import failure_groups
 from harness.report.terminal import console_for, fault_line, print_run
 from harness.report.wording import one_line, printable
 from harness.report.write import REPORT_FILES, write_reports
-from harness.results.store import RunStore
+from harness.store.run_folder import RunStore
 
 HOSTILE = "<script>alert('x')</script> ]]> & \"quoted\" \x00\x1b[31mred\x07 \ud800 \u202egnp.exe \ufffe [bold]"
 

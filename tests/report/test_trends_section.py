@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.history.runs import RunPoint
-from harness.history.trends import CaseTrend, FaultTrend, Flakiness, ScenarioTrend, Trends
-from harness.records import Case, CaseResult, Finding, Job, Verdict
+from harness.core.records import Case, CaseResult, Finding, Job, Verdict
 from harness.report import page
 from harness.report.trend_chart import past_of, trend_view
-from harness.results.store import RunStore
+from harness.store.history.runs import RunPoint
+from harness.store.history.trends import CaseTrend, FaultTrend, Flakiness, ScenarioTrend, Trends
+from harness.store.run_folder import RunStore
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -1,4 +1,4 @@
-"""A stand-in for `harness.run.execute` whose cases do what their id says; imported in the worker only."""
+"""A stand-in for `harness.judge.run_case` whose cases do what their id says; imported in the worker only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness.records import CaseResult, Finding, Job, Verdict
+from harness.core.records import CaseResult, Finding, Job, Verdict
 
 
 def _result(job: Job, verdict: Verdict = Verdict.PASS, **more: object) -> CaseResult:

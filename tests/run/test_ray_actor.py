@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import InputError
-from harness.records import Case, CaseResult, Job
+from harness.core.errors import InputError
+from harness.core.records import Case, CaseResult, Job
 from harness.run import parcel, ray_actor
 from harness.run.ray_actor import NodeWorker, unpack
 
@@ -75,7 +75,7 @@ def test_code_that_travels_is_the_package_and_fixtures_lie_beside_it(started: St
     worker.run(stub("pass"), [], archive.getvalue(), {})
     (root,) = (tmp_path / f"mla-harness-ray-{ray_actor.os.getuid()}").iterdir()
     assert (root / "fixtures" / "tasks" / "mine.yaml").read_text() == "questions"
-    assert (root / "harness" / "records.py").is_file()
+    assert (root / "harness" / "core" / "records.py").is_file()
 
 
 def test_fixtures_travel_whole() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from harness.cli.main import exit_code_of
-from harness.errors import InputError
-from harness.records import Case, CaseResult, Job, Verdict
+from harness.core.errors import InputError
+from harness.core.records import Case, CaseResult, Job, Verdict
 from harness.run import ray_pool
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerError, WorkerPool

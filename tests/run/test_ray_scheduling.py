@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import Case, CaseResult, Job, Verdict
+from harness.core.records import Case, CaseResult, Job, Verdict
 from harness.run import ray_pool
 from harness.run.environment import Environment, Gpu
 from harness.run.ray_cluster import ActorLost, Slot

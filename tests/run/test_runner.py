@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import Case, Job, Verdict
+from harness.core.records import Case, Job, Verdict
 from harness.run.runner import WorkerError, WorkerPool
 
 STUB = {"PYTHONPATH": str(Path(__file__).parent)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.errors import InputError
-from harness.records import Case, CaseResult, Job, Verdict
+from harness.core.errors import InputError
+from harness.core.records import Case, CaseResult, Job, Verdict
 from harness.run import sanitizer
 
 REPORT = """========= COMPUTE-SANITIZER

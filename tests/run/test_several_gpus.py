@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import Case, Job, Verdict
+from harness.core.records import Case, Job, Verdict
 from harness.run.environment import Gpu
 from harness.run.gpus import GpuLocks
 from harness.run.runner import WorkerPool

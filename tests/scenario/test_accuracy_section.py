@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import InputError
-from harness.plan.expand import expand, fault_cases
-from harness.plan.override import KernelOverride
-from harness.plan.selection import select
+from harness.core.errors import InputError
+from harness.scenario.expand import expand, fault_cases
+from harness.scenario.kernel_override import KernelOverride
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
+from harness.scenario.selection import select
 
 TEXT = """
 name: served

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import InputError
+from harness.core.errors import InputError
 from harness.scenario import document
 from harness.scenario.load import default_directory, load_scenario, load_scenarios, shipped_directory
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import InputError
+from harness.core.errors import InputError
 from harness.scenario.load import load_scenario
 
 MALFORMED = Path(__file__).parent / "malformed"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from harness.catalog import FAULTS, ORACLES, SITES
-from harness.scenario.params import KERNEL_PARAMS
+from harness.core.catalog import FAULTS, ORACLES, SITES
+from harness.core.params import KERNEL_PARAMS
 from harness.scenario.schema import Scenario, json_schema
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.catalog import FAULTS, ORACLES, SITES
-from harness.plan.expand import expand, fault_cases
+from harness.core.catalog import FAULTS, ORACLES, SITES
+from harness.core.params import KERNEL_PARAMS
+from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenarios, shipped_directory
-from harness.scenario.params import KERNEL_PARAMS
 
 SCENARIOS = load_scenarios(shipped_directory())
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.kernels.flashinfer_specs import FLASHINFER_KERNELS
-from harness.kernels.vllm_specs import VLLM_KERNELS
-from harness.vllm_fits.calls import calls_of
-from harness.vllm_fits.signatures import Call, Parameters, unlike, unsuited
+from harness.engines.flashinfer.specs import FLASHINFER_KERNELS
+from harness.engines.vllm.fits.calls import calls_of
+from harness.engines.vllm.fits.signatures import Call, Parameters, unlike, unsuited
+from harness.engines.vllm.kernels.specs import VLLM_KERNELS
 
 ADAPTER = """
 import importlib

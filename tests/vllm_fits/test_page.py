@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.vllm_fits.page import cell, document, missing, refreshed, run_on_a_cpu, run_on_a_gpu, table
-from harness.vllm_fits.parts import Fit, fits
+from harness.engines.vllm.fits.checks import Fit, fits
+from harness.engines.vllm.fits.page import cell, document, missing, refreshed, run_on_a_cpu, run_on_a_gpu, table
 from tests.vllm_fits.conftest import Maker
 
 ROOT = Path(__file__).parents[2]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.serving.vllm_faults import PATCHES
-from harness.serving.vllm_objects import RELIED, STEP
-from harness.vllm_fits.parts import Fit, fits
+from harness.engines.vllm.faults import PATCHES
+from harness.engines.vllm.fits.checks import Fit, fits
+from harness.engines.vllm.objects import RELIED, STEP
 from tests.vllm_fits.conftest import Maker
 
 OUTPUT = """

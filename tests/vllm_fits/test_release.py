@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import InputError
-from harness.vllm_fits.release import Release
-from harness.vllm_fits.signatures import parameters
+from harness.core.errors import InputError
+from harness.engines.vllm.fits.release import Release
+from harness.engines.vllm.fits.signatures import parameters
 from tests.vllm_fits.conftest import Maker
 
 FILES = {

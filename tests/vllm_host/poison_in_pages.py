@@ -17,8 +17,8 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, MLAAttentionSpec
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from harness.serving.hooks import StepPoison
-from harness.serving.settings import ServePoison
+from harness.engines.vllm.serve.hooks import StepPoison
+from harness.engines.vllm.serve.settings import ServePoison
 
 NUM_BLOCKS, BLOCK, LATENT = 8, 128, 576
 LAYERS = ["model.layers.0.attn", "model.layers.1.attn"]

@@ -11,21 +11,21 @@ import sys
 
 import torch
 
-from harness.kernels.triton_interpreter import prepare
-from harness.poison.patterns import Poison
-from harness.serving import context_rows
-from harness.serving.fill import FILLED
-from harness.serving.settings import ServePoison
-from harness.serving.vllm_faults import put_back
+from harness.engines.vllm.faults import put_back
+from harness.engines.vllm.serve import context_rows
+from harness.engines.vllm.serve.settings import ServePoison
+from harness.engines.vllm.serve.writes import FILLED
+from harness.memory.poison.patterns import Poison
+from harness.memory.triton_interpreter import prepare
 
 FAULT = "vllm.merge-ignore-context-count"
 
 
 def prefill() -> tuple[int, bool, float]:
     """Rows filled, whether the output is finite, and how far it is from float64 attention."""
-    from harness.kernels.torch_context import context_attention
-    from harness.vllm_host.prefill_merge import REQUESTS
-    from harness.vllm_host.prefill_step import SCALE, Inputs, Step
+    from harness.engines.vllm.host.prefill_merge import REQUESTS
+    from harness.engines.vllm.host.prefill_step import SCALE, Inputs, Step
+    from harness.kernels.torch.context import context_attention
 
     def every_row_written(q, k, v, starts, keys):  # type: ignore[no-untyped-def]
         return context_attention(q, k, v, starts, keys, scale=SCALE)

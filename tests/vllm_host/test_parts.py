@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.plan.expand import expand, fault_cases
-from harness.records import Job, Verdict
-from harness.run.execute import execute
+from harness.core.records import Job, Verdict
+from harness.engines.vllm import host_target as vllm_host
+from harness.judge.run_case import execute
+from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenarios, shipped_directory
-from harness.targets import vllm_host
 
 FAKE = Path(__file__).parent / "fake"
 SCENARIOS = {s.name: s for s in load_scenarios(shipped_directory()) if s.system == "vllm-host"}

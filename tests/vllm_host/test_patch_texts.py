@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.serving.patches import PatchRefused, edited_text
-from harness.serving.vllm_faults import PATCHES, patch_for
+from harness.engines.vllm.faults import PATCHES, patch_for
+from harness.engines.vllm.patches import PatchRefused, edited_text
 
 ROOT = Path(os.environ.get("MLA_HARNESS_VLLM_SITES") or "no such folder")
 RELEASES = sorted(path.name.removeprefix("vllm-") for path in ROOT.glob("vllm-*") if (path / "vllm").is_dir())

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.serving.told import check
-from harness.targets.vllm_ranks import AMONG_RANKS
+from harness.engines.vllm.ranks import AMONG_RANKS
+from harness.engines.vllm.serve.worker_state import check
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 FAULT = "vllm.merge-ignore-context-count"

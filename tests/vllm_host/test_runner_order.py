@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.errors import InputError
-from harness.vllm_host.runner_order import Request, first_runner, second_runner
+from harness.core.errors import InputError
+from harness.engines.vllm.host.runner_order import Request, first_runner, second_runner
 
 FRESH = Request("fresh", num_prompt=9, num_computed=0, num_scheduled=9)
 CHUNK = Request("chunk", num_prompt=70, num_computed=40, num_scheduled=20)

@@ -22,7 +22,7 @@ FRESH_ROWS = 9
 STRATEGY = """
 import json
 import torch
-from harness.serving.routing import STRATEGY, register
+from harness.engines.vllm.serve.routing import STRATEGY, register
 register()
 from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
 logits = torch.tensor([[1.0, 4.0, 2.0, 3.0]])

@@ -12,10 +12,10 @@ def main() -> None:
     from vllm.config import DeviceConfig, ParallelConfig, VllmConfig
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-    from harness.serving.child import die_with_parent
-    from harness.serving.plugin import activate
-    from harness.serving.told import summed, tell
-    from harness.targets.vllm_ranks import rank_options
+    from harness.engines.vllm.ranks import rank_options
+    from harness.engines.vllm.serve.child import die_with_parent
+    from harness.engines.vllm.serve.plugin import activate
+    from harness.engines.vllm.serve.worker_state import summed, tell
 
     die_with_parent()
     activate()

@@ -1,0 +1,34 @@
+"""Every error a user can meet, with the exit code it ends in. `cli.main` is the only place that catches them."""
+
+from __future__ import annotations
+
+
+class HarnessError(Exception):
+    """Base of all deliberate errors; its text is one line that says where, what, and how to mend it."""
+
+    exit_code = 3
+
+
+class InputError(HarnessError):
+    """The user's input is wrong: a scenario, a selector, an option, a plug-in file. Exit code 2."""
+
+    exit_code = 2
+
+
+class UnknownNameError(InputError):
+    """A name that no registry holds; the message carries the nearest names."""
+
+
+class IllegalAddress(Exception):
+    """A kernel indexed memory outside its tensor, as a GPU would fault with `cudaErrorIllegalAddress`.
+
+    Raised by the bounds checks of :mod:`harness.memory.bounds`. It is a finding of the case, never a harness error.
+    """
+
+
+class KernelError(Exception):
+    """The kernel under test raised, or broke its contract. A finding of the case, never a harness error."""
+
+
+class CaptureError(Exception):
+    """An operation that a graph cannot hold, for example a device value read on the host during capture."""

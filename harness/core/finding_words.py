@@ -1,0 +1,60 @@
+"""How findings say where: row numbers as ranges, and many findings alike as one with a count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from harness.core.records import Finding
+
+MAX_RANGES = 6
+
+
+def ranges(rows: Iterable[int]) -> str:
+    """Row numbers as text: [0, 1, 2, 5] -> ``0-2, 5``; a long list ends in how many ranges were left out."""
+    runs: list[list[int]] = []
+    for row in sorted(rows):
+        if runs and row == runs[-1][1] + 1:
+            runs[-1][1] = row
+        else:
+            runs.append([row, row])
+    texts = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs]
+    rest = len(texts) - MAX_RANGES
+    return ", ".join(texts) if rest <= 0 else ", ".join(texts[:MAX_RANGES]) + f" and {rest} more ranges"
+
+
+def place(describe: str, rows: Iterable[int], index: tuple[int, ...] = (), what: str = "first") -> str:
+    """Where in a tensor, in words: ``request 0-2, 5; first at [0, 3, 17]``."""
+    text = f"{describe} {ranges(rows)}"
+    return f"{text}; {what} at {list(index)}" if len(index) > 1 else text
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Join findings of one oracle about the same site of the same tensor, whatever their numbers.
+
+    The first of each group is kept, and says how many more there were: other steps, patterns, or rows.
+    """
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(kind_of(finding), []).append(finding)
+    return [_with_count(group[0], len(group)) for group in groups.values()]
+
+
+def kind_of(finding: Finding) -> tuple[str, ...]:
+    """What two findings of one cause have in common: oracle, site, tensor and sentence, whatever their numbers."""
+    return finding.oracle, finding.site or "", _unnumbered(finding.tensor), _kind(finding.message)
+
+
+def _with_count(finding: Finding, count: int) -> Finding:
+    if count == 1:
+        return finding
+    return finding.model_copy(update={"message": f"{finding.message} ({count - 1} more like it)"})
+
+
+def _unnumbered(text: str) -> str:
+    return re.sub(r"\d+", "#", text)
+
+
+def _kind(message: str) -> str:
+    """What a sentence says once its parenthesis, pattern and numbers are left out."""
+    return _unnumbered(re.sub(r"\s*\(.*\)$", "", message.partition(":")[0]))

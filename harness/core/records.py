@@ -1,0 +1,354 @@
+"""The records that the stages hand to one another: plain, frozen, and the same in memory and on disk."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+Interval = tuple[float, float]
+
+
+class Record(BaseModel):
+    """A frozen value that refuses unknown fields; `model_dump_json` and `model_validate_json` round-trip it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Verdict(str, Enum):
+    """How a case ended. `skip` is never a pass, and `error` is the harness's own fault."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    CRASH = "crash"
+    SKIP = "skip"
+    ERROR = "error"
+
+
+class PoisonPlan(Record):
+    """Which sites are filled with which patterns; the first pattern is the main one."""
+
+    patterns: tuple[str, ...] = ("nan",)
+    sites: tuple[str, ...] = ()
+    strict: bool = False
+    ignore_contracts: bool = False
+    """Poison also what a kernel declares that it needs friendly: to find out, not to judge."""
+
+
+class Case(Record):
+    """One point of a scenario's matrix. `id` alone reproduces it: the seed is derived from the id."""
+
+    id: str
+    scenario: str
+    system: str
+    refs: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    params: dict[str, Any] = {}
+    poison: PoisonPlan = PoisonPlan()
+    oracles: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class Job(Record):
+    """What a worker is asked to do: one case, with or without a fault, perhaps with other poisoned sites."""
+
+    key: str
+    case: Case
+    fault: str | None = None
+    sites: tuple[str, ...] | None = None
+    """Sites to poison instead of the case's own; the others get friendly memory. Used to find the one to blame."""
+    device: str = "cpu"
+    plugins: tuple[str, ...] = ()
+    timeout_seconds: float = 60.0
+    cures: tuple[str, ...] = ()
+    """Proposed cures to run it with; only :mod:`harness.judge.readers` knows them."""
+    more_faults: tuple[str, ...] = ()
+    """Further bugs put back beside `fault`; only :mod:`harness.judge.readers` knows them."""
+    first_nan: tuple[str, ...] | None = None
+    """Sites: the job is not judged, but run with the first-NaN recorder, and searched for the first reader of these."""
+    gpus: tuple[int, ...] = ()
+    """The GPUs that are held for a case that needs several, numbered as its worker sees them."""
+    directory: str | None = None
+    """Where a case that takes long notes its progress, so that a resumed run goes on from there."""
+
+
+class Finding(Record):
+    """One thing an oracle saw."""
+
+    oracle: str
+    site: str | None = None
+    tensor: str = ""
+    where: str = ""
+    bits: str | None = None
+    message: str = ""
+
+
+class Flips(Record):
+    """How one epoch's answers differ from those of its reference, question by question."""
+
+    reference: str
+    num_shared: int
+    lost: int
+    gained: int
+    p_value: float = Field(description="exact McNemar, two-sided")
+
+
+class EpochAccuracy(Record):
+    """One epoch, counted over all its questions: an unanswered one is never left out."""
+
+    epoch: int
+    num_questions: int
+    num_correct: int
+    accuracy: float
+    interval: Interval = Field(description="Wilson, 95 %")
+    unanswered: int = 0
+    empty: int = 0
+    unparsed: int = 0
+    invalid_tokens: int = 0
+    retried: int = 0
+    num_tokens: int = 0
+    unanswered_reasons: dict[str, int] = Field(default={}, description="reason -> how many questions")
+    flips: Flips | None = Field(default=None, description="against the baseline, or else the first epoch")
+    changed: int = Field(default=0, description="answers whose text differs from the first epoch's")
+
+
+class BaselineUse(Record):
+    """The baseline that a run was compared to."""
+
+    name: str
+    accuracy: float
+    interval: Interval
+    num_shared: int
+
+
+class AccuracyLimits(Record):
+    """What fails a run by itself, whatever its accuracy. Shares of all questions; None allows any number."""
+
+    unanswered: float | None = 0.01
+    empty: float | None = 0.01
+    unparsed: float | None = Field(default=0.5, description="of what cannot be read, nothing is measured")
+    invalid_tokens: float | None = 0.0
+    accuracy: float | None = Field(default=None, description="the least accuracy of an epoch; None asks for none")
+    flips: int | None = Field(default=None, description="between epochs; None means 0 on a deterministic engine")
+    alpha: float = Field(default=0.05, gt=0, lt=1, description="chance of a false alarm, over all tests of the run")
+
+
+class AccuracyJudgement(Record):
+    """The verdict of a run with its reasons."""
+
+    verdict: Verdict
+    statement: str = Field(description="one sentence for people")
+    reasons: tuple[str, ...] = ()
+    p_value: float | None = Field(default=None, description="the smallest of the run's tests, Bonferroni-adjusted")
+    trend_p_value: float | None = Field(default=None, description="Wilcoxon signed-rank on each question's slope")
+    num_tests: int = 0
+    smallest_drop: float | None = Field(default=None, description="the drop seen with 80 % power; None: no drop can be")
+    num_flips: int = Field(default=0, description="questions that changed between right and wrong from the first epoch")
+
+
+class OutcomeGrid(Record):
+    """The per-question grid: one string an epoch, one character a question in the task's order.
+
+    `1` right, `0` wrong, `u` unanswered, `e` empty, `p` did not parse, `i` invalid tokens, `.` not asked yet.
+    """
+
+    questions: tuple[str, ...]
+    rows: tuple[str, ...]
+    baseline: str = Field(default="", description="the same for the baseline; empty without one")
+
+
+class AccuracyRecord(Record):
+    """One entry of `accuracy` in summary.json."""
+
+    schema_version: int = 1
+    scenario: str = ""
+    case: str = ""
+    fault: str | None = None
+    task: str
+    model: str
+    model_hash: str
+    engine: str
+    dtype: str
+    seed: int
+    note: str = ""
+    filter: str = ""
+    epochs: tuple[EpochAccuracy, ...]
+    ci: tuple[Interval, ...] = Field(description="the intervals of the epochs, in their order")
+    baseline: BaselineUse | None = None
+    verdict: Verdict
+    judgement: AccuracyJudgement
+    grid: OutcomeGrid
+    seconds: float = 0.0
+
+
+class FirstNan(Record):
+    """Who wrote the first value that is not finite, as the recorder saw it, and who read the memory to blame first."""
+
+    writer: str = Field(default="", description="the op or module; empty: every watched live value was finite")
+    tensor: str = ""
+    layer: int | None = None
+    step: int | None = None
+    phase: str = Field(default="", description="prefill, decode, mixed, or forward where nobody knows")
+    rank: int = 0
+    request: str = ""
+    where: str = Field(default="", description="row and element of the row")
+    bits: str = ""
+    bad: str = Field(default="not finite", description="what was wrong with the value")
+    is_input: bool = Field(default=False, description="seen first in what `writer` was given, so made just before it")
+    finite: tuple[str, ...] = Field(default=(), description="what `writer` was given that was still finite")
+    not_finite: tuple[str, ...] = Field(default=(), description="what it was given or stood beside that was not")
+    not_watched: tuple[str, ...] = ()
+    before: str = Field(default="", description="the last watched output before it")
+    after: tuple[str, ...] = Field(default=(), description="what was hit next in the same step, in order")
+    num_ranks: int = Field(default=1, description="ranks of which this one wrote first")
+    other_ranks: tuple[str, ...] = Field(default=(), description="what the recorders of the others say")
+    untold: str = Field(default="", description="why ranks did not tell, where one did not")
+    reader: str = Field(default="", description="the first launch whose live result depends on memory of `sites`")
+    reader_at: str = Field(default="", description="its tensor and step")
+    sites: tuple[str, ...] = Field(default=(), description="the memory to blame")
+
+    @property
+    def statement(self) -> str:
+        """One sentence: what, where, when, whose, and what was still finite."""
+        if not self.writer:
+            return self.untold or "no watched live value was anything but finite"
+        untold = f"; {self.untold}" if self.untold else ""
+        given = "was given" if self.is_input else "wrote"
+        places = (
+            f"layer {self.layer}" if self.layer is not None else "", f"step {self.step} ({self.phase})",
+            f"request {self.request}" if self.request else "",
+            f"rank {self.rank}" if self.rank and self.num_ranks == 1 else "",
+            self.where, f"bits {self.bits}" if self.bits else "",
+        )  # fmt: skip
+        where = ", ".join(place for place in places if place)
+        rank = f"rank {self.rank}: " if self.num_ranks > 1 else ""
+        told = f"{rank}{self.writer} {given} {self.tensor}, {self.bad}: {where}"
+        finite = f"; still good: {', '.join(self.finite)}" if self.finite else ""
+        if not self.finite and self.before:
+            finite = f"; still good: {self.before}"
+        others = f"; not good: {', '.join(self.not_finite)}" if self.not_finite else ""
+        blind = f"; not watched: {', '.join(self.not_watched)}" if self.not_watched else ""
+        return told + finite + others + blind + untold
+
+
+class CaseResult(Record):
+    """What became of one job. Every planned job ends in exactly one of these."""
+
+    schema_version: int = SCHEMA_VERSION
+    key: str
+    id: str
+    scenario: str
+    refs: tuple[str, ...] = ()
+    fault: str | None = None
+    sites: tuple[str, ...] | None = None
+    verdict: Verdict
+    seconds: float = 0.0
+    reason: str = ""
+    findings: tuple[Finding, ...] = ()
+    looked_at: dict[str, int] = {}
+    """Elements each oracle judged; an oracle that looked at nothing makes the case an error."""
+    accuracy: AccuracyRecord | None = None
+    """Accuracy by epoch, for a case that measures it."""
+    log: str = ""
+    """The tail of the worker's standard error, kept for crashes and errors."""
+    lost_nodes: tuple[str, ...] = ()
+    """Machines of a cluster that were lost while they ran it; after each it was planned again elsewhere."""
+    first_nan: FirstNan | None = None
+    """What the recorder saw, for a job that was run with it."""
+
+    @classmethod
+    def of(cls, job: Job, verdict: Verdict, **more: Any) -> CaseResult:
+        """The result of `job`: what names it comes from the job, `more` are the other fields."""
+        case = job.case
+        return cls(
+            key=job.key, id=case.id, scenario=case.scenario, refs=case.refs, fault=job.fault, sites=job.sites,
+            verdict=verdict, **more,
+        )  # fmt: skip
+
+
+class Blame(Record):
+    """Which memory was to blame for a failure, and how that was found."""
+
+    sites: tuple[str, ...] = ()
+    how: str = ""
+    trials: dict[str, str] = {}
+    """Poisoned set of sites -> verdict of that trial, in the order tried."""
+    first_nan: FirstNan | None = None
+    """Who wrote the first NaN and who read the memory first, where launches can be seen."""
+
+
+class ShrinkStep(Record):
+    """One accepted step towards the smallest failing case: `what` was reduced, written as a case id writes values."""
+
+    what: str
+    before: str
+    after: str
+    tried: int = Field(default=0, description="trials made for this step, the accepted one included")
+
+
+class Shrunk(Record):
+    """The smallest case that still fails for the reason of a failing one, and the way there."""
+
+    schema_version: int = SCHEMA_VERSION
+    key: str
+    id: str
+    fault: str | None = None
+    case: Case = Field(description="the smallest; its id alone reproduces it")
+    oracle: str
+    sites: tuple[str, ...] = Field(default=(), description="the memory to blame")
+    finding: Finding = Field(description="what the oracle saw in the smallest case")
+    steps: tuple[ShrinkStep, ...] = ()
+    num_trials: int = 0
+    seconds: float = 0.0
+    is_smallest: bool = Field(default=False, description="false: the time was up before every smaller case was tried")
+
+
+class Reading(Record):
+    """Memory that nobody wrote and that live results depend on, with the first who read it."""
+
+    site: str
+    reader: str
+    tensor: str = ""
+    where: str = ""
+    how: str = Field(default="", description="under which two fills, or as an index, it was seen")
+
+
+class CureResult(Record):
+    """Whether a proposed cure removes the cause of a failure, hides it, or does not help."""
+
+    schema_version: int = SCHEMA_VERSION
+    case: str
+    faults: tuple[str, ...] = ()
+    cures: tuple[str, ...]
+    verdict: str = Field(description="removes, hides, or does not help")
+    statement: str = Field(description="one sentence for people")
+    oracle: str = Field(description="the oracle whose finding is the symptom")
+    before: tuple[Reading, ...] = Field(default=(), description="what was read without the cure")
+    after: tuple[Reading, ...] = Field(default=(), description="what is read with it")
+    left: tuple[Finding, ...] = Field(default=(), description="what oracles still find with it")
+    num_compared: int = Field(default=0, description="live tensors compared between fills, with the cure")
+    seconds: float = 0.0
+
+
+class FaultResult(Record):
+    """What became of one fault put back on purpose."""
+
+    schema_version: int = SCHEMA_VERSION
+    fault: str
+    scenario: str
+    case: str
+    ref: str = ""
+    caught: bool
+    by: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
+    expected_by: str
+    expected_blame: tuple[str, ...] = ()
+    seconds: float = 0.0
+    reason: str = ""
+    how: str = ""
+    findings: tuple[Finding, ...] = ()
+    accuracy: AccuracyRecord | None = None
+    """The fallen curve, where the fault was tried on a measurement of accuracy."""

@@ -1,0 +1,83 @@
+"""One generic table of named things. The kernels, oracles, faults and sites of the project are four of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from harness.core.errors import InputError, UnknownNameError
+
+
+class Entry(Protocol):
+    """What a registry holds: something with a unique name and one sentence about itself."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def summary(self) -> str: ...
+
+
+EntryT = TypeVar("EntryT", bound=Entry)
+
+
+MAX_NAMES = 5
+"""Names that an error tells; more of them are a list to look at, and no sentence."""
+LIST = "mla-harness list"
+
+
+def nearest(name: str, known: list[str], *, see: str = LIST) -> str:
+    """Return a hint such as ``did you mean 'kv.tail'?``, or some of the names when nothing is near.
+
+    `see` is the command that shows all of them; empty where none does.
+    """
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else some_of(name, known, see=see)
+
+
+def some_of(name: str, known: list[str], *, see: str = LIST) -> str:
+    """Return the names, or of many of them the few that are most like `name`, and where the others are."""
+    if not known:
+        return "there are none"
+    shown = sorted(known)
+    if len(known) > MAX_NAMES:
+        shown = sorted(difflib.get_close_matches(name, known, n=MAX_NAMES, cutoff=0.0))
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return f"known: {', '.join(shown)}{more}" + (f"; see `{see}`" if more and see else "")
+
+
+class Registry(Generic[EntryT]):
+    """Named entries of one kind; a name is taken once and never silently replaced."""
+
+    def __init__(self, kind: str, entries: tuple[EntryT, ...] = ()) -> None:
+        self.kind = kind
+        self._entries: dict[str, EntryT] = {}
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: EntryT) -> None:
+        """Register `entry`; raises InputError when its name is taken."""
+        if entry.name in self._entries:
+            raise InputError(f"{self.kind} {entry.name!r} is registered already; choose another name")
+        self._entries[entry.name] = entry
+
+    def get(self, name: str) -> EntryT:
+        """Return the entry called `name`; raises UnknownNameError with the nearest name."""
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise UnknownNameError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}") from None
+
+    def names(self) -> list[str]:
+        """All names in the order of registration."""
+        return list(self._entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[EntryT]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)

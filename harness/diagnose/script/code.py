@@ -1,0 +1,123 @@
+"""What may get into a script: numbers and text as literals, text of scenarios as comments, and code of our own.
+
+A template can print nothing else. So a name or a sentence out of a YAML file never becomes code.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import textwrap
+from typing import Any
+
+from harness.core.errors import HarnessError
+
+WIDTH = 120
+ROOM = WIDTH - 4
+MARKER = "  # BUG: remove this line and it passes"
+"""Ends the one line of a script that is the bug."""
+DROPPED = "\x00dropped\x00"
+"""Stands where a template has a place for a bug that this script is not about."""
+
+_TOP_LEVEL = re.compile(r"def |class |if __name__")
+
+
+class Code(str):
+    """Text that was made to be Python, by one of the functions here or by a row of the project's own tables."""
+
+    __slots__ = ()
+
+
+def literal(value: Any) -> Code:
+    """`value` as a Python literal: numbers, text, and lists and dicts of them. Raises TypeError for anything else."""
+    if isinstance(value, (list, tuple)):
+        return Code("[" + ", ".join(literal(item) for item in value) + "]")
+    if isinstance(value, dict):
+        return Code("{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}")
+    if isinstance(value, bool) or value is None:
+        return Code(repr(value))
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return Code(f'float("{value}")')
+    if isinstance(value, (int, float)):
+        return Code(repr(value))
+    if isinstance(value, str):
+        return Code(_quoted(value))
+    raise TypeError(f"{type(value).__name__} has no literal in a script")
+
+
+def long_text(text: str) -> Code:
+    """A text as a literal, in several pieces where it is too long for one line."""
+    if len(literal(text)) <= ROOM // 2:
+        return literal(text)
+    pieces = [text[i : i + ROOM // 2] for i in range(0, len(text), ROOM // 2)]
+    return Code("(\n" + "".join(f"    {literal(piece)}\n" for piece in pieces) + ")")
+
+
+def _quoted(text: str) -> str:
+    """`text` in double quotes as ruff writes it; ASCII only, so that no character hides or turns the line round."""
+    escaped = ascii(text)
+    if '"' in text or "'" in text or "\\" in escaped:
+        return escaped
+    return f'"{escaped[1:-1]}"'
+
+
+def comment(text: str) -> list[str]:
+    """`text` as comment lines: one paragraph, printable ASCII, so that nothing in it can end a line."""
+    plain = " ".join(ascii(" ".join(text.split()))[1:-1].replace("\\'", "'").split())
+    breakable = " ".join(piece for word in plain.split() for piece in _pieces(word))
+    lines = textwrap.wrap(breakable, ROOM, break_on_hyphens=False)
+    return [f"# {line}" for line in lines] or ["#"]
+
+
+def _pieces(word: str) -> list[str]:
+    """A word too long for a line, such as a case id, cut after commas; any other word as it is."""
+    pieces = [""]
+    for part in re.findall(r"[^,]*,|[^,]+", word) if len(word) > ROOM else [word]:
+        if len(pieces[-1]) + len(part) > ROOM:
+            pieces.append("")
+        pieces[-1] += part
+    return [piece for piece in pieces if piece]
+
+
+def identifier(text: str, fallback: str = "case") -> Code:
+    """`text` as part of a Python name: letters, digits and underscores."""
+    name = re.sub(r"[^a-z0-9]+", "_", text.lower().encode("ascii", "ignore").decode()).strip("_")
+    return Code(name[:80] or fallback)
+
+
+def name(text: str) -> Code:
+    """`text`, which must be a Python name. Raises HarnessError when it is none."""
+    if not text.isidentifier() or keyword.iskeyword(text) or not text.isascii():
+        raise HarnessError(f"{text!r} is no name that a script can use")
+    return Code(text)
+
+
+def only_code(value: Any) -> Any:
+    """What a template may print. Raises HarnessError for text that no function here made (a mistake in a template)."""
+    if isinstance(value, (Code, int, float)):
+        return value
+    raise HarnessError(f"a template of a script prints {type(value).__name__} {value!r} as it is; pass it through `py`")
+
+
+def without_bug(text: str) -> str:
+    """A script without its marked line. Raises HarnessError unless there is exactly one."""
+    lines = text.splitlines(keepends=True)
+    kept = [line for line in lines if not line.rstrip("\n").endswith(MARKER)]
+    if len(kept) != len(lines) - 1:
+        raise HarnessError(f"a script must have one line that is the bug, this one has {len(lines) - len(kept)}")
+    return "".join(kept)
+
+
+def tidy(text: str) -> str:
+    """A rendered script without the places of other bugs: no trailing blanks, empty lines as PEP 8 wants them."""
+    found: list[str] = []
+    for line in (line.rstrip() for line in text.splitlines() if DROPPED not in line):
+        if not line and (not found or found[-2:] == ["", ""]):
+            continue
+        follows_block = found and found[-1].startswith(" ") and line and line[0] not in " )]}"
+        if follows_block or _TOP_LEVEL.match(line):
+            while found and not found[-1]:
+                found.pop()
+            found += ["", ""]
+        found.append(line)
+    return "\n".join(found).strip("\n") + "\n"

@@ -1,0 +1,61 @@
+"""Of which known bugs there is a script, and why there is none of the others: told by the tables, nothing is run."""
+
+from __future__ import annotations
+
+from harness.core.catalog import FAULTS
+from harness.core.errors import InputError
+from harness.core.records import Case
+from harness.diagnose.script.recipes import RECIPES
+from harness.diagnose.script.render import Export, Story, render, why_not
+from harness.scenario.expand import fault_cases
+from harness.scenario.load import load_scenarios
+
+ACCURACY = "of accuracy"
+OF_VLLM = ("vllm", "vllm-host")
+NOT_SHOWN = frozenset(("merge.both-sides-empty", "merge.prefix-strides-for-suffix", "router.duplicates-from-nan-rows"))
+"""The script of the kernel's own source passes with the bug, as its scene lacks what it needs: none is written."""
+
+
+def tried() -> dict[str, list[Case]]:
+    """Each known bug with the cases on which the shipped scenarios try it, in the order of the catalog."""
+    found: dict[str, list[Case]] = {fault.name: [] for fault in FAULTS}
+    for scenario in load_scenarios(None):
+        for use, case in fault_cases(scenario):
+            found[use.name].append(case)
+    return found
+
+
+def scripted() -> dict[str, list[Case]]:
+    """The known bugs of which there is a script, each with the cases that it is made from."""
+    return {name: fit for name, cases in tried().items() if (fit := [c for c in cases if not refusal(name, c)])}
+
+
+def refused() -> dict[str, str]:
+    """The known bugs of which there is no script, each with why, in a few words."""
+    found = {}
+    for name, cases in tried().items():
+        reasons = [refusal(name, case) for case in cases]
+        if all(reasons):
+            # What is said of the engine or a kernel is nearer to a script than what is said of accuracy.
+            found[name] = next((reason for reason in reasons if reason != ACCURACY), ACCURACY)
+    return found
+
+
+def refusal(fault: str, case: Case) -> str:
+    """Why no script shows `fault` on `case`, in a few words; empty when one does."""
+    if case.system in OF_VLLM:
+        return "of vLLM itself"
+    if case.system not in ("kernel", "engine"):
+        return ACCURACY
+    if why_not(case, fault):
+        return "in a serving run, without a scene" if case.system == "engine" else f"op {case.params['op']}, no scene"
+    if fault in RECIPES:
+        return ""
+    if fault in NOT_SHOWN:
+        return "the script of the kernel's own source does not show it"
+    # The length of that source is the same for a smaller case.
+    try:
+        render(Export(case, fault, Story("A bug.", (FAULTS.get(fault).ref,))))
+    except InputError:
+        return "the kernel's own source is too long"
+    return ""

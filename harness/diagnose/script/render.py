@@ -1,0 +1,264 @@
+"""From a failing case to the text of a script: which scene, which numbers, which line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment as Templates
+from jinja2 import PackageLoader, StrictUndefined
+
+from harness.core.catalog import FAULTS, KERNELS
+from harness.core.errors import InputError
+from harness.core.kernel_spec import KernelSpec
+from harness.core.params import ENGINE_KERNEL_FIELDS
+from harness.core.records import Case
+from harness.diagnose.script.code import (
+    DROPPED,
+    MARKER,
+    WIDTH,
+    Code,
+    comment,
+    identifier,
+    literal,
+    long_text,
+    only_code,
+    tidy,
+)  # fmt: skip
+from harness.diagnose.script.recipes import OP_SCENES, RECIPES, Recipe, Scene
+from harness.diagnose.script.sources import Inlined, inline
+from harness.scenario.load import load_scenarios
+
+MAX_LINES = 119
+KV_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp8_e4m3": "torch.float8_e4m3fn"}
+_IF_FLOAT = "if memory.is_floating_point() else"
+_POISONS = {
+    "nan": ("NaN (-1 in integers)", f'return memory.fill_(float("nan") {_IF_FLOAT} -1)'),
+    "inf": ("infinity (-1 in integers)", f'return memory.fill_(float("inf") {_IF_FLOAT} -1)'),
+    "max": (
+        "the largest number (-1 in integers)",
+        f"return memory.fill_(torch.finfo(memory.dtype).max {_IF_FLOAT} -1)",
+    ),
+    "random": (
+        "numbers of the wrong size (-1 in integers)",
+        f"return memory.copy_(torch.randn(memory.shape) * 100 {_IF_FLOAT} torch.tensor(-1))",
+    ),
+}  # fmt: skip
+_WITHOUT_ALLOCATIONS = ("shared_pool", "write", "replay_persistent", "replay_lazy")
+_WITH_GRAPHS = ("replay_persistent", "replay_lazy", "shared_pool")
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What a script says about itself in its first lines."""
+
+    title: str
+    refs: tuple[str, ...] = ()
+    why: str = ""
+    finding: str = ""
+    case: str = ""
+    versions: str = ""
+    steps: int = 0
+    """How many steps made the case smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A failing case, and with what bug: a known one put back, or else that of the kernel under test."""
+
+    case: Case
+    fault: str | None
+    story: Story
+    device: str = "cpu"
+    is_pytest: bool = False
+    sites: frozenset[str] = field(default_factory=frozenset)
+
+
+def render(export: Export) -> str:
+    """The script. Raises InputError when there is no script for such a case, or it does not fit into 119 lines."""
+    if reason := why_not(export.case, export.fault):
+        raise InputError(f"{export.case.id}: {reason}")
+    recipe = RECIPES.get(export.fault or "")
+    scene = _scene(export, recipe)
+    template = _templates(recipe).get_template(f"scenes/{scene.template}.py.j2")
+    text = tidy(template.render(_context(export, recipe, scene)))
+    num_lines, width = text.count("\n"), max(map(len, text.splitlines()))
+    if num_lines > MAX_LINES or width > WIDTH:
+        raise InputError(
+            f"{export.case.id}: its script has {num_lines} lines of up to {width} characters, {MAX_LINES} of {WIDTH} "
+            f"are allowed; allow more --shrink-seconds, or {_instead(export.case, export.fault)}"
+        )
+    return text
+
+
+def why_not(case: Case, fault: str | None) -> str:
+    """Why there can be no script for a case, in a sentence; empty when there can."""
+    if case.system not in ("kernel", "engine"):
+        instead = f"; {_instead(case, fault)}" if fault else "; export one of the systems kernel and engine"
+        return f"a case of system {case.system} is not exported{instead}"
+    if case.system == "kernel" and case.params["op"] not in OP_SCENES:
+        return f"there are no scripts for op {case.params['op']}; {_instead(case, fault)}"
+    recipe = RECIPES.get(fault or "")
+    if case.system == "engine" and fault is None:
+        return "the whole engine does not fit into a script; export a kernel case, or name a known bug with --fault"
+    if case.system == "engine" and (recipe is None or recipe.engine is None):
+        return f"there is no script of {fault} in a serving run; {_instead(case, fault)}"
+    return ""
+
+
+def _instead(case: Case, fault: str | None) -> str:
+    """What shows a bug of which there is no script."""
+    smaller = "make the case small with `{}`"
+    smaller = smaller.format(shlex.join(["mla-harness", "shrink", case.id, *(("--fault", fault) if fault else ())]))
+    if fault is None:
+        return smaller
+    seen = f"see the bug with `mla-harness repro {FAULTS.get(fault).ref}`"
+    return f"{seen}, or {smaller}" if case.system in ("kernel", "engine") else seen
+
+
+def why_of(scenario: str, fault: str | None) -> str:
+    """What a scenario says of its bug; empty without a fault, and where it is about a family of several bugs."""
+    known = {known.name: known for known in load_scenarios(None)}.get(scenario)
+    if known is None or fault is None or len({FAULTS.get(use.name).ref for use in known.faults}) > 1:
+        return ""
+    return known.why
+
+
+def _scene(export: Export, recipe: Recipe | None) -> Scene:
+    if export.case.system == "engine":
+        assert recipe is not None and recipe.engine is not None
+        return recipe.engine
+    return OP_SCENES[export.case.params["op"]]
+
+
+def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, Any]:
+    """All that templates may use. Text is printed only through a filter of :mod:`harness.diagnose.script.code`."""
+    case, numbers = export.case, scene.numbers(export.case)
+    spec = _kernel_of(case, scene)
+    code = _code_under_test(export, recipe, spec)
+    is_kernel = recipe is None
+    op = spec.op
+    pattern = next((p for p in case.poison.patterns if p in _POISONS), "nan")
+    words, line = _POISONS[pattern]
+    kv, q_dtype = numbers.get("kv", "fp32"), numbers.get("q_dtype", "float32")
+    keeps = spec.needs_finite_tail and not case.poison.ignore_contracts
+    keeps_finite = keeps and pattern in ("nan", "inf") and case.system == "kernel"
+    sites = set(export.sites) - ({"kv.tail"} if keeps and case.system == "engine" else set())
+    return {
+        **numbers,
+        "header": [Code(line) for line in _header(export)],
+        "function": Code(f"test_{identifier(case.id)}") if export.is_pytest else Code("check"),
+        "is_pytest": export.is_pytest,
+        "seed": case.seed,
+        "sites": sites,
+        "fills_all": {"kv.tail", "kv.free", "kv.null"} <= sites,
+        "pattern_words": Code(words),
+        "poison_line": Code(line),
+        "kv_poison": Code("finite" if keeps_finite else "poison"),
+        "poisons_allocations": scene.template not in _WITHOUT_ALLOCATIONS
+        and not (scene.template == "decode" and export.device == "cuda"),
+        "records": scene.template in _WITH_GRAPHS,
+        "on_cuda": export.device == "cuda",
+        "op": op,
+        "plain": lambda op: Code(f"plain_{op}" if is_kernel else op),
+        "callee": Code(_callee(code, op, is_kernel)),
+        "needs_plain": not code.rebinds,
+        "is_kernel_under_test": is_kernel,
+        "loads_file": is_kernel and not code.name,
+        "kernel_module": _module_of(spec.origin),
+        "kernel_file": spec.origin,
+        "kernel_name": spec.short_name,
+        "inlined": code,
+        "marker": Code(MARKER),
+        "with_lse": is_kernel and op == "mla_decode",
+        "extra_arguments": Code(", kv_scale=KV_SCALE" if is_kernel and numbers.get("kv") == "fp8_e4m3" else ""),
+        "empty_rows": spec.empty_rows,
+        "needs_finite_tail": spec.needs_finite_tail,
+        "keeps_finite": keeps_finite,
+        "with_reference": not scene.template.startswith("replay"),
+        "planned_by_pages": scene.template.startswith("replay"),
+        "hooks_padding": recipe is not None and recipe.hook == "decode.padding",
+        "needs_num_live": scene.template == "padded_amax" or (recipe is not None and recipe.hook == "decode.padding"),
+        "only_with_context": recipe is not None and recipe.hook == "merge.count",
+        "empty_lse": numbers.get("empty_lse") or (spec.empty_lse if spec.empty_lse != "undefined" else "-inf"),
+        "kernel_empty_lse": spec.empty_lse,
+        "kv_dtype": Code(KV_DTYPES[kv]),
+        "q_dtype": Code(f"torch.{q_dtype}"),
+        "is_fp8": kv == "fp8_e4m3",
+        "tolerance": 1e-4 if q_dtype == "float32" else 2e-2,
+        "store_tolerance": {"fp32": 1e-6, "bf16": 1e-2, "fp8_e4m3": 0.07}[kv],
+    }
+
+
+def _callee(code: Inlined, op: str, is_kernel: bool) -> str:
+    if not is_kernel:
+        return op
+    return code.name if code.rebinds else "kernel"
+
+
+def _kernel_of(case: Case, scene: Scene) -> KernelSpec:
+    """The kernel whose promises a script keeps: the one under test, or the engine's for the scene's first op."""
+    if case.system == "kernel":
+        return KERNELS.get(f"{case.params['op']}/{case.params['kernel']}")
+    return KERNELS.get(f"{scene.op}/{case.params[ENGINE_KERNEL_FIELDS[scene.op]]}")
+
+
+def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) -> Inlined:
+    """The source that a script holds: none for a recipe or a kernel in somebody's file, else the kernel's own."""
+    if recipe is not None or spec.origin not in ("built in", "vllm"):
+        return Inlined()
+    if not isinstance(spec.impl, str) or not spec.impl:
+        raise InputError(f"{spec.name}: its source is not known here")
+    if export.fault is None:
+        code = inline(spec.impl)
+    else:
+        fault = FAULTS.get(export.fault)
+        code = inline(spec.impl, fault.target, fault.replacement)
+    rank = re.search(r"^RANK = (\d+)$", code.code, re.MULTILINE)
+    if rank and int(rank[1]) != export.case.params["kv_lora_rank"]:
+        raise InputError(f"{export.case.id}: {spec.name} is made for kv_lora_rank {rank[1]} only")
+    return code
+
+
+def _module_of(origin: str) -> str:
+    """The dotted name of a file of an installed package; empty for a file of somebody's own."""
+    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        path = Path(origin)
+        if path.is_absolute() and path.is_relative_to(folder):
+            return ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+    return ""
+
+
+def _header(export: Export) -> list[str]:
+    story = export.story
+    lines = comment(story.title)
+    if story.refs:
+        lines += comment("See " + ", ".join(story.refs) + ".")
+    if story.why:
+        lines += ["#", *comment(story.why)]
+    made = f", made smaller in {story.steps} steps" if story.steps else ""
+    lines += ["#", *comment(f"Found by mla-harness as {story.case}{made}{':' if story.finding else '.'}")]
+    if story.finding:
+        lines += comment(story.finding)
+    lines += comment(f"Seen with {story.versions}.")
+    ends = "fails" if export.is_pytest else "ends in an error"
+    return [*lines, *comment(f"It {ends}; without the line marked BUG it passes.")]
+
+
+def _templates(recipe: Recipe | None) -> Templates:
+    templates = Templates(
+        loader=PackageLoader("harness.diagnose.script"), undefined=StrictUndefined, finalize=only_code,
+        autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    templates.filters["py"] = literal
+    templates.filters["long_text"] = long_text
+
+    def bug(hook: str) -> Code:
+        return Code(recipe.line + MARKER if recipe is not None and recipe.hook == hook else DROPPED)
+
+    templates.globals["bug"] = bug
+    return templates

@@ -1,0 +1,213 @@
+"""The numbers of a script: the one step of a serving run, or the one call of a kernel, that shows a failure.
+
+A serving run is a schedule: it is run again here by the engine's own scheduler, without a model, and the step that a
+bug needs is picked. Its lengths, block tables and padding are what the script states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.errors import InputError
+from harness.core.params import EngineParams
+from harness.core.records import Case
+from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.config import KV_SCALE, PAGE_SIZE, model_config
+from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler
+from harness.engine.schedule.sequence import Sequence
+
+Numbers = dict[str, Any]
+KERNEL_KV_SCALE = 0.0117
+"""The per-tensor scale of fp8 caches in kernel cases (see :mod:`harness.kernels.ops.inputs`, which needs torch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """One request in a decode step: its length with the new token, and its blocks."""
+
+    seq_len: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """One prompt's tokens in a step, on top of cached ones."""
+
+    query_len: int
+    context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step of a serving run: decoding requests, prompts by falling context, and blocks that changed kind."""
+
+    decodes: tuple[Decode, ...]
+    prefills: tuple[Prefill, ...]
+    once_states: frozenset[int]
+    """Blocks that held a linear layer's state some time before this step."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the longest decoding request."""
+        return max((len(decode.blocks) for decode in self.decodes), default=0)
+
+
+def moments(params: EngineParams) -> list[Moment]:
+    """Every step of the serving run of `params`, in order."""
+    pool = BlockPool(params.num_blocks, params.free_list)
+    scheduler = Scheduler(
+        pool, params.max_batched_tokens, min(params.max_num_seqs, len(params.requests)),
+        needs_state=model_config(params).is_hybrid,
+    )  # fmt: skip
+    found: list[Moment] = []
+    states: set[int] = set()
+    for _ in range(params.epochs):
+        for number, (prompt, count) in enumerate(params.requests):
+            scheduler.add(Sequence(number, [0] * prompt, count))
+        found += _epoch(scheduler, states)
+    return found
+
+
+def _epoch(scheduler: Scheduler, states: set[int]) -> Iterator[Moment]:
+    while scheduler.has_work:
+        step = scheduler.schedule()
+        decodes = [item for item in step.scheduled if item.is_decode]
+        prefills = [item for item in step.scheduled if not item.is_decode]
+        prefills.sort(key=lambda item: -item.sequence.num_computed_tokens)
+        yield Moment(
+            tuple(Decode(item.sequence.num_computed_tokens + 1, tuple(item.sequence.blocks)) for item in decodes),
+            tuple(Prefill(item.num_new_tokens, item.sequence.num_computed_tokens) for item in prefills),
+            frozenset(states),
+        )
+        states.update(step.new_state_blocks)
+        _advance(scheduler, step.scheduled)
+
+
+def _advance(scheduler: Scheduler, scheduled: tuple[ScheduledSequence, ...]) -> None:
+    for item in scheduled:
+        item.sequence.num_computed_tokens += item.num_new_tokens
+        if item.sequence.num_uncomputed_tokens == 0:
+            item.sequence.tokens.append(0)
+        if item.sequence.is_finished:
+            scheduler.finish(item.sequence)
+
+
+def decode_step(case: Case) -> Numbers:
+    """The pure decode step with the longest requests, and of these the fullest one, padded to its captured size."""
+    params = EngineParams.model_validate(case.params)
+    steps = [moment for moment in moments(params) if moment.decodes and not moment.prefills]
+    chosen = max(steps, key=lambda moment: (moment.num_pages, len(moment.decodes)), default=None)
+    if chosen is None:
+        raise _lacks(case, "a step in which requests only decode")
+    return _decode_numbers(params, chosen)
+
+
+def new_block_step(case: Case) -> Numbers:
+    """A decode step of a request whose last page is not full; where there is one, a page that was a state before."""
+    params = EngineParams.model_validate(case.params)
+    found = [(moment, decode) for moment in moments(params) for decode in moment.decodes if decode.seq_len % PAGE_SIZE]
+    for moment, decode in sorted(found, key=lambda pair: pair[1].blocks[-1] not in pair[0].once_states):
+        numbers = _decode_numbers(params, Moment((decode,), (), moment.once_states))
+        return {**numbers, "new_blocks": [decode.blocks[-1]]}
+    raise _lacks(case, "a decoding request whose last page is not full")
+
+
+def prefill_step(case: Case) -> Numbers:
+    """The first step whose prompts are of both kinds: with cached context, and without any."""
+    return _prefill(case, lambda lengths, share: min(lengths) == 0 < max(lengths), "prompts with and without context")
+
+
+def uneven_prefill_step(case: Case) -> Numbers:
+    """The first step in which the contexts of its prompts take different numbers of chunks, perhaps none."""
+
+    def is_uneven(lengths: list[int], share: int) -> bool:
+        return len({-(-length // share) for length in lengths}) > 1
+
+    return _prefill(case, is_uneven, "prompts whose contexts take different numbers of chunks")
+
+
+def _prefill(case: Case, wanted: Callable[[list[int], int], bool], what: str) -> Numbers:
+    params = EngineParams.model_validate(case.params)
+    for moment in moments(params):
+        lengths = [prefill.context_len for prefill in moment.prefills]
+        with_context = sum(length > 0 for length in lengths)
+        share = max(params.context_chunk // max(with_context, 1), 1)
+        if lengths and wanted(lengths, share):
+            return {
+                **_model_numbers(params),
+                "query_lens": [prefill.query_len for prefill in moment.prefills],
+                "context_lens": lengths,
+                "chunk": share,
+                "qk_head_dim": params.qk_nope_head_dim + params.qk_rope_head_dim,
+                "v_head_dim": params.v_head_dim,
+            }
+    raise _lacks(case, what)
+
+
+def _decode_numbers(params: EngineParams, moment: Moment) -> Numbers:
+    num_live = len(moment.decodes)
+    sizes = sorted(size for size in params.capture_sizes if size >= num_live) if params.graph == "full" else []
+    size = sizes[0] if sizes else num_live
+    lengths = [decode.seq_len for decode in moment.decodes]
+    return {
+        **_model_numbers(params),
+        "seq_lens": lengths + [0] * (size - num_live),
+        "tables": [list(decode.blocks) for decode in moment.decodes] + [[] for _ in range(size - num_live)],
+        "slots": [
+            decode.blocks[(decode.seq_len - 1) // PAGE_SIZE] * PAGE_SIZE + (decode.seq_len - 1) % PAGE_SIZE
+            for decode in moment.decodes
+        ],
+        "num_live": num_live,
+        "num_tokens": size,
+        "num_padded": size - num_live,
+        "num_blocks": params.num_blocks,
+        "num_experts": params.num_experts,
+        "num_experts_per_tok": min(params.num_experts_per_tok, params.num_experts),
+        "hidden_size": params.hidden_size,
+        "vocab_size": params.vocab_size,
+        "query_len": 1,
+        "table_pad": 0,
+    }
+
+
+def dummy_step(case: Case) -> Numbers:
+    """A live decode step, padded by one dummy token more where its captured size leaves no padding."""
+    numbers = decode_step(case)
+    if not numbers["num_padded"]:
+        numbers |= {"num_tokens": numbers["num_tokens"] + 1, "num_padded": 1}
+    return numbers
+
+
+def kernel_call(case: Case) -> Numbers:
+    """The one call of a kernel case."""
+    params = {name: value for name, value in case.params.items() if name not in ("op", "kernel")}
+    op = case.params["op"]
+    if op == "mla_decode":
+        params |= {"new_blocks": [], "tables": None, "num_live": len(params["seq_lens"])}
+    if op == "mla_decode" or op == "write_kv":
+        params |= {"kv_scale": KERNEL_KV_SCALE if params["kv"] == "fp8_e4m3" else None, "q_dtype": _q_dtype(params)}
+    if op == "write_kv":
+        params |= {"slots": None, "num_live": params["num_tokens"] - params["num_padded"]}
+    return params
+
+
+def _q_dtype(params: Numbers) -> str:
+    return "float32" if params["kv"] == "fp32" else "bfloat16"
+
+
+def _model_numbers(params: EngineParams) -> Numbers:
+    return {
+        "kv": params.kv,
+        "kv_scale": KV_SCALE if params.kv == "fp8_e4m3" else None,
+        "q_dtype": "float32",
+        "num_heads": params.num_heads,
+        "kv_lora_rank": params.kv_lora_rank,
+        "qk_rope_head_dim": params.qk_rope_head_dim,
+        "new_blocks": [],
+    }
+
+
+def _lacks(case: Case, what: str) -> InputError:
+    return InputError(f"{case.id}: its schedule has no step with {what}, which a script of this bug needs")

@@ -1,0 +1,168 @@
+"""A kernel's own source, cut out of its module with all that it uses, so that a script can hold it.
+
+For vLLM's kernels this is the few lines that call them under their own import path; for a kernel of this project it is
+the kernel. What is cut out of the project is joined in one place, so names of this project's modules disappear.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.core.errors import InputError
+from harness.diagnose.script.code import MARKER, WIDTH, Code, name
+
+OWN = "harness"
+
+
+@dataclass(slots=True)
+class Inlined:
+    """Code that stands in a script: its imports, its text, and the name of the function to call."""
+
+    name: Code = field(default_factory=lambda: Code(""))
+    imports: list[Code] = field(default_factory=list)
+    code: Code = field(default_factory=lambda: Code(""))
+    rebinds: bool = False
+    """Whether the code holds the script's marked line: a function replaced by one that behaves as the bug did."""
+    from_torch: Code = field(default_factory=lambda: Code(""))
+    """Names that it imports from torch itself."""
+
+
+def inline(target: str, replaced: str = "", replacement: str = "") -> Inlined:
+    """The source of the function `target` ("module:name") and of all it uses, docstrings cut to their first line.
+
+    With `replaced` and `replacement`, both "module:name", the latter's source follows and is bound to the former's
+    name, in the marked line. Raises InputError when a source uses what cannot stand in a script.
+    """
+    joined = _Joined()
+    joined.add(*_split(target))
+    if replacement:
+        module, old = _split(replaced)
+        if (module, old) not in joined.seen:
+            raise InputError(f"{target} does not use {replaced}; export a case whose kernel does")
+        joined.add(*_split(replacement))
+        joined.parts.append(f"{name(old)} = {name(_split(replacement)[1])}{MARKER}")
+    first = [f"import {module}" for module in sorted(joined.modules - {"torch"})]
+    own = joined.names.pop("torch", set())
+    rest = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(joined.names.items())]
+    return Inlined(
+        name(_split(target)[1]), [Code(line) for line in first + rest], Code("\n\n\n".join(joined.parts)),
+        bool(replacement), Code(", ".join(sorted(own))),
+    )  # fmt: skip
+
+
+class _Joined:
+    """Definitions gathered from modules, each after what it uses."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.seen: set[tuple[str, str]] = set()
+        self.modules: set[str] = set()
+        self.names: dict[str, set[str]] = {}
+        self._taken: dict[str, str] = {}
+
+    def add(self, module: str, wanted: str) -> None:
+        if (module, wanted) in self.seen:
+            return
+        self.seen.add((module, wanted))
+        source = _read(module)
+        if wanted in source.imported:
+            self._add_import(*source.imported[wanted], wanted)
+            return
+        node = source.defined.get(wanted)
+        if node is None:
+            raise InputError(f"{module} does not define {wanted}, so its source cannot be put into a script")
+        if self._taken.setdefault(wanted, module) != module:
+            raise InputError(f"{module} and {self._taken[wanted]} both define {wanted}; a script can hold one")
+        _without_annotations(node)
+        for used in sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)}):
+            if used != wanted and (used in source.defined or used in source.imported):
+                self.add(module, used)
+        self.parts.append(source.text_of(node))
+
+    def _add_import(self, module: str, attribute: str, alias: str) -> None:
+        if not attribute:
+            if alias != module:
+                raise InputError(f"`import {module} as {alias}` cannot stand in a script")
+            self.modules.add(module)
+        elif module.partition(".")[0] == OWN:
+            if attribute != alias:
+                raise InputError(f"{module}.{attribute} is imported as {alias}, which a script cannot follow")
+            self.add(module, attribute)
+        elif module != "__future__":
+            self.names.setdefault(module, set()).add(attribute if attribute == alias else f"{attribute} as {alias}")
+
+
+def _split(target: str) -> tuple[str, str]:
+    module, _, attribute = target.partition(":")
+    return module, attribute
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a module defines, what it imports (name -> module and attribute, empty for a module), and its lines."""
+
+    defined: dict[str, ast.stmt]
+    imported: dict[str, tuple[str, str]]
+    lines: list[str]
+
+    def text_of(self, node: ast.stmt) -> str:
+        """The lines of a definition without annotations of arguments, each docstring cut to its first line."""
+        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+        lines = dict(enumerate(self.lines[first - 1 : node.end_lineno], first))
+        for inner in ast.walk(node):
+            if isinstance(inner, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(inner) is not None:
+                _cut(lines, inner.body[0])
+            if isinstance(inner, ast.FunctionDef):
+                for number in range(inner.lineno + 1, inner.body[0].lineno):
+                    del lines[number]
+                lines[inner.lineno] = _signature(inner)
+        return "\n".join(lines.values())
+
+
+def _cut(lines: dict[int, str], said: ast.stmt) -> None:
+    for number in range(said.lineno + 1, (said.end_lineno or said.lineno) + 1):
+        del lines[number]
+    if said.end_lineno != said.lineno:
+        lines[said.lineno] += '"""'
+
+
+def _signature(node: ast.FunctionDef) -> str:
+    """`def name(arguments):`, on three lines where one is too short."""
+    indent, arguments = " " * node.col_offset, ast.unparse(node.args)
+    line = f"{indent}def {node.name}({arguments}):"
+    if len(line) <= WIDTH:
+        return line
+    return f"{indent}def {node.name}(\n{indent}    {arguments}\n{indent}):"
+
+
+def _without_annotations(node: ast.stmt) -> None:
+    """They would pull types into a script."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef):
+            inner.returns = None
+            for argument in (*inner.args.posonlyargs, *inner.args.args, *inner.args.kwonlyargs):
+                argument.annotation = None
+
+
+def _read(module: str) -> _Source:
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.origin:
+        raise InputError(f"{module} has no source file")
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    source = _Source({}, {}, text.splitlines())
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            source.defined[node.name] = node
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            source.defined[node.targets[0].id] = node
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            source.defined[node.target.id] = node
+        elif isinstance(node, ast.Import):
+            source.imported.update({alias.asname or alias.name: (alias.name, "") for alias in node.names})
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
+            source.imported.update(names)
+    return source

@@ -1,0 +1,45 @@
+"""Plans of decodes that kernels read beyond what was planned, or at another time, or for another type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from harness.core.params import KvType
+from harness.engine.batch import DecodeMetadata
+from harness.engine.workspace import Workspace
+
+
+def write_items_in_use(items: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, used: torch.Tensor) -> None:
+    """Fill in what has work; the grid is as large as the plan, and its other blocks read what memory held
+    (flashinfer-ai/flashinfer#4002)."""
+    requests = torch.arange(items.shape[0], device=items.device)[:, None].expand_as(end)
+    for column, values in enumerate((requests, begin, end)):
+        items[..., column][used] = values[used].to(items.dtype)
+
+
+def room_for_this_plan(num_splits: torch.Tensor) -> int:
+    """Make room for the pieces of the plan at hand: a graph keeps the number of its capture, whose requests were
+    short (vllm-project/vllm#20301)."""
+    return max(int(num_splits.amax()), 1)
+
+
+def itemsize_of_bfloat16(kv: KvType) -> int:
+    """Plan without asking for the type of the cache (vllm-project/vllm#38719)."""
+    return 2
+
+
+def counters_in_scratch(workspace: Workspace, num_requests: int) -> torch.Tensor:
+    """Count in the workspace that every kernel may use, which is as the last one left it (vllm-project/vllm#25520)."""
+    return workspace.scratch.view(torch.int32).flatten()[:num_requests]
+
+
+def rebind_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
+    """Keep the new plan, and leave the tensors that the graph captured as they were (vllm-project/vllm#35175)."""
+    plans[size] = fresh
+
+
+def share_warmup_metadata(warmed_up: DecodeMetadata) -> DecodeMetadata:
+    """Capture with the warm-up's metadata, which has a plan, so no planning is captured (vllm-project/vllm#42444)."""
+    return warmed_up

@@ -1,0 +1,27 @@
+"""Batches that belong to nobody and store their tokens all the same."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.engine.batch import NO_KEYS, Batch, Padding, fill_static
+from harness.memory.poison.patterns import Poison
+
+
+def build_then_clear(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
+    """Build the metadata first: the backend's copy has the slots of the last live step, and only the slots that
+    everybody looks at are cleared (vllm-project/vllm-ascend#15417)."""
+    last_step = static.slot_mapping.clone()
+    fill_static(static, dummy, poison, padding)
+    if static.backend_slots is not None:
+        static.backend_slots.copy_(last_step)
+
+
+def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> torch.Tensor:
+    """Hand out a buffer of zeros: slot 0 is the first of the null block (vllm-project/vllm#38719)."""
+    return torch.zeros(num_tokens, dtype=torch.int64, device=device)
+
+
+def slot_zero(trash_block: int | None = None) -> int:
+    """Leave slots of padding and of dummy batches at 0: the first slot of the null block (vllm-project/vllm#39444)."""
+    return 0

@@ -1,0 +1,49 @@
+"""Blocks that change hands between layers of different types, what kernels see of them, and a null block given away."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from torch import Tensor
+
+from harness.engine.memory import PagedMemory
+from harness.engine.schedule.block_pool import FreeList
+from harness.engine.schedule.scheduler import Step
+from harness.engine.schedule.zeroing import CacheGroup, Group
+
+
+def ignore_zero_list(memory: PagedMemory, step: Step) -> None:
+    """Never look at the scheduler's list of blocks to zero, as a new model runner did (vllm-project/vllm#43990)."""
+
+
+def gate_by_kind(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
+    """Zero only where a model has states: full attention in fp8 beside a window in bfloat16 is not on the list of
+    exact kinds (vllm-project/vllm#47574, #51749)."""
+    names = {group.name for group in groups}
+    return frozenset({"attention"}) if "state" in names else frozenset()
+
+
+def zero_states_only(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
+    """Zero the new blocks of states, which start from zeros anyway, and not pages (vllm-project/vllm#35219)."""
+    return frozenset({"state"})
+
+
+def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
+    """Take the null block from the free list and do not look at its number: block 0 is given to a request
+    (ovg-project/kvcached#398)."""
+    free = deque(range(num_blocks - 1))
+    if free_list == "lifo":
+        free.pop()
+    else:
+        free.popleft()
+    return list(free)
+
+
+def skip_attention_blocks(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
+    """Zero no page: the check asked for full-attention layers, and MLA is another kind (vllm-project/vllm#43961)."""
+    return frozenset()
+
+
+def values_as_loaded(values: Tensor, used: Tensor) -> Tensor:
+    """values [A, 64, R] as the page holds them, `used` [A, 64] ignored: 0 times NaN (flashinfer-ai/flashinfer#941)."""
+    return values

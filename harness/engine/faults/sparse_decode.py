@@ -1,0 +1,35 @@
+"""Token lists of sparse attention that hold what nobody chose."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.kernels.torch.sparse import gather_slots
+from harness.memory.bounds import check_indices
+from harness.memory.poison.patterns import Poison
+
+
+def load_clamped(kv_cache: torch.Tensor, indices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Load slot 0 for an index of -1 and trust the mask of the scores (vllm-project/vllm#57156)."""
+    slots = check_indices(indices.clamp(min=0), kv_cache.shape[0] * kv_cache.shape[1], "indices")
+    return gather_slots(kv_cache, slots)
+
+
+def topk_by_threshold(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Poison) -> torch.Tensor:
+    """Choose what is at least as large as the K-th largest logit, with logits among them that nobody wrote.
+
+    A threshold of NaN is reached by nothing, so that positions stay as memory was (vllm-project/vllm#49896).
+    """
+    out = poison.empty(logits.shape[0], topk, dtype=torch.int32, site="sparse.topk", device=logits.device)
+    thresholds = logits.topk(min(topk, logits.shape[1]), dim=-1).values[:, -1:]
+    is_token = torch.arange(logits.shape[1], device=logits.device) < lengths[:, None]
+    for row, reached in enumerate((logits >= thresholds) & is_token):
+        chosen = reached.nonzero().flatten()[:topk]
+        out[row, : len(chosen)] = chosen.to(torch.int32)
+    return out
+
+
+def store_whole_tiles(selected: torch.Tensor, tiles: torch.Tensor, num_decode_tokens: int) -> None:
+    """Store the rows of padding of the last tile too, over the first rows of prompts (vllm-project/vllm#32175)."""
+    rows = min(len(selected), len(tiles))
+    selected[:rows] = tiles[:rows]

@@ -1,0 +1,131 @@
+"""A model as a Hugging Face directory: `config.json`, `model.safetensors`, and the tokenizer's files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from harness.engine.model.layers import compute_dtype
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.model_config import ModelConfig
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+# Kimi Linear keeps Mixtral's names for its experts; both readers insist on their own.
+_EXPERT_NAMES = {
+    "deepseek_v2": {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"},
+    "kimi_linear": {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
+}
+# vLLM keeps these in float32 whatever the model's dtype, and so does `load`.
+_FLOAT32_NAMES = ("A_log", "dt_bias", "e_score_correction_bias")
+
+
+def save(model: CausalLM, directory: str | Path, tokenizer: str | Path | None = None) -> Path:
+    """Write `model` in its own dtype; vLLM and transformers load the directory as it is.
+
+    `tokenizer` names a directory whose tokenizer files are copied beside the weights. Returns the directory.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    dtype = model.embed_tokens.weight.dtype
+    config = model.config.to_hf() | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tensors = {
+        # The format takes no two tensors of one storage, and experts are views of a stack.
+        name: tensor.detach().to("cpu", _stored_dtype(name, dtype)).clone(memory_format=torch.contiguous_format)
+        for name, tensor in _to_hf(model)
+    }
+    # transformers refuses a file without the format's name.
+    save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    if tokenizer is not None:
+        for name in TOKENIZER_FILES:
+            source = Path(tokenizer) / name
+            if source.exists() and source.resolve() != (directory / name).resolve():
+                shutil.copyfile(source, directory / name)
+    return directory
+
+
+def load_config(directory: str | Path) -> ModelConfig:
+    """Read `config.json` alone. Raises `FileNotFoundError`, or `ValueError` for a model of another kind."""
+    config: dict[str, Any] = json.loads((Path(directory) / CONFIG_FILE).read_text(encoding="utf-8"))
+    return ModelConfig.from_hf(config)
+
+
+def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device = "cpu") -> CausalLM:
+    """Read a checkpoint into an evaluation-mode model of `dtype`.
+
+    Raises `FileNotFoundError` when a file is missing and `ValueError` when tensors are missing or left over.
+    """
+    directory = Path(directory)
+    config = load_config(directory)
+    with torch.device("meta"):
+        model = CausalLM(config)
+    stored = load_file(directory / WEIGHTS_FILE)
+    state = {}
+    for name, names in _hf_names(model).items():
+        parts = [_take(stored, hf_name, directory) for hf_name in names]
+        # A lone tensor is not stacked; an expert weight is, even when there is one expert.
+        value = torch.stack(parts) if ".experts." in name else parts[0]
+        expected = model.get_parameter(name).shape
+        if value.shape != expected:
+            raise ValueError(f"{directory}: {names[0]} has shape {list(parts[0].shape)}, expected {list(expected)}")
+        state[name] = value.to(device, _stored_dtype(name, dtype))
+    left = sorted(name for name in stored if not name.endswith("e_score_correction_bias"))
+    if left:
+        raise ValueError(f"{directory}: {len(left)} tensors have no place in the model, the first is {left[0]}")
+    if config.tie_word_embeddings:
+        state["lm_head.weight"] = state["embed_tokens.weight"]
+    model.load_state_dict(state, assign=True)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.embed_tokens.weight
+    return model.eval().requires_grad_(False)
+
+
+def _stored_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    return compute_dtype(dtype) if name.endswith(_FLOAT32_NAMES) else dtype
+
+
+def _take(stored: dict[str, Tensor], name: str, directory: Path) -> Tensor:
+    try:
+        return stored.pop(name)
+    except KeyError:
+        raise ValueError(f"{directory}: {WEIGHTS_FILE} lacks the tensor {name}") from None
+
+
+def _hf_names(model: CausalLM) -> dict[str, list[str]]:
+    """Parameter name -> its names in a checkpoint: one, or one for each expert."""
+    config = model.config
+    experts = _EXPERT_NAMES[config.architecture]
+    moe = "block_sparse_moe" if config.architecture == "kimi_linear" and config.num_experts else "mlp"
+    names = {}
+    for name, _ in model.named_parameters():
+        if name == "lm_head.weight":
+            names[name] = [name]
+            continue
+        hf_name = "model." + name.replace(".mlp.", f".{moe}.")
+        if ".experts." in name:
+            prefix, kind = hf_name.rsplit(".", 1)
+            names[name] = [f"{prefix}.{i}.{experts[kind]}.weight" for i in range(config.num_experts)]
+        else:
+            names[name] = [hf_name]
+    return names
+
+
+def _to_hf(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
+    for name, names in _hf_names(model).items():
+        parameter = model.get_parameter(name)
+        yield from zip(names, parameter.unbind(0) if ".experts." in name else (parameter,), strict=True)
+    if model.config.architecture == "kimi_linear" and model.config.num_experts:
+        # vLLM's Kimi Linear always has a correction bias; zero leaves the choice of experts as it is.
+        for i in range(model.config.num_layers):
+            bias = torch.zeros(model.config.num_experts)
+            yield f"model.layers.{i}.block_sparse_moe.gate.e_score_correction_bias", bias

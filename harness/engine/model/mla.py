@@ -1,0 +1,134 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), in parts that let an engine page its cache.
+
+A layer's cache row for one token is `kv_c` (the normalised latent, R = kv_lora_rank) followed by `k_pe` (the
+key part that all heads share, E = qk_rope_head_dim). Two equal ways lead from there to the output: expand the
+latent into keys and values of every head, or absorb the expansion into the query (W_UK) and the output (W_UV)
+and attend in the latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from harness.engine.model.indexer import Indexer
+from harness.engine.model.layers import RMSNorm
+from harness.engine.model.rope import rotate
+from harness.engine.schedule.model_config import LayerType, ModelConfig
+
+CacheTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class MLAAttention(nn.Module):
+    """One MLA layer; parameters carry the names of Hugging Face's DeepSeek-V2.
+
+    Shapes: T tokens, H heads, R = kv_lora_rank, E = qk_rope_head_dim, V = v_head_dim. All methods keep the
+    dtype of their input, and none looks at another token except `forward`.
+
+    `cache_transform`, if set, is applied to `(kv_c, k_pe)` inside `forward`: what a cache would do to its
+    rows, such as rounding to fp8, or noise in training. The projections themselves never apply it.
+
+    `layer_type` says which tokens a query sees: `mla` all before it and its own, `window` the last
+    `sliding_window` of these, `sparse` the `index_topk` of these that its `indexer` scores highest.
+    """
+
+    def __init__(self, config: ModelConfig, layer_type: LayerType = "mla") -> None:
+        super().__init__()
+        self.layer_type = layer_type
+        self.sliding_window = config.sliding_window if layer_type == "window" else None
+        self.indexer = Indexer(config) if layer_type == "sparse" else None
+        self.num_heads = config.num_heads
+        self.qk_nope_head_dim = config.qk_nope_head_dim
+        self.qk_rope_head_dim = config.qk_rope_head_dim
+        self.v_head_dim = config.v_head_dim
+        self.kv_lora_rank = config.kv_lora_rank
+        self.use_rope = config.use_rope
+        self.rope_theta = config.rope_theta
+        self.cache_transform: CacheTransform | None = None
+        hidden, heads = config.hidden_size, config.num_heads
+        self.q_proj = nn.Linear(hidden, heads * config.qk_head_dim, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(hidden, config.latent_dim, bias=False)
+        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, config.rms_norm_eps)
+        self.kv_b_proj = nn.Linear(
+            config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), bias=False
+        )
+        self.o_proj = nn.Linear(heads * config.v_head_dim, hidden, bias=False)
+
+    @property
+    def softmax_scale(self) -> float:
+        """What scores are multiplied by: the width of an expanded key, also in the absorbed form."""
+        return float((self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5)
+
+    def project_q(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [..., T, hidden], positions: [T] int -> q_nope [..., T, H, nope], q_pe [..., T, H, E] roped."""
+        q = self.q_proj(x).unflatten(-1, (self.num_heads, -1))
+        q_nope, q_pe = q.split((self.qk_nope_head_dim, self.qk_rope_head_dim), dim=-1)
+        if self.use_rope:
+            q_pe = rotate(q_pe, positions.unsqueeze(-1), self.rope_theta)
+        return q_nope, q_pe
+
+    def project_kv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [..., T, hidden], positions: [T] int -> kv_c [..., T, R] normalised, k_pe [..., T, E] roped."""
+        kv_c, k_pe = self.kv_a_proj_with_mqa(x).split((self.kv_lora_rank, self.qk_rope_head_dim), dim=-1)
+        if self.use_rope:
+            k_pe = rotate(k_pe, positions, self.rope_theta)
+        return self.kv_a_layernorm(kv_c), k_pe
+
+    def up_projections(self) -> tuple[Tensor, Tensor]:
+        """W_UK [H, nope, R] and W_UV [H, V, R]: views of `kv_b_proj.weight`."""
+        weight = self.kv_b_proj.weight.view(self.num_heads, self.qk_nope_head_dim + self.v_head_dim, self.kv_lora_rank)
+        return weight[:, : self.qk_nope_head_dim], weight[:, self.qk_nope_head_dim :]
+
+    def absorb_q(self, q_nope: Tensor) -> Tensor:
+        """q_nope: [..., T, H, nope] -> [..., T, H, R], the query that meets the latent itself."""
+        return torch.einsum("...hn,hnr->...hr", q_nope, self.up_projections()[0])
+
+    def expand_v(self, latent_out: Tensor) -> Tensor:
+        """latent_out: [..., T, H, R], attention's mean of latents -> values [..., T, H, V]."""
+        return torch.einsum("...hr,hvr->...hv", latent_out, self.up_projections()[1])
+
+    def expand_kv(self, kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
+        """kv_c: [..., C, R], k_pe: [..., C, E] -> k [..., C, H, nope + E], v [..., C, H, V]."""
+        kv = self.kv_b_proj(kv_c).unflatten(-1, (self.num_heads, -1))
+        k_nope, v = kv.split((self.qk_nope_head_dim, self.v_head_dim), dim=-1)
+        shared = k_pe.unsqueeze(-2).expand(*k_nope.shape[:-1], -1)
+        return torch.cat((k_nope, shared), dim=-1), v
+
+    def project_out(self, v: Tensor) -> Tensor:
+        """v: [..., T, H, V] -> [..., T, hidden]."""
+        out: Tensor = self.o_proj(v.flatten(-2))
+        return out
+
+    def visible(self, x: Tensor) -> Tensor | None:
+        """Which tokens each query sees, [T, T] or [B, T, T] bool for x [B, T, hidden]; None when causal is all."""
+        if self.layer_type == "mla":
+            return None
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        if self.indexer is None:
+            assert self.sliding_window is not None
+            return causal.triu(1 - self.sliding_window)
+        scores = self.indexer.scores(x, self.indexer.keys(x)).masked_fill(~causal, -torch.inf)
+        chosen = scores.topk(min(self.indexer.topk, x.shape[1]), dim=-1).indices
+        return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True) & causal
+
+    def forward(self, x: Tensor, positions: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Dense causal attention over whole sequences, in the expanded form.
+
+        x: [B, T, hidden], positions: [T] int -> [B, T, hidden]. Differentiable; the reference of every paged
+        path. `visible` [T, T] or [B, T, T] bool takes the place of what the layer would see by itself.
+        """
+        q = torch.cat(self.project_q(x, positions), dim=-1)
+        kv_c, k_pe = self.project_kv(x, positions)
+        if self.cache_transform is not None:
+            kv_c, k_pe = self.cache_transform(kv_c, k_pe)
+        k, v = self.expand_kv(kv_c, k_pe)
+        visible = self.visible(x) if visible is None else visible
+        mask = visible.unsqueeze(1) if visible is not None and visible.ndim == 3 else visible
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+            attn_mask=mask, is_causal=mask is None, scale=self.softmax_scale,
+        )  # fmt: skip
+        return self.project_out(out.transpose(1, 2))

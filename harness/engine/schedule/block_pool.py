@@ -1,0 +1,133 @@
+"""Who owns which block, and which blocks still hold a prefix that others may share. No torch: what a block's bytes
+are is the business of `memory`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+from harness.core.errors import InputError
+from harness.engine.schedule.config import NULL_BLOCK
+
+FreeList = Literal["fifo", "lifo"]
+
+
+class BlockPool:
+    """Blocks 1 .. N-2 of a pool of N, shared by all layers of a model.
+
+    Block 0 is the null block. The last one is the trap: never given to anybody, so whoever reads it followed an index
+    that nobody wrote. A FIFO free list gives the block that has been free longest, a LIFO one the hottest.
+
+    A block is owned by whoever it was given to, and by those who share it since (prefix caching). One with a hash
+    keeps its content while it is free, and can be shared until it is given to somebody else.
+    """
+
+    def __init__(self, num_blocks: int, free_list: FreeList = "fifo") -> None:
+        if num_blocks < 3:
+            raise InputError(f"num_blocks is {num_blocks}: two are reserved (null, trap), so give at least 3")
+        self.num_blocks = num_blocks
+        self.trap_block = num_blocks - 1
+        self._take_last = free_list == "lifo"
+        self._free = deque(blocks_to_give(num_blocks, free_list))
+        self._num_reserved = 0
+        self._num_owners: dict[int, int] = {}
+        self._hash_of: dict[int, int] = {}
+        self._block_of: dict[int, int] = {}
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that can be given at all."""
+        return self.num_blocks - 2 - self._num_reserved
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be given now."""
+        return len(self._free)
+
+    @property
+    def free_blocks(self) -> tuple[int, ...]:
+        """The free blocks, in the order in which a FIFO list would give them."""
+        return tuple(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Give `count` blocks; raises ValueError when there are fewer, so ask `num_free_blocks` first."""
+        if count > len(self._free):
+            raise ValueError(f"{count} blocks asked for, {len(self._free)} are free")
+        given = [self._free.pop() if self._take_last else self._free.popleft() for _ in range(count)]
+        for block in given:
+            self._num_owners[block] = 1
+            self._forget(block)
+        return given
+
+    def reserve(self) -> int:
+        """Take a block away for as long as the pool lives, for the engine itself."""
+        (block,) = self.allocate(1)
+        self._num_reserved += 1
+        return block
+
+    def free(self, blocks: Iterable[int]) -> list[int]:
+        """Take blocks back; returns those that nobody can read any more: without an owner and without a hash.
+
+        Raises ValueError for one that nobody owns.
+        """
+        unreadable = []
+        for block in blocks:
+            if not self._num_owners.get(block):
+                raise ValueError(f"block {block} is freed but has no owner")
+            self._num_owners[block] -= 1
+            if self._num_owners[block] == 0:
+                self._free.append(block)
+                if block not in self._hash_of:
+                    unreadable.append(block)
+        return unreadable
+
+    def find(self, hashes: Iterable[int]) -> list[int]:
+        """The blocks that hold a prefix with these hashes, up to the first that is not there."""
+        found = []
+        for wanted in hashes:
+            if wanted not in self._block_of:
+                break
+            found.append(self._block_of[wanted])
+        return found
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add an owner to each of `blocks`, which `find` gave."""
+        for block in blocks:
+            if not self._num_owners.get(block):
+                self._free.remove(block)
+            self._num_owners[block] = self._num_owners.get(block, 0) + 1
+
+    def cache(self, block: int, content: int) -> None:
+        """Let others find `block` by the hash of all tokens up to its end. The first block with a content stays."""
+        if content not in self._block_of and block not in self._hash_of:
+            self._hash_of[block], self._block_of[content] = content, block
+
+    def flush(self) -> list[int]:
+        """Forget all prefixes; returns the free blocks."""
+        self._hash_of.clear()
+        self._block_of.clear()
+        return list(self._free)
+
+    def _forget(self, block: int) -> None:
+        content = self._hash_of.pop(block, None)
+        if content is not None:
+            del self._block_of[content]
+
+
+def blocks_to_give(num_blocks: int, free_list: FreeList) -> list[int]:
+    """The blocks of a pool of `num_blocks` that requests may own: all but the null block and the trap.
+
+    The null block is block 0 by its number, not the first that an allocator happens to give (ovg-project/kvcached#398):
+    tables are padded with 0, and kernels skip a state in block 0.
+    """
+    return list(range(NULL_BLOCK + 1, num_blocks - 1))
+
+
+def block_hashes(tokens: list[int], page_size: int) -> list[int]:
+    """A hash for each full block of `tokens`, of its own tokens and of all before it."""
+    hashes: list[int] = []
+    for end in range(page_size, len(tokens) + 1, page_size):
+        parent = hashes[-1] if hashes else 0
+        hashes.append(hash((parent, tuple(tokens[end - page_size : end]))))
+    return hashes

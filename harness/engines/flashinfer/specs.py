@@ -1,0 +1,16 @@
+"""What FlashInfer's own MLA wrapper declares: its FA2 and FA3 back ends over bfloat16 pages."""
+
+from __future__ import annotations
+
+from harness.core.kernel_spec import KernelSpec
+
+_HERE = "harness.engines.flashinfer.mla:"
+
+FLASHINFER_KERNELS: tuple[KernelSpec, ...] = (
+    KernelSpec("mla_decode", "flashinfer-fa2", "BatchMLAPagedAttentionWrapper, FA2", _HERE + "mla_decode_fa2",
+               kv=("bf16",), devices=("cuda",), origin="flashinfer", bf16_steps=("partials", "sums"),
+               requires=_HERE + "on_ampere"),
+    KernelSpec("mla_decode", "flashinfer-fa3", "BatchMLAPagedAttentionWrapper, FA3", _HERE + "mla_decode_fa3",
+               kv=("bf16",), devices=("cuda",), origin="flashinfer", bf16_steps=("partials",),
+               requires=_HERE + "on_hopper"),
+)  # fmt: skip

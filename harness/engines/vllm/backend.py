@@ -1,0 +1,101 @@
+"""vLLM in this process as a backend, through its public `LLM.generate` alone."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
+from harness.accuracy.identity import describe_directory
+from harness.core.errors import InputError
+from harness.engines.vllm.objects import Completion, Vllm
+
+_CHUNK = 1024
+"""Prompts handed over at once. `LLM.generate` gives nothing back before its last answer: a kill loses so many."""
+
+
+class VllmBackend:
+    """One `vllm.LLM` for the whole run, so that its KV cache fills and is recycled from epoch to epoch."""
+
+    def __init__(self, path: str, *, concurrency: int = 256, **options: Any) -> None:
+        try:
+            self._vllm: Vllm = importlib.import_module("vllm")
+        except ImportError as error:
+            raise InputError(
+                f"--model vllm:{path}: vLLM cannot be imported here ({error}); install it, or use server:URL"
+            ) from None
+        settings = {"model": path, "max_num_seqs": concurrency} | options
+        self._llm = self._vllm.LLM(**settings)
+        config = self._llm.llm_engine.vllm_config
+        self._vocab_size = int(config.model_config.get_vocab_size())
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        cache = str(config.cache_config.cache_dtype)
+        known = Path(path).is_dir()
+        card = describe_directory(Path(path)) if known else None
+        self._identity = Identity(
+            model=card.name if card else path,
+            engine="vllm",
+            dtype=dtype if cache == "auto" else f"{dtype}, kv {cache}",
+            model_hash=card.hash if card else f"name:{path}",
+            note=", ".join(filter(None, [card.note if card else "", f"vLLM {self._vllm.__version__}"])),
+        )
+
+    @property
+    def identity(self) -> Identity:
+        """Batch composition changes the rounding of real kernels: not deterministic in the strict sense."""
+        return self._identity
+
+    def generate(
+        self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
+    ) -> list[Answer]:
+        """Greedy answers in the order of `prompts`. Log probabilities are asked for, as a NaN shows in them."""
+        params = self._vllm.SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, stop=[word for word in stop if word], logprobs=0
+        )
+        answers: list[Answer] = []
+        for start in range(0, len(prompts), _CHUNK):
+            outputs = self._llm.generate(list(prompts[start : start + _CHUNK]), params, use_tqdm=False)
+            for output in outputs:
+                answers.append(self._answer(output.outputs[0], stop))
+                if on_answer:
+                    on_answer(len(answers) - 1, answers[-1])
+        return answers
+
+    def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """By `prompt_logprobs`. The continuation's tokens are those that the context's own tokens do not cover."""
+        params = self._vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+        tokenizer = self._llm.get_tokenizer()
+        outputs = self._llm.generate([a + b for a, b in pairs], params, use_tqdm=False)
+        scores = []
+        for (context, _), output in zip(pairs, outputs, strict=True):
+            start = max(1, len(tokenizer.encode(context)))
+            total, greedy = 0.0, True
+            for token, row in zip(output.prompt_token_ids[start:], output.prompt_logprobs[start:], strict=True):
+                total += row[token].logprob
+                greedy = greedy and row[token].rank == 1
+            scores.append((total, greedy))
+        return scores
+
+    def ask_workers(self, question: Callable[[Any], Any], timeout_seconds: float) -> list[Any]:
+        """What `question`, run inside each worker with that worker, answers, a rank after another.
+
+        Raises RuntimeError when a worker fails at it, and TimeoutError when one in another process takes too long.
+        """
+        return list(self._llm.collective_rpc(question, timeout=timeout_seconds))
+
+    def close(self) -> None:
+        """Drop the engine; its memory goes with it."""
+        del self._llm
+
+    def _answer(self, output: Completion, stop: Sequence[str]) -> Answer:
+        finish = str(output.finish_reason or "stop")
+        text, _ = cut_at_stop(output.text, stop)
+        outside = any(not 0 <= token < self._vocab_size for token in output.token_ids)
+        # A NaN in the logits makes every log probability of its row NaN, whatever token is then picked.
+        rows = output.logprobs or ()
+        not_finite = any(not math.isfinite(entry.logprob) for row in rows for entry in row.values())
+        invalid = outside or not_finite or has_invalid_text(text, finish)
+        return Answer(text, finish, len(output.token_ids), invalid)

@@ -1,0 +1,116 @@
+"""The tables of what fits, in Markdown, and the page that also says what was run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from harness.engines.vllm.fits.checks import Fit
+from harness.engines.vllm.patches import numbers
+
+Fits = dict[str, list[Fit]]
+"""By release."""
+
+HEAD = """# Releases of vLLM
+
+Made by `tools/vllm_fits.py`. The harness does three things with a release, and each says less than the one before:
+
+- **Run on a GPU**: vLLM served canaries under poison, with and without its own bugs, and its kernels were judged;
+  [vllm.md](vllm.md) has the results.
+- **Host side run on a CPU**: parts of vLLM's own Python ran under poison; [vllm-host.md](vllm-host.md) has the results.
+  What the plug-in does to vLLM's own prefill, caches and routing simulator is tried so too, on some of the releases
+  (`tests/vllm_host/test_serving_poison.py`).
+- **Fits by its code**: every class, method, parameter, option, variable and patched line that the harness relies on is
+  there by the release's text. Nothing ran. A release may fit and still fail: what a name does can change while the name
+  stays, and kernels are compiled code, which is not looked into.
+
+"""
+DETAILS = """
+## What fits by its code
+
+A number is how many names were looked at. Where a release lacks one, the cell says how many, and the list below which.
+A bug that a release has itself is not put back; a kernel of FlashInfer is looked at where its package is named beside
+the release.
+
+"""
+
+
+def table(found: Fits) -> list[str]:
+    """A row for each part, a column for each release, oldest first."""
+    releases = sorted(found, key=numbers)
+    rows = [f"| what of the harness | {' | '.join(releases)} |", "| --- |" + " --- |" * len(releases)]
+    by_part = {release: {fit.part: fit for fit in found[release]} for release in releases}
+    for part in dict.fromkeys(fit.part for release in releases for fit in found[release]):
+        rows.append(f"| {part} | {' | '.join(cell(by_part[release][part]) for release in releases)} |")
+    return rows
+
+
+def cell(fit: Fit) -> str:
+    """One part under one release."""
+    if fit.skipped:
+        return fit.skipped
+    return f"**{len(fit.missing)} of {fit.num_names} missing**" if fit.missing else f"yes ({fit.num_names})"
+
+
+def missing(found: Fits) -> list[str]:
+    """One line for each name that a release lacks; none when all fit."""
+    lines = [
+        f"- {release}, {fit.part}: {what}"
+        for release in sorted(found, key=numbers)
+        for fit in found[release]
+        for what in fit.missing
+    ]
+    return ["", "Missing:", "", *lines] if lines else []
+
+
+def document(found: Fits, docs: Path) -> str:
+    """The page; what was run is read off the pages of `docs`."""
+    rows = ["| vLLM | run on a GPU | host side run on a CPU | fits by its code |", "| --- | --- | --- | --- |"]
+    for release in sorted(found, key=numbers):
+        num_missing = sum(len(fit.missing) for fit in found[release])
+        num_names = sum(fit.num_names for fit in found[release])
+        fitting = f"no: {num_missing} of {num_names} names are missing" if num_missing else f"yes ({num_names} names)"
+        rows.append(f"| {release} |  |  | {fitting} |")
+    page = HEAD + "\n".join([*rows, DETAILS.rstrip("\n"), "", *table(found), *missing(found)]) + "\n"
+    return refreshed(page, docs)
+
+
+def refreshed(page: str, docs: Path) -> str:
+    """The page with what was run read again off those that say so; what fits is left as it stands."""
+    served, hosted = run_on_a_gpu(docs / "vllm.md"), run_on_a_cpu(docs / "vllm-host.md")
+    lines = page.splitlines()
+    for number, line in enumerate(lines):
+        if row := re.fullmatch(r"\| (\d+\.\d+\.\d+) \|[^|]*\|[^|]*\|([^|]*)\|", line):
+            release, fitting = row.groups()
+            lines[number] = f"| {release} | {_cases(served, release)} | {_cases(hosted, release)} |{fitting}|"
+    return "\n".join(lines) + "\n"
+
+
+def _cases(run: dict[str, set[str]], release: str) -> str:
+    cases = run.get(release, set())
+    return f"{len(cases)} case{'s' if len(cases) > 1 else ''}" if cases else "no"
+
+
+def run_on_a_gpu(page: Path) -> dict[str, set[str]]:
+    """By release, the clean cases of vllm.md that ran to a verdict."""
+    found: dict[str, set[str]] = {}
+    section = page.read_text(encoding="utf-8").partition("\n## Clean scenarios\n")[2].partition("\n## ")[0]
+    for line in section.splitlines():
+        cells = [one.strip() for one in line.strip("|").split("|")]
+        if len(cells) > 2 and re.fullmatch(r"\d+\.\d+\.\d+", cells[1]) and cells[2].startswith("**"):
+            found.setdefault(cells[1], set()).add(cells[0])
+    return found
+
+
+def run_on_a_cpu(page: Path) -> dict[str, set[str]]:
+    """By release, the cases of vllm-host.md's tables that ran to a verdict: columns begin where their titles do."""
+    found: dict[str, set[str]] = {}
+    for block in re.findall(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        title, *lines = block.splitlines()
+        columns = [(one.start(), one.group(1)) for one in re.finditer(r"vLLM (\d+\.\d+\.\d+)", title)]
+        for line in lines:
+            case = re.match(r" (vllm-host-\S+)", line)
+            for start, release in columns if case else []:
+                if case and re.match(r"pass|FAIL|CRASH", line[start:]):
+                    found.setdefault(release, set()).add(case.group(1))
+    return found

@@ -1,0 +1,41 @@
+"""vLLM's chunked prefill in the order of each model runner: does the merge take the rows of the right requests?
+
+Up to 0.27.1 `MLACommonMetadataBuilder.build` counts the requests with context and takes as many from the front of the
+prefills (vllm-project/vllm#36540), so those with context must come first. The first runner orders its batch so; the
+second sorts by scheduled tokens alone (vllm-project/vllm#47381 says what it owes, for speculative decodes). The
+attention kernels are the harness's, and write every row, as FlashAttention-3 does: what goes wrong is finite.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from vllm.v1.attention.backends.mla import flashmla
+from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+from harness.core.params import VllmHostParams
+from harness.engines.vllm.host.prefill_step import CHUNKS, DECODE, FRESH, SCALE, Inputs, Step
+from harness.engines.vllm.host.runner_order import Request, first_runner, second_runner
+from harness.judge.run_records import Run
+from harness.kernels.torch.context import context_attention
+from harness.memory.poison.patterns import Poison
+
+
+def run(poison: Poison, params: VllmHostParams) -> Run:
+    """One step of a decode, a prompt chunk with context and a fresh prompt; its prefills against float64 attention."""
+    requests = (FRESH, CHUNKS[params.chunk], DECODE)
+    step = Step(_ordered(requests, params.order), Inputs(poison, requests), _every_row)
+    return Run(poison.pattern, observed=step.prefill())
+
+
+def _ordered(requests: tuple[Request, ...], order: str) -> tuple[Request, ...]:
+    if order == "v2":
+        return second_runner(GPUModelRunner, requests)
+    threshold = flashmla.FlashMLAMetadataBuilder.reorder_batch_threshold
+    return first_runner(reorder_batch_to_split_decodes_and_prefills, requests, decode_threshold=threshold)
+
+
+def _every_row(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """New tokens over a chunk of context; rows without are 0 with an lse of -inf."""
+    out, lse = context_attention(q, k, v, starts, keys, scale=SCALE)
+    return out.masked_fill(lse.isneginf().T[..., None], 0.0), lse

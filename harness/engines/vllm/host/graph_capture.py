@@ -1,0 +1,182 @@
+"""vLLM's second runner captures a decode whose plan is made by the first call: is the planning in the graph?
+
+`CudaGraphManager.capture` is vLLM's. The graph is a recording of launches; plan and attention are the harness's
+kernels, and the metadata object plans lazily as FlashMLA's does (vllm-project/vllm#42444).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from vllm.config import CUDAGraphMode
+from vllm.v1.worker.gpu import cudagraph_utils
+
+from harness.core.ops import PAGE_SIZE
+from harness.core.params import VllmHostParams
+from harness.engines.vllm.host.parts import generator
+from harness.judge.run_records import ReplayedStep, Run
+from harness.kernels.torch.decode import mla_decode
+from harness.kernels.torch.plan import SplitPlan, mla_decode_plan
+from harness.memory.poison.patterns import Poison
+
+WIDTH = 576
+RANK = 512
+NUM_HEADS = 4
+NUM_REQUESTS = 4
+NUM_PAGES = 4
+WARMUP_LENGTH = 1
+LENGTHS = ((3, 64, 65, 130), (4, 65, 66, 131), (5, 66, 200, 132))
+"""Lengths of the requests in each replay."""
+
+
+def run(poison: Poison, params: VllmHostParams) -> Run:
+    """Let vLLM capture the decode, replay it for each set of lengths, and compare with the same decode run eagerly."""
+    found = Run(poison.pattern)
+    # The manager captures under inference mode; its tensors may only be written in it.
+    with torch.inference_mode():
+        decode = _Decode(poison)
+        graph = _captured(decode)
+        for step, lengths in enumerate(LENGTHS):
+            decode.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+            for launch in graph.launches:
+                launch()
+            replayed = decode.out.clone()
+            eager, plan = decode.eager()
+            live = torch.ones(NUM_REQUESTS, dtype=torch.bool)
+            stale = None if torch.equal(decode.plans[-1].work, plan.work) else "sched_meta"
+            found.replays.append(ReplayedStep(step, "decode output", replayed, eager, live, stale_site=stale))
+    return found
+
+
+class _Recording:
+    """Stands in for `torch.cuda.CUDAGraph`: what was launched while it was captured."""
+
+    def __init__(self) -> None:
+        self.launches: list[Callable[[], None]] = []
+
+
+class _Decode:
+    """One decode batch in persistent buffers, launched eagerly or into a recording."""
+
+    def __init__(self, poison: Poison) -> None:
+        random = generator(poison)
+        self._q = torch.randn(NUM_REQUESTS, 1, NUM_HEADS, WIDTH, generator=random)
+        self._cache = torch.randn(NUM_REQUESTS * NUM_PAGES, PAGE_SIZE, WIDTH, generator=random)
+        self._table = torch.arange(NUM_REQUESTS * NUM_PAGES, dtype=torch.int32).view(NUM_REQUESTS, NUM_PAGES)
+        self.seq_lens = torch.full((NUM_REQUESTS,), WARMUP_LENGTH, dtype=torch.int32)
+        self.out = torch.zeros(NUM_REQUESTS, NUM_HEADS, RANK)
+        self.plans: list[SplitPlan] = []
+        self._recording: _Recording | None = None
+
+    def create(self, desc: Any, **_: Any) -> _Forward:
+        """vLLM's `create_forward_fn`: a forward with new metadata that is not planned yet."""
+        return _Forward(self)
+
+    def eager(self) -> tuple[Tensor, SplitPlan]:
+        """The same step without a graph: planned for its own lengths."""
+        plan = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
+        return self._decoded(plan), plan
+
+    @contextlib.contextmanager
+    def recorded(self, graph: _Recording, *_: Any, **__: Any) -> Iterator[None]:
+        """Stands in for `torch.cuda.graph`: what is launched is noted and not run."""
+        self._recording = graph
+        try:
+            yield
+        finally:
+            self._recording = None
+
+    def launch(self, kernel: Callable[[], None]) -> None:
+        """Run a kernel, or note it where a graph is being captured."""
+        if self._recording is not None:
+            self._recording.launches.append(kernel)
+        else:
+            kernel()
+
+    def unplanned(self) -> SplitPlan:
+        """Memory for a plan."""
+        shape = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
+        plan = SplitPlan(torch.zeros_like(shape.work), torch.zeros_like(shape.num_splits))
+        self.plans.append(plan)
+        return plan
+
+    def plan_into(self, plan: SplitPlan) -> None:
+        """The planning kernel."""
+        fresh = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
+        plan.work.copy_(fresh.work)
+        plan.num_splits.copy_(fresh.num_splits)
+
+    def attend(self, plan: SplitPlan) -> None:
+        """The attention kernel."""
+        self.out.copy_(self._decoded(plan))
+
+    def _decoded(self, plan: SplitPlan) -> Tensor:
+        scale = WIDTH**-0.5
+        out, _ = mla_decode(self._q, self._cache, self._table, self.seq_lens, scale=scale, metadata=plan)
+        return out[:, 0]
+
+
+class _Forward:
+    """A forward that plans when its metadata has no plan.
+
+    Up to 0.25.1 vLLM unpacks a forward and its metadata; from 0.26.0 it calls what it was given.
+    """
+
+    def __init__(self, decode: _Decode) -> None:
+        self._decode = decode
+        self.plan: SplitPlan | None = None
+
+    def __call__(self, mode: Any) -> None:
+        if self.plan is None:
+            self.plan = plan = self._decode.unplanned()
+            self._decode.launch(lambda: self._decode.plan_into(plan))
+        used = self.plan
+        self._decode.launch(lambda: self._decode.attend(used))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self, "metadata"))
+
+
+@contextlib.contextmanager
+def _no_device(**_: Any) -> Iterator[Any]:
+    """Stands in for vLLM's `graph_capture`, which makes a stream."""
+    yield SimpleNamespace(stream=None)
+
+
+def _captured(decode: _Decode) -> _Recording:
+    """The recording that vLLM's manager makes of the decode."""
+    desc = cudagraph_utils.BatchExecutionDescriptor(
+        cg_mode=CUDAGraphMode.FULL, num_tokens=NUM_REQUESTS, num_reqs=NUM_REQUESTS
+    )
+    manager = object.__new__(cudagraph_utils.CudaGraphManager)
+    settings: dict[str, Any] = {
+        "device": torch.device("cpu"),
+        "pool": "a pool",
+        "graphs": {},
+        "_capture_descs": {CUDAGraphMode.FULL: [desc]},
+        # Asked for since 0.26.0, 0.29.0, 0.30.0 and 0.32.0: nothing out of the ordinary is captured.
+        "use_breakable_cg": False,
+        "_max_full_descs_to_capture": None,
+        "_capture_mem_samples": None,
+        "ubatch_runner": None,
+        "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False),
+    }
+    for name, value in settings.items():
+        setattr(manager, name, value)
+    with (
+        mock.patch.object(cudagraph_utils, "graph_capture", _no_device),
+        mock.patch.object(cudagraph_utils, "get_offloader", mock.MagicMock()),
+        mock.patch.object(cudagraph_utils, "is_global_first_rank", lambda: False),
+        mock.patch.object(cudagraph_utils, "current_stream", lambda: None, create=True),  # asked for since 0.29.0
+        mock.patch.object(torch.cuda, "CUDAGraph", _Recording),
+        mock.patch.object(torch.cuda, "graph", decode.recorded),
+    ):
+        manager.capture(decode.create)
+    graph: _Recording = manager.graphs[desc]
+    return graph

@@ -1,0 +1,148 @@
+"""Poison within a step: rows of context attention without context, as a kernel that skips them leaves them.
+
+The op promises nothing of these rows (TRT-LLM's kernel on Blackwell leaves them unwritten), though FlashAttention-3
+happens to write them. What vLLM does about them has changed twice, and the poison comes before it each time:
+
+- up to 0.25 the last merge is told how many rows it may read; the others are filled when the context loop is done;
+- in 0.26 and 0.27 rows of requests without a token in a chunk are masked behind its kernel; the kernel's are filled;
+- since 0.28 a chunk is of requests that have context in it, and rows of no chunk are neutralised where the result is
+  allocated (vllm-project/vllm#50613); it is filled as it is allocated.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from harness.engines.vllm.objects import (
+    ATTENTION_MODULE,
+    AttentionMetadata,
+    ContextImpl,
+    CountedContext,
+    InitContextPartial,
+    MarkedContext,
+    MaskedContext,
+    PrefillBackend,
+    PrefillMetadata,
+    path_of,
+)
+from harness.engines.vllm.serve.settings import ServePoison
+from harness.engines.vllm.serve.writes import FILLED, fill, worker_rank
+
+OUTPUT, LSE = "context.output", "context.lse"
+
+
+def install(poison: ServePoison) -> str:
+    """Wrap what this vLLM has of the three; returns where."""
+    module: Any = importlib.import_module(ATTENTION_MODULE)
+    if hasattr(module, "init_mla_context_partial"):
+        module.init_mla_context_partial = with_marked_rows(module.init_mla_context_partial, poison)
+        return path_of(InitContextPartial)
+    owner = module.MLACommonImpl
+    wrap = with_masked_rows if hasattr(module, "mask_empty_context") else with_counted_rows
+    owner._compute_prefill_context = wrap(owner._compute_prefill_context, poison)
+    return path_of(ContextImpl)
+
+
+def with_counted_rows(original: Callable[..., Any], poison: ServePoison) -> Callable[..., Any]:
+    """`_compute_prefill_context` with rows past `prefill_tokens_with_context` filled."""
+
+    @functools.wraps(original)
+    def compute(
+        self: Any, q: Any, kv_c_and_k_pe_cache: Any, attn_metadata: AttentionMetadata, *args: Any, **kwargs: Any
+    ) -> Any:
+        out, lse = original(self, q, kv_c_and_k_pe_cache, attn_metadata, *args, **kwargs)
+        context: CountedContext = attn_metadata.prefill.chunked_context
+        count = context.prefill_tokens_with_context
+        if count is not None and count < out.shape[0] and poison.is_for(worker_rank()):
+            fill(out[count:], poison.pattern, OUTPUT)
+            fill(lse[:, count:], poison.pattern, LSE)
+            FILLED.context_rows += out.shape[0] - count
+        return out, lse
+
+    return compute
+
+
+def with_masked_rows(original: Callable[..., Any], poison: ServePoison) -> Callable[..., Any]:
+    """`_compute_prefill_context` in which each chunk's kernel leaves rows of requests without a token of it."""
+
+    @functools.wraps(original)
+    def compute(
+        self: Any, q: Any, kv_c_and_k_pe_cache: Any, attn_metadata: AttentionMetadata, *args: Any, **kwargs: Any
+    ) -> Any:
+        prefill = attn_metadata.prefill
+        backend = prefill.prefill_backend
+        if poison.is_for(worker_rank()):
+            prefill.prefill_backend = _Skipping(backend, prefill, poison.pattern)
+        try:
+            return original(self, q, kv_c_and_k_pe_cache, attn_metadata, *args, **kwargs)
+        finally:
+            prefill.prefill_backend = backend
+
+    return compute
+
+
+class _Skipping:
+    """A prefill backend whose kernel of context chunks writes no row of a request that has nothing in the chunk."""
+
+    def __init__(self, backend: PrefillBackend, prefill: PrefillMetadata, pattern: str) -> None:
+        self._backend = backend
+        self._prefill = prefill
+        self._pattern = pattern
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def run_prefill_context_chunk(self, chunk_idx: int, q: Any, k: Any, v: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of all rows: out [T, H, V], lse [H, T]."""
+        out, lse = self._backend.run_prefill_context_chunk(chunk_idx=chunk_idx, q=q, k=k, v=v)
+        context: MaskedContext = self._prefill.chunked_context
+        rows = rows_without(self._prefill.query_start_loc, context.cu_seq_lens[chunk_idx])
+        fill(out, self._pattern, OUTPUT, rows)
+        fill(lse.transpose(0, 1), self._pattern, LSE, rows)
+        FILLED.context_rows += len(rows)
+        return out, lse
+
+
+def rows_without(query_start_loc: torch.Tensor, context_start_loc: torch.Tensor) -> torch.Tensor:
+    """Both [R + 1]: rows of queries whose request spans no token of context. Waits for the device."""
+    is_empty = context_start_loc[1:] == context_start_loc[:-1]
+    lengths = query_start_loc[1:] - query_start_loc[:-1]
+    return is_empty.repeat_interleave(lengths.long()).nonzero().flatten()
+
+
+def with_marked_rows(original: Callable[..., Any], poison: ServePoison) -> Callable[..., Any]:
+    """`init_mla_context_partial` with what it allocates filled before it clears the rows of `empty_token_slices`."""
+
+    @functools.wraps(original)
+    def init(chunked_context: MarkedContext, *args: Any, **kwargs: Any) -> Any:
+        if not poison.is_for(worker_rank()):
+            return original(chunked_context, *args, **kwargs)
+        with _Unwritten(poison.pattern) as unwritten:
+            made = original(chunked_context, *args, **kwargs)
+        if unwritten.num_filled:
+            FILLED.context_rows += sum(rows.stop - rows.start for rows in chunked_context.empty_token_slices)
+        return made
+
+    return init
+
+
+class _Unwritten(TorchFunctionMode):
+    """`torch.empty` gives memory filled with the pattern: log-sum-exps have two dims, outputs three."""
+
+    def __init__(self, pattern: str) -> None:
+        super().__init__()
+        self.num_filled = 0
+        self._pattern = pattern
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if function is torch.empty:
+            fill(made, self._pattern, LSE if made.ndim == 2 else OUTPUT)
+            self.num_filled += 1
+        return made

@@ -1,0 +1,185 @@
+"""Poison inside a vLLM worker: before each step, what nobody wrote is filled, ahead of vLLM's own zeroing.
+
+One site is filled within a step: rows of context attention whose tokens have no context (`context_rows`).
+
+Both model runners take the scheduler's output in `execute_model`; that is where the step begins, with the ids of newly
+given blocks at hand and vLLM's zeroing still to come. All fills are queued on the current stream, as the step is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from harness.engines.vllm.objects import (
+    RUNNERS,
+    AttentionLayer,
+    FirstRunner,
+    KVCacheConfig,
+    KVCacheSpec,
+    SchedulerOutput,
+    SecondRunner,
+)
+from harness.engines.vllm.serve import context_rows
+from harness.engines.vllm.serve.settings import CONTEXT, ServePoison
+from harness.engines.vllm.serve.writes import FILLED, FINITE, worker_rank
+from harness.memory.poison.sentinels import bits_view, sentinel_bits
+
+Runner = FirstRunner | SecondRunner
+TOLD = frozenset(10**power for power in range(9))
+
+
+def runners() -> Iterator[tuple[str, Any]]:
+    """Path and class of every model runner that this vLLM has."""
+    for path in RUNNERS:
+        module, _, name = path.partition(":")
+        try:
+            runner = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+        yield path, runner
+
+
+def install(poison: ServePoison) -> list[str]:
+    """Wrap `execute_model` of every runner that this vLLM has; returns which."""
+    wrapped = []
+    for path, runner in runners():
+        runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
+        wrapped.append(path)
+    if any(site in poison.sites for site in CONTEXT):
+        wrapped.append(context_rows.install(poison))
+    return wrapped
+
+
+def _wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def execute_model(self: Runner, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        # Dummy and profile runs of the second runner bring no requests, and their memory is not yet laid out.
+        if not kwargs.get("dummy_run"):
+            before(self, scheduler_output)
+        return original(self, scheduler_output, *args, **kwargs)
+
+    return execute_model
+
+
+class StepPoison:
+    """Fills what a step is about to find unwritten. One object a runner class: it keeps the table of the sweep."""
+
+    def __init__(self, poison: ServePoison) -> None:
+        self._poison = poison
+        self._sweep: Callable[[], Any] | None = None
+
+    def __call__(self, runner: Runner, step: SchedulerOutput) -> None:
+        """Poison before one step; in inference mode, as vLLM's caches may be changed in no other."""
+        if self._poison.is_for(worker_rank()):
+            with torch.inference_mode():
+                self._before(runner, step)
+
+        FILLED.steps += 1
+        # A server has no caller who could read the counts: it says them on lines that grow rare.
+        if FILLED.steps in TOLD:
+            print(f"mla-harness: {self._poison.text()} in process {os.getpid()}: {asdict(FILLED)}", file=sys.stderr)
+
+    def _before(self, runner: Runner, step: SchedulerOutput) -> None:
+        if self._poison.sweeps and not torch.cuda.is_current_stream_capturing():
+            if self._sweep is None:
+                from harness.memory.poison.cuda_sweep import CudaSweep
+
+                self._sweep = CudaSweep()
+            self._sweep()
+            FILLED.sweeps += 1
+        if "kv.null" in self._poison.sites:
+            for _, caches, ratio in groups(runner):
+                self._fill(caches, ratio, [0], 0)
+        if "kv.new" in self._poison.sites:
+            for group, caches, ratio in groups(runner):
+                self._fill(caches, ratio, new_blocks(step, group, block_tokens(runner, group)), 0)
+        if "kv.tail" in self._poison.sites:
+            self._tails(runner, step)
+
+    def _tails(self, runner: Runner, step: SchedulerOutput) -> None:
+        """Slots of the last new block past the tokens that this step will have written."""
+        for group, caches, ratio in groups(runner):
+            size = block_tokens(runner, group)
+            for request in step.scheduled_new_reqs:
+                length = request.num_computed_tokens + step.num_scheduled_tokens[request.req_id]
+                blocks = request.block_ids[group]
+                if length % size and length // size < len(blocks):
+                    self._fill(caches, ratio, [blocks[length // size]], length % size)
+
+    def _fill(self, caches: list[torch.Tensor], ratio: int, blocks: list[int], start: int) -> None:
+        """Fill slots from `start` on of scheduler blocks, each `ratio` kernel blocks of a cache [N, P, D]."""
+        for cache in caches if blocks else ():
+            page = cache.shape[1]
+            ids = torch.tensor(blocks, device=cache.device)
+            for part in range(ratio):
+                first = min(page, max(0, start - part * page))
+                if first < page:
+                    self._fill_pages(cache, ids * ratio + part, first)
+        FILLED.blocks += len(blocks)
+
+    def _fill_pages(self, cache: torch.Tensor, ids: torch.Tensor, first: int) -> None:
+        values = cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache
+        if self._poison.pattern == "nan":
+            bits_view(values)[ids, first:] = sentinel_bits(values.dtype, "kv.new")
+            return
+        # Older torch cannot index fp8: the bits of one element stand for the value.
+        value = FINITE if self._poison.pattern == "finite" else torch.finfo(values.dtype).max
+        bits = bits_view(torch.full((1,), value, device=cache.device).to(values.dtype))
+        bits_view(values)[ids, first:] = bits
+
+
+def groups(runner: Runner) -> Iterator[tuple[int, list[torch.Tensor], int]]:
+    """KV groups that hold latents: their number, caches [N, P, D], and kernel blocks in one block of the scheduler."""
+    config: KVCacheConfig | None = getattr(runner, "kv_cache_config", None)
+    if config is None:
+        return
+    layers = runner.vllm_config.compilation_config.static_forward_context
+    for index, group in enumerate(config.kv_cache_groups):
+        if not is_latent(group.kv_cache_spec):
+            continue
+        caches: dict[int, torch.Tensor] = {}
+        for name in group.layer_names:
+            layer: AttentionLayer | None = layers.get(name)
+            cache: Any = getattr(layer, "kv_cache", None)
+            if isinstance(cache, list | tuple):
+                cache = cache[0] if cache else None
+            if isinstance(cache, torch.Tensor) and cache.ndim == 3:
+                caches[cache.data_ptr()] = cache
+        if caches:
+            page = next(iter(caches.values())).shape[1]
+            yield index, list(caches.values()), max(1, int(group.kv_cache_spec.block_size) // page)
+
+
+def is_latent(spec: KVCacheSpec) -> bool:
+    """Whether a KV spec is of an MLA layer, also where the group wraps several specs of one kind."""
+    inner = getattr(spec, "kv_cache_specs", None)
+    specs = list(inner.values()) if isinstance(inner, dict) else [spec]
+    return all(type(one).__name__.endswith("MLAAttentionSpec") for one in specs)
+
+
+def block_tokens(runner: Runner, group: int) -> int:
+    """Tokens in one block of the scheduler."""
+    return int(runner.kv_cache_config.kv_cache_groups[group].kv_cache_spec.block_size)
+
+
+def new_blocks(step: SchedulerOutput, group: int, size: int) -> list[int]:
+    """Ids of blocks given in this step and not yet written: those of a prefix hit hold answers and are left out."""
+    found: list[int] = []
+    for request in step.scheduled_new_reqs:
+        found += request.block_ids[group][-(-request.num_computed_tokens // size) :]
+    cached = step.scheduled_cached_reqs
+    for request_id, given, computed in zip(
+        cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+    ):
+        if given is not None:
+            skipped = -(-computed // size) if request_id in cached.resumed_req_ids else 0
+            found += given[group][skipped:]
+    return [block for block in found if block != 0]

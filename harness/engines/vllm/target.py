@@ -1,0 +1,276 @@
+"""vLLM as a target: one canary answers a task in a process of its own, under poison, with or without a fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.accuracy.answer_log import read_run
+from harness.core.errors import InputError, KernelError
+from harness.core.fixtures import FIXTURES
+from harness.core.params import VllmParams
+from harness.core.python_path import python_path
+from harness.core.records import Case, FirstNan
+from harness.engines.vllm.faults import why_not
+from harness.engines.vllm.kernels.support import installed_version
+from harness.engines.vllm.patches import numbers
+from harness.engines.vllm.ranks import collected, rank_environ, rank_options, why_not_split
+from harness.engines.vllm.serve.child import FILLED_FILE
+from harness.engines.vllm.serve.settings import (
+    FAULT_VARIABLE,
+    FIRST_NAN_VARIABLE,
+    ROUTING_VARIABLE,
+    SITES,
+    STRATEGY,
+    VARIABLE,
+    ServePoison,
+)
+from harness.engines.vllm.serve.worker_state import check
+from harness.judge.run_records import Run
+from harness.memory.poison.patterns import Poison
+
+LOG_TAIL_BYTES = 6_000
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
+"""The last line of a traceback."""
+_LOGGED = re.compile(r"^(?:\([^)]* pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] )?")
+"""What vLLM puts before a line of a worker process: who it is, once it knows, and level, time and place."""
+_ELSEWHERE = ("initialization failed", "timed out", "died unexpectedly", "Executor failed")
+"""Last words that only say that a worker failed, which said why before."""
+CAUSE_BYTES = 200_000
+"""Where in the end of vLLM's log the cause is sought: tracebacks of several workers are long."""
+PATTERN = {"nan": "nan", "max": "max"}
+"""Patterns of a scenario as the plug-in knows them; any other leaves memory as it is."""
+BLACKWELL = ("CUTLASS_MLA", "FLASHINFER_MLA")
+TRITON_IN_FULL_GRAPHS = (0, 22)
+"""The release from which TRITON_MLA can be captured whole."""
+MULTIPLYING = ("FLASHMLA", "FLASH_ATTN_MLA", *BLACKWELL)
+"""Backends that are promised finite pages; in a model of MLA layers alone every page was written by one."""
+
+
+class VllmTarget:
+    """Serves a case's canary with vLLM, once for each poison pattern, and once eagerly to compare with."""
+
+    def __init__(
+        self, case: Case, fault: str | None = None, directory: str | None = None, gpus: tuple[int, ...] = ()
+    ) -> None:
+        self._params = VllmParams.model_validate(case.params)
+        self._fault = fault
+        self._directory = directory
+        self._gpus = gpus
+        self._log_tail = ""
+
+    @staticmethod
+    def supports(case: Case, fault: str | None = None) -> str | None:
+        """Why vLLM cannot run a case here, in one sentence; None when it can."""
+        version = installed_version()
+        if version is None:
+            return "vLLM is not installed (pip install mla-harness[vllm])"
+        if not torch.cuda.is_available():
+            return "vLLM serves on CUDA, and there is no CUDA device on this machine"
+        missing = [name for name in ("lm_eval", "tokenizers") if find_spec(name) is None]
+        if missing:
+            return f"{', '.join(missing)} not installed: python3 -m pip install lm-eval==0.4.13"
+        params = VllmParams.model_validate(case.params)
+        if params.backend in BLACKWELL:
+            major, minor = torch.cuda.get_device_capability()
+            if major != 10:
+                return f"{params.backend} is built for data-center Blackwell (10.0, 10.3); this GPU is {major}.{minor}"
+        if params.backend == "TRITON_MLA" and params.graph == "full" and numbers(version) < TRITON_IN_FULL_GRAPHS:
+            return f"vLLM {version} refuses full graphs with TRITON_MLA"
+        if params.quantization != "none" and numbers(version)[:2] == (0, 22) and find_spec("humming") is None:
+            return f"vLLM {version} imports humming-kernels for any quantization, which is not installed"
+        if not (canary(params) / "config.json").is_file():
+            return f"{canary(params)} is not there: train one with `canary train`"
+        if reason := why_not_split(params, canary(params)):
+            return reason
+        return why_not(fault, version) if fault else None
+
+    def run(self, poison: Poison) -> Run:
+        """Ask everything; a process that dies or raises is the run's error, with the end of vLLM's log."""
+        run = Run(poison.pattern)
+        with tempfile.TemporaryDirectory() as scratch:
+            place = Path(self._directory or scratch) / poison.pattern
+            settings = self._poison(poison)
+            try:
+                self._serve(place / "asked", self._params.graph, settings)
+                run.accuracy = read_run(place / "asked")
+                if self._params.compare_eager and self._params.graph != "none":
+                    self._serve(place / "eager", "none", settings)
+                    run.eager = read_run(place / "eager")
+            except KernelError as error:
+                run.error = error
+            run.log = self._log_tail
+        return run
+
+    def first_writer(self, poison: Poison) -> FirstNan:
+        """Serve once with the first-NaN recorder in every worker: who wrote first, over all ranks.
+
+        A vLLM that dies before its recorders told is what the report then says. Raises HarnessError where a worker had
+        no recorder.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            folder, failure = Path(scratch) / "ranks", ""
+            try:
+                self._serve(Path(scratch) / "asked", self._params.graph, self._poison(poison), folder)
+            except KernelError as error:
+                failure = str(error)
+            return collected(folder, self._params.tensor_parallel, failure)
+
+    def _poison(self, poison: Poison) -> ServePoison | None:
+        """The case's sites that vLLM's memory has, without those that the backend is promised to find finite."""
+        sites = tuple(site for site in SITES if poison.covers(site))
+        pattern = PATTERN.get(poison.pattern)
+        if pattern is None or not sites:
+            return None
+        if self._params.backend in MULTIPLYING:
+            # Unused slots are read: finite ones are the promise, and vLLM zeroes only new pages of hybrid models.
+            sites = tuple(site for site in sites if site not in ("kv.tail", "kv.null"))
+            if self._params.canary != "hybrid":
+                sites = tuple(site for site in sites if site != "kv.new")
+        return ServePoison(sites, pattern, self._params.poison_rank) if sites else None
+
+    def _serve(self, directory: Path, graph: str, poison: ServePoison | None, first_nan: Path | None = None) -> None:
+        """Run one serving process to its end, recorded where a folder is given.
+
+        Raises KernelError with its log when that is not a good one.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        order = {
+            "model": str(canary(self._params)),
+            "options": llm_options(self._params, graph),
+            "concurrency": self._params.max_num_seqs,
+            "task": self._params.task,
+            "limit": self._params.limit,
+            "epochs": self._params.epochs,
+            "max_tokens": self._params.max_tokens,
+            "directory": str(directory),
+        }
+        with (directory / "vllm.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "harness.engines.vllm.serve.child", json.dumps(order)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env=environ(self._params, poison, self._fault, self._gpus, first_nan),
+            )  # fmt: skip
+            try:
+                code = process.wait(timeout=self._params.timeout_seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                code = None
+            except BaseException:
+                process.kill()
+                raise
+        tail = (directory / "vllm.log").read_bytes()[-CAUSE_BYTES:]
+        self._log_tail = tail[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
+        if code != 0:
+            raise _died(code, tail.decode("utf-8", "replace"), self._params.timeout_seconds)
+        told = json.loads((directory / FILLED_FILE).read_text(encoding="utf-8"))
+        routing = self._params.routing == "simulated"
+        # A recorded run asks too few questions to say that every site is reached.
+        wanted = poison if first_nan is None else None
+        check(told, self._params.tensor_parallel, fault=self._fault, routing=routing, poison=wanted)
+
+
+def canary(params: VllmParams) -> Path:
+    """The checkpoint that a case serves."""
+    return FIXTURES / f"canary-{params.canary}"
+
+
+NAMED_IN = {
+    "attention_backend": "vllm.v1.attention.backends.registry:AttentionBackendEnum",
+    "compilation_config.cudagraph_mode": "vllm.config.compilation:CUDAGraphMode",
+    "kv_cache_dtype": "vllm.config.cache:CacheDType",
+    "moe_backend": "vllm.config.kernel:MoEBackend",
+    "quantization": "vllm.model_executor.layers.quantization:QuantizationMethods",
+}
+"""Where vLLM lists the values of an option below, for `harness.engines.vllm.fits`."""
+
+
+def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
+    """Arguments of `vllm.LLM`. All memory is stated, so that several processes can share a GPU."""
+    options: dict[str, Any] = {
+        "max_model_len": 1024,
+        "max_num_batched_tokens": params.max_batched_tokens,
+        "num_gpu_blocks_override": params.num_blocks,
+        "kv_cache_memory_bytes": params.kv_megabytes << 20,
+        "gpu_memory_utilization": 0.08,
+        "kv_cache_dtype": "auto" if params.kv == "bf16" else "fp8",
+        "enable_prefix_caching": params.prefix_caching,
+        "quantization": None if params.quantization == "none" else params.quantization,
+        "attention_backend": params.backend,
+        "trust_remote_code": True,
+        "seed": 0,
+    }
+    options |= rank_options(params.tensor_parallel)
+    if params.canary == "moe":
+        # The choice of releases differs, and some of them compile kernels at the first start.
+        options["moe_backend"] = "triton"
+    if graph == "none":
+        return {**options, "enforce_eager": True}
+    compilation: dict[str, Any] = {"mode": 0, "cudagraph_mode": graph.upper()}
+    if graph == "piecewise":
+        # vLLM splits the model in its compiler alone; what the pieces are compiled by is not what is judged here.
+        compilation |= {"mode": 3, "backend": "eager"}
+    return {**options, "compilation_config": {**compilation, "cudagraph_capture_sizes": list(params.capture_sizes)}}
+
+
+def environ(
+    params: VllmParams,
+    poison: ServePoison | None,
+    fault: str | None = None,
+    gpus: tuple[int, ...] = (),
+    first_nan: Path | None = None,
+) -> dict[str, str]:
+    """The environment of a serving process, which its workers inherit: it is told there what to do to vLLM."""
+    ours = {
+        "PYTHONPATH": python_path(),
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if params.runner == "v2" else "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        VARIABLE: poison.text() if poison else "",
+        FAULT_VARIABLE: fault or "",
+    }
+    if params.routing == "simulated":
+        ours[ROUTING_VARIABLE] = STRATEGY
+    if first_nan is not None:
+        ours[FIRST_NAN_VARIABLE] = str(first_nan)
+    return {**os.environ, **ours, **rank_environ(params.tensor_parallel, gpus, os.environ)}
+
+
+def _died(code: int | None, tail: str, seconds: int) -> Exception:
+    """What to say of a process that did not end well: its own last words name the cause."""
+    if code == 2:
+        refused = [line for line in tail.splitlines() if line.startswith("mla-harness: ")]
+        return InputError(refused[-1].removeprefix("mla-harness: ") if refused else "the serving process refused")
+    if code is None:
+        how = f"vLLM hung: no end after {seconds} s"
+    elif code < 0:
+        how = f"vLLM's process died ({signal.Signals(-code).name})"
+    else:
+        how = f"vLLM's process ended with exit code {code}"
+    return KernelError(f"{how}: {_last_words(tail)[-300:]}")
+
+
+def _last_words(log: str) -> str:
+    """The line of a log that names the cause: the last error, or a worker's where that only says that one failed."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.match(line)]
+    last = (errors or lines or ["it printed nothing"])[-1]
+    if errors and not any(words in last for words in _ELSEWHERE):
+        return last
+    # The first of the workers: others then fail because that one is gone.
+    told = (_LOGGED.sub("", line) for line in lines if line not in errors)
+    return next((line for line in told if _ERROR.match(line)), last)

@@ -1,0 +1,167 @@
+"""What the harness costs, measured: `python -m harness.judge.bench ANSWER.json` with a request on standard input.
+
+Started by `mla-harness bench` as a process of its own and imported by nobody. A case is timed whole: inputs, runs
+under each of its patterns, reference and oracles. Its unpoisoned twin is the same case on zeroed memory with the
+interception of allocations taken out. The two take turns, after one untimed turn each, so that a slow moment of the
+machine hits both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.core.records import Case, CaseResult, Job, Verdict
+from harness.judge.run_case import execute
+from harness.kernels.call import BoundKernel
+
+
+@contextlib.contextmanager
+def unpoisoned() -> Iterator[None]:
+    """Let kernels allocate as they like, unseen and unfilled, for the length of the block."""
+    original = BoundKernel._run
+
+    def plain(self: BoundKernel, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    BoundKernel._run = plain  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        BoundKernel._run = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def timed_steps(steps: list[tuple[float, float]]) -> Iterator[None]:
+    """Note seconds of (replay, the same step run eagerly) for each graph step of the engine in the block.
+
+    The engine runs the eager twin of a step right after its replay, on a copy of the same memory.
+    """
+    from harness.engine.capture import DecodeGraphs
+    from harness.engine.paged_model import PagedModel
+
+    replay, forward = DecodeGraphs.replay, PagedModel.forward
+    open_replay: list[float] = []
+
+    def timed_replay(self: DecodeGraphs, size: int) -> Any:
+        started = time.perf_counter()
+        result = replay(self, size)
+        open_replay[:] = [time.perf_counter() - started]
+        return result
+
+    def timed_forward(self: PagedModel, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        result = forward(self, *args, **kwargs)
+        if open_replay:
+            steps.append((open_replay.pop(), time.perf_counter() - started))
+        return result
+
+    DecodeGraphs.replay = timed_replay  # type: ignore[method-assign]
+    PagedModel.forward = timed_forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DecodeGraphs.replay = replay  # type: ignore[method-assign]
+        PagedModel.forward = forward  # type: ignore[method-assign]
+
+
+def run_poisoned(case: Case) -> CaseResult:
+    """The case as `run` runs it."""
+    return execute(Job(key=case.id, case=case))
+
+
+def run_unpoisoned(case: Case) -> CaseResult:
+    """The same case, the same number of times, with no poison anywhere."""
+    with unpoisoned():
+        return execute(Job(key=case.id, case=case, sites=()))
+
+
+def seconds_of(function: Callable[[Case], CaseResult], case: Case) -> float:
+    """How long one call took."""
+    started = time.perf_counter()
+    function(case)
+    return time.perf_counter() - started
+
+
+def measure_case(case: Case, repeats: int) -> tuple[float, float]:
+    """Median seconds of the case, poisoned and not, taking turns."""
+    poisoned, plain = [], []
+    run_unpoisoned(case)
+    for _ in range(repeats):
+        poisoned.append(seconds_of(run_poisoned, case))
+        plain.append(seconds_of(run_unpoisoned, case))
+    return statistics.median(poisoned), statistics.median(plain)
+
+
+def replay_ratio(case: Case) -> float | None:
+    """Median over graph steps of replay seconds / eager seconds; None for a case without graph steps."""
+    if case.params.get("graph", "none") == "none":
+        return None
+    steps: list[tuple[float, float]] = []
+    with timed_steps(steps):
+        run_unpoisoned(case)
+    # The first step warms caches up.
+    ratios = [replay / eager for replay, eager in steps[1:]]
+    return statistics.median(ratios) if ratios else None
+
+
+def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
+    """Measure all cases that run here; others are named with the reason."""
+    skipped: list[str] = []
+    seconds: list[float] = []
+    poison: dict[str, float] = {}
+    replay: dict[str, float] = {}
+    for case in cases:
+        first = run_poisoned(case)
+        if first.verdict is not Verdict.PASS:
+            skipped.append(f"{case.id}: {first.verdict.value}: {first.reason}")
+            continue
+        poisoned, plain = measure_case(case, repeats)
+        seconds.append(poisoned)
+        poison[case.id] = poisoned / plain
+        ratio = replay_ratio(case)
+        if ratio is not None:
+            replay[case.id] = ratio
+    return {
+        "num_cases": len(seconds),
+        "repeats": repeats,
+        "cases_per_second": round(len(seconds) / sum(seconds), 3) if seconds else 0.0,
+        "seconds_per_case_median": round(statistics.median(seconds), 5) if seconds else 0.0,
+        "poison": summary(poison),
+        "replay": summary(replay),
+        "skipped": skipped,
+    }
+
+
+def summary(ratios: dict[str, float]) -> dict[str, Any]:
+    """Median and worst of ratios by case id; no numbers when there is none."""
+    if not ratios:
+        return {"num_cases": 0, "median": None, "worst": None, "worst_case": None}
+    worst = max(ratios, key=lambda case_id: ratios[case_id])
+    return {
+        "num_cases": len(ratios),
+        "median": round(statistics.median(ratios.values()), 3),
+        "worst": round(ratios[worst], 3),
+        "worst_case": worst,
+    }
+
+
+def main() -> None:
+    """Read the request, measure, write the answer."""
+    torch.set_num_threads(1)
+    request = json.load(sys.stdin)
+    cases = [Case.model_validate(case) for case in request["cases"]]
+    answer = measure(cases, int(request["repeats"]))
+    Path(sys.argv[1]).write_text(json.dumps(answer, allow_nan=False), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

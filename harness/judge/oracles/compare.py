@@ -1,0 +1,211 @@
+"""The only comparator of the project: exact about what is not finite, then bounded row by row.
+
+Comparators that count "mismatches beyond tolerance" pass an output of NaN, because `abs(a - b) > tol` is false
+for NaN. Here the masks of NaN, +Inf and -Inf must agree first, no ratio covers a non-finite value, and no row
+hides behind the others: every live row must keep its own bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from harness.judge.oracles.thresholds import Bound
+from harness.memory.poison.sentinels import bits_view
+
+Kind = Literal["shape", "dtype", "non-finite", "value", "bits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """What disagrees: in which rows, and where worst. `excess` says how many times the bound was used up."""
+
+    kind: Kind
+    message: str
+    rows: tuple[int, ...] = ()
+    index: tuple[int, ...] = ()
+    count: int = 0
+    excess: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The elements that were compared, the mismatch if there is one, and the share of the bound used up."""
+
+    looked_at: int
+    mismatch: Mismatch | None = None
+    used: float = 0.0
+
+
+def compare(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, bound: Bound | None) -> Comparison:
+    """Compare the rows of `got` where `live` [rows] bool is set with `want`: float64, or integers to be equal.
+
+    Order: shape, dtype class, non-finite masks, then per element and per row. A NaN is right only where `want` is
+    NaN. `bound` may be None for integers only.
+    """
+    border = _border_mismatch(got, want)
+    if border is not None:
+        return Comparison(max(got.numel(), want.numel()), border, math.inf)
+    rows = live.nonzero().flatten()
+    if len(rows) == 0 or got.numel() == 0:
+        return Comparison(0)
+    ours, theirs = got[rows], want[rows]
+    if not want.dtype.is_floating_point:
+        return _bitwise(ours.to(torch.int64), theirs.to(torch.int64), rows)
+    if bound is None:
+        raise ValueError("floating-point values are compared within a bound of oracles.thresholds")
+    mine, reference = _by_row(ours.to(torch.float64)), _by_row(theirs.to(torch.float64))
+    looked_at = mine.numel()
+    odd = _non_finite_disagreement(mine, reference)
+    if bool(odd.any()):
+        return Comparison(looked_at, _non_finite_mismatch(mine, reference, odd, rows, got.shape), math.inf)
+    return _within(mine, reference, rows, got.shape, bound)
+
+
+def compare_bits(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor) -> Comparison:
+    """Compare the live rows bit by bit: one kernel run twice on the same inputs leaves no room."""
+    border = _border_mismatch(got, want)
+    if border is None and got.dtype != want.dtype:
+        border = Mismatch("dtype", f"one is {_name(got)}, the other {_name(want)}")
+    if border is not None:
+        return Comparison(max(got.numel(), want.numel()), border, math.inf)
+    if bool(live.all()):
+        # Nearly always all rows are looked at and all are equal; neither takes a copy to see.
+        ours, theirs = bits_view(got.contiguous()), bits_view(want.contiguous())
+        if torch.equal(ours, theirs):
+            return Comparison(got.numel())
+    rows = live.nonzero().flatten()
+    if len(rows) == 0 or got.numel() == 0:
+        return Comparison(0)
+    return _bitwise(bits_view(got[rows].contiguous()), bits_view(want[rows].contiguous()), rows)
+
+
+def blank_rows(tensor: torch.Tensor, live: torch.Tensor, expected: torch.Tensor | None = None) -> tuple[int, ...]:
+    """Live rows in which all elements have the same bits (zeros, or one NaN): they cannot show any influence.
+
+    A row whose expected values are all alike too, or of a single element that is no NaN, is not counted.
+    """
+    rows = live.nonzero().flatten()
+    if len(rows) == 0 or tensor.numel() == 0:
+        return ()
+    bits = _by_row(bits_view(tensor[rows].contiguous()))
+    blank = (bits == bits[:, :1]).all(dim=1)
+    if bits.shape[1] == 1:
+        blank &= _by_row(tensor[rows]).to(torch.float64).isnan()[:, 0]
+    if expected is not None:
+        wanted = _by_row(expected[rows])
+        alike = ((wanted == wanted[:, :1]) | (wanted.isnan() & wanted[:, :1].isnan())).all(dim=1)
+        blank &= ~alike if wanted.shape[1] > 1 else ~wanted.isnan()[:, 0]
+    return tuple(int(row) for row in rows[blank])
+
+
+def _border_mismatch(got: torch.Tensor, want: torch.Tensor) -> Mismatch | None:
+    if got.shape != want.shape:
+        return Mismatch("shape", f"shape {list(got.shape)} where {list(want.shape)} is expected")
+    if got.dtype.is_floating_point != want.dtype.is_floating_point or got.dtype.is_complex:
+        kind = "floating point" if want.dtype.is_floating_point else "integers"
+        return Mismatch("dtype", f"dtype {_name(got)} where {kind} are expected")
+    return None
+
+
+def _non_finite_disagreement(mine: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    same = (mine == reference) | (mine.isnan() & reference.isnan())
+    return ~same & ~(mine.isfinite() & reference.isfinite())
+
+
+def _non_finite_mismatch(
+    mine: torch.Tensor, reference: torch.Tensor, odd: torch.Tensor, rows: torch.Tensor, shape: torch.Size
+) -> Mismatch:
+    first = odd.nonzero()[0]
+    at = (int(first[0]), int(first[1]))
+    message = (
+        f"{_number(mine[at])} where {_number(reference[at])} is expected; "
+        f"{int(odd.sum())} of {odd.numel()} live elements disagree about what is finite"
+    )
+    return Mismatch("non-finite", message, _rows(rows, odd.any(dim=1)), _index(rows, at, shape), int(odd.sum()))
+
+
+def _within(
+    mine: torch.Tensor, reference: torch.Tensor, rows: torch.Tensor, shape: torch.Size, bound: Bound
+) -> Comparison:
+    """Both per-element and per-row bounds, on elements that are finite in the reference."""
+    finite = reference.isfinite()
+    zero = torch.zeros((), dtype=torch.float64, device=mine.device)
+    reference = torch.where(finite, reference, zero)
+    error = torch.where(finite, (mine - reference).abs(), zero)
+    counted = finite.sum(dim=1).clamp(min=1)
+    scale = (reference.square().sum(dim=1) / counted).sqrt().clamp(min=bound.least_scale)
+    allowed = torch.maximum(bound.ulps * _ulp(reference, bound.dtype), bound.floor * scale[:, None])
+    by_element = _share(error, allowed)
+    by_row = _share((error.square().sum(dim=1) / counted).sqrt(), bound.relative_l2 * scale)
+    used = torch.maximum(by_element.amax(dim=1), by_row)
+    worst_row = int(used.argmax())
+    excess = float(used[worst_row])
+    if excess <= 1:
+        return Comparison(mine.numel(), None, excess)
+    at = (worst_row, int(by_element[worst_row].argmax()))
+    wrong = used > 1
+    count = int((by_element > 1).sum())
+    measure = "relative L2 of the row" if by_row[worst_row] >= by_element[at] else "element"
+    message = (
+        f"{_number(mine[at])} where {_number(reference[at])} is expected; {int(wrong.sum())} of {len(rows)} live "
+        f"rows and {count} of {mine.numel()} elements are beyond {bound.name}, worst {excess:.3g} times it "
+        f"({measure})"
+    )
+    mismatch = Mismatch("value", message, _rows(rows, wrong), _index(rows, at, shape), max(count, 1), excess)
+    return Comparison(mine.numel(), mismatch, excess)
+
+
+def _bitwise(mine: torch.Tensor, reference: torch.Tensor, rows: torch.Tensor) -> Comparison:
+    shape = mine.shape
+    differ = _by_row(mine != reference)
+    if not bool(differ.any()):
+        return Comparison(differ.numel())
+    first = differ.nonzero()[0]
+    at = (int(first[0]), int(first[1]))
+    message = f"{int(differ.sum())} of {differ.numel()} live elements differ"
+    index = _index(rows, at, shape)
+    mismatch = Mismatch("bits", message, _rows(rows, differ.any(dim=1)), index, int(differ.sum()))
+    return Comparison(differ.numel(), mismatch, math.inf)
+
+
+def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The unit in the last place of `dtype` at each value, float64; that of the smallest normal below it."""
+    info = torch.finfo(dtype)
+    exponent = torch.frexp(values.abs().clamp(min=info.tiny)).exponent - 1
+    return torch.ldexp(torch.full_like(values, info.eps), exponent)
+
+
+def _share(error: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """error / allowed, where an allowance of zero is kept by an error of zero only."""
+    return torch.where(error == 0, torch.zeros_like(error), error / allowed)
+
+
+def _by_row(tensor: torch.Tensor) -> torch.Tensor:
+    """[rows, elements of a row]; a vector has rows of one element."""
+    return tensor.reshape(tensor.shape[0], -1)
+
+
+def _rows(rows: torch.Tensor, wrong: torch.Tensor) -> tuple[int, ...]:
+    return tuple(int(row) for row in rows[wrong])
+
+
+def _index(rows: torch.Tensor, at: tuple[int, int], shape: torch.Size) -> tuple[int, ...]:
+    """The index in the whole tensor of the element at `at`: a row among the live ones, a flat position in it."""
+    inner: list[int] = []
+    rest = at[1]
+    for size in reversed(shape[1:]):
+        inner.append(rest % size)
+        rest //= size
+    return (int(rows[at[0]]), *reversed(inner))
+
+
+def _number(value: torch.Tensor) -> str:
+    return f"{float(value):.6g}"
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

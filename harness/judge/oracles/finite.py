@@ -1,0 +1,68 @@
+"""Oracle `finite`: live rows hold no NaN and no Inf where the reference is finite.
+
+The payload of a NaN may name the poison that it was computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from harness.core.finding_words import merged, place
+from harness.core.oracle_spec import Judgement
+from harness.core.records import Finding
+from harness.judge.run_records import Evidence, Observed, Run
+from harness.memory.poison.scan import hits, origins
+from harness.memory.poison.sentinels import hex_bits
+
+
+def judge(evidence: Evidence) -> Judgement:
+    """Look at every live element of every run that is a floating-point number."""
+    judgement = Judgement()
+    findings: list[Finding] = []
+    for run in evidence.runs:
+        for observed in run.observed:
+            # An integer is finite by its type: there is nothing to look at, and nothing looked at is no pass.
+            if observed.tensor.dtype.is_floating_point:
+                judgement.looked_at += observed.num_live_elements
+                findings.extend(_findings(run, observed))
+    judgement.findings = merged(findings)
+    return judgement
+
+
+def _findings(run: Run, observed: Observed) -> Iterator[Finding]:
+    tensor = observed.tensor
+    if tensor.numel() == 0:
+        return
+    bad = _bad(observed)
+    if not bool(bad.any()):
+        return
+    for origin, indices in origins(tensor, bad).items():
+        where = hits(indices)
+        what = "Inf" if _values(tensor[where.first]).isinf().item() else "NaN"
+        cause = f", computed from the poison of {origin}" if origin else ""
+        yield Finding(
+            oracle="finite",
+            site=origin or observed.site,
+            tensor=observed.name,
+            where=place(observed.describe, where.rows, where.first),
+            bits=hex_bits(tensor, where.first),
+            message=f"{what} in live rows of {observed.name}{cause}: {where.count} elements (pattern {run.pattern})",
+        )
+
+
+def _bad(observed: Observed) -> torch.Tensor:
+    """Non-finite elements of live rows that the reference does not have: a NaN is excused by a NaN only."""
+    values = _values(observed.tensor)
+    bad = ~values.isfinite()
+    if observed.expected is not None and observed.expected.shape == values.shape:
+        expected = observed.expected.to(torch.float64)
+        bad &= torch.where(values.isnan(), ~expected.isnan(), expected.isfinite())
+    live = observed.live.reshape(-1, *(1,) * (values.ndim - 1))
+    return bad & live
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a type that can be asked whether it is finite; fp8 cannot."""
+    return tensor.float() if tensor.element_size() == 1 else tensor

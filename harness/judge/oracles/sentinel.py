@@ -1,0 +1,83 @@
+"""Oracle `sentinel`: no sentinel stands in live rows, and guarded memory holds the bytes it held before.
+
+In bfloat16 and float16 a sentinel proves that memory which nobody wrote was copied here. In float32 a CPU's
+arithmetic keeps a NaN's payload, so it may have been computed from such memory as well. An fp8 NaN has no payload
+and is what any NaN becomes when it is rounded to fp8: it proves nothing here and is left to `finite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from harness.core.finding_words import merged, place
+from harness.core.oracle_spec import Judgement
+from harness.core.records import Finding
+from harness.judge.oracles.compare import compare_bits
+from harness.judge.run_records import Evidence, Guard, Observed, Run
+from harness.memory.poison.scan import scan
+from harness.memory.poison.sentinels import UNTAGGED, bits_view, hex_bits
+
+
+def judge(evidence: Evidence) -> Judgement:
+    """Scan the live rows of every run, and compare every guard with what it was."""
+    judgement = Judgement()
+    findings: list[Finding] = []
+    for run in evidence.runs:
+        for observed in run.observed:
+            # One byte proves nothing here: an fp8 tensor alone is nothing to look at, and that is no pass.
+            if observed.tensor.element_size() > 1:
+                judgement.looked_at += observed.num_live_elements
+                findings.extend(_in_live_rows(run, observed))
+        for guard in run.guards:
+            judgement.looked_at += guard.after.numel()
+            findings.extend(_in_guard(run, guard))
+    judgement.findings = merged(findings)
+    return judgement
+
+
+def _in_live_rows(run: Run, observed: Observed) -> Iterator[Finding]:
+    tensor = observed.tensor
+    for site, where in scan(tensor, _judged(observed)).sentinels.items():
+        named = observed.site if site == UNTAGGED else site
+        how = "copied or computed" if tensor.dtype in (torch.float32, torch.float64) else "copied"
+        of = f"the sentinel of {site}" if site != UNTAGGED else "an index that only the poison writes"
+        yield Finding(
+            oracle="sentinel",
+            site=named,
+            tensor=observed.name,
+            where=place(observed.describe, where.rows, where.first),
+            bits=hex_bits(tensor, where.first),
+            message=f"live rows of {observed.name} hold {of}, {how} from memory that nobody wrote: "
+            f"{where.count} elements (pattern {run.pattern})",
+        )
+
+
+def _judged(observed: Observed) -> torch.Tensor:
+    """Live elements; of integers only those that are not the right answer, which may be -1."""
+    tensor = observed.tensor
+    judged = observed.live.reshape(-1, *(1,) * (tensor.ndim - 1)).expand(tensor.shape)
+    if not tensor.dtype.is_floating_point and observed.expected is not None:
+        judged = judged & (tensor != observed.expected)
+    return judged
+
+
+def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
+    everywhere = torch.ones(guard.after.shape[:1], dtype=torch.bool, device=guard.after.device)
+    mismatch = compare_bits(guard.after, guard.before, everywhere).mismatch
+    if mismatch is None:
+        return
+    bits = None
+    if mismatch.index:
+        was = int(bits_view(guard.before[mismatch.index].reshape(1)).item())
+        digits = 2 * guard.before.element_size()
+        bits = f"{hex_bits(guard.after, mismatch.index)}, was 0x{was & ((1 << 4 * digits) - 1):0{digits}x}"
+    yield Finding(
+        oracle="sentinel",
+        site=guard.site,
+        tensor=guard.name,
+        where=place("row", mismatch.rows, mismatch.index),
+        bits=bits,
+        message=f"{guard.name} was written although nobody may write there: {mismatch.message} (pattern {run.pattern})",
+    )

@@ -1,0 +1,254 @@
+"""The engine as a target: serve a case's requests under poison, and hand over what oracles judge."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from dataclasses import replace
+
+import torch
+
+from harness.core.catalog import KERNELS
+from harness.core.ops import latent_rank
+from harness.core.params import EngineParams, KvType
+from harness.core.records import Case
+from harness.engine.dense_reference import DenseReference
+from harness.engine.engine import Engine
+from harness.engine.features import why_not_together
+from harness.engine.memory import CacheLayout
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.config import PAGE_SIZE, model_config, num_pages
+from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.sequence import Sequence
+from harness.judge.run_records import Binding, ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run, ZeroedBlock
+from harness.memory.poison.patterns import Poison
+
+WEIGHT_SEED = 0
+"""All cases of one model share its weights; what differs from case to case are the prompts."""
+
+_TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp8_e4m3": 0.5}
+"""Router logits have unit variance; a decision closer than the rounding of what enters them may fall either way."""
+_TIE_MARGIN_FP8_ACTIVATIONS = 0.5
+
+
+class EngineTarget:
+    """A serving run of the reference engine, `epochs` times the same requests on one engine."""
+
+    def __init__(self, case: Case, device: str = "cpu") -> None:
+        self._device = device
+        self._case = case
+        params = EngineParams.model_validate(case.params)
+        # No more requests than there are ever run at once, so larger graphs would be captured for nobody.
+        self._params = params.model_copy(update={"max_num_seqs": min(params.max_num_seqs, len(params.requests))})
+        self._config = model_config(self._params)
+
+    @staticmethod
+    def supports(case: Case) -> str | None:
+        """Why the engine cannot run a case, in one sentence; None when it can."""
+        params = EngineParams.model_validate(case.params)
+        config = model_config(params)
+        if latent_rank(config.latent_dim) != config.kv_lora_rank:
+            return (
+                f"kv_lora_rank {config.kv_lora_rank} with qk_rope_head_dim {config.qk_rope_head_dim}: decode kernels "
+                f"take the rank of a latent of {config.latent_dim} to be {latent_rank(config.latent_dim)}"
+            )
+        if reason := why_not_together(config, params):
+            return reason
+        kernel = KERNELS.get(f"mla_decode/{params.decode_kernel}")
+        if "window" in params.layers and not kernel.windowed:
+            return f"{kernel.name} has no argument `window`, which layers with a sliding window need"
+        lists = 1 + ("window" in params.layers)
+        longest = max(_length(request) for request in params.requests) + params.speculative_tokens
+        needed = lists * num_pages(longest) + config.is_hybrid + (params.pad_tokens == "trash")
+        if needed > params.num_blocks - 2:
+            return f"num_blocks {params.num_blocks} leaves {params.num_blocks - 2} blocks, a request needs {needed}"
+        return None
+
+    def run(self, poison: Poison) -> Run:
+        """Serve all requests `epochs` times under `poison` on a fresh engine."""
+        params = self._params
+        poison = self._legitimate(poison)
+        engine = Engine(
+            _model(self._config, self._device),
+            params,
+            poison,
+            max_model_len=max(_length(request) for request in params.requests),
+        )
+        epochs, starts = [], []
+        for epoch in range(params.epochs + params.flush):
+            if epoch == params.epochs:
+                engine.flush()
+            starts.append(engine.num_steps)
+            epochs.append([engine.add_request(*request) for request in self._requests()])
+            engine.run()
+        finished = [[sequence for sequence in epoch if sequence.is_finished] for epoch in epochs]
+        run = Run(poison.pattern)
+        for epoch, sequences in enumerate(finished):
+            run.observed += self._observed(engine, self._epoch_name(epoch), sequences)
+        before = engine.null_block_at_start().cpu()
+        run.guards = [Guard("the null block", "kv.null", before, engine.null_block().cpu())]
+        run.guards += [Guard(n.name, n.site, n.before.cpu(), n.after.cpu()) for n in engine.observations.written]
+        run.pairs = pairs_of(engine, epochs, params, self._bound) + self._padding_pairs(engine)
+        run.zeroed = [ZeroedBlock(n.step, n.block, n.num_bytes, n.num_dirty) for n in engine.observations.zeroed]
+        if engine.observations.routed:
+            ids = torch.cat(engine.observations.routed)
+            run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
+        _add_graph_notes(run, engine, starts)
+        return run
+
+    def _padding_pairs(self, engine: Engine) -> list[Pair]:
+        """Steps with and without padding; on a device that may not repeat its bits, within the bound of logits."""
+        bound = "" if self._device == "cpu" else self._bound
+        return [
+            Pair(
+                "padding", f"logits of step {note.step} beside {note.num_padded} padded requests",
+                note.unpadded.cpu(), note.padded.cpu(),
+                torch.ones(len(note.padded), dtype=torch.bool), bound, "row",
+            )
+            for note in engine.runner.padded_twins.notes
+        ]  # fmt: skip
+
+    @property
+    def _bound(self) -> str:
+        return f"engine.logits.{self._coarsest}" + ("" if self._params.quantize == "none" else ".fp8act")
+
+    @property
+    def _coarsest(self) -> KvType:
+        """The cache type that rounds most, of those that layers have."""
+        params = self._params
+        window_kv = params.window_kv if "window" in params.layers else None
+        return max((params.kv, window_kv or params.kv), key=list(_TIE_MARGIN).index)
+
+    def _epoch_name(self, epoch: int) -> str:
+        return f"epoch {epoch}" if epoch < self._params.epochs else "the epoch after the flush"
+
+    def _legitimate(self, poison: Poison) -> Poison:
+        """`poison` with the engine's traps, and without the sites that the decode kernel is promised to find finite.
+
+        Such a kernel reads slots past a request's length. They hold what the engine put there: zeros in a hybrid model,
+        older latents in one whose blocks only ever hold latents of one type. Of a window it reads the null block too.
+        """
+        sites, params = set(poison.sites), self._params
+        if KERNELS.get(f"mla_decode/{self._params.decode_kernel}").needs_finite_tail:
+            sites.discard("kv.tail")
+            layout = CacheLayout.of(self._config, params.kv, params.num_blocks, params.window_kv)
+            if len({group.dtype for group in layout.groups}) == 1:
+                sites.discard("kv.new")
+            if "window" in params.layers:
+                sites.discard("kv.null")
+        if params.amax_rows == "batch":
+            # Such an engine promises finite rows of padding, and with keys for them a finite null block.
+            sites -= {"graph.pad_rows"} | ({"kv.null"} if params.pad_keys or self._config.is_hybrid else set())
+        longest = max(_length(request) for request in params.requests) + params.speculative_tokens
+        traps = {
+            "block_table.pad": params.num_blocks - 1,
+            "router.ids": params.num_experts,
+            # The last slot that a table has room for: past the length of any request, so in a padded page.
+            "sparse.topk": num_pages(longest) * PAGE_SIZE - 1,
+        }
+        return replace(poison, sites=frozenset(sites), traps=traps)
+
+    def _requests(self) -> list[tuple[list[int], int]]:
+        """Prompts drawn from the case's seed, and how many tokens to generate."""
+        generator = torch.Generator().manual_seed(self._case.seed)
+        vocab = self._config.vocab_size
+
+        def draw(count: int) -> list[int]:
+            drawn: list[int] = torch.randint(vocab, (count,), generator=generator).tolist()
+            return drawn
+
+        prefix = draw(self._params.shared_prefix)
+        return [((prefix + draw(length))[:length], count) for length, count in self._params.requests]
+
+    def _observed(self, engine: Engine, epoch: str, sequences: list[Sequence]) -> list[Observed]:
+        """The logits of an epoch's tokens, and those of drafts that were not taken, which have no reference."""
+        notes = engine.observations
+        rows = [row for sequence in sequences for row in notes.logits[sequence.request]]
+        rejected = [row for sequence in sequences for row in notes.rejected.get(sequence.request, [])]
+        margin = _TIE_MARGIN[self._coarsest] if self._params.quantize == "none" else _TIE_MARGIN_FP8_ACTIVATIONS
+        reference = _reference(self._config, margin)
+        observed = [
+            Observed(
+                name=f"logits of {epoch}",
+                tensor=torch.stack(rows).cpu(),
+                live=torch.ones(len(rows), dtype=torch.bool),
+                expected=reference.logits(sequences, notes.expert_ids, notes.selected),
+                bound=self._bound,
+                describe=f"generated token ({_ranges(sequences)})",
+            )
+        ]
+        if rejected:
+            live = torch.ones(len(rejected), dtype=torch.bool)
+            name = f"logits of rejected drafts of {epoch}"
+            observed.append(Observed(name, torch.stack(rejected).cpu(), live, describe="rejected draft"))
+        return observed
+
+
+def pairs_of(engine: Engine, epochs: list[list[Sequence]], params: EngineParams, bound: str) -> list[Pair]:
+    """Answers of the first epoch beside those of later ones: with a shared prefix where they had none, or flushed."""
+    pairs = []
+    for number, epoch in enumerate(epochs[1:], 1):
+        is_flushed = number == params.epochs
+        for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
+            is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
+            if first.is_finished and later.is_finished and (is_flushed or is_warm):
+                oracle = "flush" if is_flushed else "cold_warm"
+                pairs.append(_pair(engine, oracle, f"request {index} of epoch {number}", (first, later), bound))
+    return pairs
+
+
+def _pair(engine: Engine, oracle: str, name: str, both: tuple[Sequence, Sequence], bound: str) -> Pair:
+    """Rows count as long as both requests were given the same tokens: what follows another token may differ."""
+    first, later = (torch.stack(engine.observations.logits[sequence.request]).cpu() for sequence in both)
+    start = both[0].num_prompt_tokens
+    same = [a == b for a, b in zip(both[0].tokens[start:], both[1].tokens[start:], strict=True)]
+    live = torch.tensor([all(same[:row]) for row in range(len(same))])
+    return Pair(oracle, name, first, later, live, bound, "generated token")
+
+
+def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
+    """`starts` are the first steps of the epochs: an epoch repeats the answers of the one before, and may."""
+    notes = engine.observations
+    for replay in notes.replays:
+        size = replay.replayed.shape[0]
+        run.replays.append(
+            ReplayedStep(
+                step=replay.step,
+                name=f"decode logits of the graph of {size} in epoch {bisect.bisect(starts, replay.step) - 1}",
+                replayed=replay.replayed.cpu(),
+                eager=replay.eager.cpu(),
+                eager_again=None if replay.eager_again is None else replay.eager_again.cpu(),
+                live=torch.arange(size) < replay.num_live,
+                stale_site="sched_meta" if replay.stale_plan else None,
+            )
+        )
+    for binding in notes.bindings:
+        name = f"{binding.name} of the graph of {binding.size}"
+        run.bindings.append(
+            Binding(binding.step, name, binding.site, binding.captured_address, binding.current_address)
+        )
+
+
+def _length(request: tuple[int, int]) -> int:
+    """Cached tokens of a request at its end: the last generated one is never computed."""
+    prompt, count = request
+    return prompt + count - 1
+
+
+def _ranges(sequences: list[Sequence]) -> str:
+    """Which rows are whose: ``request 0 has 0-11, request 1 has 12-21``."""
+    texts, start = [], 0
+    for index, sequence in enumerate(sequences):
+        texts.append(f"request {index} has {start}-{start + sequence.num_generated_tokens - 1}")
+        start += sequence.num_generated_tokens
+    return ", ".join(texts)
+
+
+@functools.lru_cache(maxsize=8)
+def _model(config: ModelConfig, device: str = "cpu") -> CausalLM:
+    return CausalLM(config).reset_parameters(WEIGHT_SEED).eval().requires_grad_(False).to(device)
+
+
+@functools.lru_cache(maxsize=8)
+def _reference(config: ModelConfig, tie_margin: float) -> DenseReference:
+    return DenseReference(_model(config), tie_margin)

@@ -1,0 +1,94 @@
+"""Quantizing to formats whose scales belong to blocks of a row, for rows sorted by expert."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, BlockFormat, num_scale_rows
+from harness.memory.bounds import check_indices
+
+_E2M1_BORDERS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""Half-way between neighbours; a number on an odd border goes up, on an even one down, to the even code."""
+
+
+def quantize_blocks(x: Tensor, expert_offsets: Tensor, *, block_format: str) -> tuple[Tensor, Tensor]:
+    """Codes and block scales of the rows of each expert.
+
+    x: [T, K] whose rows expert_offsets[e] to expert_offsets[e + 1] ([X + 1] int32) are expert e's -> values [T, C]
+    uint8 codes, C = K / 2 for elements of 4 bits and K for those of 8; scales [S, G] uint8 codes, G blocks a row, where
+    each expert's rows are rounded up to tiles of 128, filled with code 0. Rows past expert_offsets[-1] are nobody's:
+    their values are not written. See :data:`harness.kernels.ops.block_formats.FORMATS`.
+    """
+    form = FORMATS[block_format]
+    offsets = check_indices(expert_offsets, x.shape[0] + 1, "expert_offsets").tolist()
+    counts = [end - start for start, end in pairwise(offsets)]
+    blocks = x.float().view(len(x), -1, form.block)
+    codes = scale_codes(block_amax(blocks.abs()), form)
+    rows = scale_rows(x.shape[0], offsets).to(x.device)
+    has_place = rows >= 0
+    scales = empty_scales(num_scale_rows(counts), codes.shape[1], x.device)
+    scales[check_indices(rows[has_place], len(scales), "scale rows")] = codes[has_place]
+    values = torch.empty((len(x), x.shape[1] // form.codes_per_byte), dtype=torch.uint8, device=x.device)
+    live = slice(0, offsets[-1])
+    values[live] = element_codes(blocks[live], codes[live], form)
+    return values, scales
+
+
+def block_amax(magnitudes: Tensor) -> Tensor:
+    """The largest magnitude of each block: [T, G, elements] -> [T, G]. A NaN propagates, within its block.
+
+    A reduction that spans the rows of a warp gives them one scale (flashinfer-ai/flashinfer#3057).
+    """
+    return magnitudes.amax(dim=-1)
+
+
+def scale_rows(num_rows: int, offsets: list[int]) -> Tensor:
+    """Where the scales of each row stand [T] int64: with its expert's, each of which begins a tile; -1 for nobody's.
+
+    Who finds no expert for a row must not take expert 0 for it (flashinfer-ai/flashinfer#3574).
+    """
+    rows = torch.full((num_rows,), -1)
+    first = 0
+    for start, end in pairwise(offsets):
+        rows[start:end] = torch.arange(first, first + end - start)
+        first += num_scale_rows([end - start])
+    return rows
+
+
+def empty_scales(num_rows: int, num_blocks: int, device: torch.device) -> Tensor:
+    """A scale tensor whose rows that round it up to tiles are code 0: GEMMs load whole tiles of scales, and some apply
+    them to real rows (vllm-project/vllm#38148)."""
+    assert num_rows % SCALE_TILE == 0
+    return torch.empty((num_rows, num_blocks), dtype=torch.uint8, device=device).zero_()
+
+
+def scale_codes(amax: Tensor, form: BlockFormat) -> Tensor:
+    """The scale of blocks with these largest magnitudes [T, G], as codes uint8.
+
+    e4m3: the nearest to amax / element_max. e8m0: the power of two that brings amax to the top binade of the elements.
+    """
+    if form.scale == "e4m3":
+        scale = (amax / form.element_max).clamp(max=448.0)
+        return scale.to(torch.float8_e4m3fn).view(torch.uint8)
+    exponent = torch.frexp(amax).exponent + (126 - form.exponent_max)
+    code = torch.where(amax == 0, 0, exponent).clamp(0, 254)
+    return torch.where(amax.isfinite(), code, 255).to(torch.uint8)
+
+
+def element_codes(blocks: Tensor, codes: Tensor, form: BlockFormat) -> Tensor:
+    """blocks [T, G, elements] float32 divided by the scales of `codes` [T, G], as bytes [T, C] uint8."""
+    if form.scale == "e4m3":
+        scale = codes.view(torch.float8_e4m3fn).float()
+    else:
+        scale = torch.ldexp(torch.ones_like(codes, dtype=torch.float32), codes.int() - 127)
+    scaled = torch.where(scale == 0, 0.0, (blocks / scale[..., None]).movedim(-1, 0)).movedim(0, -1).flatten(1)
+    if form.element == "e4m3":
+        return scaled.clamp(-form.element_max, form.element_max).to(torch.float8_e4m3fn).view(torch.uint8)
+    size, code = scaled.abs(), torch.zeros(scaled.shape, dtype=torch.uint8, device=scaled.device)
+    for place, border in enumerate(_E2M1_BORDERS):
+        code += (size >= border) if place % 2 else (size > border)
+    code |= (scaled.signbit() & (code > 0)).to(torch.uint8) << 3
+    return code[:, 0::2] | code[:, 1::2] << 4

@@ -1,0 +1,40 @@
+"""Storing new latents in the paged cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.memory.bounds import check_indices
+
+_E4M3_MAX = 448.0
+
+
+def write_kv(
+    kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *, kv_scale: float | Tensor | None = None
+) -> None:
+    """Write row t of `kv_c` followed by `k_pe` into slot slot_mapping[t] of the cache; negative slots are skipped.
+
+    kv_c: [T, R], k_pe: [T, E], kv_cache: [N, P, R + E] of any strides, slot_mapping: [T] int. An fp8 cache holds
+    value / kv_scale, saturated at 448. Raises IllegalAddress for a slot at or past N * P.
+    """
+    page_size = kv_cache.shape[1]
+    kept, slots = stored_slots(slot_mapping, kv_cache.shape[0] * page_size)
+    block, offset = slots // page_size, slots % page_size
+    rows = torch.cat((kv_c[kept], k_pe[kept]), dim=-1)
+    if kv_cache.dtype == torch.float8_e4m3fn:
+        scaled = rows.float() / (1.0 if kv_scale is None else kv_scale)
+        stored = scaled.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
+        kv_cache.view(torch.uint8)[block, offset] = stored.view(torch.uint8)
+    else:
+        kv_cache[block, offset] = rows.to(kv_cache.dtype)
+
+
+def stored_slots(slot_mapping: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
+    """The tokens [n] int64 that have a slot, and their slots [n] int64; a negative one of `slot_mapping` [T] has none.
+
+    To whoever indexes as Python does, slot -1 is the last slot of the last block (vllm-project/vllm#43869). Raises
+    IllegalAddress for a slot at or past `num_slots`.
+    """
+    kept = (slot_mapping >= 0).nonzero().flatten()
+    return kept, check_indices(slot_mapping[kept], num_slots, "slot_mapping")

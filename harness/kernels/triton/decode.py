@@ -1,0 +1,172 @@
+"""`mla_decode` in Triton: how the two device kernels are launched. Nothing here reads a device value on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from harness.core.ops import PAGE_SIZE, latent_rank
+from harness.kernels.torch.plan import SplitPlan, num_pages
+from harness.kernels.triton.decode_kernels import INTERPRETED, combine_splits, decode_split
+from harness.kernels.triton.plan import mla_decode_plan
+from harness.memory.bounds import check_indices
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a split program is cut and pipelined: query rows and slots of a tile, warps, and pipeline stages.
+
+    Half of the stages go to the look-up of the page number, so 5 stages keep two tiles in flight.
+    """
+
+    rows: int
+    slots: int
+    warps: int
+    stages: int
+
+
+def default_tiling(num_rows: int, compute: torch.dtype) -> Tiling:
+    """Tiling for S * H query rows; measured on an H100 for 16 rows, the others only chosen not to spill."""
+    if compute == torch.float32:
+        return Tiling(rows=16, slots=16, warps=4, stages=3)
+    if num_rows <= 16:
+        return Tiling(rows=16, slots=32, warps=4, stages=5)
+    if num_rows <= 32 or compute == torch.float16:
+        return Tiling(rows=32, slots=32, warps=4, stages=5)
+    return Tiling(rows=64, slots=32, warps=8, stages=5)
+
+
+def mla_decode(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | Tensor | None = None,
+    metadata: SplitPlan | None = None,
+    tiling: Tiling | None = None,
+    mask_values: bool = True,
+    write_empty_rows: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Paged MLA decode; rows without keys get the empty attention (out 0, lse -inf).
+
+    q: [B, S, H, D], kv_cache: [N, 64, D] float32, bfloat16 or float8_e4m3fn (times kv_scale, a float or a tensor of
+    one float32), block_table: [B, M] int32, seq_lens: [B] int32 -> out [B, S, H, R] in q's dtype, lse [B, H, S]
+    float32 (natural logarithm). Query token s sees keys before seq_lens[b] - S + s + 1. The plan is read on the
+    device and clipped by seq_lens; one made for shorter lengths leaves out later pages.
+    Scores of a bfloat16 query are computed in bfloat16, over an fp8 cache in float16; of a float32 query in float32.
+    """  # fmt: skip
+    num_requests, query_len, num_heads, head_dim = q.shape
+    rank, num_rows = latent_rank(head_dim), query_len * num_heads
+    out = torch.empty((num_requests, query_len, num_heads, rank), dtype=q.dtype, device=q.device)
+    lse = torch.empty((num_requests, num_heads, query_len), dtype=torch.float32, device=q.device)
+    if num_requests == 0:
+        return out, lse
+    plan = metadata or mla_decode_plan(seq_lens, num_heads=num_heads)
+    if INTERPRETED:
+        _check_addresses(kv_cache, block_table, seq_lens, plan.work)
+    num_items = plan.work.shape[0]
+    partial_out = torch.empty((num_items, num_rows, rank), dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty((num_items, num_rows), dtype=torch.float32, device=q.device)
+    narrow = kv_cache.element_size() == 1
+    compute = torch.float32 if torch.float32 in (q.dtype, kv_cache.dtype) else torch.bfloat16
+    if narrow and compute == torch.bfloat16:
+        compute = torch.float16
+    tiling = tiling or default_tiling(num_rows, compute)
+    rope_dim = head_dim - rank
+    constant = float(kv_scale) if isinstance(kv_scale, int | float) else 1.0
+    decode_split[(num_items, triton.cdiv(num_rows, tiling.rows))](
+        q.contiguous(), _last_dim_dense(kv_cache), _last_dim_dense(block_table), seq_lens,
+        kv_scale if isinstance(kv_scale, Tensor) else None, plan.work, partial_out, partial_lse,
+        scale * constant * LOG2_E, constant, num_requests, num_items // num_requests, query_len, num_heads,
+        kv_cache.stride(0), kv_cache.stride(1), block_table.stride(0),
+        R=rank, E=rope_dim, BLOCK_E=max(16, triton.next_power_of_2(rope_dim)),
+        BLOCK_ROWS=tiling.rows, BLOCK_SLOTS=tiling.slots, PAGE=PAGE_SIZE,
+        COMPUTE=_TRITON_TYPES[compute], NARROW_CACHE=narrow, FIT_QUERY=compute == torch.float16,
+        STAGES=tiling.stages, MASK_VALUES=mask_values, num_warps=tiling.warps,
+    )  # fmt: skip
+    # The interpreter pays for programs, the GPU for idle multiprocessors.
+    rows = 32 if INTERPRETED else 2
+    combine_splits[(num_requests, triton.cdiv(num_rows, rows))](
+        partial_out, partial_lse, seq_lens, plan.work, out, lse, num_items // num_requests, query_len, num_heads,
+        R=rank, BLOCK_ROWS=rows, BLOCK_SPLITS=triton.next_power_of_2(num_items // num_requests), PAGE=PAGE_SIZE,
+        WRITE_EMPTY=write_empty_rows, num_warps=4,
+    )  # fmt: skip
+    return out, lse
+
+
+def mla_decode_unwritten(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | Tensor | None = None,
+    metadata: SplitPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `mla_decode`, but rows without keys are left as they are, as FlashMLA and vLLM's Triton MLA do."""
+    return mla_decode(
+        q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata, write_empty_rows=False
+    )
+
+
+def mla_decode_multiply(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | Tensor | None = None,
+    metadata: SplitPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `mla_decode_unwritten`, but whole pages are read, and a weight of 0 is all that removes unused values."""
+    return mla_decode(
+        q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata,
+        mask_values=False, write_empty_rows=False,
+    )  # fmt: skip
+
+
+def mla_decode_prefetch(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | Tensor | None = None,
+    metadata: SplitPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `mla_decode_unwritten`, but looks up the last page of empty requests too (vllm-project/vllm#35431)."""
+    last_page = (num_pages(seq_lens) - 1).clamp(min=0)
+    check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
+    return mla_decode_unwritten(q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata)
+
+
+_TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def _last_dim_dense(tensor: Tensor) -> Tensor:
+    if tensor.stride(-1) != 1:
+        raise ValueError(f"the last dimension must be dense, but its stride is {tensor.stride(-1)}")
+    return tensor
+
+
+def _check_addresses(kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, work: Tensor) -> None:
+    """What a GPU would fault on; under the interpreter a stray address would read the host's memory unseen."""
+    items = work[work[:, 1] < work[:, 2]].to(torch.int64)
+    request = check_indices(items[:, 0], seq_lens.shape[0], "metadata.work request")
+    pages = (seq_lens.to(torch.int64) + PAGE_SIZE - 1) // PAGE_SIZE
+    column = torch.arange(block_table.shape[1], device=work.device)
+    end = torch.minimum(items[:, 2], pages[request])
+    check_indices((end - 1).clamp(min=0), block_table.shape[1], "block_table column")
+    needed = (column >= items[:, 1:2]) & (column < end[:, None])
+    check_indices(block_table[request][needed], kv_cache.shape[0], "block_table")

@@ -1,0 +1,169 @@
+"""The device code of `mla_decode` in Triton: split-KV programs over a paged latent cache, and their combine step.
+
+A split program holds up to 64 query rows (query token x head) of one request and walks a range of its pages. Tiles of
+32 slots are copied asynchronously into shared memory, two in flight a program and two programs a multiprocessor, and
+are used from there as keys and as values.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from harness.memory.triton_interpreter import prepare
+
+INTERPRETED = prepare()
+
+
+@triton.jit
+def _normalized_query(values, unit, dtype: tl.constexpr):
+    return (values.to(tl.float32) / unit[:, None]).to(dtype)
+
+
+# Counts that differ from case to case would each be compiled for 1, for multiples of 16, and for the rest.
+_COUNTS = ["num_requests", "max_splits", "query_len", "num_heads", "stride_table"]
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def decode_split(
+    q, kv_cache, block_table, seq_lens, kv_scale, work, partial_out, partial_lse,
+    score_scale, value_scale, num_requests, max_splits, query_len, num_heads, stride_page, stride_slot, stride_table,
+    R: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SLOTS: tl.constexpr,
+    PAGE: tl.constexpr, COMPUTE: tl.constexpr, NARROW_CACHE: tl.constexpr, FIT_QUERY: tl.constexpr,
+    STAGES: tl.constexpr, MASK_VALUES: tl.constexpr,
+):  # fmt: skip
+    """Attend to one item of the plan; grid (W, ceil(S * H / BLOCK_ROWS)).
+
+    Writes partial_out [W, S * H, R] and partial_lse [W, S * H] (base 2, -inf for a row that sees no key here).
+    Items without pages write nothing.
+    """
+    # First splits of all requests come first, so that the unused tail of the plan runs when the work is done.
+    program = tl.program_id(0)
+    item = ((program % num_requests) * max_splits + program // num_requests).to(tl.int64)
+    request = tl.load(work + item * 3).to(tl.int64)
+    # A stray request number reads nobody's memory; its partial stays unwritten, where the poison shows it.
+    if (request >= 0) & (request < num_requests):
+        seq_len = tl.load(seq_lens + request)
+        begin = tl.maximum(tl.load(work + item * 3 + 1), 0)
+        end = tl.minimum(tl.load(work + item * 3 + 2), (seq_len + PAGE - 1) // PAGE)
+        if begin < end:
+            row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+            num_rows = query_len * num_heads
+            in_row = (row < num_rows)[:, None]
+            columns = tl.arange(0, R)
+            rope_columns = tl.arange(0, BLOCK_E)
+            in_rope = (rope_columns < E)[None, :]
+            q_row = q + (request * num_rows + row)[:, None] * (R + E)
+            q_c = tl.load(q_row + columns[None, :], mask=in_row, other=0.0)
+            q_e = tl.load(q_row + R + rope_columns[None, :], mask=in_row & in_rope, other=0.0)
+            row_scale = tl.full((BLOCK_ROWS,), 1.0, tl.float32) * score_scale
+            if kv_scale is not None:
+                row_scale = row_scale * tl.load(kv_scale)
+                value_scale = value_scale * tl.load(kv_scale)
+            if FIT_QUERY:
+                # float8 is exact in float16; a power of two for each row brings the query into its range, exactly.
+                largest = tl.max(tl.abs(q_c.to(tl.float32)), axis=1)
+                largest = tl.maximum(largest, tl.max(tl.abs(q_e.to(tl.float32)), axis=1))
+                usable = (largest > 1.0e-30) & (largest < 1.0e30)
+                unit = tl.exp2(tl.floor(tl.log2(tl.where(usable, largest, 1.0))))
+                q_c = _normalized_query(q_c, unit, COMPUTE)
+                q_e = _normalized_query(q_e, unit, COMPUTE)
+                row_scale = row_scale * unit
+            else:
+                q_c = q_c.to(COMPUTE)
+                q_e = q_e.to(COMPUTE)
+            # Query token s of S sees all but the last S - 1 - s positions.
+            visible = seq_len - query_len + 1 + row // num_heads
+            top = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
+            total = tl.zeros((BLOCK_ROWS,), tl.float32)
+            acc = tl.zeros((BLOCK_ROWS, R), tl.float32)
+            table_row = block_table + request * stride_table
+            offset = tl.arange(0, BLOCK_SLOTS)
+            used = tl.minimum(end * PAGE, seq_len)
+            # A kernel that masks by multiplying reads whole pages; what their unused slots hold must be finite.
+            stop = used if MASK_VALUES else end * PAGE
+            for start in tl.range(begin * PAGE, stop, BLOCK_SLOTS, num_stages=STAGES):
+                page = tl.load(table_row + start // PAGE).to(tl.int64)
+                slot = kv_cache + page * stride_page + (start % PAGE + offset).to(tl.int64)[:, None] * stride_slot
+                position = start + offset
+                # The masks of these loads are the select that keeps slots past the length out of all arithmetic.
+                live = (position < stop)[:, None]
+                c = tl.load(slot + columns[None, :], mask=live, other=0.0).to(COMPUTE)
+                e = tl.load(slot + R + rope_columns[None, :], mask=live & in_rope, other=0.0).to(COMPUTE)
+                if NARROW_CACHE:
+                    # The two dots want float8 bytes in different orders, and one load feeding both is not pipelined.
+                    # The second load comes from the L2 cache; its eviction policy keeps it a load of its own.
+                    v = tl.load(slot + columns[None, :], mask=live, other=0.0, eviction_policy="evict_first")
+                    v = v.to(COMPUTE)
+                else:
+                    v = c
+                score = tl.dot(q_c, tl.trans(c), input_precision="ieee")
+                score = tl.dot(q_e, tl.trans(e), score, input_precision="ieee")
+                keep = (position < used)[None, :] & (position[None, :] < visible[:, None])
+                score = tl.where(keep, score * row_scale[:, None], float("-inf"))
+                new_top = tl.maximum(top, tl.max(score, axis=1))
+                shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+                weight = tl.exp2(score - shift[:, None])
+                decay = tl.exp2(top - shift)
+                total = total * decay + tl.sum(weight, axis=1)
+                acc = acc * decay[:, None]
+                acc = tl.dot(weight.to(COMPUTE), v, acc, input_precision="ieee")
+                top = new_top
+            no_keys = total == 0.0
+            divisor = tl.where(no_keys, 1.0, total)
+            lse = tl.where(no_keys, float("-inf"), top + tl.log2(divisor))
+            partial_row = item * num_rows + row
+            tl.store(partial_lse + partial_row, lse, mask=row < num_rows)
+            acc = acc * (value_scale / divisor)[:, None]
+            tl.store(partial_out + partial_row[:, None] * R + columns[None, :], acc, mask=in_row)
+
+
+@triton.jit(do_not_specialize=["max_splits", "query_len", "num_heads"])
+def combine_splits(
+    partial_out, partial_lse, seq_lens, work, out, lse, max_splits, query_len, num_heads,
+    R: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SPLITS: tl.constexpr, PAGE: tl.constexpr,
+    WRITE_EMPTY: tl.constexpr,
+):  # fmt: skip
+    """Merge the partials of one request; grid (B, ceil(S * H / BLOCK_ROWS)).
+
+    Rows without keys get out 0 and lse -inf, or, without WRITE_EMPTY, nothing.
+    """
+    request = tl.program_id(0).to(tl.int64)
+    num_rows = query_len * num_heads
+    row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    in_row = row < num_rows
+    columns = tl.arange(0, R)
+    first = request * max_splits
+    pages = (tl.load(seq_lens + request) + PAGE - 1) // PAGE
+    split = tl.arange(0, BLOCK_SPLITS)
+    planned = split < max_splits
+    begin = tl.maximum(tl.load(work + (first + split) * 3 + 1, mask=planned, other=0), 0)
+    end = tl.minimum(tl.load(work + (first + split) * 3 + 2, mask=planned, other=0), pages)
+    # Partials of items without work were never written; they are not loaded at all.
+    used = planned & (begin < end)
+    part_row = (first + split)[None, :] * num_rows + row[:, None]
+    part = tl.load(partial_lse + part_row, mask=in_row[:, None] & used[None, :], other=float("-inf"))
+    top = tl.max(part, axis=1)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp2(part - top[:, None]), axis=1)
+    no_keys = total == 0.0
+    divisor = tl.where(no_keys, 1.0, total)
+    acc = tl.zeros((BLOCK_ROWS, R), tl.float32)
+    for i in range(tl.max(tl.where(used, split + 1, 0), axis=0)):
+        item = first + i
+        i_begin = tl.maximum(tl.load(work + item * 3 + 1), 0)
+        i_end = tl.minimum(tl.load(work + item * 3 + 2), pages)
+        i_row = item * num_rows + row
+        i_lse = tl.load(partial_lse + i_row, mask=in_row & (i_begin < i_end), other=float("-inf"))
+        readable = in_row & (i_lse != float("-inf"))
+        value = tl.load(partial_out + i_row[:, None] * R + columns[None, :], mask=readable[:, None], other=0.0)
+        acc += value * (tl.exp2(i_lse - top) / divisor)[:, None]
+    out_row = request * num_rows + row
+    out_at = out + out_row[:, None] * R + columns[None, :]
+    written = in_row if WRITE_EMPTY else in_row & ~no_keys
+    tl.store(out_at, acc.to(out.dtype.element_ty), mask=written[:, None])
+    # From base 2 to the natural logarithm, and from [S, H] rows to lse [B, H, S].
+    natural = tl.where(no_keys, float("-inf"), (top + tl.log2(divisor)) * 0.6931471805599453)
+    lse_at = (request * num_heads + row % num_heads) * query_len + row // num_heads
+    tl.store(lse + lse_at, natural, mask=written)

@@ -1,0 +1,101 @@
+"""`merge_attn_states` in Triton: empty sides are selected away by the masks of their loads."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from harness.memory.triton_interpreter import prepare
+
+INTERPRETED = prepare()
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_heads", "num_merged"])
+def _merge(
+    prefix_out, prefix_lse, suffix_out, suffix_lse, out, lse, num_tokens, num_heads, num_merged,
+    prefix_token, prefix_head, suffix_token, suffix_head, prefix_lse_head, prefix_lse_token,
+    suffix_lse_head, suffix_lse_token,
+    V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    token = row // num_heads
+    head = row % num_heads
+    in_row = token < num_tokens
+    merged = in_row & (token < num_merged)
+    columns = tl.arange(0, BLOCK_V)
+    in_value = (columns < V)[None, :]
+    inf = float("inf")
+    p_at = head * prefix_lse_head + token * prefix_lse_token
+    p_lse = tl.load(prefix_lse + p_at, mask=merged, other=-inf).to(tl.float32)
+    s_raw = tl.load(suffix_lse + head * suffix_lse_head + token * suffix_lse_token, mask=in_row, other=-inf)
+    s_raw = s_raw.to(tl.float32)
+    # Both conventions of "no keys" become -inf (FlashAttention 2 writes +inf).
+    p_empty = (p_lse == inf) | (p_lse == -inf)
+    s_empty = (s_raw == inf) | (s_raw == -inf)
+    p_lse = tl.where(p_empty, -inf, p_lse)
+    s_lse = tl.where(s_empty, -inf, s_raw)
+    top = tl.maximum(p_lse, s_lse)
+    shift = tl.where(top == -inf, 0.0, top)
+    p_sum = tl.exp(p_lse - shift)
+    s_sum = tl.exp(s_lse - shift)
+    total = p_sum + s_sum
+    both_empty = p_empty & s_empty
+    divisor = tl.where(both_empty, 1.0, total)
+    copied = in_row & (token >= num_merged)
+    read_prefix = merged & (p_lse != -inf)
+    read_suffix = copied | (in_row & (s_lse != -inf))
+    p = tl.load(
+        prefix_out + (token * prefix_token + head * prefix_head)[:, None] + columns[None, :],
+        mask=read_prefix[:, None] & in_value, other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    s = tl.load(
+        suffix_out + (token * suffix_token + head * suffix_head)[:, None] + columns[None, :],
+        mask=read_suffix[:, None] & in_value, other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    # A weight of 1 for a lone side keeps its bits; 0 * 0 is all that an empty side adds.
+    p_weight = tl.where(copied, 0.0, p_sum / divisor)
+    s_weight = tl.where(copied, 1.0, s_sum / divisor)
+    blend = p * p_weight[:, None] + s * s_weight[:, None]
+    merged_lse = tl.where(both_empty, -inf, shift + tl.log(divisor))
+    tl.store(lse + head * num_tokens + token, tl.where(copied, s_raw, merged_lse), mask=in_row)
+    out_at = out + (row * V)[:, None] + columns[None, :]
+    tl.store(out_at, blend.to(out.dtype.element_ty), mask=in_row[:, None] & in_value)
+
+
+def merge_attn_states(
+    prefix_out: Tensor,
+    prefix_lse: Tensor,
+    suffix_out: Tensor,
+    suffix_lse: Tensor,
+    *,
+    num_tokens_with_context: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Merge attention over a prefix of the keys with attention over the rest.
+
+    prefix_out, suffix_out: [T, H, V], prefix_lse, suffix_lse: [H, T] float32, each with strides of its own ->
+    out [T, H, V] in the prefix's dtype, lse [H, T] float32. Tokens at or past `num_tokens_with_context` (None: T) are
+    copied from the suffix; their prefix rows are not read. An lse of -inf or +inf marks a side without keys, whose
+    output is not read; with both sides empty the output is 0 and the lse -inf.
+    """  # fmt: skip
+    num_tokens, num_heads, value_dim = prefix_out.shape
+    merged = num_tokens if num_tokens_with_context is None else num_tokens_with_context
+    if not 0 <= merged <= num_tokens:
+        raise ValueError(f"num_tokens_with_context={merged} is outside 0..{num_tokens}")
+    for side in (prefix_out, suffix_out):
+        if side.stride(2) != 1:
+            raise ValueError(f"the value dimension must be dense, but its stride is {side.stride(2)}")
+    out = torch.empty((num_tokens, num_heads, value_dim), dtype=prefix_out.dtype, device=prefix_out.device)
+    lse = torch.empty((num_heads, num_tokens), dtype=torch.float32, device=prefix_out.device)
+    # The interpreter pays for programs, the GPU for idle multiprocessors.
+    rows = 64 if INTERPRETED else 4
+    if out.numel():
+        _merge[(triton.cdiv(num_tokens * num_heads, rows),)](
+            prefix_out, prefix_lse, suffix_out, suffix_lse, out, lse, num_tokens, num_heads, merged,
+            prefix_out.stride(0), prefix_out.stride(1), suffix_out.stride(0), suffix_out.stride(1),
+            prefix_lse.stride(0), prefix_lse.stride(1), suffix_lse.stride(0), suffix_lse.stride(1),
+            V=value_dim, BLOCK_V=triton.next_power_of_2(value_dim), BLOCK_ROWS=rows, num_warps=4,
+        )  # fmt: skip
+    return out, lse

@@ -1,0 +1,85 @@
+"""Index checks that fail as the hardware would: Python's forgiving negative and clipped indices help nobody here."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from harness.core.errors import IllegalAddress
+
+MAX_CHECKS = 64
+
+
+def check_indices(indices: torch.Tensor, size: int, what: str) -> torch.Tensor:
+    """Return `indices` (any int dtype) as int64 after checking that each lies in [0, size).
+
+    Raises IllegalAddress naming the first offender. A GPU would fault, or read whatever lies there
+    (vllm-project/vllm#33664, #43869); `tensor[-1]` in Python would quietly read the last element.
+
+    On CUDA nothing waits for the device, so that the check can stand in a captured graph: its verdict is left for
+    `raise_bad_indices`, and a bad index is brought inside, as a fault would end the process.
+    """
+    wide = indices.to(torch.int64)
+    bad = (wide < 0) | (wide >= size)
+    if wide.is_cuda:
+        _verdicts.note(bad, size, what)
+        return wide.clamp(0, max(size - 1, 0))
+    if bool(bad.any()):
+        first = tuple(int(i) for i in bad.nonzero()[0])
+        raise IllegalAddress(f"{what}: index {int(wide[first])} at {list(first)} is outside [0, {size})")
+    return wide
+
+
+def raise_bad_indices() -> None:
+    """Raise IllegalAddress for the first check on CUDA that failed since the last call.
+
+    Call it when the device has finished, for example after logits were read. Does nothing where nothing was checked.
+    """
+    if error := bad_index():
+        raise error
+
+
+def bad_index() -> IllegalAddress | None:
+    """The first check on CUDA that failed since the last call, forgotten by it; also of a device that is lost since."""
+    return _verdicts.take_first()
+
+
+class _Verdicts:
+    """Verdicts of checks on CUDA, in pinned memory that the device writes and the host reads without asking it."""
+
+    def __init__(self) -> None:
+        self._flags: torch.Tensor | None = None
+        self._failed: torch.Tensor | None = None
+        self._slot_of: dict[str, int] = {}
+        self._size_of: dict[str, int] = {}
+
+    def note(self, bad: torch.Tensor, size: int, what: str) -> None:
+        if self._flags is None or self._failed is None:
+            # Made by the first check, which runs before anything is captured: pinning memory cannot be captured.
+            self._flags = torch.zeros(MAX_CHECKS, dtype=torch.bool, pin_memory=True)
+            self._failed = torch.zeros(MAX_CHECKS, dtype=torch.bool, device=bad.device)
+        # A slot for each name, of which there are few, and not for each size, of which a long session sees hundreds.
+        # Beyond the last slot, checks share it: which one failed is then told by its first name.
+        slot = self._slot_of.setdefault(what, min(len(self._slot_of), MAX_CHECKS - 1))
+        self._size_of[what] = size
+        if bad.numel():
+            # The same check runs in every layer, so a verdict adds to what earlier ones found.
+            verdict = self._failed[slot : slot + 1]
+            verdict.logical_or_(bad.any())
+            self._flags[slot : slot + 1].copy_(verdict, non_blocking=True)
+
+    def take_first(self) -> IllegalAddress | None:
+        if self._flags is None or self._failed is None:
+            return None
+        failed = self._flags.nonzero().flatten().tolist()
+        if not failed:
+            return None
+        self._flags.zero_()
+        with contextlib.suppress(RuntimeError):  # a device on which a kernel has faulted takes no more orders
+            self._failed.zero_()
+        what = next(what for what, slot in self._slot_of.items() if slot == failed[0])
+        return IllegalAddress(f"{what}: index outside [0, {self._size_of[what]})")
+
+
+_verdicts = _Verdicts()

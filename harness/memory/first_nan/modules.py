@@ -1,0 +1,136 @@
+"""Hooks on the modules of any model: `with harness.first_nan(model) as recorder:`.
+
+Each module's output is scanned when it returns. The hooks run once in a capture or a compilation, and the scans stay
+in what was captured; leaving the block takes the hooks away, not the scans of a graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.memory.first_nan.report import FirstNan, describe
+from harness.memory.first_nan.scan import can_watch
+from harness.memory.first_nan.table import Slot, Table
+
+MAX_TENSORS = 2
+"""Tensors of one output, or of one input, that are watched."""
+
+
+class ModuleRecorder:
+    """What `first_nan` gives: ask it with `report()`, or print it."""
+
+    def __init__(self, table: Table, inputs: bool = False) -> None:
+        self.table = table
+        self._inputs = inputs
+        self._counts_steps = True
+        self._calls: dict[str, int] = {}
+        self._handles: list[Any] = []
+
+    def attach(self, model: nn.Module, counts_steps: bool = True) -> None:
+        """Hook every module of `model`. With `counts_steps` each forward of it is a step, counted on the device."""
+        self._counts_steps = counts_steps
+        for path, module in model.named_modules():
+            name = path or type(model).__name__
+            layer = layer_of(path)
+            if self._inputs:
+                self._handles.append(module.register_forward_pre_hook(self._before(name, layer)))
+            self._handles.append(module.register_forward_hook(self._after(name, layer)))
+        self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
+
+    def detach(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def report(self) -> FirstNan | None:
+        """Who wrote the first value that was not finite; None while there is none. Waits for the device."""
+        return describe(self.table)
+
+    def rearm(self) -> None:
+        """Forget what was found, and watch on."""
+        self.table.rearm()
+
+    def __str__(self) -> str:
+        found = self.report()
+        return found.statement if found else "no watched value was anything but finite"
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._calls.clear()
+        if self._counts_steps:
+            self.table.begin_step()
+
+    def _before(self, name: str, layer: int | None) -> Callable[..., None]:
+        numbers = self._slots(name, layer, "input")
+
+        def hook(module: nn.Module, args: Any) -> None:
+            self._scan(args, numbers, name, layer, "input")
+
+        return hook
+
+    def _after(self, name: str, layer: int | None) -> Callable[..., None]:
+        numbers = self._slots(name, layer, "output")
+
+        def hook(module: nn.Module, args: Any, result: Any) -> None:
+            self._scan(result, numbers, name, layer, "output")
+
+        return hook
+
+    def _slots(self, name: str, layer: int | None, kind: Any, call: int = 0) -> list[int | None]:
+        """Slots made beforehand: a compiled hook must change nothing of this process."""
+        rows = "batch" if kind == "output" else ""
+        return [
+            self.table.slot((name, kind, place, call), Slot(name, _named(kind, place), kind, layer, (name, call), rows))
+            for place in range(MAX_TENSORS)
+        ]
+
+    def _scan(self, value: Any, numbers: list[int | None], name: str, layer: int | None, kind: Any) -> None:
+        tensors = [value] if isinstance(value, Tensor) else list(value) if isinstance(value, tuple | list) else []
+        tensors = [tensor for tensor in tensors if isinstance(tensor, Tensor) and can_watch(tensor)]
+        if not tensors:
+            return
+        if not torch.compiler.is_compiling():
+            # A module that is called several times in a step has slots for each of its calls.
+            key = f"{kind} {name}"
+            call = self._calls[key] = self._calls.get(key, -1) + 1
+            numbers = self._slots(name, layer, kind, call) if call else numbers
+        watched = [(n, tensor) for n, tensor in zip(numbers, tensors, strict=False) if n is not None]
+        if watched:
+            self.table.scan_together([number for number, _ in watched], [tensor for _, tensor in watched])
+
+
+def _named(kind: str, place: int) -> str:
+    return f"{kind} {place}" if place else kind
+
+
+def layer_of(path: str) -> int | None:
+    """The first number in a module's path, which is that of its layer: `model.layers.3.mlp` -> 3."""
+    return next((int(part) for part in path.split(".") if part.isdigit()), None)
+
+
+@contextlib.contextmanager
+def first_nan(
+    model: nn.Module, live_rows: Tensor | None = None, *, inputs: bool = False, device: torch.device | str | None = None
+) -> Iterator[ModuleRecorder]:
+    """Record within the block which module of `model` first returns what is not finite.
+
+    `live_rows` [1] int32, on the model's device, says how many first rows of each tensor are somebody's (graph padding
+    comes after them); it is read at each scan. None watches all rows. `inputs` scans what modules are given as well,
+    which tells the op between two modules. The device is that of the first parameter.
+    """
+    where = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    table = Table(torch.device(where))
+    if live_rows is not None:
+        table.live = live_rows
+    recorder = ModuleRecorder(table, inputs)
+    recorder.attach(model)
+    try:
+        yield recorder
+    finally:
+        recorder.detach()

@@ -1,0 +1,132 @@
+"""One scan as an op of torch, `mla_harness::watch`: on a CPU plain torch, on CUDA a Triton launch for two tensors.
+
+An op, because captures, `torch.compile` and recordings of a CPU keep an op as it is; it changes the recorder's
+buffers and returns nothing, so that none of them may drop it. Nothing is read back to the host on CUDA.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from harness.memory.poison.sentinels import bits_view
+
+NEVER = 2**63 - 1
+"""What `first` holds for a slot that was never hit."""
+LATCH_FIELDS = 7
+"""Step + 1 of the first hit (0: none), step + 1 of the last; of the first its place among all events, its phase, the
+width of a row and the place of the type in DTYPES; and whether the slot was ever scanned."""
+EVENT_FIELDS = 3
+"""Slot, step, phase."""
+
+_EXPONENT = {
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7C,
+    torch.bfloat16: 0x7F80,
+    torch.float16: 0x7C00,
+    torch.float32: 0x7F80_0000,
+    torch.float64: 0x7FF0_0000_0000_0000,
+}
+"""Bits that are all set in what is not finite; e4m3fn has no infinity, and its only NaN has all bits but the sign."""
+
+DTYPES = (*_EXPONENT, torch.int32, torch.int64)
+
+_library = Library("mla_harness", "FRAGMENT")
+_library.define(
+    "watch(Tensor[] xs, Tensor live, Tensor clock, Tensor(a!) latches, Tensor(b!) first, Tensor(c!) events, "
+    "Tensor(d!) count, int[] slots, int[] limits) -> ()"
+)
+
+
+def can_watch(tensor: Tensor) -> bool:
+    """Whether there is a scan for a tensor of this type."""
+    return tensor.dtype in _EXPONENT and tensor.numel() > 0 and tensor.ndim > 0
+
+
+def exponent_mask(dtype: torch.dtype) -> int:
+    """The bits that tell what is not finite; 0 for integers, which are judged by their range."""
+    return _EXPONENT.get(dtype, 0)
+
+
+def rows_of(tensor: Tensor, axis: int | None = 0) -> Tensor:
+    """`tensor` as [rows, K] with dense rows, a view where it can be one; `axis` None makes the whole one row."""
+    tensor = tensor.detach()
+    if axis is None:
+        return tensor.reshape(1, -1)
+    if axis:
+        tensor = tensor.movedim(axis, 0)
+    flat = tensor.reshape(tensor.shape[0], -1)
+    return flat if flat.shape[1] == 1 or flat.stride(1) == 1 else flat.contiguous()
+
+
+def _watch_cpu(
+    xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
+    slots: list[int], limits: list[int],
+) -> None:  # fmt: skip
+    """Scan the results of one op, each [rows, K], into its slot."""
+    for x, slot, limit in zip(xs, slots, limits, strict=True):
+        _watch_one(x, live, clock, latches, first, events, count, slot, limit)
+
+
+def _watch_one(
+    x: Tensor, live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
+    slot: int, limit: int,
+) -> None:  # fmt: skip
+    """x: [rows, K]; of its first `live` [1] int32 rows (negative: of all) the first bad element is noted.
+
+    Bad is what is not finite, or for a `limit` that is not negative, an integer outside 0 .. limit - 1. `clock` [2]
+    int32 is step and phase. `latches` [W, 7] int32, `first` [W] int64 (flat index << 32 | bits), `events` [C, 3] int32
+    and `count` [1] int32 are those of :class:`harness.memory.first_nan.table.Table`.
+    """
+    num_live = int(live[0])
+    latch = latches[slot]
+    if num_live:
+        latch[6] = 1
+    if num_live >= 0:
+        x = x[:num_live]
+    if limit >= 0:
+        bad = (x < 0) | (x >= limit)
+    else:
+        mask = _EXPONENT[x.dtype]
+        bad = (bits_view(x) & mask) == mask
+    if not bool(bad.any()):
+        return
+    step, phase = (int(value) for value in clock)
+    index = int(bad.flatten().to(torch.uint8).argmax())
+    value = x[index // x.shape[1], index % x.shape[1]].reshape(1)
+    bits = int((value if limit >= 0 else bits_view(value)).item())
+    if x.element_size() == 8 and limit < 0:
+        bits >>= 32
+    is_first = int(latch[0]) in (0, step + 1)
+    if is_first:
+        latch[0] = step + 1
+        first[slot] = min(int(first[slot]), (index << 32) | (bits & 0xFFFFFFFF))
+    if int(latch[1]) == step + 1:
+        return
+    latch[1] = step + 1
+    place = int(count[0])
+    count += 1
+    events[place % events.shape[0]] = torch.tensor((slot, step, phase), dtype=torch.int32)
+    if is_first:
+        latch[2:6] = torch.tensor((place, phase, x.shape[1], DTYPES.index(x.dtype)), dtype=torch.int32)
+
+
+def _watch_cuda(
+    xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
+    slots: list[int], limits: list[int],
+) -> None:  # fmt: skip
+    from harness.memory.first_nan.triton_scan import scan
+
+    scan(xs, live, clock, latches, first, events, count, slots, limits)
+
+
+def _watch_fake(*args: object) -> None:
+    """What tracing sees: nothing is computed."""
+
+
+_library.impl("watch", _watch_cpu, "CPU")
+_library.impl("watch", _watch_cuda, "CUDA")
+_library.impl("watch", _watch_fake, "Meta")

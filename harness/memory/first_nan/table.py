@@ -1,0 +1,188 @@
+"""The recorder's memory: what each watched tensor showed first, on the device, and the names of the slots here.
+
+All buffers exist before anything is captured and are never made again: a captured graph keeps writing to them. A slot
+is one watched tensor of one op. Its latch keeps the first hit for good; the ring of events keeps the latest steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from harness.memory.first_nan.scan import DTYPES, EVENT_FIELDS, LATCH_FIELDS, NEVER, can_watch, rows_of
+
+Kind = Literal["output", "input", "beside"]
+"""`beside` is memory that an op sees and must not depend on: told, and never a hit."""
+
+PHASES = ("forward", "prefill", "decode", "mixed")
+MAX_SLOTS = 8192
+RING = 1024
+BUFFERS = ("latches", "first", "events", "count")
+"""What a scan writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One watched tensor: of which op, called what, in which layer, and whose rows are whose tokens."""
+
+    op: str
+    tensor: str
+    kind: Kind = "output"
+    layer: int | None = None
+    call: Hashable = None
+    """The same for all tensors of one call of an op."""
+    rows: str = ""
+    """Which rows of the batch its rows are: `batch`, `prefill` (those of prompts), `answers`; empty is unknown."""
+    limit: int = -1
+    """Integers must be below; -1 for floats, which must be finite."""
+    bad: str = "not finite"
+    """What a hit is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The first bad element of one slot."""
+
+    slot: Slot
+    step: int
+    phase: str
+    place: int
+    """Where its event stands among all events: the program's order."""
+    index: tuple[int, int]
+    """Row and element of the row."""
+    bits: str
+    number: int
+    """Of the slot: results of a call are numbered in their order."""
+
+
+@dataclass(slots=True)
+class Table:
+    """The buffers on `device` for at most `max_slots` watched tensors and `ring` latest events.
+
+    `live` [1] int32 says how many first rows of each watched tensor are somebody's; negative: all of them. It is read
+    on the device at every scan, so a replay follows it. `clock` [2] int32 holds step and phase.
+    """
+
+    device: torch.device
+    max_slots: int = MAX_SLOTS
+    ring: int = RING
+    live: Tensor = field(init=False)
+    clock: Tensor = field(init=False)
+    latches: Tensor = field(init=False)
+    first: Tensor = field(init=False)
+    events: Tensor = field(init=False)
+    count: Tensor = field(init=False)
+    slots: list[Slot] = field(default_factory=list)
+    num_unwatched: int = 0
+    """Tensors for which no slot was left."""
+    order: dict[int, int] = field(default_factory=dict)
+    """When a slot's scan was last issued, among all: the program's order, where Python saw it."""
+    _ticks: int = 0
+    _slot_of: dict[Hashable, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.int32, device=self.device)
+
+        self.live, self.clock, self.count = zeros(1) - 1, zeros(2), zeros(1)
+        self.latches, self.events = zeros(self.max_slots, LATCH_FIELDS), zeros(self.ring, EVENT_FIELDS)
+        self.first = torch.full((self.max_slots,), NEVER, dtype=torch.int64, device=self.device)
+
+    def slot(self, key: Hashable, slot: Slot) -> int | None:
+        """The number of the slot with this key, a new one when it has none; None when the table is full."""
+        if key not in self._slot_of:
+            if len(self.slots) == self.max_slots:
+                self.num_unwatched += 1
+                return None
+            self._slot_of[key] = len(self.slots)
+            self.slots.append(slot)
+        return self._slot_of[key]
+
+    def watch(self, key: Hashable, slot: Slot, tensor: Tensor, axis: int | None = 0) -> None:
+        """Scan `tensor` into the slot of `key`. `axis` is that of its rows; None takes the whole for one row."""
+        if slot.limit < 0 and not can_watch(tensor):
+            return
+        number = self.slot(key, slot)
+        if number is None:
+            return
+        self.scan(number, tensor, axis, slot.limit)
+
+    def scan(self, number: int, tensor: Tensor, axis: int | None = 0, limit: int = -1) -> None:
+        """Scan into a slot that exists. When traced, no state of this process changes."""
+        self._scan([number], [rows_of(tensor, axis)], [limit])
+
+    def scan_together(self, numbers: list[int], tensors: list[Tensor]) -> None:
+        """Scan all results of one op, whose rows lie along their first axis, into slots that exist.
+
+        On CUDA that is one launch for two of them; nobody could tell which of them was written first.
+        """
+        self._scan(numbers, [rows_of(tensor) for tensor in tensors], [-1] * len(numbers))
+
+    def _scan(self, numbers: list[int], rows: list[Tensor], limits: list[int]) -> None:
+        if not torch.compiler.is_compiling():
+            for number in numbers:
+                self.order[number] = self._ticks = self._ticks + 1
+        torch.ops.mla_harness.watch(
+            rows, self.live, self.clock, self.latches, self.first, self.events, self.count, numbers, limits
+        )
+
+    def begin_step(self) -> None:
+        """Count one step on the device; inside a captured forward it counts each replay."""
+        self.clock[:1].add_(1)
+
+    def set_clock(self, step: int, phase: str) -> None:
+        """Say which step begins, from the host, without waiting for the device."""
+        self.clock[0].fill_(step)
+        self.clock[1].fill_(PHASES.index(phase))
+
+    def rearm(self) -> None:
+        """Forget all hits; what is captured goes on recording."""
+        for name in BUFFERS:
+            getattr(self, name).fill_(NEVER if name == "first" else 0)
+
+    def hits(self) -> list[Hit]:
+        """Every slot's first hit in the order of the program. The one place that reads the device."""
+        latches, first = self.latches.cpu().tolist(), self.first.cpu().tolist()
+        found = []
+        for number, slot in enumerate(self.slots):
+            step, _, place, phase, width, dtype, _ = latches[number]
+            if step:
+                index, bits = first[number] >> 32, first[number] & 0xFFFFFFFF
+                where = (index // width, index % width)
+                found.append(Hit(slot, step - 1, PHASES[phase], place, where, _hex(bits, DTYPES[dtype]), number))
+        return _in_order(found)
+
+    def scanned(self) -> list[Slot]:
+        """The slots of which live rows were ever scanned, in the program's order where Python saw it."""
+        seen = self.latches[:, -1].cpu().tolist()
+        numbers = [number for number in range(len(self.slots)) if seen[number]]
+        return [self.slots[number] for number in sorted(numbers, key=lambda number: self.order.get(number, -1))]
+
+    def recent(self) -> tuple[list[tuple[Slot, int, str]], int]:
+        """The latest events in order as (slot, step, phase), and how many older ones the ring has lost."""
+        count, events = int(self.count[0]), self.events.cpu().tolist()
+        start = max(0, count - self.ring)
+        kept = (events[place % self.ring] for place in range(start, count))
+        return [(self.slots[slot], step, PHASES[phase]) for slot, step, phase in kept], start
+
+
+def _in_order(hits: list[Hit]) -> list[Hit]:
+    """Hits by place; those of one call in one step, which may be one launch, by the order of its results."""
+    hits = sorted(hits, key=lambda hit: hit.place)
+    starts: dict[Hashable, int] = {}
+    for hit in hits:
+        starts.setdefault((hit.step, hit.slot.op, hit.slot.call), hit.place)
+    return sorted(hits, key=lambda hit: (starts[hit.step, hit.slot.op, hit.slot.call], hit.number))
+
+
+def _hex(bits: int, dtype: torch.dtype) -> str:
+    """`0x7fc00000 float32`; of a float64 the upper half, of an integer its value."""
+    name = str(dtype).removeprefix("torch.")
+    if not dtype.is_floating_point:
+        return f"{bits - (1 << 32) if bits >> 31 else bits} {name}"
+    digits = 2 * min(dtype.itemsize, 4)
+    return f"0x{bits & ((1 << 4 * digits) - 1):0{digits}x} {name}"

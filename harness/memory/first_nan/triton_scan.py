@@ -1,0 +1,175 @@
+"""The scan on CUDA: one launch for one or two results of an op, which writes only when something is wrong.
+
+A decode step holds hundreds of scans, each waiting for the one before, so what counts is how soon a launch ends that
+finds nothing. It asks one question of all its elements in their own type, and reads no device value before them; only
+where the answer is yes are they read again, to tell which element was first.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from harness.memory.poison.sentinels import bits_view
+from harness.memory.triton_interpreter import prepare
+
+INTERPRETED = prepare()
+BLOCK = 2048
+MAX_PROGRAMS = 256
+NUM_WARPS = 8
+INT32_ELEMENTS = 2**31 - BLOCK * MAX_PROGRAMS
+"""Tensors with fewer elements than this are indexed in 32 bits."""
+
+
+@triton.jit
+def _is_bad(bits, limit, MASK: tl.constexpr):
+    return (bits < 0) | (bits >= limit) if MASK == 0 else (bits & MASK) == MASK
+
+
+@triton.jit
+def _place(index, row_stride, K: tl.constexpr, DENSE: tl.constexpr):
+    # Dense rows are one stretch, which is loaded in wide words.
+    return index if DENSE else index // K * row_stride + index % K
+
+
+@triton.jit
+def _look(
+    program, programs, x, live, clock, latches, first, events, count, slot, num_rows, row_stride, limit, capacity,
+    dtype, K: tl.constexpr, MASK: tl.constexpr, SHIFT: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr,
+    NEVER: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.load(live)
+    rows = tl.where(rows < 0, num_rows, tl.minimum(rows, num_rows))
+    latch = latches + slot * FIELDS
+    if WIDE:
+        size, num_live = num_rows.to(tl.int64) * K, rows.to(tl.int64) * K
+    else:
+        size, num_live = num_rows * K, rows * K
+    some = tl.zeros((BLOCK,), tl.int1)
+    for block in range(program, tl.cdiv(size, BLOCK), programs):
+        index = block * BLOCK + tl.arange(0, BLOCK)
+        bits = tl.load(x + _place(index, row_stride, K, DENSE), mask=index < size, other=0)
+        some = some | (_is_bad(bits, limit, MASK) & (index < num_live))
+    if (program == 0) & (rows > 0):
+        tl.store(latch + 6, 1)
+    if tl.max(some.to(tl.int32), axis=0) != 0:
+        step = tl.load(clock) + 1
+        best = tl.zeros((BLOCK,), tl.int64) + NEVER
+        for block in range(program, tl.cdiv(size, BLOCK), programs):
+            index = (tl.zeros((BLOCK,), tl.int64) + block) * BLOCK + tl.arange(0, BLOCK)
+            bits = tl.load(x + _place(index, row_stride, K, DENSE), mask=index < num_live, other=0)
+            packed = (index << 32) | ((bits.to(tl.int64) >> SHIFT) & 0xFFFFFFFF)
+            best = tl.minimum(best, tl.where(_is_bad(bits, limit, MASK) & (index < num_live), packed, NEVER))
+        known = tl.atomic_cas(latch, 0, step)
+        is_first = (known == 0) | (known == step)
+        if is_first:
+            tl.atomic_min(first + slot, tl.min(best, axis=0))
+        last = tl.atomic_xchg(latch + 1, step)
+        if last != step:
+            # One program comes here for each result, and launches of a stream follow one another: places are in order.
+            number = tl.atomic_add(count, 1)
+            phase = tl.load(clock + 1)
+            event = events + (number % capacity) * 3
+            tl.store(event, slot)
+            tl.store(event + 1, step - 1)
+            tl.store(event + 2, phase)
+            if is_first:
+                tl.store(latch + 2, number)
+                tl.store(latch + 3, phase)
+                tl.store(latch + 4, K)
+                tl.store(latch + 5, dtype)
+
+
+@triton.jit(do_not_specialize=["slot", "num_rows", "row_stride", "limit", "capacity", "dtype"])
+def _scan(
+    live, clock, latches, first, events, count, capacity, x, slot, num_rows, row_stride, limit, dtype,
+    K: tl.constexpr, MASK: tl.constexpr, SHIFT: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr,
+    NEVER: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    _look(
+        tl.program_id(0), tl.num_programs(0), x, live, clock, latches, first, events, count, slot, num_rows, row_stride,
+        limit, capacity, dtype, K, MASK, SHIFT, DENSE, WIDE, NEVER, FIELDS, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=[
+        "slot", "num_rows", "row_stride", "limit", "capacity", "dtype", "y_slot", "y_num_rows", "y_row_stride",
+        "y_limit", "y_dtype", "programs",
+    ]
+)  # fmt: skip
+def _scan_two(
+    live, clock, latches, first, events, count, capacity, x, slot, num_rows, row_stride, limit, dtype,
+    y, y_slot, y_num_rows, y_row_stride, y_limit, y_dtype, programs,
+    K: tl.constexpr, MASK: tl.constexpr, SHIFT: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr,
+    Y_K: tl.constexpr, Y_MASK: tl.constexpr, Y_SHIFT: tl.constexpr, Y_DENSE: tl.constexpr, Y_WIDE: tl.constexpr,
+    NEVER: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    if program < programs:
+        _look(
+            program, programs, x, live, clock, latches, first, events, count, slot, num_rows, row_stride, limit,
+            capacity, dtype, K, MASK, SHIFT, DENSE, WIDE, NEVER, FIELDS, BLOCK,
+        )  # fmt: skip
+    else:
+        _look(
+            program - programs, tl.num_programs(0) - programs, y, live, clock, latches, first, events, count, y_slot,
+            y_num_rows, y_row_stride, y_limit, capacity, y_dtype, Y_K, Y_MASK, Y_SHIFT, Y_DENSE, Y_WIDE, NEVER, FIELDS,
+            BLOCK,
+        )  # fmt: skip
+
+
+def scan(
+    xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
+    slots: list[int], limits: list[int],
+) -> None:  # fmt: skip
+    """As :func:`harness.memory.first_nan.scan._watch_cpu`, bit for bit, without a host read."""
+    from harness.memory.first_nan.scan import LATCH_FIELDS, NEVER
+
+    given = [_Given.of(x, slot, limit) for x, slot, limit in zip(xs, slots, limits, strict=True) if x.numel()]
+    shared = (live, clock, latches, first, events, count, events.shape[0])
+    constants = {"NEVER": NEVER, "FIELDS": LATCH_FIELDS, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
+    for one, *two in (given[start : start + 2] for start in range(0, len(given), 2)):
+        with torch.cuda.device(one.arguments[0].device) if one.arguments[0].is_cuda else contextlib.nullcontext():
+            if not two:
+                _scan[(one.programs,)](*shared, *one.arguments, **one.constants, **constants)
+                continue
+            of_y = {f"Y_{name}": value for name, value in two[0].constants.items()}
+            _scan_two[(one.programs + two[0].programs,)](
+                *shared, *one.arguments, *two[0].arguments, one.programs, **one.constants, **of_y, **constants
+            )
+
+
+class _Given:
+    """What a launch is told of one tensor [rows, K]."""
+
+    def __init__(self, arguments: tuple[Any, ...], constants: dict[str, Any], programs: int) -> None:
+        self.arguments = arguments
+        self.constants = constants
+        self.programs = programs
+
+    @classmethod
+    def of(cls, x: Tensor, slot: int, limit: int) -> _Given:
+        from harness.memory.first_nan.scan import DTYPES, exponent_mask
+
+        num_rows, width = x.shape
+        mask = 0 if limit >= 0 else exponent_mask(x.dtype)
+        constants = {
+            "K": width, "MASK": mask, "SHIFT": 32 if mask and x.element_size() == 8 else 0,
+            "DENSE": num_rows == 1 or x.stride(0) == width, "WIDE": x.numel() >= INT32_ELEMENTS or not _is_near(x),
+        }  # fmt: skip
+        return cls(
+            (bits_view(x) if mask else x, slot, num_rows, x.stride(0), limit, DTYPES.index(x.dtype)), constants,
+            min(MAX_PROGRAMS, triton.cdiv(num_rows * width, BLOCK)),
+        )  # fmt: skip
+
+
+def _is_near(x: Tensor) -> bool:
+    """Whether every element lies within 32 bits of elements from the first."""
+    return (x.shape[0] - 1) * x.stride(0) + x.shape[1] < INT32_ELEMENTS

@@ -1,0 +1,191 @@
+"""Poison for free CUDA memory: fill every block that the caching allocator holds and nobody owns.
+
+A later `torch.empty`, also one made inside a C++ or CUDA extension, then starts as sentinel, and so does the private
+pool of a captured graph between replays. The allocator's own snapshot lists the free blocks; no build step is needed.
+
+Stream order is the rule that keeps live data safe. A freed block may still be read by kernels queued on the stream
+it was allocated for, and after reuse it is written by that stream. So the fill runs on the current stream after
+everything queued on any stream that owns a block, and those streams wait for the fill before their next work. Blocks
+that other streams still use (`record_stream`) are "pending free" in the snapshot and are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from harness.core.errors import HarnessError
+from harness.memory.poison.cuda_kernels import fill_chunks
+from harness.memory.poison.patterns import Poison
+
+FILL_WORD = -1
+"""Every byte 0xFF: NaN in all float types and -1 as an int, as the type of free memory is not known."""
+
+_WORDS = {"nan": FILL_WORD, "zeros": 0, "max": 0x7F7F7F7F, "inf": 0x7F807F80, "random": 0x3F5A3E96}
+"""What stands for a pattern where no type is known: a large bfloat16 and float32, an Inf as bfloat16, some number."""
+
+CHUNK_BYTES = 1 << 17
+"""The least that one program of the fill is given; more where so much is free that the table would be long."""
+MAX_CHUNKS = 1 << 12
+
+
+class UnreadableAllocator(HarnessError):
+    """The allocator's back end does not list its free blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one sweep did."""
+
+    num_blocks: int
+    num_bytes: int
+
+
+class CudaSweep:
+    """Fills the free memory of one device. Keep one object: it owns the table of chunks that each fill uploads."""
+
+    def __init__(self, device: int | None = None) -> None:
+        if not torch.cuda.is_available():
+            raise UnreadableAllocator("poison of free CUDA memory needs a CUDA device; torch sees none on this machine")
+        backend = torch.cuda.get_allocator_backend()
+        if backend != "native":
+            raise UnreadableAllocator(
+                f"allocator back end {backend!r} lists no free blocks; unset backend in PYTORCH_CUDA_ALLOC_CONF"
+            )
+        self.device = torch.cuda.current_device() if device is None else device
+        self._uploaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._state: tuple[int, ...] = ()
+        self._streams: set[int] = set()
+        self._num_chunks = 0
+        self._swept = Swept(0, 0)
+        self._reserve(1 << 14)
+
+    @classmethod
+    def of(cls, device: torch.device | None = None) -> CudaSweep:
+        """The sweep of a device that everybody in this process shares."""
+        given = None if device is None else device.index
+        index = torch.cuda.current_device() if given is None and torch.cuda.is_available() else given
+        if index not in _shared:
+            _shared[index] = cls(index)
+        return _shared[index]
+
+    def __call__(self, word: int = FILL_WORD) -> Swept:
+        """Fill every free block, graph pools included; no host sync. Refused while this stream captures a graph.
+
+        The blocks are listed anew only when the allocator has given or taken any since the last call: the list costs
+        some microseconds a block, and a server that replays graphs allocates nothing.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise UnreadableAllocator("a sweep cannot run inside a graph capture; sweep before it and between replays")
+        with torch.cuda.device(self.device):
+            state = _allocator_state(self.device)
+            if state != self._state:
+                self._list_blocks()
+                self._state = _allocator_state(self.device)
+            if self._num_chunks:
+                with _ordered_after(self._streams, self.device):
+                    fill_chunks(self._table, self._num_chunks, word)
+        return self._swept
+
+    def _list_blocks(self) -> None:
+        """Bring the device's table of chunks up to date."""
+        addresses, sizes, self._streams = free_blocks(self.device)
+        chunk_bytes = chunk_size(int(sizes.sum()))
+        num_chunks = int((-(-sizes // chunk_bytes)).sum())
+        if num_chunks > self._table.shape[1]:
+            # A larger table may take one of the blocks just listed, so the list is made again.
+            self._reserve(2 * num_chunks)
+            self._list_blocks()
+            return
+        # Fills that still read the old table come first in stream order; the upload before this one must be done.
+        self._uploaded.synchronize()
+        self._host[:, :num_chunks] = torch.from_numpy(chunk_table(addresses, sizes, chunk_bytes))
+        for row in range(2):
+            self._table[row, :num_chunks].copy_(self._host[row, :num_chunks], non_blocking=True)
+        self._uploaded.record()
+        self._num_chunks = num_chunks
+        self._swept = Swept(len(addresses), int(sizes.sum()))
+
+    def _reserve(self, capacity: int) -> None:
+        self._host = torch.empty((2, capacity), dtype=torch.int64, pin_memory=True)
+        self._table = torch.empty((2, capacity), dtype=torch.int64, device=self.device)
+
+
+_shared: dict[int | None, CudaSweep] = {}
+
+
+def fill_word(poison: Poison, site: str) -> int:
+    """The 32-bit word that free memory holds as memory of `site`: the pattern's, or 0 where the poison is not put."""
+    return _WORDS[poison.pattern] if poison.covers(site) else 0
+
+
+def chunk_size(num_bytes: int) -> int:
+    """Bytes of a chunk: a power of two for which `num_bytes` make about MAX_CHUNKS chunks or fewer."""
+    size = CHUNK_BYTES
+    while num_bytes // size > MAX_CHUNKS:
+        size *= 2
+    return size
+
+
+def chunk_table(addresses: np.ndarray, sizes: np.ndarray, chunk_bytes: int = CHUNK_BYTES) -> np.ndarray:
+    """Cut blocks (int64 [n] addresses and sizes in bytes) into chunks: int64 [2, chunks] of address and size."""
+    chunks = -(-sizes // chunk_bytes)
+    first = np.repeat(np.cumsum(chunks) - chunks, chunks)
+    offset = (np.arange(int(chunks.sum())) - first) * chunk_bytes
+    return np.stack([np.repeat(addresses, chunks) + offset, np.minimum(np.repeat(sizes, chunks) - offset, chunk_bytes)])
+
+
+def free_blocks(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
+    """Addresses and sizes in bytes (int64) of the free blocks of `device`, and the streams that own them."""
+    # The list is tens of thousands of objects made at once. They are gone again before the collector may run: else it
+    # would go through all of them, and take as long as making them.
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _listed_free(device)
+    finally:
+        if was_collecting:
+            gc.enable()
+
+
+def _listed_free(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
+    segments = [one for one in torch._C._cuda_memorySnapshot(None)["segments"] if one["device"] == device]
+    found = [
+        (block["address"], block["size"])
+        for segment in segments
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
+    table = np.asarray(found, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1], {one["stream"] for one in segments if one["active_size"] < one["total_size"]}
+
+
+def _allocator_state(device: int) -> tuple[int, ...]:
+    """Counters that move whenever a block of `device` is given, taken, or comes free; cheap to read."""
+    stats = torch._C._cuda_memoryStats(device)
+    return tuple(
+        stats[kind]["all"][counter]
+        for kind in ("allocation", "active", "segment")
+        for counter in ("allocated", "freed")
+    )
+
+
+@contextlib.contextmanager
+def _ordered_after(streams: set[int], device: int) -> Iterator[None]:
+    """Order the block after the work queued on `streams`, and their later work after the block."""
+    current = torch.cuda.current_stream(device)
+    others = [
+        torch.cuda.ExternalStream(raw, device=device)  # type: ignore[no-untyped-call]
+        for raw in streams
+        if raw != current.cuda_stream
+    ]
+    for stream in others:
+        current.wait_stream(stream)
+    yield
+    for stream in others:
+        stream.wait_stream(current)

@@ -1,0 +1,143 @@
+"""Marks: sentinels that carry the number of the line that allocated, so that a value found later names its origin.
+
+A float32 or float64 has room for 16 bits, bfloat16 and float16 for 6, a 32-bit or 64-bit integer for 6 (an index that
+no tensor has). They have the prefixes of `sentinels`; the number stands where a site's tag does.
+Where only 6 bits fit, several lines share one mark, and a reader gets them all. 8-bit and 16-bit integers, bool and fp8
+have no value to spare: they are filled, and nothing can be read from them afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, quiet_bits
+
+NARROW = 40
+"""Numbers of a narrow mark: 1 to 40. 0 and 63 are what arithmetic itself makes of NaN in bfloat16; 41 to 47 of bfloat16
+and some of float16 become one value when they are cast to float32."""
+WIDE = 0xFFFF
+FREE_MEMORY = 0
+"""The number of free CUDA memory, filled before a test and known by no line: every bit set."""
+
+_WIDE_TYPES = (torch.float32, torch.float64)
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def narrow(number: int) -> int:
+    """What 6 bits keep of a number."""
+    return (number - 1) % NARROW + 1
+
+
+def has_marks(dtype: torch.dtype) -> bool:
+    """Whether a mark can be told from a value in this type."""
+    return quiet_bits(dtype) is not None or dtype in _INTEGERS or dtype.is_complex
+
+
+@functools.cache
+def mark_bits(dtype: torch.dtype, number: int) -> int:
+    """The mark of a line in `dtype`, as the (signed) integer that `bits_view` shows; -1 where a mark has no room."""
+    quiet = quiet_bits(dtype)
+    if quiet is not None:
+        return quiet | (min(number, WIDE) if dtype in _WIDE_TYPES else narrow(number))
+    if dtype in _INTEGERS:
+        index = OUT_OF_RANGE | narrow(number)
+        return index | index << 32 if dtype == torch.int64 else index
+    return 0xFF if dtype.itemsize == 1 else -1
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor without conjugate or negative bits, complex numbers as pairs of reals."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def mark_(tensor: torch.Tensor, number: int) -> None:
+    """Fill a fresh tensor, gaps of its strides left out, with the mark of a line."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    bits_view(tensor).fill_(mark_bits(tensor.dtype, number))
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Elements of a tensor that hold one mark: its number, how many, and the flat index of the first.
+
+    The number is whole where `is_wide`, otherwise what :func:`narrow` keeps of it.
+    """
+
+    bits: int
+    number: int
+    is_wide: bool
+    count: int
+    first: int
+
+
+def find(tensor: torch.Tensor, except_where: torch.Tensor | None = None) -> list[Marked]:
+    """The marks verbatim in a :func:`plain` tensor, leaving out elements under the bool mask `except_where`."""
+    suspects = _suspects(tensor)
+    if suspects is None:
+        return []
+    if except_where is not None:
+        suspects = suspects & ~except_where
+    where = suspects.flatten().nonzero().flatten()
+    if len(where) == 0:
+        return []
+    bits = bits_view(tensor.contiguous()).flatten()[where]
+    found = []
+    for value in torch.unique(bits).tolist():
+        read = number_of(tensor.dtype, int(value), tensor.is_cuda)
+        if read is not None:
+            at = where[bits == value]
+            found.append(Marked(int(value), read[0], read[1], len(at), int(at[0])))
+    return found
+
+
+def _suspects(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Elements that could be marks; None when one cheap pass shows that there are none."""
+    if tensor.numel() == 0 or not has_marks(tensor.dtype):
+        return None
+    suspects = tensor.isnan() if tensor.dtype.is_floating_point else tensor > OUT_OF_RANGE
+    return suspects if bool(suspects.any()) else None
+
+
+def number_of(dtype: torch.dtype, bits: int, is_cuda: bool = False) -> tuple[int, bool] | None:
+    """The number in a mark, and whether it is whole (True) or what 6 bits kept of it; None for any other value.
+
+    A narrow float widened by a cast keeps its mark in the upper bits; a negation flips the sign.
+    """
+    size = 8 * dtype.itemsize
+    bits &= (1 << size) - 1
+    quiet = quiet_bits(dtype)
+    if quiet is None:
+        if dtype == torch.int64 and bits >> 32 != bits & 0xFFFF_FFFF:
+            return None
+        number = (bits & 0xFFFF_FFFF) - OUT_OF_RANGE
+        return (number, False) if 1 <= number <= NARROW else None
+    if is_cuda and bits == (1 << size) - 1:
+        return FREE_MEMORY, True
+    bits &= (1 << size - 1) - 1
+    is_wide = dtype in _WIDE_TYPES
+    room, most = (WIDE, WIDE) if is_wide else (0x3F, NARROW)
+    if bits & ~room == quiet and 1 <= bits & room <= most:
+        return bits & room, is_wide
+    return _widened(dtype, bits)
+
+
+_MANTISSA = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 52}
+
+
+def _widened(dtype: torch.dtype, bits: int) -> tuple[int, bool] | None:
+    """The number in a mark of a narrower type that was cast to `dtype`: its payload stands in the upper bits."""
+    payload = bits & ((1 << _MANTISSA[dtype]) - 1)
+    for small in (torch.float32, torch.float16, torch.bfloat16):
+        shift = _MANTISSA[dtype] - _MANTISSA[small]
+        if shift <= 0 or payload & ((1 << shift) - 1):
+            continue
+        exponent = ((1 << 8 * small.itemsize - 1) - 1) & ~((1 << _MANTISSA[small]) - 1)
+        found = number_of(small, exponent | payload >> shift)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,213 @@
+"""One pass over a tensor: which sentinels it holds verbatim, and what else in it is not finite.
+
+Only bits are read and nothing depends on the device, so the same interface serves a tensor on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from harness.memory.poison.sentinels import OUT_OF_RANGE, UNTAGGED, bits_view, quiet_bits, site_of_bits, site_of_tag
+
+Index = tuple[int, ...]
+
+_MANTISSA_BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 52}
+_CANONICAL_NAN = {
+    torch.bfloat16: frozenset({0x7FC0, 0x7FFF}),
+    torch.float16: frozenset({0x7E00, 0x7FFF}),
+    torch.float32: frozenset({0x7FC00000, 0x7FFFFFFF}),
+    torch.float64: frozenset({0x7FF8_0000_0000_0000, 0x7FFF_FFFF_FFFF_FFFF}),
+}
+"""The NaN, sign left out, that arithmetic itself makes: the first of x86, the second of NVIDIA GPUs."""
+
+
+_INF = {
+    torch.float8_e5m2: 0x7C,
+    torch.bfloat16: 0x7F80,
+    torch.float16: 0x7C00,
+    torch.float32: 0x7F80_0000,
+    torch.float64: 0x7FF0_0000_0000_0000,
+}
+
+
+@dataclass(slots=True)
+class Hits:
+    """How many elements showed one thing, in which rows (dim 0), and the index of the first."""
+
+    count: int
+    rows: tuple[int, ...]
+    first: Index
+
+
+@dataclass(slots=True)
+class Scan:
+    """What one tensor holds. `sentinels` is keyed by site; UNTAGGED is the all-ones pattern or an impossible index."""
+
+    looked_at: int
+    sentinels: dict[str, Hits] = field(default_factory=dict)
+    canonical_nan: Hits | None = None
+    other_nan: Hits | None = None
+    inf: Hits | None = None
+
+
+def scan(tensor: torch.Tensor, judged: torch.Tensor | None = None) -> Scan:
+    """Scan `tensor` where the bool mask `judged` (of its shape, or of its rows) is set; None is everywhere."""
+    mask = _full_mask(tensor, judged)
+    found = Scan(looked_at=int(mask.sum()))
+    if tensor.is_cuda and _is_clean(tensor):
+        return found
+    suspects = (suspicious(tensor) & mask).nonzero()
+    if len(suspects) == 0:
+        return found
+    bits = bits_view(tensor)[tuple(suspects.unbind(1))]
+    for value in torch.unique(bits).tolist():
+        _note(found, tensor.dtype, int(value), suspects[bits == value])
+    return found
+
+
+@dataclass(slots=True)
+class Census:
+    """What a whole tensor holds, counted in one pass on its GPU: thing -> (how many, flat index of the first).
+
+    `sentinels` is keyed by site, or UNTAGGED.
+    """
+
+    looked_at: int
+    sentinels: dict[str, tuple[int, int]] = field(default_factory=dict)
+    canonical_nan: tuple[int, int] | None = None
+    other_nan: tuple[int, int] | None = None
+    inf: tuple[int, int] | None = None
+
+
+def census(tensor: torch.Tensor) -> Census:
+    """Count what is not finite in a contiguous CUDA tensor of float8, bfloat16, float16 or float32.
+
+    Tagged sentinels and NaN of arithmetic are told apart by their bits in the same pass; one host read at its end.
+    """
+    from harness.memory.poison.cuda_kernels import CANONICAL, INF, OTHER_NAN, classify
+    from harness.memory.poison.cuda_kernels import UNTAGGED as ALL_ONES
+
+    counts, first = classify(bits_view(tensor).flatten(), **_layout(tensor.dtype))
+    pairs = list(zip(*torch.stack((counts, first)).tolist(), strict=True))
+    found = Census(looked_at=tensor.numel())
+    for tag, (count, at) in enumerate(pairs[:ALL_ONES]):
+        site = site_of_tag(tag)
+        if count and site is not None:
+            found.sentinels[site] = (count, at)
+    if pairs[ALL_ONES][0]:
+        found.sentinels[UNTAGGED] = pairs[ALL_ONES]
+    # bfloat16's quiet NaN with tag 0, and a tag that no site has, are NaN like any other.
+    tagged = [pair for tag, pair in enumerate(pairs[:ALL_ONES]) if pair[0] and site_of_tag(tag) is None]
+    found.canonical_nan = _together([pairs[CANONICAL], *(tagged if tensor.dtype == torch.bfloat16 else [])])
+    found.other_nan = _together([pairs[OTHER_NAN], *([] if tensor.dtype == torch.bfloat16 else tagged)])
+    found.inf = _together([pairs[INF]])
+    return found
+
+
+def _together(pairs: list[tuple[int, int]]) -> tuple[int, int] | None:
+    counted = [pair for pair in pairs if pair[0]]
+    return (sum(count for count, _ in counted), min(at for _, at in counted)) if counted else None
+
+
+def _layout(dtype: torch.dtype) -> dict[str, Any]:
+    """The masks of a float type, as `classify` wants them."""
+    if dtype not in _MANTISSA_BITS:
+        # e4m3fn has no infinity: its only NaN has all bits set but the sign, and 0x78 to 0x7E are values.
+        mantissa = 0x7F if dtype == torch.float8_e4m3fn else 0x03
+        exponent = 0x7F if dtype == torch.float8_e4m3fn else 0x7C
+        return {"exponent": exponent, "mantissa": mantissa, "sentinel": None}
+    mantissa = (1 << _MANTISSA_BITS[dtype]) - 1
+    exponent = (1 << 8 * dtype.itemsize - 1) - 1 - mantissa
+    return {"exponent": exponent, "mantissa": mantissa, "sentinel": quiet_bits(dtype)}
+
+
+def _is_clean(tensor: torch.Tensor) -> bool:
+    """Whether one pass finds nothing; False for what that pass cannot read."""
+    if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32) or not tensor.is_contiguous():
+        return False
+    found = census(tensor)
+    return not (found.sentinels or found.canonical_nan or found.other_nan or found.inf)
+
+
+def suspicious(tensor: torch.Tensor) -> torch.Tensor:
+    """A bool mask of the elements that are no ordinary value: NaN, Inf, or an index that a poison writes."""
+    if tensor.dtype.is_floating_point:
+        return ~torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor)
+    if tensor.dtype == torch.bool:
+        return bits_view(tensor) == 0xFF
+    if tensor.dtype == torch.uint8:
+        return tensor == 0xFF
+    # A 64-bit element holds the index in both halves.
+    index = OUT_OF_RANGE | OUT_OF_RANGE << 32 if tensor.dtype == torch.int64 else OUT_OF_RANGE
+    return (tensor == -1) | (tensor == index)
+
+
+def origin_of_bits(dtype: torch.dtype, bits: int) -> str | None:
+    """The site from whose sentinel the NaN `bits` was copied or computed; None when its payload tells nothing.
+
+    x86 keeps a NaN operand's payload in float32 arithmetic and in widening casts; a negation flips the sign.
+    """
+    if dtype not in _MANTISSA_BITS:
+        return None
+    magnitude = bits & ((1 << (8 * dtype.itemsize - 1)) - 1)
+    site = site_of_bits(dtype, magnitude)
+    if site is not None:
+        return site
+    for narrow in (torch.bfloat16, torch.float16, torch.float32):
+        shift = _MANTISSA_BITS[dtype] - _MANTISSA_BITS[narrow]
+        payload = magnitude & ((1 << _MANTISSA_BITS[dtype]) - 1)
+        if shift > 0 and payload & ((1 << shift) - 1) == 0:
+            exponent = ((1 << (8 * narrow.itemsize - 1)) - 1) & ~((1 << _MANTISSA_BITS[narrow]) - 1)
+            site = site_of_bits(narrow, exponent | payload >> shift)
+            if site is not None:
+                return site
+    return None
+
+
+def origins(tensor: torch.Tensor, where: torch.Tensor) -> dict[str | None, torch.Tensor]:
+    """Split the elements under the bool mask `where` by their origin: site -> indices [n, tensor.ndim]."""
+    indices = where.nonzero()
+    bits = bits_view(tensor)[tuple(indices.unbind(1))]
+    found: dict[str | None, list[torch.Tensor]] = {}
+    for value in torch.unique(bits).tolist():
+        found.setdefault(origin_of_bits(tensor.dtype, int(value)), []).append(indices[bits == value])
+    return {site: torch.cat(parts) for site, parts in found.items()}
+
+
+def hits(indices: torch.Tensor) -> Hits:
+    """Sum up `indices` [n, ndim], in any order."""
+    rows = tuple(sorted(set(indices[:, 0].tolist())))
+    first: Index = min(tuple(int(i) for i in index) for index in indices[indices[:, 0] == rows[0]].tolist())
+    return Hits(len(indices), rows, first)
+
+
+def _full_mask(tensor: torch.Tensor, judged: torch.Tensor | None) -> torch.Tensor:
+    if judged is None:
+        return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
+    return judged.reshape(judged.shape + (1,) * (tensor.ndim - judged.ndim)).expand(tensor.shape)
+
+
+def _note(found: Scan, dtype: torch.dtype, bits: int, indices: torch.Tensor) -> None:
+    """File the elements that hold `bits` under what they are."""
+    here = hits(indices)
+    site = site_of_bits(dtype, bits) if dtype.is_floating_point else UNTAGGED
+    if site is not None:
+        found.sentinels[site] = _joined(found.sentinels.get(site), here)
+        return
+    magnitude = bits & ((1 << (8 * dtype.itemsize - 1)) - 1)
+    if magnitude in _CANONICAL_NAN.get(dtype, frozenset()):
+        found.canonical_nan = _joined(found.canonical_nan, here)
+    elif magnitude == _INF.get(dtype):
+        found.inf = _joined(found.inf, here)
+    else:
+        found.other_nan = _joined(found.other_nan, here)
+
+
+def _joined(known: Hits | None, new: Hits) -> Hits:
+    if known is None:
+        return new
+    rows = tuple(sorted({*known.rows, *new.rows}))
+    return Hits(known.count + new.count, rows, min(known.first, new.first))

@@ -1,0 +1,64 @@
+"""Bit patterns that can be told apart afterwards: NaN with a site tag in its payload, per dtype.
+
+`0xFF..FF` is NaN in every float type and -1 as an int; where the type is known, the payload of a quiet NaN names
+the site instead, so that a verbatim leak can be traced at once. On x86, float32 arithmetic keeps the payload of
+a NaN operand; a cast to bfloat16 and NVIDIA GPUs yield a canonical NaN, which proves "computed from poison or 0/0".
+"""
+
+from __future__ import annotations
+
+import torch
+
+from harness.core.float_layouts import OUT_OF_RANGE as OUT_OF_RANGE
+from harness.core.float_layouts import QUIET_BITS, TAG_MASK
+from harness.core.sites import SITES
+
+UNTAGGED = "untagged"
+"""The tag of the all-ones pattern, for types whose NaN has no free payload bits (fp8) and for raw bytes."""
+
+_INT_VIEW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_QUIET_BITS: dict[torch.dtype, int] = {getattr(torch, name): bits for name, bits in QUIET_BITS.items()}
+_TAG_OF = {site.name: site.tag for site in SITES}
+_SITE_OF = {site.tag: site.name for site in SITES}
+
+
+def bits_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers of the element's size: float32 -> int32, fp8 and bool -> uint8."""
+    return tensor.view(_INT_VIEW[tensor.element_size()])
+
+
+def sentinel_bits(dtype: torch.dtype, site: str) -> int:
+    """The sentinel of `site` in `dtype`, as the (signed) integer that :func:`bits_view` shows."""
+    if dtype in _QUIET_BITS:
+        return _QUIET_BITS[dtype] | _TAG_OF[site]
+    return 0xFF if dtype.itemsize == 1 else -1
+
+
+def quiet_bits(dtype: torch.dtype) -> int | None:
+    """The sentinel of `dtype` without a tag; None for a type whose NaN has no room for one."""
+    return _QUIET_BITS.get(dtype)
+
+
+def site_of_tag(tag: int) -> str | None:
+    """The site whose sentinels carry `tag`, or None."""
+    return _SITE_OF.get(tag)
+
+
+def site_of_bits(dtype: torch.dtype, bits: int) -> str | None:
+    """The site whose sentinel `bits` is, UNTAGGED for the all-ones pattern, or None for anything else."""
+    size = 8 * dtype.itemsize
+    bits &= (1 << size) - 1
+    if bits == (1 << size) - 1 and dtype not in _QUIET_BITS:
+        return UNTAGGED
+    if dtype in _QUIET_BITS and (bits & ~TAG_MASK) == _QUIET_BITS[dtype]:
+        return _SITE_OF.get(bits & TAG_MASK)
+    return None
+
+
+def hex_bits(tensor: torch.Tensor, index: tuple[int, ...]) -> str:
+    """The bits of one element as text, for example ``0x7fc1 (bfloat16 NaN, site output)``."""
+    bits = int(bits_view(tensor[index].reshape(1)).item())
+    size = 8 * tensor.element_size()
+    text = f"0x{bits & ((1 << size) - 1):0{size // 4}x} {str(tensor.dtype).removeprefix('torch.')}"
+    site = site_of_bits(tensor.dtype, bits)
+    return f"{text} sentinel of {site}" if site else text

@@ -1,0 +1,156 @@
+"""The hooks of a poisoned run; `harness.pytest.plugin` registers them when an option asks for it.
+
+The controlling process of xdist runs no test, so it loads no torch and only adds up what the workers report.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.pytest.poison.settings import Settings, read
+
+if TYPE_CHECKING:
+    from harness.pytest.poison.watch import Watch
+
+
+class PoisonHooks:
+    """State of one pytest process: the watch (None in a controlling process) and the sums of all reports."""
+
+    def __init__(self, settings: Settings, config: pytest.Config, is_controller: bool) -> None:
+        self.settings = settings
+        self.sums: Counter[str] = Counter()
+        self.notes: set[str] = set()
+        self.watch: Watch | None = None
+        if not is_controller:
+            # All that a test needs is loaded here, so that no test is slow for being the first.
+            from harness.pytest.poison import end_of_test, passes, wording
+            from harness.pytest.poison.watch import Watch
+
+            del end_of_test, passes, wording
+            self.watch = Watch(settings, config.rootpath)
+            self.watch.start()
+
+    def pytest_report_header(self) -> str:
+        """What is poisoned, where pytest tells its versions."""
+        diff = ", compared with each other" if self.settings.is_diff else ""
+        return f"poison: {', '.join(self.settings.patterns)} in {', '.join(sorted(self.settings.sites))}{diff}"
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Files that tests were collected from are files of tests."""
+        if self.watch is not None:
+            self.watch.test_files.collected.update(str(item.path) for item in session.items)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a test under each poison, and report it once."""
+        if self.watch is None or not isinstance(item, pytest.Function):
+            return None  # a doctest or an item of another plug-in cannot be run twice
+        from harness.pytest.poison.passes import run_item
+
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in run_item(self.watch, item, nextitem):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Turn a test that passed on memory nobody wrote into a failed one, and explain one that failed by itself."""
+        report = yield
+        if self.watch is not None and self.watch.observation is not None and call.when == "call":
+            self._judge(report, call)
+        return report
+
+    def _judge(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
+        from harness.pytest.poison import end_of_test, wording
+        from harness.pytest.poison.lost_device import lost_cuda
+        from harness.pytest.poison.passes import SECTION
+
+        assert self.watch is not None and self.watch.observation is not None
+        seen = self.watch.observation
+        counts = seen.counts
+        counts.filled = self.watch.poison.filled - seen.filled_before
+        report.__dict__["poison"] = sums = {
+            "tests": 1, "filled": counts.filled, "compared": counts.compared, "elements": counts.elements,
+            "unreadable": counts.unreadable,
+        }  # fmt: skip
+        if self.watch.not_swept:
+            report.__dict__["poison_note"] = self.watch.not_swept
+        reason = lost_cuda()
+        if reason:
+            # Nothing on the device can be read any more.
+            if report.passed:
+                report.outcome = "failed"
+                report.longrepr = f"this test left CUDA unusable, and ended before that showed: {reason}"
+        elif report.passed and not hasattr(report, "wasxfail"):
+            found = [*seen.found, *(end_of_test.judge(seen) if not seen.found else [])]
+            if found:
+                report.outcome = "failed"
+                report.longrepr = "\n".join(
+                    ["this test passes on memory that nobody wrote:", *wording.sentences(found)]
+                )
+                report.__dict__["poison_found"] = True
+                sums["found"] = 1
+        elif report.failed and call.excinfo is not None:
+            held = seen.found or end_of_test.in_traceback(seen, call.excinfo.tb)
+            if held:
+                report.sections.append((SECTION, "\n".join(wording.sentences(held))))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up what each test said, also what xdist's workers send."""
+        self.sums.update(getattr(report, "poison", {}))
+        if getattr(report, "poison_note", ""):
+            self.notes.add(str(getattr(report, "poison_note", "")))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """How much was filled and looked at; a run in which nothing was says so."""
+        terminalreporter.section("poison")
+        for line in summary(self.sums, self.settings.patterns):
+            terminalreporter.line(line)
+        for note in sorted(self.notes):
+            terminalreporter.line(f"free CUDA memory was not filled: {note}")
+
+    def pytest_unconfigure(self) -> None:
+        """Put torch back as it was."""
+        if self.watch is not None:
+            self.watch.stop()
+
+
+def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
+    """The closing lines of a run."""
+    lines = [
+        f"{sums['tests']} tests under {', '.join(patterns)}: {sums['filled']} allocations filled, "
+        f"{sums['compared']} comparisons looked at ({sums['elements']} elements), "
+        f"{sums['found']} found on memory that nobody wrote"
+    ]
+    if sums["failed_anyway"]:
+        lines.append(f"{sums['failed_anyway']} failed without poison too")
+    if sums["lost"]:
+        lines.append(
+            f"{sums['lost']} failed because CUDA was of no use to the process any more; each section 'poison' says why"
+        )
+    if sums["unreadable"]:
+        lines.append(f"{sums['unreadable']} sides of comparisons were no dense tensors or arrays, and were not judged")
+    if not sums["filled"]:
+        lines.append("no memory was filled: these tests allocate nothing through torch's dispatcher, or none ran")
+    return lines
+
+
+def is_controller(options: Any) -> bool:
+    """Whether this process only hands tests to workers of xdist."""
+    wants_workers = getattr(options, "numprocesses", None) or getattr(options, "tx", None)
+    return bool(wants_workers) and "PYTEST_XDIST_WORKER" not in os.environ
+
+
+def register(config: pytest.Config, options: Any) -> None:
+    """Register the hooks of the run that `options` ask for. Raises HarnessError for words that are none."""
+    settings = read(options.poison, options.poison_sites, options.poison_diff)
+    if settings is not None:
+        config.pluginmanager.register(PoisonHooks(settings, config, is_controller(options)), "mla-harness-poison")

@@ -1,0 +1,112 @@
+"""The poison of one pytest process: what is filled with what, the sweep before a test, the running observation."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy
+import torch
+
+from harness.core.errors import HarnessError
+from harness.memory.poison.call_sites import CallSite, CallSites
+from harness.memory.poison.dispatcher import SITE, DispatcherPoison
+from harness.memory.poison.patterns import Poison
+from harness.pytest.poison.assertions import Interception
+from harness.pytest.poison.observation import Observation, looking
+from harness.pytest.poison.settings import Settings, TestFiles
+
+
+def _folder(module: Any) -> str:
+    return str(Path(module.__file__).parent)
+
+
+class Watch:
+    """Installed once; `test_files` learns the collected files, `observation` is that of the running test."""
+
+    def __init__(self, settings: Settings, root: Path) -> None:
+        import _pytest
+        import pluggy
+
+        import harness.memory.poison
+        import harness.pytest.poison
+
+        self.settings = settings
+        self.test_files = TestFiles(root)
+        passed_over = [_folder(module) for module in (torch, numpy, harness.memory.poison, harness.pytest.poison)]
+        pytest_itself = [_folder(module) for module in (_pytest, pluggy)]
+        self.poison = DispatcherPoison(CallSites(self.test_files, passed_over, pytest_itself))
+        self.poison.wanted = self._is_wanted
+        self.poison.on_fill = self._on_fill
+        self.observation: Observation | None = None
+        self.not_swept = ""
+        self.lost_in = ""
+        """The test that left CUDA unusable for the rest of this process."""
+        self._assertions = Interception(self._on_assertion)
+
+    def start(self) -> None:
+        """Wrap torch's allocations and the comparing functions."""
+        self.poison.install()
+        self._assertions.install()
+
+    def stop(self) -> None:
+        """Put everything back."""
+        self._assertions.remove()
+        self.poison.remove()
+
+    @contextlib.contextmanager
+    def observing(self, test: Any, pattern: str | None) -> Iterator[Observation]:
+        """Run a test, its fixtures included, under `pattern` (None: no poison) in this block."""
+        observation = Observation(self.poison, code_of(test), self.settings.is_diff)
+        observation.filled_before = self.poison.filled
+        self.observation = observation
+        try:
+            with self.poison.filling(pattern):
+                self._sweep(pattern)
+                yield observation
+        finally:
+            self.observation = None
+            observation.frame = None
+            observation.frames_done.clear()
+
+    def _is_wanted(self, site: CallSite) -> bool:
+        return site.owner in self.settings.sites
+
+    def _on_fill(self, site: CallSite, frame: FrameType | None) -> None:
+        if self.observation is not None:
+            self.observation.filled(site, frame)
+
+    def _on_assertion(self, name: str, frame: FrameType, sides: tuple[Any, ...]) -> None:
+        if self.observation is not None and not self.poison.is_paused:
+            self.observation.compared(name, frame, sides)
+
+    def _sweep(self, pattern: str | None) -> None:
+        """Fill free CUDA memory; of a program that has not touched CUDA there is none."""
+        if pattern is None or "free" not in self.settings.sites or self.not_swept:
+            return
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        try:
+            from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
+
+            word = fill_word(Poison(pattern, frozenset({SITE})), SITE)
+            for index in range(torch.cuda.device_count()):
+                if torch.cuda.memory_reserved(index):
+                    with looking(self.poison):  # a suite's default device is not the harness's
+                        CudaSweep.of(torch.device("cuda", index))(word)
+        except (HarnessError, ImportError, RuntimeError) as error:
+            self.not_swept = (str(error) or type(error).__name__).splitlines()[0]
+
+
+def code_of(test: Any) -> CodeType | None:
+    """The code of a test's own function, decorators taken off."""
+    if test is None:
+        return None
+    inner = getattr(getattr(test, "hypothesis", None), "inner_test", test)
+    with contextlib.suppress(ValueError):
+        inner = inspect.unwrap(inner)
+    return getattr(getattr(inner, "__func__", inner), "__code__", None)

@@ -1,0 +1,62 @@
+"""Cases that are drawn instead of listed. An id `fuzz[seed=7,draw=12]` reproduces its case alone."""
+
+from __future__ import annotations
+
+import re
+
+from harness.core.records import Case, PoisonPlan
+from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.matrix import case_id
+from harness.scenario.schema import Scenario
+from harness.scenario.seeds import seed_of
+from harness.scenario.usable_oracles import usable
+
+_ID = re.compile(
+    r"^(?P<name>[a-z0-9-]+)\[(?:kernel=(?P<kernel>[^,]+),)?seed=(?P<seed>\d{1,18}),draw=(?P<draw>\d{1,9})\]$", re.ASCII
+)
+
+
+def cases(scenario: Scenario, seed: int, override: KernelOverride | None = None) -> list[Case]:
+    """The first `examples` draws of a fuzz scenario; with `override`, those that use one of its ops."""
+    assert scenario.fuzz is not None
+    drawn = (_case(scenario, seed, number, override) for number in range(scenario.fuzz.examples))
+    return [case for case in drawn if case is not None]
+
+
+def case_of(scenario: Scenario, identity: str, override: KernelOverride | None = None) -> Case | None:
+    """The case of a fuzz id, whatever its seed and number; None for any other id."""
+    match = _ID.match(identity)
+    if match is None or match["name"] != scenario.name:
+        return None
+    if match["kernel"] != (override.short_name if override else None):
+        return None
+    return _case(scenario, int(match["seed"]), int(match["draw"]), override)
+
+
+def _case(scenario: Scenario, seed: int, number: int, override: KernelOverride | None) -> Case | None:
+    # Imported here because drawing needs hypothesis, which `list` and `--help` should not wait for.
+    from harness.scenario import draws
+
+    drawn = draws.draw(f"{seed}:{number}")
+    params, labels = drawn.params, {"seed": str(seed), "draw": str(number)}
+    if override is not None:
+        replaced = override.apply(drawn.system, drawn.op, params)
+        if replaced is None:
+            return None
+        params, labels = replaced, override.relabel(labels, drawn.system, drawn.op)
+    identity = case_id(scenario.name, labels)
+    return Case(
+        id=identity,
+        scenario=scenario.name,
+        system=drawn.system,
+        refs=scenario.refs,
+        tags=tuple(dict.fromkeys((*scenario.tags, drawn.system, *filter(None, (drawn.op,))))),
+        params={"op": drawn.op, **params} if drawn.op else params,
+        poison=PoisonPlan(
+            patterns=drawn.patterns,
+            sites=drawn.sites,
+            strict=drawn.strict,
+        ),
+        oracles=usable(scenario.oracles, drawn.patterns, params),
+        seed=seed_of(identity, 0),
+    )

@@ -1,0 +1,39 @@
+"""`--kernel NAME`: judge one kernel in the place of those that the scenarios name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.catalog import KERNELS
+from harness.core.errors import UnknownNameError
+from harness.core.registry import nearest
+from harness.scenario.matrix import kernel_fields
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOverride:
+    """A kernel by its short name, and the ops that it implements."""
+
+    short_name: str
+    ops: frozenset[str]
+
+    @classmethod
+    def named(cls, name: str) -> KernelOverride:
+        """The registered kernels called `name`, short or as `op/short`. Raises UnknownNameError."""
+        specs = [spec for spec in KERNELS if name in (spec.short_name, spec.name)]
+        if not specs:
+            known = KERNELS.names() if "/" in name else sorted({spec.short_name for spec in KERNELS})
+            raise UnknownNameError(f"--kernel: unknown kernel {name!r}; {nearest(name, known)}")
+        return cls(specs[0].short_name, frozenset(spec.op for spec in specs))
+
+    def apply(self, system: str, op: str | None, params: dict[str, Any]) -> dict[str, Any] | None:
+        """`params` with this kernel in the place of its op's; None when the system does not use the op."""
+        fields = [field for field, field_op in kernel_fields(system, op).items() if field_op in self.ops]
+        return {**params, **dict.fromkeys(fields, self.short_name)} if fields else None
+
+    def relabel(self, labels: dict[str, str], system: str, op: str | None) -> dict[str, str]:
+        """The labels of a point once the kernel is fixed: `kernel=mine` first, axes of replaced kernels gone."""
+        replaced = {field for field, field_op in kernel_fields(system, op).items() if field_op in self.ops}
+        kept = {axis: label for axis, label in labels.items() if axis not in replaced and axis != "kernel"}
+        return {"kernel": self.short_name, **kept}

@@ -1,0 +1,178 @@
+"""Selectors -> cases: a scenario, a case id, a PR number or reference, and `-m` with one tag or its negation."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from harness.core.errors import InputError, UnknownNameError
+from harness.core.records import Case
+from harness.core.registry import nearest, some_of
+from harness.scenario import fuzz, variant
+from harness.scenario import susceptibility as probe
+from harness.scenario.expand import GPU, NIGHTLY, expand
+from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.matrix import ACCURACY
+from harness.scenario.schema import Scenario
+
+_NUMBER = re.compile(r"^#?(\d+)$")
+_REF = re.compile(r"^[\w.-]+/[\w.-]+#\d+$")
+
+
+def select(
+    scenarios: Sequence[Scenario],
+    selectors: Iterable[str] = (),
+    *,
+    tag: str | None = None,
+    seed: int = 0,
+    override: KernelOverride | None = None,
+    has_gpu: bool = False,
+) -> list[Case]:
+    """The cases that any selector names (all without selectors) and that `tag` keeps, each once, in file order.
+
+    A scenario for GPUs is planned whole where `has_gpu`; elsewhere its first case stands for the others.
+    Cases for the night are chosen by their id or `-m nightly` only; with `override`, measurements of accuracy by their
+    id or `-m accuracy` only, as the kernel of a user may take hours for them.
+
+    Raises InputError for a selector or tag that names nothing, and when nothing is left to run.
+    """
+    wanted = list(selectors)
+    keep = _tag_filter(scenarios, tag)
+    found: dict[str, Case] = {}
+    matched: set[str] = set()
+    for selector in wanted:
+        cell = _variant(scenarios, selector, seed, override) or probe.case_of(selector, seed=seed)
+        if cell is not None:
+            matched.add(selector)
+            found[cell.id] = cell
+    for scenario in scenarios:
+        hits = [selector for selector in wanted if _may_name(selector, scenario)]
+        if wanted and not hits:
+            continue
+        whole = not wanted or any(selects_scenario(selector, scenario) for selector in hits)
+        matched.update(selector for selector in hits if selects_scenario(selector, scenario))
+        for case in _candidates(scenario, hits, whole, seed, override, has_gpu):
+            if case.id in hits:
+                matched.add(case.id)
+            is_chosen = case.id in hits or (whole and _is_for_a_plain_run(case, tag, override))
+            if is_chosen and keep(case):
+                found.setdefault(case.id, case)
+    for selector in wanted:
+        if selector not in matched:
+            raise _unknown(selector, scenarios, seed, override)
+    if not found:
+        raise InputError(_nothing_left(tag, override))
+    return list(found.values())
+
+
+def with_each(kernels: Iterable[str], choose: Callable[[KernelOverride | None], list[Case]]) -> list[Case]:
+    """What `choose` selects with each of `kernels` in the place of those that scenarios name, or as they are with none.
+
+    A kernel that nothing selected uses is left out. Raises InputError when that is so of all; the last one says why.
+    """
+    overrides: list[KernelOverride | None] = [KernelOverride.named(name) for name in kernels]
+    found: dict[str, Case] = {}
+    reason: InputError | None = None
+    for override in overrides or [None]:
+        try:
+            for case in choose(override):
+                found.setdefault(case.id, case)
+        except InputError as error:
+            reason = error
+    if reason is not None and not found:
+        raise reason
+    return list(found.values())
+
+
+def select_scenarios(
+    scenarios: Sequence[Scenario], selectors: Iterable[str] = (), *, tag: str | None = None
+) -> list[Scenario]:
+    """The whole scenarios that the selectors name; a case id stands for its scenario. Raises InputError."""
+    wanted = list(selectors)
+    ids = {case.scenario for case in select(scenarios, wanted, tag=tag)}
+    return [scenario for scenario in scenarios if scenario.name in ids]
+
+
+def selects_scenario(selector: str, scenario: Scenario) -> bool:
+    """Whether `selector` names the whole of `scenario`: its name, or one of its references."""
+    number = _NUMBER.match(selector)
+    if number:
+        return any(ref.rpartition("#")[2] == number[1] for ref in scenario.refs)
+    return selector == scenario.name or selector in scenario.refs
+
+
+def unknown_reference(reference: str, scenarios: Sequence[Scenario]) -> UnknownNameError:
+    """The error for a reference that no scenario has. None is called near: a number is not misspelt by a digit."""
+    known = sorted({ref for scenario in scenarios for ref in scenario.refs})
+    return UnknownNameError(f"no scenario has the reference {reference!r}; {some_of(reference, known)}")
+
+
+def _variant(scenarios: Sequence[Scenario], selector: str, seed: int, override: KernelOverride | None) -> Case | None:
+    """The case of an id with changes behind an `@`, or None for any other selector. Raises InputError."""
+    base, changes = variant.split(selector)
+    if variant.MARK not in selector:
+        return None
+    case = next(iter(select(scenarios, [base], seed=seed, override=override)))
+    if case.id != base:
+        raise InputError(f"{selector}: {base!r} is no case id; give one before the '@', such as {case.id!r}")
+    return variant.changed(case, changes)
+
+
+def _is_for_a_plain_run(case: Case, tag: str | None, override: KernelOverride | None) -> bool:
+    if NIGHTLY in case.tags:
+        return tag == NIGHTLY
+    return case.system != ACCURACY or override is None or tag == ACCURACY
+
+
+def _may_name(selector: str, scenario: Scenario) -> bool:
+    return selects_scenario(selector, scenario) or selector.partition("[")[0] == scenario.name
+
+
+def _candidates(
+    scenario: Scenario, selectors: list[str], whole: bool, seed: int, override: KernelOverride | None, has_gpu: bool
+) -> list[Case]:
+    """Cases among which the selectors choose. A fuzz id says itself how its case is drawn, whatever `seed` is."""
+    if scenario.fuzz is None:
+        keep = None if has_gpu or scenario.device == "any" else lambda place, name: not place or name in selectors
+        return expand(scenario, seed=seed, override=override, keep=keep)
+    named = [fuzz.case_of(scenario, selector, override) for selector in selectors]
+    drawn = expand(scenario, seed=seed, override=override) if whole else []
+    return [*drawn, *(case for case in named if case is not None)]
+
+
+def _tag_filter(scenarios: Sequence[Scenario], expression: str | None) -> Callable[[Case], bool]:
+    if expression is None:
+        return lambda case: True
+    words = expression.split()
+    negated = len(words) == 2 and words[0] == "not"
+    if len(words) != 1 and not negated:
+        raise InputError(f"-m {expression!r}: write one tag, or 'not' and one tag")
+    tag = words[-1]
+    own = {"kernel", "engine", ACCURACY, GPU, NIGHTLY}
+    known = sorted(own | {t for s in scenarios for t in (*s.tags, s.op or "engine")})
+    if tag not in known:
+        raise UnknownNameError(f"-m: unknown tag {tag!r}; {nearest(tag, known, see='')}")
+    return lambda case: (tag in case.tags) != negated
+
+
+def _unknown(
+    selector: str, scenarios: Sequence[Scenario], seed: int, override: KernelOverride | None
+) -> UnknownNameError:
+    if _NUMBER.match(selector) or _REF.match(selector):
+        return unknown_reference(selector, scenarios)
+    names = [scenario.name for scenario in scenarios]
+    base = selector.partition("[")[0]
+    if "[" in selector and base in names:
+        cases = [c.id for s in scenarios if s.name == base for c in expand(s, seed=seed, override=override)]
+        close = difflib.get_close_matches(selector, cases, n=1, cutoff=0.0)
+        hint = f"did you mean {close[0]!r}?" if close else "it has no case that uses this kernel"
+        return UnknownNameError(f"unknown case {selector!r}; {hint}")
+    return UnknownNameError(f"unknown scenario {base!r}; {nearest(base, names)}")
+
+
+def _nothing_left(tag: str | None, override: KernelOverride | None) -> str:
+    if override is not None:
+        ops = ", ".join(sorted(override.ops))
+        return f"no selected case uses {ops}, which is what --kernel {override.short_name} implements; select others"
+    return f"no selected case is left by -m {tag!r}; select others"

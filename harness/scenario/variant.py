@@ -1,0 +1,152 @@
+"""A case with some of its values changed, named by an id that alone reproduces it.
+
+`mixed-context[kv=bf16]@requests=[[5,1],[70,2]],sites=[context.output]` is the case `mixed-context[kv=bf16]` with these
+parameters and sites in the place of its own. Inputs are still drawn from the seed of the case before the `@`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from harness.core.catalog import SITES
+from harness.core.errors import InputError
+from harness.core.params import (
+    KERNEL_PARAMS,
+    AccuracyParams,
+    EngineParams,
+    VllmHostParams,
+    VllmParams,
+)
+from harness.core.records import Case, PoisonPlan, Record
+from harness.core.registry import LIST, nearest
+from harness.scenario.explain import SCHEMA
+from harness.scenario.legal import why_illegal
+from harness.scenario.schema import PATTERNS
+from harness.scenario.usable_oracles import usable
+
+MARK = "@"
+POISON_KEYS = ("patterns", "sites", "strict")
+"""What may be changed besides the parameters of the case's system."""
+
+_SYSTEMS: dict[str, type[Record]] = {
+    "engine": EngineParams,
+    "accuracy": AccuracyParams,
+    "vllm": VllmParams,
+    "vllm-host": VllmHostParams,
+}
+_NEXT_KEY = re.compile(r",(?=[a-z_]+=)")
+
+
+def params_model(case: Case) -> type[Record]:
+    """The model that holds the parameters of a case."""
+    return KERNEL_PARAMS[case.params["op"]] if case.system == "kernel" else _SYSTEMS[case.system]
+
+
+def split(identity: str) -> tuple[str, str]:
+    """A case id and the changes behind its `@`, the latter empty for a case as its scenario has it."""
+    base, _, changes = identity.partition(MARK)
+    return base, changes
+
+
+def changed(case: Case, changes: str) -> Case:
+    """`case` with the `changes` of an id. Raises InputError for a key or value that a case of its kind cannot have."""
+    values = _parsed(f"{case.id}{MARK}{changes}", changes)
+    return with_values(case, values)
+
+
+def with_values(case: Case, values: dict[str, Any]) -> Case:
+    """`case` with other parameters, `patterns`, `sites` or `strict`; its id says which. Raises InputError."""
+    name = f"{case.id}{MARK}{_written(values)}"
+    given = {key: value for key, value in values.items() if key not in POISON_KEYS}
+    params = _params(case, given, name)
+    poison = _poison(case.poison, values, name)
+    return vary(case, params, poison)
+
+
+def vary(base: Case, params: dict[str, Any], poison: PoisonPlan) -> Case:
+    """The case `base` with these parameters and this poison, under the id that says what differs."""
+    differing = {key: value for key, value in params.items() if base.params.get(key) != value}
+    for key in POISON_KEYS:
+        if getattr(poison, key) != getattr(base.poison, key):
+            differing[key] = getattr(poison, key)
+    root, earlier = split(base.id)
+    if earlier:
+        # A variant of a variant: the id says all that differs from the case that a scenario has.
+        merged = {**_parsed(base.id, earlier), **differing}
+        differing = {key: merged[key] for key in (*params, *POISON_KEYS) if key in merged}
+    identity = f"{root}{MARK}{_written(differing)}" if differing else root
+    oracles = usable(base.oracles, poison.patterns, params)
+    return base.model_copy(update={"id": identity, "params": params, "poison": poison, "oracles": oracles})
+
+
+def shown(value: Any) -> str:
+    """A value as an id writes it: ``[[5,1],[70,2]]``, ``true``, ``bf16``."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(shown(item) for item in value)}]"
+    return str(value)
+
+
+def _written(values: dict[str, Any]) -> str:
+    return ",".join(f"{key}={shown(value)}" for key, value in values.items())
+
+
+def _parsed(name: str, changes: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for part in _NEXT_KEY.split(changes):
+        key, equals, text = part.partition("=")
+        if not equals or not key:
+            raise InputError(f"{name}: {part!r} is no change; write key=value, with commas between them")
+        if key in values:
+            raise InputError(f"{name}: {key!r} is given twice; remove one of them")
+        try:
+            values[key] = yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError):
+            raise InputError(f"{name}: {key}={text} cannot be read; write a value such as 3, bf16 or [1,64]") from None
+    return values
+
+
+def _params(case: Case, given: dict[str, Any], name: str) -> dict[str, Any]:
+    model = params_model(case)
+    known = sorted(model.model_fields)
+    for key in given:
+        if key not in known:
+            hint = nearest(key, [*known, *POISON_KEYS], see="mla-harness show CASE")
+            raise InputError(f"{name}: {key!r} is no parameter of this case; {hint}")
+    own = {key: value for key, value in case.params.items() if key != "op"}
+    try:
+        params = model.model_validate({**own, **given}).model_dump(mode="json")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{name}: {where}: {first['msg']}") from None
+    if case.system == "kernel":
+        params = {"op": case.params["op"], **params}
+    if reason := why_illegal(case.system, params):
+        raise InputError(f"{name}: {reason}")
+    return params
+
+
+def _poison(plan: PoisonPlan, values: dict[str, Any], name: str) -> PoisonPlan:
+    update: dict[str, Any] = {}
+    for key, known in (("patterns", PATTERNS), ("sites", tuple(SITES.names()))):
+        if key not in values:
+            continue
+        chosen = values[key]
+        if not isinstance(chosen, list) or (key == "patterns" and not chosen):
+            raise InputError(f"{name}: {key} is a list, such as [{known[0]}]")
+        for item in chosen:
+            if item not in known:
+                hint = nearest(str(item), list(known), see=LIST if key == "sites" else SCHEMA)
+                raise InputError(f"{name}: unknown {key.removesuffix('s')} {item!r}; {hint}")
+        update[key] = tuple(chosen)
+    if "strict" in values:
+        if not isinstance(values["strict"], bool):
+            raise InputError(f"{name}: strict is true or false")
+        update["strict"] = values["strict"]
+    return plan.model_copy(update=update)

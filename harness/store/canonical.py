@@ -1,0 +1,53 @@
+"""What a run found, in lines that two runs of the same cases share byte for byte wherever and however they ran.
+
+Times, process ids, logs, machines and the order in which cases ended are left out; they are in `results.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult
+from harness.store.run_folder import RunStore
+
+
+def canonical(store: RunStore) -> str:
+    """One line of JSON for each case and each fault beside them, sorted: verdict, reason, findings, blame."""
+    blames = store.blames()
+    lines = [_line(_case(result, blames.get(result.key))) for result in store.results()]
+    lines += [_line(_fault(fault)) for fault in store.faults()]
+    return "".join(f"{line}\n" for line in sorted(lines))
+
+
+def _case(result: CaseResult, blame: Blame | None) -> dict[str, Any]:
+    return {
+        "id": result.id,
+        "fault": result.fault,
+        "verdict": result.verdict.value,
+        "reason": result.reason,
+        "findings": [finding.model_dump(mode="json") for finding in result.findings],
+        "blame": blame.model_dump(mode="json") if blame else None,
+        "accuracy": _answers(result.accuracy),
+    }
+
+
+def _fault(fault: FaultResult) -> dict[str, Any]:
+    return {
+        "id": fault.case,
+        "fault": fault.fault,
+        "caught": fault.caught,
+        "by": fault.by,
+        "blamed": fault.blamed,
+        "findings": [finding.model_dump(mode="json") for finding in fault.findings],
+        "accuracy": _answers(fault.accuracy),
+    }
+
+
+def _answers(record: AccuracyRecord | None) -> list[str] | None:
+    """Question by question, one string for each epoch."""
+    return list(record.grid.rows) if record else None
+
+
+def _line(found: dict[str, Any]) -> str:
+    return json.dumps(found, allow_nan=False, ensure_ascii=False, sort_keys=False)

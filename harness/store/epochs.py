@@ -1,0 +1,91 @@
+"""Runs of `mla-harness epochs`: a run directory with one job, judged from its `accuracy.jsonl` alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, read_run
+from harness.accuracy.baselines import Baseline, baseline_of, read_baseline
+from harness.accuracy.judge import judge
+from harness.accuracy.records import RunHeader
+from harness.core.errors import InputError
+from harness.core.files import write_atomic
+from harness.core.fixtures import BASELINES
+from harness.core.records import Case, CaseResult, Finding, Job, Verdict
+from harness.store.run_folder import RunStore
+
+SCENARIO = "epochs"
+BASELINE_FOLDER = "baseline"
+
+
+def choose_baseline(header: RunHeader, wanted: Path | None) -> Path | None:
+    """The file of the baseline to compare with: the one named, or the one of this task, model, engine and dtype.
+
+    Raises InputError when the named one is of other questions: now, and not after hours.
+    """
+    run = AccuracyRun(header, {}, Path(FILE_NAME))
+    if wanted is None or wanted.is_dir():
+        directory = wanted or BASELINES
+        found = baseline_of(run, directory)
+        is_of_use = found is not None and not found.outcomes.keys().isdisjoint(header.questions)
+        return directory / f"{found.name}.yaml" if found and is_of_use else None
+    judge(run, baseline=read_baseline(wanted))
+    return wanted
+
+
+def create(root: Path, header: RunHeader, questions: dict[str, Any], baseline: Path | None, command: str) -> RunStore:
+    """Make the run directory; it gets a copy of the baseline, so that its verdict does not change with that."""
+    case = Case(
+        id=f"{SCENARIO}[task={header.task},model={header.model}]", scenario=SCENARIO, system="model",
+        params={name: value for name, value in questions.items() if name != "options"} | questions["options"],
+        oracles=("accuracy",), seed=header.seed,
+    )  # fmt: skip
+    store = RunStore.create(root, [Job(key=case.id, case=case)], command=command, options={SCENARIO: questions})
+    if baseline:
+        write_atomic(store.path / BASELINE_FOLDER / baseline.name, baseline.read_text(encoding="utf-8"))
+    return store
+
+
+def stored_baseline(store: RunStore) -> Baseline | None:
+    """The baseline that the run was started with."""
+    paths = sorted((store.path / BASELINE_FOLDER).glob("*.yaml"))
+    return read_baseline(paths[0]) if paths else None
+
+
+def take_in(store: RunStore) -> None:
+    """Judge answers that a killed run left behind: they are on disk, and no result counts them yet."""
+    try:
+        num_answers = len(read_run(store.path).results)
+    except InputError:
+        return
+    counted = [result.looked_at.get("accuracy", 0) for result in store.finished().values()]
+    if counted != [num_answers]:
+        store.add(judged(store, trouble="the run was killed"))
+
+
+def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = False) -> CaseResult:
+    """The run's one result, from what is on disk. `trouble` says what ended the run early, `died` that it crashed."""
+    (job,) = store.plan.jobs
+    result = CaseResult(key=job.key, id=job.case.id, scenario=SCENARIO, verdict=Verdict.ERROR, log=log)
+    try:
+        run = read_run(store.path)
+    except InputError:
+        return result.model_copy(update={"reason": trouble or "nothing was answered before the run ended"})
+    record = judge(run, baseline=stored_baseline(store), scenario=SCENARIO, case=job.case.id)
+    record = record.model_copy(update={"seconds": store.plan.seconds})
+    verdict = Verdict.CRASH if died else record.verdict
+    reason = "; ".join(filter(None, [trouble, record.judgement.statement]))
+    findings = [Finding(oracle="accuracy", message=reason) for reason in record.judgement.reasons]
+    if died:
+        findings.insert(0, Finding(oracle="crash", message=trouble))
+    return result.model_copy(
+        update={
+            "verdict": verdict,
+            "reason": reason,
+            "findings": tuple(findings) if verdict in (Verdict.FAIL, Verdict.CRASH) else (),
+            "looked_at": {"accuracy": len(run.results)},
+            "accuracy": record,
+            "seconds": store.plan.seconds,
+        }
+    )

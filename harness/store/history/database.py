@@ -1,0 +1,116 @@
+"""Opening the SQLite file of the history: write-ahead log, versions, and what is wrong told in one line."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.core.errors import InputError
+from harness.store.history.schema import APPLICATION_ID, MIGRATIONS
+
+DEFAULT_HISTORY = Path("reports") / "history.sqlite"
+LOCK_SECONDS = 5.0
+"""How long one process waits for another that writes; a run is written in some hundredths of a second."""
+REBUILD = "mla-harness history --import reports/runs/*"
+
+
+@contextmanager
+def opened(path: Path, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+    """The history at `path`, in the tables of this version; with `create` it is made when it is not there.
+
+    The connection is in autocommit mode; use :func:`transaction` to write. Raises InputError, on opening and from
+    whatever is done inside, when the file is missing, foreign, damaged, newer, locked or not writable.
+    """
+    if not create and not path.is_file():
+        raise InputError(f"{path}: no history there yet; a run makes it, or: {REBUILD}")
+    try:
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        mode = "rwc" if create else "rw"
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=LOCK_SECONDS
+        )
+    except (OSError, sqlite3.Error) as error:
+        raise _told(path, error) from None
+    try:
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA foreign_keys = ON")
+        _prepare(path, connection)
+        yield connection
+    except sqlite3.Error as error:
+        raise _told(path, error) from None
+    finally:
+        connection.close()
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is written inside, or none of it; other writers wait, readers see what was there before."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _prepare(path: Path, connection: sqlite3.Connection) -> None:
+    if _version(path, connection) < len(MIGRATIONS):
+        _use_write_ahead_log(connection)
+        with transaction(connection):
+            # Another process may have done it while this one waited.
+            for statements in MIGRATIONS[_version(path, connection) :]:
+                for statement in statements:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _version(path: Path, connection: sqlite3.Connection) -> int:
+    """The version of the tables, 0 of a file without any. Raises InputError for a file that is not ours."""
+    (owner,) = connection.execute("PRAGMA application_id").fetchone()
+    (num_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if owner != APPLICATION_ID and (num_tables or owner or version):
+        raise InputError(f"{path}: an SQLite file of another program; name another file with --history")
+    if version > len(MIGRATIONS):
+        raise InputError(
+            f"{path}: written by a newer mla-harness (history version {version}, this one knows up to "
+            f"{len(MIGRATIONS)}); update mla-harness, or name another file with --history"
+        )
+    return int(version)
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Switch the file to WAL, once and for all. SQLite does not always wait for its lock by itself here.
+
+    On a file system that cannot share memory SQLite stays with its rollback journal: slower for readers, as safe.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _told(path: Path, error: Exception) -> InputError:
+    if isinstance(error, OSError):
+        return InputError(f"{path}: cannot be made: {error.strerror}; name another file with --history")
+    code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return InputError(f"{path}: another process has kept it locked for {LOCK_SECONDS:.0f} s; try again after it")
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return InputError(f"{path}: not a history, or damaged ({error}); move it away and rebuild it: {REBUILD}")
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return InputError(f"{path}: cannot be used: {error}; name another file with --history")
+    return InputError(f"{path}: its tables are not as they should be ({error}); move it away and rebuild it: {REBUILD}")

@@ -1,0 +1,139 @@
+"""What the history keeps of one run: frozen values, taken from a run directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Job
+from harness.store.run_folder import RunStore
+from harness.store.source import Source
+
+MAX_NOTE = 400
+"""Characters kept of a reason; the run directory has all of it."""
+FAILED = ("fail", "crash", "error")
+"""Verdicts that somebody has to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseEntry:
+    """One finished job of a run."""
+
+    key: str
+    """The case id, or `id!fault` where a fault was put back."""
+    scenario: str
+    verdict: str
+    seconds: float
+    seed: int = 0
+    device: str = "cpu"
+    note: str = ""
+    """Why it did not pass, in one line."""
+    oracles: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
+    accuracies: tuple[float, ...] = ()
+    """Accuracy by epoch, for a case that measures it."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """The lowest epoch: a mean would hide the one that collapsed."""
+        return min(self.accuracies, default=None)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether somebody has to look at it."""
+        return self.verdict in FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class FaultEntry:
+    """What became of one fault that was put back."""
+
+    fault: str
+    scenario: str
+    case: str
+    caught: bool
+    seconds: float = 0.0
+    note: str = ""
+    by: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
+    accuracies: tuple[float, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What it is called where cases and faults are listed together."""
+        return f"{self.case}!{self.fault}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """One run. `variant` is a digest of the options and versions that decide outcomes besides case, code and seed."""
+
+    run_id: str
+    started: str
+    seconds: float = 0.0
+    command: str = ""
+    source: Source = field(default_factory=Source)
+    variant: str = ""
+    folder: str = ""
+    num_planned: int = 0
+    cases: tuple[CaseEntry, ...] = ()
+    faults: tuple[FaultEntry, ...] = ()
+
+
+def entry_of(store: RunStore) -> RunEntry:
+    """What the history keeps of a run directory; jobs that never ran are counted in `num_planned` only.
+
+    Raises InputError when a file of the directory is damaged.
+    """
+    plan, blames, finished = store.plan, store.blames(), store.finished()
+    jobs = [job for job in plan.jobs if job.key in finished]
+    return RunEntry(
+        run_id=plan.run_id,
+        started=plan.started,
+        seconds=plan.seconds,
+        command=plan.command,
+        source=plan.source,
+        variant=_digest(plan.options, plan.environment),
+        folder=str(store.path.resolve()),
+        num_planned=len(plan.jobs),
+        cases=tuple(_case(job, finished[job.key], blames.get(job.key)) for job in jobs),
+        faults=tuple(_fault(fault) for fault in store.faults()),
+    )
+
+
+def _case(job: Job, result: CaseResult, blame: Blame | None) -> CaseEntry:
+    note = result.reason or (result.findings[0].message if result.findings else "")
+    return CaseEntry(
+        key=result.key, scenario=result.scenario, verdict=result.verdict.value, seconds=result.seconds,
+        seed=job.case.seed, device=job.device, note=_line(note), oracles=_oracles(result.findings),
+        blamed=blame.sites if blame else (), accuracies=_accuracies(result.accuracy),
+    )  # fmt: skip
+
+
+def _fault(fault: FaultResult) -> FaultEntry:
+    return FaultEntry(
+        fault=fault.fault, scenario=fault.scenario, case=fault.case, caught=fault.caught, seconds=fault.seconds,
+        note=_line(fault.reason), by=fault.by, blamed=fault.blamed, accuracies=_accuracies(fault.accuracy),
+    )  # fmt: skip
+
+
+def _oracles(findings: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(finding.oracle for finding in findings))
+
+
+def _accuracies(record: AccuracyRecord | None) -> tuple[float, ...]:
+    return tuple(epoch.accuracy for epoch in record.epochs) if record else ()
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:MAX_NOTE]
+
+
+def _digest(options: dict[str, Any], environment: dict[str, Any]) -> str:
+    # A cluster of the same machines has another address each time, and finds the same.
+    versions = {name: value for name, value in environment.items() if name != "cluster"}
+    told = json.dumps([options, versions], sort_keys=True, default=str)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]

@@ -1,0 +1,260 @@
+"""The run directory: what a run planned and what became of it, appended so that a kill loses no finished case."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+
+from harness.core.errors import InputError
+from harness.core.files import append_line, read_json_lines, write_atomic
+from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Job, Record, Shrunk, Verdict
+from harness.scenario.schema import FaultUse
+from harness.store.source import Source
+
+DEFAULT_RUNS = Path("reports") / "runs"
+NEVER_RAN = "never ran: the run ended before this case"
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+class Control(Record):
+    """A fault put back beside a clean measurement: a curve that cannot fall would prove nothing."""
+
+    use: FaultUse
+    job: Job
+
+
+class ShardNote(Record):
+    """Which part of a plan a run is: part `index` of `count`, and the keys of the whole plan in its order."""
+
+    index: int
+    count: int
+    keys: tuple[str, ...]
+    controls: tuple[str, ...] = ()
+
+
+class RunPlan(Record):
+    """What a run set out to do (`run.json`), and, once known, on which machine and how long it took."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    started: str
+    command: str
+    options: dict[str, Any] = Field(default={})
+    """What reproduces it besides the case ids: fault, kernel, seed, plug-ins, device."""
+    source: Source = Source()
+    """The git commit and branch of the code under test."""
+    jobs: tuple[Job, ...]
+    controls: tuple[Control, ...] = ()
+    is_selftest: bool = False
+    """Whether the controls are what the run is about: they are blamed by trials, and a run without them is no run."""
+    sanitizer: str | None = None
+    """The tool of compute-sanitizer that watches the case."""
+    shard: ShardNote | None = None
+    environment: dict[str, Any] = Field(default={})
+    seconds: float = 0.0
+
+
+class BlameLine(Record):
+    """One line of `blame.jsonl`: which memory was to blame for one failing job."""
+
+    schema_version: int = SCHEMA_VERSION
+    key: str
+    blame: Blame
+
+
+def new_run_id(now: datetime | None = None) -> str:
+    """A name that sorts by time and is taken by nobody: UTC timestamp and four random hex digits."""
+    moment = now or datetime.now(UTC)
+    return f"{moment:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+
+
+class RunStore:
+    """One run directory. `results.jsonl` is the truth; every report is made again from this class alone."""
+
+    def __init__(self, path: Path, plan: RunPlan) -> None:
+        self.path = path
+        self.plan = plan
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        jobs: Iterable[Job],
+        *,
+        command: str,
+        options: dict[str, Any] | None = None,
+        controls: Iterable[Control] = (),
+        is_selftest: bool = False,
+        sanitizer: str | None = None,
+        shard: ShardNote | None = None,
+    ) -> RunStore:
+        """Make the directory of a new run below `root` and write its plan."""
+        run_id = new_run_id()
+        path = root / run_id
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be created: {error.strerror}; choose another --out") from None
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        plan = RunPlan(
+            run_id=run_id, started=started, command=command, options=options or {}, jobs=tuple(jobs),
+            controls=tuple(controls), is_selftest=is_selftest, sanitizer=sanitizer, shard=shard,
+        )  # fmt: skip
+        store = cls(path, plan)
+        store._write_plan()
+        return store
+
+    @classmethod
+    def open(cls, path: Path) -> RunStore:
+        """Open a run that exists. Raises InputError when it is none, or written by a newer version."""
+        file = path / "run.json"
+        try:
+            raw = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"{path}: not a run directory (it has no run.json)") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file}: cannot be read: {error}") from None
+        return cls(path, _parse(RunPlan, raw, file))
+
+    def note_environment(self, environment: dict[str, Any]) -> None:
+        """Keep what machine the results come from."""
+        self.plan = self.plan.model_copy(update={"environment": environment})
+        self._write_plan()
+
+    def note_source(self, now: Source) -> None:
+        """Keep which code the run begins with, or that it goes on with the code in the state `now`."""
+        is_new = self.plan.source == Source() and not self.finished()
+        source = now if is_new else self.plan.source.continued(now)
+        self.plan = self.plan.model_copy(update={"source": source})
+        self._write_plan()
+
+    def add_seconds(self, seconds: float) -> None:
+        """Add the time of this stretch; a resumed run has several."""
+        self.plan = self.plan.model_copy(update={"seconds": round(self.plan.seconds + seconds, 3)})
+        self._write_plan()
+
+    def extend_jobs(self, jobs: Iterable[Job]) -> None:
+        """Plan more jobs in a run that has begun."""
+        self.plan = self.plan.model_copy(update={"jobs": (*self.plan.jobs, *jobs)})
+        self._write_plan()
+
+    def add(self, result: CaseResult) -> None:
+        """Append one result; it is on disk when this returns."""
+        self._append("results.jsonl", result)
+
+    def add_tried(self, result: CaseResult) -> None:
+        """Append what a case gave with a fault of a selftest, which is judged when the blame is known."""
+        self._append("tried.jsonl", result)
+
+    def add_fault(self, result: FaultResult) -> None:
+        """Append what became of one fault."""
+        self._append("faults.jsonl", result)
+
+    def add_blame(self, key: str, blame: Blame) -> None:
+        """Append which memory was to blame for one failing job."""
+        self._append("blame.jsonl", BlameLine(key=key, blame=blame))
+
+    def add_shrunk(self, shrunk: Shrunk) -> None:
+        """Append the smallest case that fails as one job did, with the way there."""
+        self._append("shrunk.jsonl", shrunk)
+
+    def finished(self) -> dict[str, CaseResult]:
+        """The results on disk by job key; of two for one job the later holds."""
+        return {result.key: result for result in self._read("results.jsonl", CaseResult)}
+
+    def results(self) -> list[CaseResult]:
+        """One result for each planned job, in the order of the plan; an error for a job that never ran."""
+        finished = self.finished()
+        return [finished.get(job.key) or _never_ran(job) for job in self.plan.jobs]
+
+    def unfinished(self) -> list[Job]:
+        """The jobs that a resumed run still has to do."""
+        finished = self.finished()
+        return [job for job in self.plan.jobs if job.key not in finished]
+
+    def tried(self) -> dict[str, CaseResult]:
+        """What the controls of a selftest gave, by job key."""
+        return {result.key: result for result in self._read("tried.jsonl", CaseResult)}
+
+    def unfinished_controls(self) -> list[Control]:
+        """The controls that nothing is known of yet."""
+        finished = {(fault.fault, fault.case) for fault in self.faults()}
+        return [control for control in self.plan.controls if (control.use.name, control.job.case.id) not in finished]
+
+    def faults(self) -> list[FaultResult]:
+        """What became of the faults, the later line of two for one fault and case."""
+        lines = self._read("faults.jsonl", FaultResult)
+        return list({(line.scenario, line.fault, line.case): line for line in lines}.values())
+
+    def blames(self) -> dict[str, Blame]:
+        """Blame by job key."""
+        return {line.key: line.blame for line in self._read("blame.jsonl", BlameLine)}
+
+    def shrunk(self) -> dict[str, Shrunk]:
+        """The smallest failing cases by the key of the job that they were made from."""
+        return {line.key: line for line in self._read("shrunk.jsonl", Shrunk)}
+
+    def placed(self, job: Job) -> Job:
+        """`job` with a place in this run's directory for what it notes on its way, where it takes long."""
+        if job.case.system not in ("accuracy", "vllm"):
+            return job
+        name = re.sub(r"[^A-Za-z0-9_.=]+", "-", job.key).strip("-")
+        return job.model_copy(update={"directory": str(self.path.resolve() / "accuracy" / name)})
+
+    def jobs_by_key(self) -> dict[str, Job]:
+        """The planned jobs by key."""
+        return {job.key: job for job in self.plan.jobs}
+
+    def _append(self, name: str, record: Record) -> None:
+        append_line(self.path / name, json.dumps(record.model_dump(mode="json"), allow_nan=False))
+
+    def _read(self, name: str, kind: type[RecordT]) -> list[RecordT]:
+        file = self.path / name
+        return [_parse(kind, raw, file) for raw in read_json_lines(file)]
+
+    def _write_plan(self) -> None:
+        text = json.dumps(self.plan.model_dump(mode="json"), allow_nan=False, indent=1)
+        write_atomic(self.path / "run.json", text + "\n")
+
+
+def find_run(name: str, root: Path = DEFAULT_RUNS) -> Path:
+    """The run directory that `name` means: a path, a run id, or `latest`. Raises InputError."""
+    if (Path(name) / "run.json").is_file():
+        return Path(name)
+    runs = sorted(path.parent for path in root.glob("*/run.json"))
+    if name == "latest" and runs:
+        return runs[-1]
+    for path in runs:
+        if path.name == name:
+            return path
+    there = f"the latest in {root} is {runs[-1].name}" if runs else f"{root} holds no run yet: mla-harness run"
+    raise InputError(f"no run {name!r}: give a run directory, a run id or 'latest'; {there}")
+
+
+def _never_ran(job: Job) -> CaseResult:
+    return CaseResult.of(job, Verdict.ERROR, reason=NEVER_RAN)
+
+
+def _parse(kind: type[RecordT], raw: Any, file: Path) -> RecordT:
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if not isinstance(version, int):
+        raise InputError(f"{file}: not written by mla-harness (no schema_version)")
+    if version > SCHEMA_VERSION:
+        raise InputError(
+            f"{file}: written by a newer mla-harness (schema {version}, this one reads up to {SCHEMA_VERSION}); "
+            "update mla-harness"
+        )
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{file}: damaged: {where}: {first['msg']}") from None

@@ -1,0 +1,52 @@
+"""A script is believed only when it fails with its bug, for its bug, and passes without."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.diagnose.script.check import check
+from harness.diagnose.script.code import MARKER
+
+
+@pytest.mark.parametrize(
+    ("line", "fails"),
+    [
+        ("assert False, 'nan'", True),
+        ("x = 1", False),
+        ("undefined_name", False),
+        ("import harness", False),
+        ("import no_such_module", False),
+        ("raise ValueError(1)", False),
+    ],
+)
+def test_only_a_failed_assertion_is_the_bug_of_a_case_that_failed(line: str, fails: bool) -> None:
+    done = check(f"x = 0\n{line}{MARKER}\n")
+    assert done.fails_with is fails and done.without_bug.passes and done.holds is fails
+    assert done.sentence.startswith("fails with the bug: yes" if fails else "fails with the bug: no (")
+
+
+@pytest.mark.parametrize(
+    ("line", "fails"), [("raise ValueError(1)", True), ("import os; os.abort()", True), ("y", False)]
+)
+def test_an_error_or_a_signal_is_the_bug_of_a_case_that_crashed(line: str, fails: bool) -> None:
+    assert check(f"x = 0\n{line}{MARKER}\n", may_crash=True).holds is fails
+
+
+def test_a_script_that_fails_without_its_bug_too_shows_nothing() -> None:
+    done = check(f"x = 1{MARKER}\nassert False, 'always'\n")
+    assert not done.holds
+    assert "passes without: no (status 1, AssertionError: always)" in done.sentence
+
+
+def test_a_script_that_does_not_end_is_ended() -> None:
+    done = check(f"x = 0\nwhile True: pass{MARKER}\n", seconds=3)
+    assert not done.holds and "ran out of time" in done.sentence
+
+
+def test_a_test_file_without_tests_shows_nothing() -> None:
+    assert not check(f"x = 0\nassert True{MARKER}\n", is_pytest=True).holds
+
+
+def test_a_test_file_is_judged_by_its_tests() -> None:
+    text = f"def test_it():\n    x = 1\n    x = 2{MARKER}\n    assert x == 1\n"
+    assert check(text, is_pytest=True).sentence == "fails with the bug: yes; passes without: yes"

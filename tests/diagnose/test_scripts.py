@@ -1,0 +1,105 @@
+"""Every known bug as a script of its own: short, tidy, free of this project, and right about its bug."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.core.catalog import FAULTS
+from harness.core.records import Case
+from harness.diagnose.script.check import check
+from harness.diagnose.script.code import MARKER, without_bug
+from harness.diagnose.script.recipes import RECIPES
+
+from .cases import declared, script_of  # type: ignore[import-not-found]
+
+CORE = (
+    "merge.ignore-context-count", "merge.empty-lse-finite", "kv.tail-masked-by-multiply", "decode.zero-length-row-nan",
+    "graph.fresh-plan-each-step", "graph.plan-in-warmup-only", "graph.padded-rows-in-amax",
+    "graph.shared-pool-overwrite", "kv.skip-zero-new-blocks", "router.int64-ids", "write_kv.slot-zero-for-padding",
+    "plan.padded-row-block-minus-one",
+)  # fmt: skip
+DECLARED = declared()
+each = pytest.mark.parametrize(
+    ("fault", "case"), DECLARED, ids=[f"{fault}-{case.scenario}" for fault, case in DECLARED]
+)
+
+
+def test_every_core_fault_is_tried() -> None:
+    assert {fault for fault, _ in DECLARED} >= set(CORE)
+
+
+def test_every_recipe_is_of_a_fault_that_exists() -> None:
+    assert set(RECIPES) <= set(FAULTS.names())
+
+
+@each
+def test_a_script_fails_with_its_bug_and_passes_without_it_where_this_project_is_not(fault: str, case: Case) -> None:
+    crashes = fault == "plan.padded-row-block-minus-one"
+    done = check(script_of(fault, case), may_crash=crashes)
+    assert done.sentence == "fails with the bug: yes; passes without: yes"
+    assert crashes or done.with_bug.last_line.startswith("AssertionError")
+
+
+@each
+def test_a_script_is_short_has_one_marked_line_and_imports_torch_only(fault: str, case: Case) -> None:
+    text = script_of(fault, case)
+    assert len(text.splitlines()) < 120
+    assert text.count(MARKER) == 1
+    imported = {
+        (node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    assert {name.partition(".")[0] for name in imported} == {"torch"}
+
+
+@each
+def test_a_script_is_as_ruff_wants_it_with_its_bug_and_without(fault: str, case: Case, tmp_path: Path) -> None:
+    if importlib.util.find_spec("ruff") is None:
+        pytest.skip("ruff is not installed")
+    text = script_of(fault, case)
+    for name, content in (("script.py", text), ("mended.py", without_bug(text))):
+        (tmp_path / name).write_text(content)
+    root = Path(__file__).parents[2]
+    for words in (("check", "--no-cache"), ("format", "--check", "--no-cache")):
+        command = [sys.executable, "-m", "ruff", *words, "--config", str(root / "pyproject.toml"), str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stdout
+
+
+def test_the_numbers_of_a_script_are_those_of_its_case() -> None:
+    fault, case = next(pair for pair in DECLARED if pair[0] == "kv.tail-masked-by-multiply")
+    text = script_of(fault, case)
+    assert f"SEED = {case.seed}\n" in text and "SEQ_LENS = [1, 63, 64, 65, 130]\n" in text
+    other = case.model_copy(update={"params": {**case.params, "seq_lens": [7, 200], "num_heads": 3}, "seed": 5})
+    assert "SEED = 5\n" in (changed := script_of(fault, other)) and "SEQ_LENS = [7, 200]\n" in changed
+    assert "PAGE, RANK, ROPE, HEADS = 64, 512, 64, 3\n" in changed
+
+
+@pytest.mark.parametrize("pattern", ["nan", "inf", "max", "random"])
+def test_the_poison_of_a_script_is_the_pattern_that_failed(pattern: str) -> None:
+    fault, case = next(pair for pair in DECLARED if pair[0] == "merge.ignore-context-count")
+    poison = case.poison.model_copy(update={"patterns": (pattern,)})
+    text = script_of(fault, case.model_copy(update={"poison": poison}))
+    word = {"nan": 'float("nan")', "inf": 'float("inf")', "max": "torch.finfo(", "random": "torch.randn("}[pattern]
+    assert word in text.partition("def poison")[2].partition("\n\n\n")[0]
+
+
+def test_only_the_sites_that_the_case_poisons_are_filled() -> None:
+    fault, case = next(pair for pair in DECLARED if pair[0] == "merge.ignore-context-count")
+    poison = case.poison.model_copy(update={"sites": ("context.lse",)})
+    text = script_of(fault, case.model_copy(update={"poison": poison}))
+    assert "poison(prefix_lse" in text and "poison(prefix_out" not in text
+
+
+def test_a_script_can_be_a_test() -> None:
+    fault, case = next(pair for pair in DECLARED if pair[0] == "router.int64-ids")
+    text = script_of(fault, case, is_pytest=True)
+    assert "def test_cudagraph_padding" in text and "__main__" not in text
+    assert check(text, is_pytest=True).sentence == "fails with the bug: yes; passes without: yes"

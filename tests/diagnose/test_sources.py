@@ -1,0 +1,64 @@
+"""A kernel's own source in a script: this project's, with a bug that has no recipe, and the calls of vLLM's kernels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import InputError
+from harness.core.records import Case
+from harness.diagnose.script import recipes
+from harness.diagnose.script.check import check
+from harness.diagnose.script.sources import inline
+
+from .cases import declared, script_of  # type: ignore[import-not-found]
+
+
+def test_a_kernel_runs_from_its_source_alone(tmp_path: Path) -> None:
+    found = inline("harness.kernels.torch.quantize:quantize_fp8_fmax")
+    assert found.name == "quantize_fp8_fmax" and "harness" not in found.code
+    text = "\n".join(["import torch", *found.imports, found.code, "print(quantize_fp8_fmax(torch.ones(2, 4))[1])"])
+    path = tmp_path / "alone.py"
+    path.write_text(text)
+    done = subprocess.run([sys.executable, "-I", str(path)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and "0.0022" in done.stdout, done.stderr
+
+
+def test_a_kernel_bug_without_a_recipe_is_exported_from_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault, case = next(pair for pair in declared() if pair[0] == "merge.assume-minus-inf")
+    monkeypatch.delitem(recipes.RECIPES, fault)
+    text = script_of(fault, case)
+    assert "has_no_keys = minus_inf_only" in text
+    assert check(text).sentence == "fails with the bug: yes; passes without: yes"
+
+
+def test_an_engine_bug_without_a_recipe_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault, case = next(pair for pair in declared() if pair[1].scenario == "dummy-steps")
+    monkeypatch.delitem(recipes.RECIPES, fault)
+    with pytest.raises(
+        InputError, match=f"no script of {fault} in a serving run; see the bug with `mla-harness repro "
+    ):
+        script_of(fault, case)
+
+
+@pytest.mark.parametrize("kernel", ["vllm-cuda", "vllm-triton"])
+def test_a_vllm_kernel_is_imported_by_its_own_path(kernel: str) -> None:
+    params = {"op": "merge_attn_states", "kernel": kernel, "num_tokens": 3, "num_with_context": 2,
+              "empty_prefix_rows": 0, "empty_lse": "-inf", "num_heads": 1, "v_head_dim": 8}  # fmt: skip
+    case = Case(id="x", scenario="merge-kernel", system="kernel", params=params)
+    text = script_of(None, case)
+    path = {"vllm-cuda": "vllm._custom_ops", "vllm-triton": "vllm.v1.attention.ops.triton_merge_attn_states"}[kernel]
+    assert path in text and "kernel = merge_attn_states" in text.replace("_triton", "")
+    assert "import importlib\n" in text and len(text.splitlines()) < 120
+    compile(text, "script", "exec")
+
+
+def test_a_replaced_function_that_the_kernel_does_not_use_is_refused() -> None:
+    with pytest.raises(InputError, match="does not use"):
+        inline(
+            "harness.kernels.torch.merge:merge_attn_states", "harness.kernels.torch.decode:divide_by_sum",
+            "harness.engine.faults.padded_requests:divide_without_guard",
+        )  # fmt: skip

@@ -1,0 +1,118 @@
+"""What the recorder saw joins the blame of a failing case: stored, printed, and in the page."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli.session import with_first_nan
+from harness.core.records import Blame, Case, CaseResult, Finding, FirstNan, Job, PoisonPlan, Verdict
+from harness.diagnose.first_nan import recorded_job, why_not
+from harness.report.terminal import console_for, print_failure
+from harness.report.wording import first_nan_lines
+from harness.report.write import write_reports
+from harness.store.run_folder import RunStore
+
+SEEN = FirstNan(
+    writer="mla_decode/<b>tiled</b>", tensor="out", layer=1, step=4, phase="decode", request="2",
+    where="row 0, element 3", bits="0x7fc00000 float32", finite=("q",), not_finite=("kv_cache past the lengths",),
+    reader="mla_decode/tiled", reader_at="out, step 4", sites=("kv.new",),
+)  # fmt: skip
+
+
+def job(system: str = "engine", key: str = "a") -> Job:
+    case = Case(id=key, scenario="s", system=system, poison=PoisonPlan(sites=("kv.new", "output")))
+    return Job(key=key, case=case)
+
+
+def failure(of: Job) -> CaseResult:
+    finding = Finding(oracle="finite", tensor="logits", message="NaN")
+    return CaseResult(key=of.key, id=of.case.id, scenario="s", verdict=Verdict.FAIL, findings=(finding,))
+
+
+class Pool:
+    """Answers each job with what a worker with the recorder would."""
+
+    def __init__(self) -> None:
+        self.asked: list[Job] = []
+
+    def run(self, jobs: list[Job], on_start: Any = None) -> Any:
+        self.asked += jobs
+        for one in jobs:
+            yield failure(one).model_copy(update={"first_nan": SEEN})
+
+
+def test_a_failing_engine_case_is_run_once_more_for_the_sites_to_blame() -> None:
+    pool, own = Pool(), job()
+    found = with_first_nan(pool, [(own, failure(own))], {"a": Blame(sites=("kv.new",), how="so")})  # type: ignore[arg-type]
+    assert [one.first_nan for one in pool.asked] == [("kv.new",)]
+    assert found == {"a": Blame(sites=("kv.new",), how="so", first_nan=SEEN)}
+    assert recorded_job(own, Blame()).first_nan == ("kv.new", "output")
+
+
+def test_a_failing_case_of_vllm_is_served_once_more_with_fewer_questions() -> None:
+    pool, own = Pool(), job("vllm")
+    params = {"limit": None, "epochs": 5, "compare_eager": True, "max_num_seqs": 64}
+    own = own.model_copy(update={"case": own.case.model_copy(update={"params": params}), "directory": "/answers"})
+    found = with_first_nan(pool, [(own, failure(own))], {"a": Blame(how="not sought")})  # type: ignore[arg-type]
+    assert found["a"].first_nan == SEEN and found["a"].sites == ()
+    (asked,) = pool.asked
+    assert asked.case.params == {"limit": 32, "epochs": 1, "compare_eager": False, "max_num_seqs": 64}
+    # Its answers are not those of the measurement.
+    assert asked.directory is None
+
+
+def test_what_other_ranks_saw_is_told_below_the_first_writer() -> None:
+    seen = SEEN.model_copy(update={"rank": 1, "num_ranks": 2, "other_ranks": ("rank 0: o_proj wrote output",)})
+    first, other, reader = first_nan_lines(Blame(first_nan=seen))
+    assert first.startswith("first writer: rank 1: mla_decode/")
+    assert other == "other rank: rank 0: o_proj wrote output"
+    assert reader.startswith("first reader: ")
+
+
+@pytest.mark.parametrize("system", ["kernel", "accuracy", "vllm-host"])
+def test_what_is_no_case_of_the_engine_or_of_vllm_is_not_run_again(system: str) -> None:
+    pool, own = Pool(), job(system)
+    assert why_not(own)
+    assert with_first_nan(pool, [(own, failure(own))], {"a": Blame()}) == {}  # type: ignore[arg-type]
+    assert not pool.asked
+
+
+def test_many_failures_do_not_cost_many_runs() -> None:
+    pool, jobs = Pool(), [job(key=str(number)) for number in range(30)]
+    with_first_nan(pool, [(one, failure(one)) for one in jobs], {one.key: Blame() for one in jobs})  # type: ignore[arg-type]
+    assert len(pool.asked) == 8
+
+
+def test_the_statement_says_what_when_whose_and_what_was_still_good() -> None:
+    assert SEEN.model_copy(update={"rank": 2}).statement == (
+        "mla_decode/<b>tiled</b> wrote out, not finite: layer 1, step 4 (decode), request 2, rank 2, "
+        "row 0, element 3, bits 0x7fc00000 float32; still good: q; not good: kv_cache past the lengths"
+    )
+    assert FirstNan().statement == "no watched live value was anything but finite"
+
+
+def test_the_terminal_shows_it_below_the_blame() -> None:
+    stream = io.StringIO()
+    print_failure(console_for(stream), failure(job()), Blame(sites=("kv.new",), how="so", first_nan=SEEN), "again")
+    lines = stream.getvalue().splitlines()
+    at = next(number for number, line in enumerate(lines) if "blame: kv.new" in line)
+    assert "first writer: mla_decode/<b>tiled</b> wrote out" in lines[at + 1]
+    assert "first reader: mla_decode/tiled (out, step 4) of kv.new" in lines[at + 2]
+    assert first_nan_lines(Blame()) == first_nan_lines(None) == []
+
+
+def test_the_page_shows_it_escaped(tmp_path: Path) -> None:
+    own = job()
+    store = RunStore.create(tmp_path, [own], command="test")
+    store.add(failure(own))
+    store.add_blame("a", Blame(sites=("kv.new",), how="so"))
+    store.add_blame("a", Blame(sites=("kv.new",), how="so", first_nan=SEEN))
+    assert store.blames()["a"].first_nan == SEEN
+    write_reports(store)
+    page = (store.path / "report.html").read_text(encoding="utf-8")
+    assert "first writer" in page and "first reader" in page
+    assert "mla_decode/&lt;b&gt;tiled&lt;/b&gt; wrote out" in page and "<b>tiled</b>" not in page

@@ -1,0 +1,151 @@
+"""The engine gives the dense model's logits, whatever memory nobody wrote holds, however it batches and captures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from harness.core.catalog import ORACLES
+from harness.core.records import Case
+from harness.core.sites import SITES
+from harness.judge.oracles.compare import compare_bits
+from harness.judge.run_records import Evidence, Run
+from harness.judge.targets.engine import EngineTarget
+from harness.memory.poison.patterns import Poison
+
+EVERY_SITE = frozenset(SITES.names())
+REQUESTS = ((5, 6), (70, 5), (17, 7), (130, 4))
+HYBRID = ("kda", "mla")
+BOUNDED = {"requests": REQUESTS, "capture_sizes": (3, 4), "max_batched_tokens": 64, "context_chunk": 40}
+
+
+def case(**params: Any) -> Case:
+    return Case(id="case", scenario="s", system="engine", params={**BOUNDED, **params}, seed=3)
+
+
+def serve(sites: frozenset[str] = EVERY_SITE, pattern: str = "nan", strict: bool = False, **params: Any) -> Run:
+    torch.set_num_threads(1)
+    return EngineTarget(case(**params)).run(Poison(pattern, sites, strict=strict, seed=5))
+
+
+def judge(oracle: str, *runs: Run) -> list[str]:
+    """Messages of an oracle's findings; it must have looked at something."""
+    judgement = ORACLES.get(oracle).judge(Evidence(case(), list(runs)))
+    assert judgement.looked_at > 0
+    return [finding.message for finding in judgement.findings]
+
+
+def logits(run: Run) -> torch.Tensor:
+    return torch.cat([observed.tensor for observed in run.observed])
+
+
+COMBINATIONS = [
+    {},
+    {"kv": "fp32"},
+    {"kv": "fp8_e4m3"},
+    {"graph": "full"},
+    {"graph": "full", "capture": "lazy", "kv": "fp8_e4m3"},
+    {"graph": "full", "layers": HYBRID},
+    {"layers": ("kda", "mla", "mla", "kda"), "kv": "fp8_e4m3", "decode_kernel": "tiled-multiply", "num_blocks": 9},
+    {"graph": "full", "capture": "lazy", "layers": HYBRID, "decode_kernel": "tiled-multiply", "epochs": 2},
+    {"num_experts": 6},
+    {"graph": "full", "num_experts": 6, "kv": "fp32", "layers": HYBRID},
+    {"graph": "full", "quantize": "fp8_per_tensor"},
+    {"graph": "full", "quantize": "fp8_per_tensor", "num_experts": 4, "zero_fill_output": True},
+    {"graph": "full", "quantize": "fp8_per_token", "kv": "fp8_e4m3"},
+    {"graph": "full", "quantize": "fp8_per_tensor", "quantize_kernel": "torch-fmax", "kv": "fp32"},
+    {"graph": "full", "drafter": True, "dummy_steps": True},
+    {"context_kernel": "torch-plus-inf", "free_list": "lifo", "dummy_steps": True, "drafter": True},
+    {"graph": "full", "decode_kernel": "tiled-identity", "max_num_seqs": 2, "shared_prefix": 4},
+    {"graph": "full", "decode_kernel": "tiled-prefetch", "num_blocks": 6},
+]
+
+
+@pytest.mark.parametrize("params", COMBINATIONS, ids=lambda params: ",".join(f"{k}={v}" for k, v in params.items()))
+def test_a_poisoned_run_keeps_every_promise(params: dict[str, Any]) -> None:
+    run = serve(**params)
+    oracles = ["finite", "sentinel", "reference"]
+    if params.get("graph") == "full":
+        oracles += ["replay", "address"]
+    assert {oracle: judge(oracle, run) for oracle in oracles} == {oracle: [] for oracle in oracles}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"graph": "full", "quantize": "fp8_per_tensor", "num_experts": 4, "drafter": True, "dummy_steps": True},
+        {"layers": HYBRID, "graph": "full", "capture": "lazy", "decode_kernel": "tiled-multiply", "num_blocks": 9},
+    ],
+    ids=["experts", "hybrid"],
+)
+def test_live_logits_have_the_same_bits_under_every_poison(params: dict[str, Any]) -> None:
+    friendly = logits(serve(sites=frozenset(), **params))
+    live = torch.ones(len(friendly), dtype=torch.bool)
+    for pattern in ("nan", "zeros", "max", "inf", "random"):
+        for strict in (False, True):
+            poisoned = logits(serve(pattern=pattern, strict=strict, **params))
+            assert compare_bits(poisoned, friendly, live).mismatch is None, (pattern, strict)
+
+
+def test_the_same_case_gives_the_same_bits_and_another_seed_gives_others() -> None:
+    first, again = logits(serve(graph="full")), logits(serve(graph="full"))
+    assert torch.equal(first, again)
+    other = EngineTarget(case(graph="full").model_copy(update={"seed": 4})).run(Poison("nan", EVERY_SITE))
+    assert not torch.equal(first, logits(other))
+
+
+def test_each_epoch_gives_the_same_bits_as_long_as_batches_are_alike() -> None:
+    run = serve(epochs=3, layers=HYBRID, num_blocks=10, graph="full")
+    assert len(run.observed) == 3
+    for observed in run.observed[1:]:
+        assert torch.equal(observed.tensor, run.observed[0].tensor)
+
+
+def test_preemption_does_not_show_in_the_logits() -> None:
+    # Six usable blocks for requests that need eight at their ends.
+    run = serve(num_blocks=8, requests=((60, 20), (62, 20), (61, 20), (60, 20)), kv="fp32", layers=HYBRID)
+    assert judge("reference", run) == []
+
+
+def test_a_row_says_whose_token_it_is() -> None:
+    (observed,) = serve().observed
+    ranges = "request 0 has 0-5, request 1 has 6-10, request 2 has 11-17, request 3 has 18-21"
+    assert observed.describe == f"generated token ({ranges})"
+    assert observed.tensor.shape == (22, 128)
+    assert observed.bound == "engine.logits.bf16"
+    assert serve(quantize="fp8_per_tensor").observed[0].bound == "engine.logits.bf16.fp8act"
+
+
+def test_graph_runs_show_every_replay_beside_its_eager_twin_and_every_input_of_it() -> None:
+    run = serve(graph="full")
+    assert {step.replayed.shape[0] for step in run.replays} >= {3, 4}
+    assert all(int(step.live.sum()) <= step.replayed.shape[0] for step in run.replays)
+    assert any(int(step.live.sum()) < step.replayed.shape[0] for step in run.replays)
+    names = {binding.name.partition(" of ")[0] for binding in run.bindings}
+    assert names >= {"hidden", "positions", "slot_mapping", "block_table", "seq_lens", "plan.work", "plan.num_splits"}
+    assert {b.site for b in run.bindings if b.name.startswith("plan.")} == {"sched_meta"}
+    assert all(step.replayed.data_ptr() != step.eager.data_ptr() for step in run.replays)
+
+
+def test_eager_runs_have_no_replays() -> None:
+    run = serve()
+    assert run.replays == [] and run.bindings == []
+
+
+def test_the_null_block_is_guarded() -> None:
+    (guard,) = serve(dummy_steps=True).guards
+    assert guard.site == "kv.null"
+    assert torch.equal(guard.before, guard.after)
+
+
+def test_a_case_whose_rank_kernels_cannot_tell_is_skipped_with_the_reason() -> None:
+    assert EngineTarget.supports(case()) is None
+    reason = EngineTarget.supports(case(kv_lora_rank=24))
+    assert reason is not None and "rank of a latent of 40 to be 32" in reason
+
+
+def test_a_case_whose_pool_is_too_small_is_skipped_with_the_reason() -> None:
+    assert EngineTarget.supports(case(num_blocks=5)) is None
+    assert EngineTarget.supports(case(num_blocks=4)) == "num_blocks 4 leaves 2 blocks, a request needs 3"

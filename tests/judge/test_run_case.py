@@ -1,0 +1,271 @@
+"""`execute` with targets that do as they are told: each way a case can end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+
+from harness.core.catalog import FAULTS, KERNELS
+from harness.core.errors import CaptureError, IllegalAddress, KernelError
+from harness.core.fault_spec import FaultSpec
+from harness.core.kernel_spec import KernelSpec
+from harness.core.params import EngineParams
+from harness.core.records import Case, Job, PoisonPlan, Verdict
+from harness.judge import run_case as module
+from harness.judge.run_case import execute
+from harness.judge.run_records import Observed, Run
+from harness.memory.poison.patterns import Poison
+
+
+def answer() -> torch.Tensor:
+    return torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def observed(tensor: torch.Tensor | None = None) -> Observed:
+    want = answer()
+    got = want.float() if tensor is None else tensor
+    return Observed("out", got, torch.ones(3, dtype=torch.bool), want, "mla_decode.out.fp32")
+
+
+class StubTarget:
+    """Calls `behave`; remembers every poison it was given."""
+
+    behave: Callable[[Poison], Run] = staticmethod(lambda poison: Run(poison.pattern, [observed()]))
+    seen: list[Poison]
+    made: list[tuple[Case, str]]
+
+    def __init__(self, case: Case, device: str) -> None:
+        type(self).made.append((case, device))
+
+    def run(self, poison: Poison) -> Run:
+        type(self).seen.append(poison)
+        return type(self).behave(poison)
+
+
+class StubEngine(StubTarget):
+    """An engine that answers rightly."""
+
+    seen: list[Poison] = []  # noqa: RUF012
+    made: list[tuple[Case, str]] = []  # noqa: RUF012
+    supports = staticmethod(lambda case: None)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> type[StubTarget]:
+    class Fresh(StubTarget):
+        seen: list[Poison] = []  # noqa: RUF012
+        made: list[tuple[Case, str]] = []  # noqa: RUF012
+
+    monkeypatch.setattr(module, "KernelTarget", Fresh)
+    return Fresh
+
+
+def job(**changes: object) -> Job:
+    case = {
+        "id": "decode[kv=fp32]",
+        "scenario": "decode",
+        "system": "kernel",
+        "params": {"op": "mla_decode", "kernel": "tiled", "kv": "fp32"},
+        "poison": PoisonPlan(patterns=("nan", "zeros"), sites=("kv.tail", "output")),
+        "oracles": ("finite", "sentinel", "reference", "non_interference"),
+        "seed": 7,
+    }
+    own = {key: value for key, value in changes.items() if key in Job.model_fields}
+    case |= {key: value for key, value in changes.items() if key not in own}
+    return Job(**({"key": "k", "case": Case(**case)} | own))  # type: ignore[arg-type]
+
+
+def test_a_right_answer_passes_and_every_oracle_says_how_much_it_saw(stub):
+    result = execute(job())
+    assert (result.verdict, result.findings, result.reason) == (Verdict.PASS, (), "")
+    assert result.looked_at == {"finite": 48, "sentinel": 48, "reference": 48, "non_interference": 24, "crash": 2}
+    assert (result.key, result.id, result.scenario) == ("k", "decode[kv=fp32]", "decode")
+    assert result.seconds > 0
+
+
+def test_one_run_for_each_pattern_on_the_sites_of_the_case(stub):
+    execute(job())
+    assert [poison.pattern for poison in stub.seen] == ["nan", "zeros"]
+    assert all(poison.sites == {"kv.tail", "output"} and poison.seed == 7 for poison in stub.seen)
+
+
+def test_the_sites_of_a_job_replace_those_of_its_case(stub):
+    execute(job(sites=()))
+    execute(job(sites=("kv.tail",)))
+    assert [poison.sites for poison in stub.seen[::2]] == [frozenset(), frozenset({"kv.tail"})]
+
+
+def test_the_target_is_told_the_device(stub):
+    execute(job())
+    assert stub.made[0][1] == "cpu"
+
+
+def test_a_wrong_answer_fails_with_the_findings_of_all_oracles_that_saw_it(stub):
+    stub.behave = staticmethod(lambda poison: Run(poison.pattern, [observed(torch.full((3, 8), float("nan")))]))
+    result = execute(job())
+    assert result.verdict is Verdict.FAIL
+    assert {finding.oracle for finding in result.findings} == {"finite", "reference", "non_interference"}
+    assert result.reason == result.findings[0].message
+
+
+def test_an_answer_that_depends_on_the_poison_fails_by_non_interference(stub):
+    def behave(poison: Poison) -> Run:
+        return Run(poison.pattern, [observed(answer().float() * (1 + (poison.pattern == "zeros") * 1e-6))])
+
+    stub.behave = staticmethod(behave)
+    result = execute(job())
+    assert result.verdict is Verdict.FAIL
+    assert [finding.oracle for finding in result.findings] == ["non_interference"]
+
+
+@pytest.mark.parametrize(
+    "error", [IllegalAddress("block_table: index -1"), KernelError("mine raised"), CaptureError("item")]
+)
+@pytest.mark.parametrize("raised", [True, False])
+def test_a_run_that_the_kernel_ended_is_a_crash_and_no_other_oracle_is_asked(stub, error, raised):
+    def behave(poison: Poison) -> Run:
+        if raised:
+            raise error
+        return Run(poison.pattern, error=error)
+
+    stub.behave = staticmethod(behave)
+    result = execute(job())
+    assert result.verdict is Verdict.CRASH
+    assert [finding.oracle for finding in result.findings] == ["crash"]
+    assert result.looked_at == {"crash": 1}
+    assert len(stub.seen) == 1
+
+
+def test_an_exception_of_the_harness_is_an_error_with_the_end_of_the_traceback(stub):
+    def behave(poison: Poison) -> Run:
+        raise RuntimeError("slipped\nand fell")
+
+    stub.behave = staticmethod(behave)
+    result = execute(job())
+    assert result.verdict is Verdict.ERROR
+    assert result.reason == "RuntimeError: slipped"
+    assert "in behave" in result.log
+    assert result.findings == ()
+
+
+@pytest.mark.parametrize("oracle", ["finite", "reference", "non_interference", "replay", "address"])
+def test_an_oracle_that_looked_at_nothing_makes_the_case_an_error(stub, oracle):
+    stub.behave = staticmethod(lambda poison: Run(poison.pattern))
+    result = execute(job(oracles=(oracle,)))
+    assert result.verdict is Verdict.ERROR
+    assert f"nothing was looked at by {oracle}" in result.reason
+
+
+def test_a_case_whose_runs_have_no_live_row_is_an_error(stub):
+    def behave(poison: Poison) -> Run:
+        seen = observed()
+        seen.live[:] = False
+        return Run(poison.pattern, [seen])
+
+    stub.behave = staticmethod(behave)
+    assert execute(job()).verdict is Verdict.ERROR
+
+
+def test_findings_outweigh_an_oracle_that_looked_at_nothing(stub):
+    stub.behave = staticmethod(lambda poison: Run(poison.pattern, [observed(torch.zeros(3, 8))]))
+    result = execute(job(oracles=("replay", "reference")))
+    assert result.verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device": "cuda"}, "CUDA"),
+        ({"params": {"op": "mla_decode", "kernel": "only-bf16", "kv": "fp32"}}, "reads a cache of bf16, not of fp32"),
+        ({"params": {"op": "mla_decode", "kernel": "gpu-only", "kv": "fp32"}}, "runs on cuda, not on cpu"),
+    ],
+)
+def test_a_case_that_cannot_run_here_is_skipped_with_the_reason(stub, monkeypatch, changes, reason):
+    entries = dict(KERNELS._entries)
+    for spec in (
+        KernelSpec("mla_decode", "only-bf16", "", "nowhere:f", kv=("bf16",)),
+        KernelSpec("mla_decode", "gpu-only", "", "nowhere:f", devices=("cuda",)),
+    ):
+        entries[spec.name] = spec
+    monkeypatch.setattr(KERNELS, "_entries", entries)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = execute(job(**changes))
+    assert result.verdict is Verdict.SKIP
+    assert reason in result.reason
+    assert stub.seen == []
+
+
+def test_an_unknown_kernel_is_an_error_that_names_the_nearest(stub):
+    result = execute(job(params={"op": "mla_decode", "kernel": "tield"}))
+    assert result.verdict is Verdict.ERROR
+    assert "did you mean 'mla_decode/tiled'?" in result.reason
+
+
+def right() -> str:
+    return "right"
+
+
+def wrong() -> str:
+    return "wrong"
+
+
+def test_a_fault_is_in_place_during_the_runs_and_gone_afterwards(stub, monkeypatch):
+    patched = ModuleType("tests_stub_patched")
+    patched.right, patched.wrong = right, wrong  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tests_stub_patched", patched)
+    spec = FaultSpec("stub.fault", "vllm-project/vllm#1", "", "tests_stub_patched:right", "tests_stub_patched:wrong")
+    monkeypatch.setattr(FAULTS, "_entries", {**FAULTS._entries, spec.name: spec})
+    during: list[str] = []
+
+    def behave(poison: Poison) -> Run:
+        during.append(patched.right())
+        raise IllegalAddress("x")
+
+    stub.behave = staticmethod(behave)
+    result = execute(job(fault="stub.fault"))
+    assert (result.verdict, result.fault) == (Verdict.CRASH, "stub.fault")
+    assert during == ["wrong"]
+    assert patched.right() == "right"
+
+
+def test_a_case_that_the_engine_cannot_serve_is_skipped_with_the_reason():
+    params = EngineParams(num_blocks=4, requests=((300, 4),)).model_dump(mode="json")
+    result = execute(job(system="engine", params=params))
+    assert result.verdict is Verdict.SKIP
+    assert "num_blocks 4" in result.reason
+
+
+def test_an_unknown_fault_is_an_error(stub):
+    assert "unknown fault 'nonsense'" in execute(job(fault="nonsense")).reason
+
+
+def test_a_fault_whose_code_no_run_came_to_is_said_to_have_shown_nothing(stub):
+    result = execute(job(fault="index.page-offset-32-bit"))
+    assert (result.verdict, result.reason) == (Verdict.PASS, "no run came to the code of index.page-offset-32-bit")
+
+
+def test_on_cuda_it_is_skipped_where_the_engine_runs_other_kernels(stub, monkeypatch):
+    monkeypatch.setattr(module, "EngineTarget", StubEngine)
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    params = {**EngineParams().model_dump(mode="json"), "decode_kernel": "triton", "plan_kernel": "triton"}
+    case = {"system": "engine", "params": params, "device": "cuda", "fault": "plan.split-count-of-capture"}
+    result = execute(job(**case))
+    assert result.verdict is Verdict.SKIP
+    assert result.reason.startswith("the code of plan.split-count-of-capture is not run on CUDA, where this case has ")
+    assert "mla_decode_plan/triton" in result.reason
+
+
+@pytest.mark.parametrize("error", [KernelError("x raised RuntimeError: CUDA error"), RuntimeError("CUDA error: lost")])
+def test_a_bad_index_that_a_check_found_is_named_rather_than_the_fault_it_led_to(stub, monkeypatch, error):
+    def behave(poison: Poison) -> Run:
+        raise error
+
+    stub.behave = staticmethod(behave)
+    monkeypatch.setattr(module, "bad_index", lambda: IllegalAddress("block_table: index outside [0, 4)"))
+    monkeypatch.setattr(module, "is_device_failure", lambda raised: True)
+    result = execute(job())
+    assert result.verdict is Verdict.CRASH and result.findings[0].site == "block_table.pad"

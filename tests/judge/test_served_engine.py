@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from harness.accuracy.backends import open_backend
+from harness.accuracy.epochs import run_epochs
+from harness.accuracy.identity import CANARY_NOTE
+from harness.accuracy.judge import judge
+from harness.accuracy.tasks import load_task
+from harness.core.errors import InputError
+from harness.core.fixtures import FIXTURES
+from harness.core.records import Verdict
+from harness.judge.served_engine import open_engine
+from harness.memory.poison.patterns import Poison
+
+CANARY = FIXTURES / "canary-mla"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_the_canary_answers_its_questions_in_every_epoch_and_the_run_says_what_it_is(tmp_path: Path) -> None:
+    task = load_task("aime_shaped", tmp_path / "work", limit=6)
+    backend = open_backend(f"engine:{CANARY}", concurrency=4, num_blocks=36)
+    run = run_epochs(backend, task, tmp_path, num_epochs=2)
+    record = judge(run)
+    assert [epoch.accuracy for epoch in record.epochs] == [1.0, 1.0]
+    assert record.verdict is Verdict.PASS and record.judgement.num_flips == 0
+    assert record.epochs[1].changed == 0
+    assert (record.model, record.engine, record.dtype) == ("canary-mla", "engine", "float32, kv fp32")
+    assert record.note == CANARY_NOTE and record.model_hash.startswith("sha256:")
+
+
+def test_poison_that_reaches_the_cache_shows_as_invalid_tokens(tmp_path: Path) -> None:
+    task = load_task("aime_shaped", tmp_path / "work", limit=2)
+    poison = Poison("nan", frozenset({"kv.tail"}))
+    backend = open_engine(str(CANARY), concurrency=2, poison=poison, decode_kernel="tiled-multiply")
+    run = run_epochs(backend, task, tmp_path, num_epochs=1, max_tokens=8)
+    assert all(result.invalid_tokens and not result.correct for result in run.results.values())
+
+
+def test_logits_do_not_pile_up_in_the_engine() -> None:
+    backend = open_engine(str(CANARY), concurrency=2)
+    backend.generate(["Question: How many?\nAnswer:"] * 2, max_tokens=4, stop=[])
+    served: Any = backend._engine
+    assert served.engine.observations.logits == {} and not served.engine.scheduler.has_work
+
+
+def test_a_prompt_beyond_the_context_is_unanswered() -> None:
+    backend = open_engine(str(CANARY), concurrency=1, max_model_len=64)
+    short, long = backend.generate(["one", "2" * 90], max_tokens=2, stop=[])
+    assert short.unanswered is None
+    assert long.unanswered == "the prompt has 90 tokens, the engine takes 63"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"kv": "fp4"}, "engine option kv: Input should be"), ({"speed": 9}, "engine option speed: Extra inputs")],
+)
+def test_a_wrong_engine_option_is_an_input_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        open_engine(str(CANARY), **options)
+
+
+def test_a_checkpoint_of_another_kind_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(InputError, match=r"--model engine:"):
+        open_engine(str(tmp_path))
+
+
+def test_the_tokenizer_of_the_canary_keeps_an_answers_first_space() -> None:
+    tokenizer = Tokenizer.from_file(str(CANARY / "tokenizer.json"))
+    assert tokenizer.decode(tokenizer.encode(" 12 apples").ids) == " 12 apples"

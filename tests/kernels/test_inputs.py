@@ -1,0 +1,92 @@
+"""Seeded inputs: the same for one seed, live where they should be, and every unowned byte listed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.core.errors import InputError
+from harness.core.params import (
+    ContextAttentionParams,
+    MergeAttnStatesParams,
+    MlaDecodeParams,
+    QuantizeFp8Params,
+    RouteExpertsParams,
+    WriteKvParams,
+)
+from harness.kernels.ops import inputs
+
+
+def small(**changes: object) -> MlaDecodeParams:
+    return MlaDecodeParams(num_heads=2, kv_lora_rank=16, qk_rope_head_dim=8).model_copy(update=changes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 4))
+def test_each_slot_of_the_cache_is_live_once_or_listed_as_unowned(lengths: list[int], spare: int, pad: int) -> None:
+    params = small(kv="fp32", seq_lens=tuple(lengths), num_spare_blocks=spare, table_pad=pad)
+    made = inputs.mla_decode(params, seed=5)
+    owners = torch.zeros(made.kv_cache.shape[:2], dtype=torch.int64)
+    for b, length in enumerate(lengths):
+        for position in range(length):
+            owners[int(made.block_table[b, position // 64]), position % 64] += 1
+    marked = made.kv_cache.clone().zero_()
+    made.kv_cache.zero_()
+    for part in made.unowned:
+        if part.memory.dtype.is_floating_point:
+            part.memory.add_(1)
+    marked = made.kv_cache[..., 0].long()
+    assert bool((owners + marked == 1).all())
+    assert int(owners[inputs.NULL_BLOCK].sum()) == int(owners[made.trap_block].sum()) == 0
+
+
+def test_one_seed_makes_the_same_inputs_and_another_seed_others() -> None:
+    first, again, other = (inputs.mla_decode(small(), seed) for seed in (1, 1, 2))
+    assert torch.equal(first.q, again.q) and torch.equal(first.kv_cache, again.kv_cache)
+    assert not torch.equal(first.q, other.q)
+
+
+def test_pages_of_a_request_are_scattered() -> None:
+    table = inputs.mla_decode(small(seq_lens=(640,)), seed=1).block_table[0, :10]
+    assert not bool((table[1:] > table[:-1]).all())
+
+
+def test_queries_can_be_a_slice_of_a_wider_tensor() -> None:
+    assert inputs.mla_decode(small(contiguous_q=True), 1).q.is_contiguous()
+    assert not inputs.mla_decode(small(contiguous_q=False), 1).q.is_contiguous()
+
+
+def test_an_fp8_cache_uses_the_range_of_its_type() -> None:
+    stored = inputs.mla_decode(small(kv="fp8_e4m3", seq_lens=(640,)), 1).kv_cache.float().abs()
+    assert 300 < float(stored.max()) <= 448
+
+
+def test_padded_tokens_of_write_kv_have_negative_slots_and_no_live_slot_is_in_the_null_block() -> None:
+    made = inputs.write_kv(WriteKvParams(num_tokens=9, num_padded=3, kv_lora_rank=16, qk_rope_head_dim=8), 1)
+    assert made.slot_mapping[-3:].tolist() == [-1, -1, -1]
+    live = made.slot_mapping[:-3]
+    assert int(live.min()) >= 64 and len(set(live.tolist())) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "params"),
+    [
+        (inputs.mla_decode, small(kv_lora_rank=48)),
+        (inputs.mla_decode, small(qk_rope_head_dim=24)),
+        (inputs.mla_decode, small(seq_lens=())),
+        (inputs.context_attention, ContextAttentionParams(query_lens=(1, 2), context_lens=(3,))),
+        (inputs.merge_attn_states, MergeAttnStatesParams(num_tokens=3, num_with_context=4)),
+        (inputs.merge_attn_states, MergeAttnStatesParams(num_with_context=4, empty_prefix_rows=5)),
+        (inputs.write_kv, WriteKvParams(num_tokens=3, num_padded=4)),
+        (inputs.quantize_fp8, QuantizeFp8Params(num_tokens=3, num_live=4)),
+        (inputs.quantize_fp8, QuantizeFp8Params(num_tokens=3, num_live=0)),
+        (inputs.route_experts, RouteExpertsParams(num_experts=3, num_experts_per_tok=4)),
+    ],
+)
+def test_parameters_that_contradict_each_other_are_refused_in_one_line(make: object, params: object) -> None:
+    assert callable(make)
+    with pytest.raises(InputError) as refused:
+        make(params, 1)
+    assert "\n" not in str(refused.value)

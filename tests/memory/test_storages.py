@@ -1,0 +1,28 @@
+"""A second look at a storage shares its bytes and keeps them, not the object that was looked at."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.memory.poison.storages import alias_of, whole_storage
+
+
+def test_all_memory_of_a_strided_view_is_seen_as_one_stretch() -> None:
+    tensor = torch.arange(24.0).view(4, 6)
+    whole = whole_storage(tensor[1:3, ::2])
+    assert whole.shape == (24,) and whole.data_ptr() == tensor.data_ptr()
+
+
+def test_an_alias_has_the_shape_and_strides_of_its_tensor_on_the_same_bytes() -> None:
+    view = torch.arange(24.0).view(4, 6)[1:3, ::2]
+    alias = alias_of(view)
+    assert alias.shape == view.shape and alias.stride() == view.stride() and alias.data_ptr() == view.data_ptr()
+    view.zero_()
+    assert not bool(alias.any())
+
+
+def test_an_alias_outlives_a_tensor_that_is_resized_away() -> None:
+    tensor = torch.ones(5)
+    alias = alias_of(tensor)
+    del tensor
+    assert alias.tolist() == [1.0] * 5

@@ -1,0 +1,37 @@
+"""Cases are items whose names are case ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.scenario.expand import expand
+from harness.scenario.load import load_scenario
+
+
+def test_ids_of_items_are_case_ids_in_order(project: pytest.Pytester, merge: Path) -> None:
+    done = project.runpytest_subprocess("--collect-only", "-q", "scenarios/")
+    ids = [line.partition("::")[2] for line in done.outlines if "::" in line]
+    assert ids == [case.id for case in expand(load_scenario(merge))]
+
+
+def test_one_case_is_run_by_its_node_id(project: pytest.Pytester, merge: Path) -> None:
+    project.runpytest_subprocess("scenarios/merge.yaml::merge[num_tokens=9]").assert_outcomes(passed=1)
+
+
+def test_file_named_on_the_command_line_is_collected_wherever_it_is(project: pytest.Pytester, merge: Path) -> None:
+    moved = merge.rename(project.path / "elsewhere.yml")
+    done = project.runpytest_subprocess("--collect-only", "-q", str(moved))
+    done.stdout.fnmatch_lines(["*merge?num_tokens=12?"])
+
+
+@pytest.mark.parametrize("arguments", [(), (".",), ("tests",)])
+def test_yaml_that_nobody_asked_for_is_left_alone(
+    project: pytest.Pytester, merge: Path, arguments: tuple[str, ...]
+) -> None:
+    tests = project.mkdir("tests")
+    (tests / "test_own.py").write_text("def test_own(): pass\n", encoding="utf-8")
+    for folder in (project.path, tests):
+        (folder / "compose.yaml").write_text("services: {}\n", encoding="utf-8")
+    project.runpytest_subprocess(*arguments).assert_outcomes(passed=1)

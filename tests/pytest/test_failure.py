@@ -1,0 +1,86 @@
+"""A failing case explains itself: findings, references, the command that shows it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.records import CaseResult, Finding, Verdict
+from harness.pytest.plugin import describe
+
+FAILED = CaseResult(
+    key="merge[num_tokens=9]",
+    id="merge[num_tokens=9]",
+    scenario="merge",
+    refs=("vllm-project/vllm#36540",),
+    verdict=Verdict.FAIL,
+    reason="3 live elements of out are NaN",
+    findings=(Finding(oracle="finite", site="context.output", tensor="out", message="3 live elements of out are NaN"),),
+)
+
+
+def test_description_names_oracle_site_reference_and_command() -> None:
+    assert describe(FAILED, {"device": "cuda", "scenarios": "my", "seed": 3}).splitlines() == [
+        "fail: merge[num_tokens=9]",
+        "  3 live elements of out are NaN",
+        "  - finite: 3 live elements of out are NaN (site context.output)",
+        "  see vllm-project/vllm#36540",
+        "  reproduce: mla-harness run 'merge[num_tokens=9]' --device cuda --scenarios my --seed 3",
+    ]
+
+
+def test_description_of_many_findings_stays_short() -> None:
+    many = FAILED.model_copy(update={"findings": FAILED.findings * 50})
+    assert describe(many, {}).count("\n") < 15
+    assert "and 42 more findings" in describe(many, {})
+
+
+# The answer is made up, so that no kernel has to be broken for this.
+FAILING = f"""
+    import harness.run.runner as runner
+    from harness.core.records import CaseResult
+    failed = CaseResult.model_validate_json({FAILED.model_dump_json()!r})
+    runner.WorkerPool.run = lambda self, jobs, on_start=None: iter([failed])
+"""
+
+
+def test_failing_case_shows_the_description_and_no_traceback(project: pytest.Pytester, merge: Path) -> None:
+    project.makeconftest(FAILING)
+    done = project.runpytest_subprocess("-k", "9]", "scenarios/")
+    done.assert_outcomes(failed=1, deselected=1)
+    done.stdout.fnmatch_lines(["*finite: 3 live elements of out are NaN (site context.output)"])
+    done.stdout.no_fnmatch_line("*pytest_plugin.py*")
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        (("scenarios/merge.yaml",), "--device cpu"),
+        (("my/merge.yaml", "--mla-seed", "3"), "--device cpu --scenarios my --seed 3"),
+        (("my/merge.yaml", "--mla-device", "cuda"), "--device cuda --scenarios my"),
+    ],
+)
+def test_the_command_of_a_failing_case_finds_its_file_and_device(
+    project: pytest.Pytester, merge: Path, given: tuple[str, ...], command: str
+) -> None:
+    project.makeconftest(FAILING)
+    (project.mkdir("my") / "merge.yaml").write_text(merge.read_text(encoding="utf-8"), encoding="utf-8")
+    done = project.runpytest_subprocess("-k", "9]", *given)
+    done.stdout.fnmatch_lines([f"  reproduce: mla-harness run 'merge?num_tokens=9?' {command}"])
+
+
+def test_the_command_of_a_failing_case_is_taken_by_the_command_line(project: pytest.Pytester, merge: Path) -> None:
+    from harness.cli.main import exit_code_of
+
+    (project.mkdir("my") / "merge.yaml").write_text(merge.read_text(encoding="utf-8"), encoding="utf-8")
+    merge.unlink()
+    assert exit_code_of(["show", "merge[num_tokens=9]", "--scenarios", "my"]) == 0
+
+
+def test_properties_of_a_case_reach_junit(project: pytest.Pytester, merge: Path) -> None:
+    project.runpytest_subprocess("--junitxml=out.xml", "scenarios/").assert_outcomes(passed=2)
+    text = (project.path / "out.xml").read_text(encoding="utf-8")
+    assert '<property name="case" value="merge[num_tokens=9]"' in text
+    assert '<property name="verdict" value="pass"' in text
+    assert '<property name="refs" value="vllm-project/vllm#36540"' in text

@@ -1,0 +1,226 @@
+"""Somebody's suite under poison: planted bugs are found, right uses of unwritten memory are not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rowkernels"
+BUGS = ["test_means_of_many_segments", "test_means_within_a_share_of_mismatches"]
+ROWS = """
+    import torch
+
+    def double_rows(values):
+        out = torch.empty_like(values)
+        out[:-1] = 2 * values[:-1]
+        return out
+
+    def padded(values):
+        out = torch.empty(8, values.shape[1])
+        out[: len(values)] = values
+        return out
+
+    def same_sign(values):
+        # Reads what nobody wrote, and shows it in the sign of its result only.
+        scratch = torch.empty(1)
+        return torch.where(scratch > 1e30, -values, values)
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project with a package, a folder for tests, and pytest's own settings."""
+    pytester.makeini("[pytest]\npythonpath = .\naddopts = -p harness.pytest.plugin -p no:cacheprovider\n")
+    pytester.makepyfile(rows=ROWS)
+    pytester.mkdir("tests")
+    return pytester
+
+
+def write(suite: pytest.Pytester, text: str) -> None:
+    suite.makepyfile(**{"tests/test_rows": text})
+
+
+@pytest.mark.skipif(not EXAMPLE.is_dir(), reason="the examples are not part of an installed harness")
+@pytest.mark.parametrize(
+    ("options", "failed"),
+    [((), []), (("--poison", "nan"), BUGS), (("--poison", "nan", "-n", "2"), BUGS), (("--poison-diff",), BUGS)],
+    ids=["without", "nan", "xdist", "diff"],
+)
+def test_shipped_suite_passes_without_and_shows_its_bugs_with_poison(
+    pytester: pytest.Pytester, options: tuple[str, ...], failed: list[str]
+) -> None:
+    shutil.copytree(EXAMPLE, pytester.path / "project")
+    pytester.makeini("[pytest]\npythonpath = project\naddopts = -p harness.pytest.plugin -p no:cacheprovider\n")
+    done = pytester.runpytest_subprocess(*options, "project/tests")
+    done.assert_outcomes(passed=13 - len(failed), failed=len(failed))
+    for name in failed:
+        done.stdout.fnmatch_lines([f"FAILED*::{name}*"])
+        done.stdout.fnmatch_lines(["*allocated by the code under test:", "*segments.py:* in segment_mean"])
+
+
+def test_right_uses_of_unwritten_memory_do_not_alarm(suite: pytest.Pytester) -> None:
+    write(
+        suite,
+        """
+        import unittest
+        import numpy
+        import pytest
+        import torch
+        from rows import double_rows, padded
+
+        def check_rows(got, want, n):
+            if (got[:n] - want).abs().max() > 1e-3:
+                raise AssertionError
+
+        @pytest.fixture
+        def cache():
+            return padded(torch.ones(2, 3))
+
+        def test_padding_that_nobody_reads(cache):
+            got = padded(torch.ones(5, 3))
+            check_rows(got, torch.ones(5, 3), 5)
+            assert (got[:5] == 1).all()
+            assert got.shape == (8, 3) and cache.dtype is torch.float32
+
+        def test_live_rows_by_a_mask():
+            got = double_rows(torch.ones(4, 2))
+            live = torch.tensor([True, True, True, False])
+            torch.testing.assert_close(got[live], torch.full((3, 2), 2.0))
+
+        def test_filled_later():
+            out = torch.empty(3)
+            out.copy_(torch.ones(3))
+            numpy.testing.assert_allclose(out.numpy(), numpy.ones(3))
+            torch.add(out, 1, out=out)
+            assert torch.allclose(out, torch.full((3,), 2.0))
+
+        def test_shapes_only():
+            assert padded(torch.empty(2, 2)).shape == (8, 2)
+
+        def test_own_buffer_comes_back():
+            buffer = torch.empty(64)
+            torch.testing.assert_close(buffer.clone(), buffer, equal_nan=True)
+
+        def test_nan_that_is_meant():
+            got = torch.tensor([1.0, 0.0]) / torch.tensor([1.0, 0.0])
+            torch.testing.assert_close(got, torch.tensor([1.0, float("nan")]), equal_nan=True)
+
+        def test_random_numbers():
+            assert not torch.equal(torch.rand(4), torch.rand(4))
+
+        class Buffers(unittest.TestCase):
+            def setUp(self):
+                self.out = torch.empty(4)
+
+            def test_ones(self):
+                torch.ones(4, out=self.out)
+                self.assertTrue(torch.equal(self.out, torch.ones(4)))
+    """,
+    )
+    for options in (("--poison", "nan,max,inf,random"), ("--poison-diff",)):
+        suite.runpytest_subprocess(*options, "tests").assert_outcomes(passed=8)
+
+
+def test_each_way_to_assert_is_seen(suite: pytest.Pytester) -> None:
+    write(
+        suite,
+        """
+        import unittest
+        import numpy
+        import torch
+        from rows import double_rows
+
+        ONES = torch.ones(3, 4)
+
+        def test_equal():
+            assert not torch.equal(double_rows(ONES), ONES)
+
+        def test_allclose():
+            assert not double_rows(ONES).allclose(ONES)
+
+        def test_numpy():
+            got = double_rows(ONES).numpy()
+            numpy.testing.assert_array_equal(got, got)
+
+        def test_assert_close():
+            got = double_rows(ONES)
+            torch.testing.assert_close(got, got, equal_nan=True)
+
+        def test_end():
+            got = double_rows(ONES)
+            off = ((got - 2).abs() > 1).sum()
+            assert off == 0
+
+        class Cases(unittest.TestCase):
+            def test_method(self):
+                self.assertFalse(double_rows(ONES).equal(ONES))
+    """,
+    )
+    suite.runpytest_subprocess("tests").assert_outcomes(passed=5, failed=1)  # test_end meets what memory held
+    done = suite.runpytest_subprocess("--poison", "nan", "tests")
+    done.assert_outcomes(failed=6)
+    done.stdout.fnmatch_lines(["6 tests under nan: *, 6 found on memory that nobody wrote"])
+
+
+def test_two_poisons_tell_what_no_sentinel_shows(suite: pytest.Pytester) -> None:
+    write(
+        suite,
+        """
+        import torch
+        from rows import same_sign
+
+        def test_magnitude():
+            got = same_sign(torch.ones(3))
+            assert not torch.equal(got, torch.zeros(3))
+
+        def test_noise():
+            import time
+            assert not torch.equal(torch.tensor([time.perf_counter()]), torch.zeros(1))
+    """,
+    )
+    suite.runpytest_subprocess("--poison", "nan,max", "tests").assert_outcomes(passed=2)
+    done = suite.runpytest_subprocess("--poison-diff", "tests")
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.fnmatch_lines(["*argument 1 of torch.equal at tests/test_rows.py:6: 3 of 3 elements differ*"])
+
+
+def test_a_default_device_that_a_suite_sets_is_not_the_harness_s(suite: pytest.Pytester) -> None:
+    write(
+        suite,
+        """
+        import torch
+        from rows import same_sign
+
+        def test_sets_it():
+            torch.set_default_device(None)
+            got = same_sign(torch.ones(3))
+            assert not torch.equal(got, torch.zeros(3))
+            torch.set_default_device("meta")
+    """,
+    )
+    done = suite.runpytest_subprocess("--poison-diff", "tests")
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*argument 1 of torch.equal at tests/test_rows.py:7: 3 of 3 elements differ*"])
+
+
+def test_a_failure_says_whether_poison_is_behind_it(suite: pytest.Pytester) -> None:
+    write(
+        suite,
+        """
+        import torch
+        from rows import double_rows
+
+        def test_broken():
+            assert torch.ones(1) == 2
+
+        def test_sum():
+            got = double_rows(torch.zeros(3, 4))
+            assert not got.isnan().any()
+    """,
+    )
+    done = suite.runpytest_subprocess("--poison", "nan", "tests")
+    done.assert_outcomes(failed=2)
+    done.stdout.fnmatch_lines(["this test fails without poison too: no finding of the poison (pattern nan)"])
+    done.stdout.fnmatch_lines(["local 'got' of test_sum at *", "this test passes without poison (pattern nan)"])

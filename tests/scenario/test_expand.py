@@ -1,0 +1,64 @@
+"""Scenarios become cases: ids, seeds, parameters, poison and oracles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.core.catalog import SITES
+from harness.scenario.expand import expand, fault_cases
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
+from harness.scenario.seeds import seed_of
+
+
+def scenario_of(tmp_path: Path, text: str) -> Scenario:
+    path = tmp_path / "x.yaml"
+    path.write_text("name: x\nsummary: a scenario\n" + text, encoding="utf-8")
+    return load_scenario(path)
+
+
+def test_case_of_a_kernel_carries_its_op_and_every_parameter(tmp_path: Path) -> None:
+    (case,) = expand(scenario_of(tmp_path, "system: kernel\nop: merge_attn_states\nparams: {num_tokens: 20}\n"))
+    assert case.params["op"] == "merge_attn_states"
+    assert case.params["num_tokens"] == 20
+    assert case.params["kernel"] == "torch"
+    assert case.tags == ("kernel", "merge_attn_states")
+
+
+def test_every_site_is_poisoned_unless_the_scenario_says_which(tmp_path: Path) -> None:
+    head = "system: engine\nparams: {layers: [mla]}\n"
+    (everything,) = expand(scenario_of(tmp_path, head))
+    (some,) = expand(scenario_of(tmp_path, head + "poison: {sites: [output, lse], patterns: [inf, zeros]}\n"))
+    assert everything.poison.sites == tuple(SITES.names())
+    assert some.poison.sites == ("output", "lse")
+    assert some.poison.patterns == ("inf", "zeros")
+
+
+def test_oracles_without_evidence_are_left_out(tmp_path: Path) -> None:
+    text = "system: engine\nmatrix: {graph: [none, full]}\noracles: [finite, non_interference, replay, address]\n"
+    eager, graphed = expand(scenario_of(tmp_path, text))
+    assert eager.oracles == ("finite", "non_interference")
+    assert graphed.oracles == ("finite", "non_interference", "replay", "address")
+    (single,) = expand(scenario_of(tmp_path, "system: engine\npoison: {patterns: [nan]}\n"))
+    assert "non_interference" not in single.oracles
+
+
+def test_seed_comes_from_the_id_and_the_seed_of_the_run(tmp_path: Path) -> None:
+    scenario = scenario_of(tmp_path, "system: engine\nmatrix: {graph: [none, full]}\n")
+    first, second = expand(scenario)
+    assert first.seed == seed_of("x[graph=none]") != second.seed
+    assert expand(scenario, seed=1)[0].seed != first.seed
+    assert expand(scenario)[0] == first
+
+
+def test_fault_is_tried_on_the_point_it_names_or_the_first(tmp_path: Path) -> None:
+    text = (
+        "system: kernel\nop: merge_attn_states\nmatrix: {num_tokens: [9, 12]}\nfaults:\n"
+        "  - {name: merge.ignore-context-count, caught_by: finite}\n"
+        "  - {name: merge.empty-lse-finite, caught_by: reference, on: {num_tokens: 12}}\n"
+    )
+    tried = [(use.name, case.id) for use, case in fault_cases(scenario_of(tmp_path, text))]
+    assert tried == [
+        ("merge.ignore-context-count", "x[num_tokens=9]"),
+        ("merge.empty-lse-finite", "x[num_tokens=12]"),
+    ]

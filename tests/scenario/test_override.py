@@ -1,0 +1,51 @@
+"""`--kernel NAME` replaces the kernel of its op wherever a scenario uses it."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.catalog import KERNELS
+from harness.core.errors import InputError, UnknownNameError
+from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.selection import select
+
+SCENARIOS = [s for s in load_scenarios(shipped_directory()) if s.fuzz is None]
+MINE = KernelOverride("mine", frozenset({"mla_decode"}))
+
+
+def test_kernel_is_judged_by_kernel_and_engine_scenarios_alike() -> None:
+    cases = select(SCENARIOS, override=MINE)
+    assert {case.system for case in cases} == {"kernel", "engine"}
+    for case in cases:
+        assert case.params["kernel" if case.system == "kernel" else "decode_kernel"] == "mine"
+        assert case.id.startswith(f"{case.scenario}[kernel=mine")
+
+
+def test_points_that_differed_only_in_the_kernel_become_one_case() -> None:
+    cases = select(SCENARIOS, ["decode-empty-rows"], override=MINE)
+    assert [case.id for case in cases] == [
+        "decode-empty-rows[kernel=mine,kv=bf16]",
+        "decode-empty-rows[kernel=mine,kv=fp8_e4m3]",
+    ]
+
+
+def test_scenarios_of_other_ops_are_left_out() -> None:
+    with pytest.raises(InputError, match="no selected case uses mla_decode, which is what --kernel mine implements"):
+        select(SCENARIOS, ["merge-kernel"], override=MINE)
+
+
+def test_case_of_an_override_is_named_by_its_id() -> None:
+    wanted = "decode-empty-rows[kernel=mine,kv=bf16]"
+    assert [case.id for case in select(SCENARIOS, [wanted], override=MINE)] == [wanted]
+
+
+def test_name_of_several_kernels_means_all_of_their_ops() -> None:
+    ops = {spec.op for spec in KERNELS if spec.short_name == "torch"}
+    assert KernelOverride.named("torch").ops == ops
+    assert KernelOverride.named("write_kv/torch").ops == {"write_kv"}
+
+
+def test_unknown_kernel_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UnknownNameError, match="--kernel: unknown kernel 'tield'; did you mean 'tiled'"):
+        KernelOverride.named("tield")

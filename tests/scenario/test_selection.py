@@ -1,0 +1,93 @@
+"""What a user may name, and what answers a name that does not exist."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.errors import InputError, UnknownNameError
+from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.selection import select, select_scenarios
+
+SCENARIOS = load_scenarios(shipped_directory())
+LISTED = [scenario for scenario in SCENARIOS if scenario.fuzz is None]
+
+
+def names(*selectors: str, tag: str | None = None) -> set[str]:
+    return {case.scenario for case in select(LISTED, selectors, tag=tag)}
+
+
+def test_nothing_named_means_everything() -> None:
+    assert names() == {scenario.name for scenario in LISTED}
+
+
+def test_scenario_is_named_by_its_name() -> None:
+    assert names("mixed-context") == {"mixed-context"}
+
+
+@pytest.mark.parametrize("selector", ["36540", "#36540", "vllm-project/vllm#36540"])
+def test_scenarios_are_named_by_their_pull_request(selector: str) -> None:
+    assert "mixed-context" in names(selector)
+    assert "kv-cache-full" not in names(selector)
+
+
+def test_case_is_named_by_its_id() -> None:
+    wanted = select(LISTED, ["mixed-context"])[3].id
+    assert [case.id for case in select(LISTED, [wanted])] == [wanted]
+
+
+def test_case_named_twice_runs_once() -> None:
+    cases = select(LISTED, ["mixed-context", "36540", "mixed-context"])
+    assert len(cases) == len({case.id for case in cases})
+
+
+def test_tag_keeps_the_cases_that_have_it_and_not_leaves_them_out() -> None:
+    assert names(tag="control") == {"batch-order-noise", "wrong-accusations"}
+    assert "batch-order-noise" not in names(tag="not control")
+    assert all(case.system == "kernel" for case in select(LISTED, tag="kernel"))
+
+
+@pytest.mark.parametrize(
+    ("selector", "hint"),
+    [
+        ("mixed-contxt", "unknown scenario 'mixed-contxt'; did you mean 'mixed-context'?"),
+        ("mixed-context[kv=bf17]", "unknown case 'mixed-context[kv=bf17]'; did you mean 'mixed-context[kv=bf16"),
+        ("99999", "no scenario has the reference '99999'; known: "),
+        ("vllm-project/vllm#1", "no scenario has the reference 'vllm-project/vllm#1'; known: "),
+        ("", "unknown scenario ''"),
+    ],
+)
+def test_unknown_selector_is_refused_with_the_nearest_name(selector: str, hint: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        select(LISTED, ["mixed-context", selector])
+    assert str(caught.value).startswith(hint)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("selector", ["nosuch", "1"])
+def test_of_many_names_an_error_tells_five_and_where_the_others_are(selector: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        select(LISTED, [selector])
+    names, _, more = str(caught.value).partition("known: ")[2].partition(" and ")
+    assert len(names.split(", ")) == 5 and more.endswith(" more; see `mla-harness list`")
+
+
+def test_unknown_tag_is_refused_with_the_nearest_tag() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'prefill'"):
+        select(LISTED, tag="prefil")
+
+
+@pytest.mark.parametrize("expression", ["a and b", "not", "", "not a b"])
+def test_tag_expression_is_one_tag_or_its_negation(expression: str) -> None:
+    with pytest.raises(InputError):
+        select(LISTED, tag=expression)
+
+
+def test_selection_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="no selected case is left by -m 'control'"):
+        select(LISTED, ["mixed-context"], tag="control")
+
+
+def test_whole_scenarios_are_selected_for_their_faults() -> None:
+    selected = [scenario.name for scenario in select_scenarios(LISTED, ["43961"])]
+    assert selected == [scenario.name for scenario in LISTED if "vllm-project/vllm#43961" in scenario.refs]
+    assert "kv-cache-full" in selected

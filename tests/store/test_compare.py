@@ -1,0 +1,151 @@
+"""What changed between two runs, and which two runs are meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import InputError
+from harness.core.records import Blame, Case, CaseResult, Finding, Job, Verdict
+from harness.store.history.choose import choose, previous_of
+from harness.store.history.compare import Change, compare, gain
+from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry, entry_of
+from harness.store.run_folder import RunStore
+
+MakeRun = Callable[..., RunEntry]
+Fill = Callable[..., Path]
+
+
+def keys(changes: tuple[Change, ...]) -> list[str]:
+    return [change.key for change in changes]
+
+
+def test_each_case_is_where_it_belongs(make_run: MakeRun) -> None:
+    words = {
+        "good": ("pass", "pass"), "breaks": ("pass", "fail"), "dies": ("pass", "crash"), "unjudged": ("pass", "error"),
+        "was skipped": ("skip", "fail"), "mended": ("crash", "pass"), "still": ("fail", "fail"),
+        "worse": ("fail", "crash"), "hidden": ("fail", "skip"), "gone quiet": ("pass", "skip"),
+        "runs now": ("skip", "pass"),
+    }  # fmt: skip
+    before = make_run(1, {key: pair[0] for key, pair in words.items()} | {"only before": "fail"})
+    after = make_run(2, {key: pair[1] for key, pair in words.items()} | {"new bad": "fail", "new good": "pass"})
+    found = compare(before, after)
+    assert keys(found.new_failures) == ["breaks", "dies", "unjudged", "was skipped", "new bad"]
+    assert keys(found.fixed) == ["mended"]
+    assert keys(found.other_failures) == ["worse"]
+    assert keys(found.not_judged) == ["hidden", "gone quiet"], "a skip mends nothing"
+    assert (found.num_same_failures, found.num_new, found.num_gone, found.num_shared) == (1, 2, 1, len(words))
+    assert found.is_like_with_like and not compare(before, replace(after, variant="w")).is_like_with_like
+
+
+@pytest.mark.parametrize(
+    ("other", "is_other"),
+    [
+        ({}, False), ({"oracles": ("sentinel",)}, True), ({"blamed": ("lse",)}, True),
+        ({"blamed": ()}, False), ({"note": "other words"}, False),
+    ],
+)  # fmt: skip
+def test_a_failure_is_another_one_when_another_oracle_or_site_is(
+    make_run: MakeRun, other: dict[str, tuple[str, ...]], is_other: bool
+) -> None:
+    failing = CaseEntry("a", "a", "fail", 0.1, note="NaN", oracles=("finite",), blamed=("kv.tail",))
+    found = compare(make_run(1, {"a": failing}), make_run(2, {"a": replace(failing, **other)}))  # type: ignore[arg-type]
+    assert bool(found.other_failures) is is_other and found.num_same_failures == int(not is_other)
+
+
+def test_a_fault_that_is_no_longer_caught_is_a_new_failure_and_its_fallen_accuracy_is_no_change(
+    make_run: MakeRun,
+) -> None:
+    caught = FaultEntry("kv.tail", "a", "a[x=1]", True, 1.0, by=("finite",), accuracies=(0.5,))
+    missed = replace(caught, caught=False, note="the case ended in pass", accuracies=(1.0,))
+    before, after = make_run(1, {}, faults=(caught,)), make_run(2, {}, faults=(missed,))
+    assert keys(compare(before, after).new_failures) == ["a[x=1]!kv.tail"]
+    assert keys(compare(after, before).fixed) == ["a[x=1]!kv.tail"]
+    assert compare(before, after).accuracy == ()
+
+
+def test_accuracy_and_time_are_told_with_the_largest_change_first(make_run: MakeRun) -> None:
+    def measured(key: str, seconds: float, *accuracies: float) -> CaseEntry:
+        return CaseEntry(key, "m", "pass", seconds, accuracies=accuracies)
+
+    before = make_run(
+        1, {"m1": measured("m1", 1.0, 1.0, 0.9), "m2": measured("m2", 1.0, 1.0), "m3": measured("m3", 9.0)}
+    )
+    after = make_run(2, {"m1": measured("m1", 1.4, 0.95), "m2": measured("m2", 2.0, 0.25), "m3": measured("m3", 3.0)})
+    found = compare(before, after)
+    assert [(change.key, gain(change)) for change in found.accuracy] == [("m2", -0.75), ("m1", 0.05)]
+    assert keys(found.time) == ["m3", "m2"], "0.4 s is the machine's mood"
+    assert keys(compare(after, before).accuracy) == ["m1", "m2"]
+
+
+def test_names_mean_runs_of_the_history(filled: Fill, make_run: MakeRun, tmp_path: Path) -> None:
+    path = filled(
+        make_run(1, {"a": "pass"}, branch="main"), make_run(2, {"a": "fail"}, branch="topic"),
+        make_run(3, {"b": "pass"}), make_run(4, {"a": "pass"}),
+    )  # fmt: skip
+
+    def meant(*names: str, branch: str = "") -> list[str]:
+        return [run.run_id for run in choose(names, path, tmp_path, branch=branch)]
+
+    assert meant() == ["run-0002", "run-0004"], "run 3 has no case in common with the latest"
+    assert meant("previous", "latest") == meant("latest") == meant()
+    assert meant(branch="main") == ["run-0001", "run-0004"]
+    assert meant("run-0002") == ["run-0001", "run-0002"]
+    assert meant("run-0004", "run-0001") == ["run-0004", "run-0001"]
+    for names, told in (
+        (("previous", "run-0003"), "no run before run-0003"), (("run-0001", "previous"), "write it first"),
+        (("run-0001", "run-9"), "no run 'run-9'"), (("run-0010", "latest"), "did you mean 'run-0"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=told):
+            meant(*names)
+
+
+def store_of(root: Path, **verdicts: Verdict) -> RunStore:
+    jobs = [Job(key=key, case=Case(id=key, scenario="a", system="kernel", seed=5)) for key in verdicts]
+    store = RunStore.create(root, jobs, command="mla-harness run")
+    for key, verdict in verdicts.items():
+        finding = Finding(oracle="finite", message="NaN\nin live rows")
+        findings = (finding, finding) if verdict is Verdict.FAIL else ()
+        store.add(CaseResult(key=key, id=key, scenario="a", verdict=verdict, seconds=0.5, findings=findings))
+    return store
+
+
+def test_run_folders_are_compared_without_any_history(tmp_path: Path) -> None:
+    first = store_of(tmp_path, a=Verdict.PASS)
+    second = store_of(tmp_path, a=Verdict.FAIL)
+    before, after = choose([str(first.path), second.path.name], None, tmp_path)
+    assert keys(compare(before, after).new_failures) == ["a"]
+    with pytest.raises(InputError, match="the history has no run"):
+        choose(["previous", str(second.path)], None, tmp_path)
+
+
+def test_an_entry_holds_what_the_folder_says_and_leaves_out_what_never_ran(tmp_path: Path) -> None:
+    store = store_of(tmp_path, a=Verdict.FAIL)
+    store.extend_jobs([Job(key="b", case=Case(id="b", scenario="a", system="kernel"))])
+    store.add_blame("a", Blame(sites=("kv.tail",)))
+    entry = entry_of(store)
+    (case,) = entry.cases
+    assert (case.note, case.oracles, case.blamed, case.seed) == ("NaN in live rows", ("finite",), ("kv.tail",), 5)
+    assert entry.num_planned == 2 and Path(entry.folder).is_absolute()
+
+
+def test_the_variant_of_a_run_is_its_options_and_versions(tmp_path: Path) -> None:
+    store = store_of(tmp_path, a=Verdict.PASS)
+    variant = entry_of(store).variant
+    assert variant == entry_of(RunStore.open(store.path)).variant
+    store.note_environment({"torch": "2.12"})
+    assert entry_of(store).variant != variant
+    store.note_environment({"torch": "2.13", "cluster": "Ray: 2 nodes"})
+    elsewhere = entry_of(store).variant
+    store.note_environment({"torch": "2.13", "cluster": ""})
+    assert entry_of(store).variant == elsewhere, "where it ran decides nothing"
+
+
+def test_the_run_before_is_found_for_a_run_that_the_history_does_not_have(filled: Fill, make_run: MakeRun) -> None:
+    path = filled(make_run(1, {"a": "pass"}), make_run(5, {"a": "pass"}))
+    found = previous_of(make_run(3, {"a": "fail"}), path)
+    assert found is not None and found.run_id == "run-0001"
+    assert previous_of(make_run(3, {"z": "fail"}), path) is None

@@ -1,0 +1,90 @@
+"""Shards of one plan become one run; whatever is not all of one plan is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import InputError
+from harness.core.records import Blame, Case, CaseResult, Job, Verdict
+from harness.store.merge import merge
+from harness.store.run_folder import RunStore, ShardNote
+
+KEYS = ("a", "b", "c")
+
+
+def job(name: str) -> Job:
+    return Job(key=name, case=Case(id=name, scenario="stub", system="kernel"))
+
+
+def shard(
+    root: Path,
+    index: int,
+    names: str,
+    *,
+    count: int = 2,
+    keys: tuple[str, ...] = KEYS,
+    finish: bool = True,
+    seed: int = 0,
+) -> RunStore:
+    """A run directory of the jobs `names`, said to be part `index` of `count`."""
+    store = RunStore.create(
+        root, [job(name) for name in names], command="x", options={"seed": seed},
+        shard=ShardNote(index=index, count=count, keys=keys),
+    )  # fmt: skip
+    store.note_environment({"torch": "2.13.0", "cpu": f"machine {index}"})
+    for name in names if finish else names[:-1]:
+        verdict = Verdict.FAIL if name == "c" else Verdict.PASS
+        store.add(CaseResult(key=name, id=name, scenario="stub", verdict=verdict))
+    return store
+
+
+def test_two_shards_become_the_run_of_the_whole_plan_in_its_order(tmp_path: Path) -> None:
+    second, first = shard(tmp_path, 2, "b"), shard(tmp_path, 1, "ac")
+    first.add_blame("c", Blame(sites=("output",), how="alone"))
+    merged = merge([second, first], tmp_path, command="mla-harness merge")
+    assert [result.key for result in merged.results()] == ["a", "b", "c"]
+    assert [result.verdict.value for result in merged.results()] == ["pass", "pass", "fail"]
+    assert merged.blames()["c"].sites == ("output",)
+    assert merged.plan.environment == {"torch": "2.13.0", "cpu": "machine 1 / machine 2"}
+    assert merged.plan.shard is None
+
+
+def test_a_missing_shard_is_refused_by_its_number(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"shard 2/2 is missing"):
+        merge([shard(tmp_path, 1, "abc")], tmp_path, command="x")
+
+
+def test_a_shard_given_twice_is_refused(tmp_path: Path) -> None:
+    one = shard(tmp_path, 1, "abc")
+    with pytest.raises(InputError, match=r"shard 1/2 is given twice"):
+        merge([one, one], tmp_path, command="x")
+
+
+def test_a_case_without_a_result_is_a_gap(tmp_path: Path) -> None:
+    shards = [shard(tmp_path, 1, "ab", finish=False), shard(tmp_path, 2, "c")]
+    with pytest.raises(InputError, match=r"1 cases have no result, b first; finish it with: mla-harness run --resume"):
+        merge(shards, tmp_path, command="x")
+
+
+@pytest.mark.parametrize(("one", "two", "what"), [("a", "b", "c is in no shard"), ("ab", "bc", "b is in two shards")])
+def test_shards_cut_by_different_histories_are_refused(tmp_path: Path, one: str, two: str, what: str) -> None:
+    with pytest.raises(InputError, match=f"{what}.*--history"):
+        merge([shard(tmp_path, 1, one), shard(tmp_path, 2, two)], tmp_path, command="x")
+
+
+def test_shards_of_other_plans_are_refused(tmp_path: Path) -> None:
+    first = shard(tmp_path, 1, "ac")
+    with pytest.raises(InputError, match="the planned cases differ"):
+        merge([first, shard(tmp_path, 2, "b", keys=("a", "b"))], tmp_path, command="x")
+    with pytest.raises(InputError, match="the options differ"):
+        merge([first, shard(tmp_path, 2, "b", seed=1)], tmp_path, command="x")
+    with pytest.raises(InputError, match="the number of shards differ"):
+        merge([first, shard(tmp_path, 2, "b", count=3)], tmp_path, command="x")
+
+
+def test_a_run_that_is_no_shard_is_refused(tmp_path: Path) -> None:
+    whole = RunStore.create(tmp_path, [job("a")], command="x")
+    with pytest.raises(InputError, match="not a shard of a run"):
+        merge([whole], tmp_path, command="x")

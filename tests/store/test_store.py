@@ -1,0 +1,153 @@
+"""The run directory survives kills, resumes, and refuses what it cannot understand."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import InputError
+from harness.core.records import Blame, Case, CaseResult, FaultResult, Finding, Job, Verdict
+from harness.store.run_folder import NEVER_RAN, RunStore, find_run, new_run_id
+from harness.store.summary import summarise, to_json
+
+
+def job(name: str) -> Job:
+    return Job(key=name, case=Case(id=name, scenario="stub", system="kernel", refs=("vllm-project/vllm#36540",)))
+
+
+def result(name: str, verdict: Verdict = Verdict.PASS, **more: object) -> CaseResult:
+    return CaseResult.model_validate({"key": name, "id": name, "scenario": "stub", "verdict": verdict, **more})
+
+
+def fresh(tmp_path: Path, *names: str) -> RunStore:
+    return RunStore.create(tmp_path, [job(name) for name in names], command="mla-harness run", options={"seed": 3})
+
+
+def test_run_ids_sort_by_time_and_differ() -> None:
+    early, late = (new_run_id(datetime(2026, 1, day, tzinfo=UTC)) for day in (1, 2))
+    assert early < late and early.startswith("20260101T000000Z-")
+    assert len({new_run_id() for _ in range(20)}) > 15
+
+
+def test_a_run_reads_back_equal(tmp_path: Path) -> None:
+    store = fresh(tmp_path, "a", "b")
+    finding = Finding(oracle="finite", bits="0x7fc00001", message="NaN")
+    store.add(result("a", Verdict.FAIL, findings=(finding,), looked_at={"finite": 3}))
+    store.add_blame("a", Blame(sites=("output",), how="alone", trials={"nothing": "pass"}))
+    fault = FaultResult(fault="f", scenario="stub", case="a", caught=True, expected_by="finite")
+    store.add_fault(fault)
+    store.note_environment({"torch": "2.13.0"})
+    again = RunStore.open(store.path)
+    assert again.plan == store.plan
+    assert again.results()[0].findings == (finding,)
+    assert again.blames()["a"].sites == ("output",)
+    assert again.faults() == [fault]
+
+
+def test_results_come_in_the_order_of_the_plan_and_what_never_ran_is_an_error(tmp_path: Path) -> None:
+    store = fresh(tmp_path, "a", "b", "c")
+    store.add(result("c"))
+    store.add(result("a"))
+    found = store.results()
+    assert [entry.key for entry in found] == ["a", "b", "c"]
+    assert [entry.verdict for entry in found] == [Verdict.PASS, Verdict.ERROR, Verdict.PASS]
+    assert found[1].reason == NEVER_RAN
+    assert [left.key for left in store.unfinished()] == ["b"]
+
+
+def test_a_line_torn_by_a_kill_is_run_again_and_the_next_line_is_whole(tmp_path: Path) -> None:
+    store = fresh(tmp_path, "a", "b")
+    store.add(result("a"))
+    with (store.path / "results.jsonl").open("a") as stream:
+        stream.write('{"schema_version": 1, "key": "b", "verd')
+    assert [left.key for left in store.unfinished()] == ["b"]
+    store.add(result("b"))
+    assert RunStore.open(store.path).unfinished() == []
+
+
+def test_of_two_results_for_one_job_the_later_holds(tmp_path: Path) -> None:
+    store = fresh(tmp_path, "a")
+    store.add(result("a", Verdict.FAIL))
+    store.add(result("a", Verdict.PASS))
+    assert [entry.verdict for entry in store.results()] == [Verdict.PASS]
+
+
+@pytest.mark.parametrize("name", ["run.json", "results.jsonl", "faults.jsonl", "blame.jsonl"])
+def test_a_newer_schema_is_refused_in_one_sentence(tmp_path: Path, name: str) -> None:
+    store = fresh(tmp_path, "a")
+    (store.path / name).write_text(json.dumps({"schema_version": 99, "unheard": "of"}) + "\n")
+    with pytest.raises(
+        InputError, match=r"newer mla-harness \(schema 99, this one reads up to \d+\); update"
+    ) as caught:
+        again = RunStore.open(store.path)
+        again.results(), again.faults(), again.blames()
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("run.json", "[]", "no schema_version"),
+        ("run.json", "{", "cannot be read"),
+        ("run.json", '{"schema_version": 1}', "damaged: run_id"),
+        ("results.jsonl", '{"schema_version": 1, "key": 5}\n', "damaged"),
+        ("results.jsonl", "null\n", "no schema_version"),
+    ],
+)
+def test_a_damaged_run_is_refused_naming_the_file(tmp_path: Path, name: str, content: str, what: str) -> None:
+    store = fresh(tmp_path, "a")
+    (store.path / name).write_text(content)
+    with pytest.raises(InputError, match=what) as caught:
+        RunStore.open(store.path).results()
+    assert name in str(caught.value)
+
+
+def test_a_run_is_found_by_path_by_id_and_as_the_latest(tmp_path: Path) -> None:
+    first, second = fresh(tmp_path, "a"), fresh(tmp_path, "a")
+    latest = max(first.path, second.path)
+    assert find_run(str(first.path), tmp_path) == first.path
+    assert find_run(second.plan.run_id, tmp_path) == second.path
+    assert find_run("latest", tmp_path) == latest
+    with pytest.raises(InputError, match=f"no run 'nonsense'.*{latest.name}"):
+        find_run("nonsense", tmp_path)
+    with pytest.raises(InputError, match="holds no run yet"):
+        find_run("latest", tmp_path / "empty")
+
+
+def test_an_output_folder_that_cannot_be_made_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be created"):
+        fresh(tmp_path / "file", "a")
+
+
+def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
+    store = fresh(tmp_path, "a", "b")
+    finding = Finding(oracle="finite", site="output", tensor="out", where="row 1", bits="0x1", message="NaN")
+    store.add(result("a", Verdict.FAIL, findings=(finding,), refs=("vllm-project/vllm#36540",), log="private"))
+    store.add(result("b", Verdict.SKIP, reason="no GPU"))
+    store.add_fault(FaultResult(fault="f", scenario="s", case="a", caught=False, expected_by="finite", seconds=1.5))
+    store.note_environment({"torch": "2.13.0"})
+    store.add_seconds(2.5)
+    summary = summarise(store.plan, store.results(), store.faults())
+    assert list(summary) == ["run_id", "started", "seconds", "environment", "totals", "cases", "faults", "accuracy"]
+    assert summary["totals"] == {"pass": 0, "fail": 1, "crash": 0, "skip": 1, "error": 0}
+    assert list(summary["cases"][0]) == ["id", "scenario", "refs", "verdict", "seconds", "reason", "findings"]
+    assert summary["cases"][0]["findings"] == [
+        {"oracle": "finite", "site": "output", "tensor": "out", "where": "row 1", "bits": "0x1", "message": "NaN"}
+    ]
+    assert summary["faults"] == [
+        {"fault": "f", "scenario": "s", "case": "a", "caught": False, "by": [], "blamed": [], "seconds": 1.5}
+    ]
+    assert summary["accuracy"] == [] and summary["seconds"] == 2.5
+    assert summary["environment"]["torch"] == "2.13.0"
+    assert json.loads(to_json(summary)) == summary
+
+
+def test_json_with_a_nan_is_never_written(tmp_path: Path) -> None:
+    store = fresh(tmp_path, "a")
+    with pytest.raises(ValueError, match="JSON"):
+        store.add(result("a", seconds=float("nan")))
+    assert store.finished() == {}

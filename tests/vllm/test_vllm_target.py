@@ -1,0 +1,200 @@
+"""The vLLM target on a stand-in for vLLM: processes, logs, verdicts. The real one is run on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import HarnessError
+from harness.core.params import VllmParams
+from harness.core.records import Case, Job, PoisonPlan, Verdict
+from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
+from harness.engines.vllm.serve.worker_state import check, summed
+from harness.engines.vllm.target import VllmTarget, _last_words, environ, llm_options
+from harness.judge.run_case import execute
+from harness.memory.poison.patterns import Poison
+
+pytest.importorskip("lm_eval")
+FAKE = Path(__file__).parent / "fake"
+
+
+def case(**params: Any) -> Case:
+    settings = VllmParams(limit=4, epochs=2, **params).model_dump(mode="json")
+    return Case(
+        id="x", scenario="x", system="vllm", params=settings, oracles=("answers", "streams"),
+        poison=PoisonPlan(patterns=("nan",), sites=()),
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+
+def run(tmp_path: Path, subject: Case, fault: str | None = None) -> Any:
+    return execute(Job(key="x", case=subject, fault=fault, device="cpu", directory=str(tmp_path)))
+
+
+def test_a_serving_process_that_answers_right_passes_with_and_without_graphs(tmp_path: Path) -> None:
+    result = run(tmp_path, case(graph="full", compare_eager=True))
+    assert (result.verdict, result.reason) == (Verdict.PASS, "")
+    assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [1.0, 1.0]
+    assert result.looked_at == {"answers": 8, "streams": 4, "crash": 1}
+
+
+def test_wrong_answers_fail_and_carry_vllms_own_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "wrong")
+    result = run(tmp_path, case(graph="full", compare_eager=True))
+    assert result.verdict is Verdict.FAIL
+    assert {finding.oracle for finding in result.findings} == {"answers", "streams"}
+    assert "vLLM's own log line" in result.log
+
+
+@pytest.mark.parametrize(("how", "words"), [("raise", "Engine core initialization failed"), ("die", "SIGABRT")])
+def test_a_serving_process_that_dies_is_a_crash_with_its_last_words(
+    how: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", how)
+    result = run(tmp_path, case(graph="none").model_copy(update={"oracles": ("answers",)}))
+    assert result.verdict is Verdict.CRASH
+    assert words in result.reason
+    assert "vLLM's own log line" in result.log
+
+
+def test_a_fault_that_the_release_has_as_released_is_skipped_with_that_reason(tmp_path: Path) -> None:
+    result = run(tmp_path, case(), fault="vllm.skip-zero-new-blocks")
+    assert result.verdict is Verdict.SKIP
+    assert "has this bug as released" in result.reason
+
+
+def test_a_fault_whose_code_is_not_there_is_an_error_and_never_a_pass(tmp_path: Path) -> None:
+    result = run(tmp_path, case(), fault="vllm.fresh-plan-each-step")
+    assert result.verdict is Verdict.ERROR
+    assert "is not there" in result.reason
+
+
+def test_pages_that_the_backend_is_promised_finite_are_not_poisoned() -> None:
+    everything = Poison("nan", frozenset({"kv.new", "kv.tail", "output"}))
+    plain = VllmTarget(case(backend="FLASHMLA"))._poison(everything)
+    hybrid = VllmTarget(case(backend="FLASHMLA", canary="hybrid"))._poison(everything)
+    selecting = VllmTarget(case(backend="TRITON_MLA"))._poison(everything)
+    assert plain is not None and set(plain.sites) == {"output"}
+    assert hybrid is not None and set(hybrid.sites) == {"output", "kv.new"}
+    assert selecting is not None and set(selecting.sites) == {"output", "kv.new", "kv.tail"}
+
+
+def test_memory_and_graphs_are_stated_to_vllm() -> None:
+    options = llm_options(VllmParams(graph="full", num_blocks=96, kv="fp8_e4m3"), "full")
+    assert options["num_gpu_blocks_override"] == 96
+    assert options["kv_cache_dtype"] == "fp8"
+    assert options["compilation_config"]["cudagraph_mode"] == "FULL"
+    assert llm_options(VllmParams(), "none")["enforce_eager"] is True
+
+
+def test_a_poison_that_filled_nothing_is_an_error_and_no_pass(tmp_path: Path) -> None:
+    subject = case(canary="hybrid").model_copy(update={"oracles": ("answers",)})
+    subject = subject.model_copy(update={"poison": PoisonPlan(patterns=("nan",), sites=("kv.new",))})
+    result = run(tmp_path, subject)
+    assert result.verdict is Verdict.ERROR
+    assert "filled nothing" in result.reason
+
+
+def test_a_backend_of_another_gpu_is_skipped_with_that_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    result = run(tmp_path, case(backend="FLASHINFER_MLA"))
+    assert result.verdict is Verdict.SKIP and "this GPU is 9.0" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("version", "params", "words"),
+    [
+        ("0.21.0", {"backend": "TRITON_MLA", "graph": "full"}, "refuses full graphs"),
+        ("0.22.1", {"canary": "moe", "quantization": "fp8_per_tensor"}, "humming-kernels"),
+    ],
+)
+def test_what_a_release_cannot_serve_is_skipped_with_that_reason(
+    version: str, params: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.engines.vllm.target.installed_version", lambda: version)
+    result = run(tmp_path, case(**params))
+    assert result.verdict is Verdict.SKIP and words in result.reason
+
+
+def test_the_simulator_and_the_experts_kernel_are_stated_to_vllm() -> None:
+    params = VllmParams(canary="moe", routing="simulated", quantization="fp8_per_tensor", graph="piecewise")
+    options = llm_options(params, "piecewise")
+    assert options["moe_backend"] == "triton" and options["quantization"] == "fp8_per_tensor"
+    assert options["compilation_config"]["mode"] == 3 and options["compilation_config"]["backend"] == "eager"
+    assert environ(params, None)[ROUTING_VARIABLE] == STRATEGY
+    assert environ(VllmParams(), None).get(ROUTING_VARIABLE) is None
+
+
+LOG = """
+WARNING 11-21 19:40:00 [interface.py:243] Failed to import from vllm._C: ModuleNotFoundError("No module named 'x'")
+(Worker_TP1 pid=7) ERROR 11-21 19:40:01 [multiproc_executor.py:870] WorkerProc failed to start.
+(Worker_TP1 pid=7) ERROR 11-21 19:40:01 [multiproc_executor.py:870] Traceback (most recent call last):
+(Worker_TP1 pid=7) ERROR 11-21 19:40:01 [multiproc_executor.py:870] torch.AcceleratorError: CUDA error: invalid device
+(Worker_TP0 pid=6) RuntimeError: the other rank is gone
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (LOG + "Exception: WorkerProc initialization failed due to an exception: see above\n", "invalid device"),
+        (LOG.replace("(Worker_TP1 pid=7) ", "") + "Exception: WorkerProc initialization failed: x\n", "invalid device"),
+        (LOG + "TimeoutError: RPC call to execute_model timed out.\n", "invalid device"),
+        (LOG + "ValueError: a head too many\n", "ValueError: a head too many"),
+        ("loading\nTimeoutError: RPC call to execute_model timed out.\n", "timed out"),
+        ("loading\n", "loading"),
+        ("", "it printed nothing"),
+    ],
+)
+def test_the_cause_is_that_of_the_worker_which_failed_first(log: str, words: str) -> None:
+    assert words in _last_words(log)
+
+
+def worker(rank: int, **changes: Any) -> dict[str, Any]:
+    """What a worker says of itself whose free memory was swept, and nothing else filled."""
+    counts = {"steps": 9, "sweeps": 9, "blocks": 0, "context_rows": 0}
+    return {"rank": rank, "process": 100 + rank, "fault": "", "routing": False, **counts, **changes}
+
+
+def checked(told: list[dict[str, Any]], poison: ServePoison | None, fault: str | None = None) -> None:
+    check(summed(told), 2, fault=fault, routing=False, poison=poison)
+
+
+def test_context_rows_that_were_asked_for_and_never_filled_are_an_error() -> None:
+    checked([worker(0), worker(1)], ServePoison(("output",)))
+    with pytest.raises(HarnessError, match="filled nothing on rank 0"):
+        checked([worker(0), worker(1)], ServePoison(("output", "context.output")))
+
+
+def test_a_rank_on_which_nothing_was_filled_is_an_error_though_another_filled() -> None:
+    with pytest.raises(HarnessError, match="filled nothing on rank 1"):
+        checked([worker(0), worker(1, sweeps=0)], ServePoison(("output",)))
+
+
+def test_a_poison_of_one_rank_is_filled_there_and_nowhere_else() -> None:
+    checked([worker(0, sweeps=0), worker(1)], ServePoison(("output",), rank=1))
+    with pytest.raises(HarnessError, match="not for rank 0"):
+        checked([worker(0), worker(1)], ServePoison(("output",), rank=1))
+
+
+def test_a_rank_that_is_missing_or_lacks_the_fault_or_the_routing_is_an_error() -> None:
+    with pytest.raises(HarnessError, match="2 workers were to answer for themselves, and 1 did"):
+        checked([worker(0)], None)
+    with pytest.raises(HarnessError, match=r"rank 1 \(process 101\) runs with no fault, not with x"):
+        checked([worker(0, fault="x"), worker(1)], None, "x")
+    with pytest.raises(HarnessError, match=r"rank 0 .* routing strategy"):
+        check(summed([worker(0)]), 1, fault=None, routing=True, poison=None)
+
+
+def test_what_workers_filled_is_added_up_and_kept_by_rank() -> None:
+    told = summed([worker(1, blocks=3), worker(0)])
+    assert (told["sweeps"], told["blocks"]) == (18, 3)
+    assert [(one["rank"], one["blocks"]) for one in told["ranks"]] == [(0, 0), (1, 3)]
