@@ -34,8 +34,8 @@ PERSONS: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 def measured(device: str) -> list[dict[str, Any]]:
     """One row for each fault: clean and with the fault, on the point of the matrix where its scenario tries it."""
+    from harness.core.cases import Job
     from harness.core.catalog import FAULTS
-    from harness.core.records import Job
     from harness.judge.first_nan import execute, first_writer
     from harness.scenario.device import on_device
     from harness.scenario.expand import fault_cases

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.core.records import Job
+from harness.core.cases import Job
 from harness.run.runner import WorkerPool
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select

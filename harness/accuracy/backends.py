@@ -1,7 +1,7 @@
 """What answers questions: the one interface of every model under test, and the lookup of a model's description.
 
-A model is written ``engine:DIR`` (the reference engine), ``vllm:PATH`` (vLLM in this process) or
-``server:http://host:port/v1`` (any OpenAI-compatible server). Nothing here imports torch.
+A model is written ``engine:DIR`` (the reference engine), ``server:http://host:port/v1`` (any OpenAI-compatible
+server), or as an engine's table of models says. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from harness.core.catalog import MODELS
+from harness.core.engine_spec import ModelSpec
 from harness.core.errors import InputError
-
-KINDS = ("engine", "vllm", "server")
+from harness.core.system_spec import attribute_at
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -89,30 +90,21 @@ def has_invalid_text(text: str, finish: str) -> bool:
     return REPLACEMENT in whole or "\0" in whole
 
 
-def parse_model(spec: str) -> tuple[str, str]:
-    """Split ``kind:rest``; raises InputError for anything else."""
-    kind, colon, rest = spec.partition(":")
-    if not colon or kind not in KINDS or not rest:
-        raise InputError(f"--model {spec!r}: write engine:DIR, vllm:PATH or server:http://host:port/v1")
-    return kind, rest
+def parse_model(spec: str) -> tuple[ModelSpec, str]:
+    """Split ``kind:where``; raises InputError for anything else."""
+    kind, colon, where = spec.partition(":")
+    if not colon or kind not in MODELS or not where:
+        forms = [f"{model.name}:{model.where}" for model in MODELS]
+        raise InputError(f"--model {spec!r}: write {', '.join(forms[:-1])} or {forms[-1]}")
+    return MODELS.get(kind), where
 
 
 def open_backend(spec: str, *, concurrency: int = 32, **options: Any) -> Backend:
     """Start the model that `spec` describes. Raises InputError when it cannot be had here.
 
-    `options` go to the backend as they are: `served_model`, `timeout`, `max_attempts` for a server, arguments of
-    `vllm.LLM` for vLLM, settings of the reference engine for an engine.
+    `options` are the fields of `ModelParams` that the table of models lists for this kind, and others of its backend.
+    Each kind needs packages that the others do not: nothing is loaded that this model does not use.
     """
-    kind, rest = parse_model(spec)
-    # Each kind needs packages that the others do not: nothing is loaded that this model does not use.
-    if kind == "server":
-        from harness.accuracy.server_backend import ServerBackend
-
-        return ServerBackend(rest, concurrency=concurrency, **options)
-    if kind == "vllm":
-        from harness.engines.vllm.backend import VllmBackend
-
-        return VllmBackend(rest, concurrency=concurrency, **options)
-    from harness.judge.served_engine import open_engine
-
-    return open_engine(rest, concurrency=concurrency, **options)
+    kind, where = parse_model(spec)
+    backend: Backend = attribute_at(kind.open)(where, concurrency=concurrency, **options)
+    return backend

@@ -15,7 +15,7 @@ from harness.accuracy.answer_log import AccuracyRun
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
 from harness.core.fixtures import BASELINES
-from harness.core.records import Record
+from harness.core.params import Record
 
 _HASHES_A_LINE = 8
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from harness.core.params import Record
 from harness.core.records import (
     AccuracyJudgement,
     AccuracyLimits,
@@ -13,7 +14,6 @@ from harness.core.records import (
     Flips,
     Interval,
     OutcomeGrid,
-    Record,
 )
 
 __all__ = [

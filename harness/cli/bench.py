@@ -33,7 +33,7 @@ def bench(
         # Drawn cases and the thousands of a GPU's matrix would outweigh the written ones in the median; a model that
         # answers questions is no measure of the harness.
         wanted = {one.name for one in known if one.fuzz is None and one.device == "any"}
-        cases = [case for case in cases if case.scenario in wanted and case.system in ("kernel", "engine")]
+        cases = [case for case in cases if case.scenario in wanted and case.kind.shows_launches]
     request = {"repeats": repeats, "cases": [case.model_dump(mode="json") for case in cases]}
     answer = _measure(request)
     if answer is None:

@@ -152,7 +152,8 @@ def _print(console: Console, columns: list[Column]) -> None:
     console.print(table)
     for column in columns:
         environment = column.summary.get("environment", {})
-        facts = [environment.get("vllm_path"), f"Python {environment.get('python')}, torch {environment.get('torch')}"]
+        paths = environment.get("engine_paths") or {}
+        facts = [*list(paths.values())[:1], f"Python {environment.get('python')}, torch {environment.get('torch')}"]
         where = ", ".join(fact for fact in (column.interpreter, *facts) if fact)
         console.print(printable(f"{column.label}: {where}, {column.seconds:.0f} s"), soft_wrap=True)
     for line in reasons(columns):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.cli.session import Wanted
-    from harness.core.records import CureResult, Job, Reading
+    from harness.core.cases import Job
+    from harness.core.records import CureResult, Reading
     from harness.run.runner import WorkerPool
 
 
@@ -44,7 +45,7 @@ def cure(
     from harness.cli.shrink import declared_oracle
     from harness.core.catalog import FAULTS
     from harness.core.cure_names import parse
-    from harness.diagnose.cure import EXECUTE, REMOVES, judge_cure
+    from harness.diagnose.cure import REMOVES, judge_cure
     from harness.report.terminal import console_for
     from harness.run.runner import WorkerPool
 
@@ -55,7 +56,7 @@ def cure(
         seed=seed, timeout_seconds=timeout, scenarios=scenarios,
     )  # fmt: skip
     console = console_for(sys.stderr if json else sys.stdout)
-    with WorkerPool(workers, execute=EXECUTE) as pool:
+    with WorkerPool(workers) as pool:
         job = _job(wanted, pool, selector, names)
         bugs = ", ".join((*((job.fault,) if job.fault else ()), *job.more_faults))
         console.print(job.case.id + (f" with {bugs}" if bugs else ""), style="bold", markup=False, soft_wrap=True)
@@ -81,7 +82,7 @@ def _job(wanted: Wanted, pool: WorkerPool, selector: str, faults: list[str]) -> 
         for scenario in load(wanted)
         if selects_scenario(selector, scenario)
         for use, case in fault_cases(scenario, seed=wanted.seed)
-        if case.system in ("kernel", "engine") and (not faults or use.name == faults[0])
+        if case.kind.shows_launches and (not faults or use.name == faults[0])
     ]
     own = [(use, case) for use, case in pairs if faults or _is_ref_of(selector, use.name)] or pairs
     if own and not wanted.kernel and not wanted.plugins:

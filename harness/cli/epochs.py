@@ -15,8 +15,9 @@ from harness.cli.run import INTERRUPTED, Json, Out
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.core.engine_params import ModelParams
     from harness.core.records import CaseResult
-    from harness.run.model_process import ModelProcess, Questions
+    from harness.run.model_process import ModelProcess
     from harness.store.run_folder import RunStore
 
 MODELS = "engine:DIR|vllm:PATH|server:URL"
@@ -74,7 +75,8 @@ def epochs(
 ) -> None:
     """Ask the same questions again and again, and judge the accuracy of each epoch."""
     from harness.cli.recording import history_file, source_under_test
-    from harness.run.model_process import ModelProcess, Questions
+    from harness.core.engine_params import ModelParams
+    from harness.run.model_process import ModelProcess
 
     given = {
         "task": task, "model": model, "epochs": num_epochs, "concurrency": concurrency, "limit": limit,
@@ -90,7 +92,7 @@ def epochs(
     store = None
     if resume is not None:
         store = _resumed(resume, out, [*settings, *options, *(["baseline"] if baseline else [])])
-        questions = Questions.model_validate(store.plan.options["epochs"])
+        questions = ModelParams.model_validate(store.plan.options["epochs"])
     else:
         questions = _checked(settings, options)
     console = _console(json)
@@ -112,30 +114,23 @@ def _console(as_json: bool) -> Console:
     return console_for(sys.stderr if as_json else sys.stdout)
 
 
-OPTIONS_OF = {
-    "engine": ("kv", "graph", "num_blocks", "device"),
-    "vllm": ("kv", "graph"),
-    "server": ("served_model", "timeout"),
-}
-
-
-def _checked(settings: dict[str, Any], options: dict[str, Any]) -> Questions:
+def _checked(settings: dict[str, Any], options: dict[str, Any]) -> ModelParams:
     """The questions that the options ask for. Raises InputError for what does not fit together."""
+    from harness.accuracy.backends import parse_model
+    from harness.core.catalog import MODELS
+    from harness.core.engine_params import ModelParams
     from harness.core.errors import InputError
-    from harness.run.model_process import Questions
 
     for name, example in (("task", "gsm_symbolic"), ("model", "engine:fixtures/canary-mla")):
         if name not in settings:
             raise InputError(f"epochs: --{name} is missing; for example --{name} {example}")
-    kind, colon, _ = settings["model"].partition(":")
-    if not colon or kind not in OPTIONS_OF:
-        raise InputError(f"--model {settings['model']!r}: write engine:DIR, vllm:PATH or server:http://host:port/v1")
+    kind, _ = parse_model(settings["model"])
     for name in options:
-        if name not in OPTIONS_OF[kind]:
-            kinds = " and ".join(k for k, names in OPTIONS_OF.items() if name in names)
-            why = "; a server is started with its own settings" if kind == "server" else ""
-            raise InputError(f"--{name.replace('_', '-')}: is of {kinds}, not of {kind}{why}")
-    return Questions(options=options, **settings)
+        if name not in kind.options:
+            kinds = " and ".join(model.name for model in MODELS if name in model.options)
+            why = "; a server is started with its own settings" if kind.name == "server" else ""
+            raise InputError(f"--{name.replace('_', '-')}: is of {kinds}, not of {kind.name}{why}")
+    return ModelParams(**settings, **options)
 
 
 def _resumed(name: str, out: Path | None, given: list[str]) -> RunStore:
@@ -151,7 +146,7 @@ def _resumed(name: str, out: Path | None, given: list[str]) -> RunStore:
     return store
 
 
-def _created(questions: Questions, ready: dict[str, Any], baseline: Path | None, out: Path | None) -> RunStore:
+def _created(questions: ModelParams, ready: dict[str, Any], baseline: Path | None, out: Path | None) -> RunStore:
     from harness.accuracy.records import RunHeader
     from harness.store.epochs import choose_baseline, create
     from harness.store.run_folder import DEFAULT_RUNS
@@ -159,11 +154,11 @@ def _created(questions: Questions, ready: dict[str, Any], baseline: Path | None,
     header = RunHeader.model_validate(ready["header"])
     chosen = choose_baseline(header, baseline)
     command = shlex.join(["mla-harness", *sys.argv[1:]])
-    return create(out or DEFAULT_RUNS, header, questions.model_dump(), chosen, command)
+    return create(out or DEFAULT_RUNS, header, questions, chosen, command)
 
 
 def _perform(
-    store: RunStore, process: ModelProcess, questions: Questions, console: Console, *, resume: bool, as_json: bool,
+    store: RunStore, process: ModelProcess, questions: ModelParams, console: Console, *, resume: bool, as_json: bool,
     history: Path | None,
 ) -> int:  # fmt: skip
     """Ask, and whatever ends it: judge, store, report, print, and return the exit code."""

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.cli.session import Wanted
-    from harness.core.records import Case, CaseResult, Finding, Job, Shrunk
+    from harness.core.cases import Case, Job
+    from harness.core.records import CaseResult, Finding, Shrunk
     from harness.diagnose.script.check import Check
     from harness.diagnose.script.render import Story
     from harness.run.environment import Environment
@@ -64,7 +65,7 @@ def with_fault(wanted: Wanted) -> Wanted:
         for scenario in load(wanted)
         if selects_scenario(selector, scenario) or selector.partition("[")[0] == scenario.name
         for use, case in fault_cases(scenario, seed=wanted.seed)
-        if case.system in ("kernel", "engine")
+        if case.kind.shows_launches
     ]
     here = [fault for fault, identity in declared if identity == selector]
     own = [fault for fault, _ in declared if FAULTS.get(fault).ref.rpartition("#")[2] == number]
@@ -125,7 +126,7 @@ def _story(job: Job, case: Case, finding: Finding, environment: Environment, ste
     refs = dict.fromkeys([fault.ref] if fault else [])
     packages = {
         "torch": environment.torch, "triton": environment.triton if job.device == "cuda" else None,
-        "vllm": environment.vllm, "flashinfer": environment.flashinfer,
+        **environment.engines,
     }  # fmt: skip
     versions = [f"{name} {version}" for name, version in packages.items() if version]
     where = environment.gpus[0].name if job.device == "cuda" and environment.gpus else "a CPU"

@@ -12,7 +12,7 @@ import typer
 from harness.cli.run import Json, Scenarios, Seed
 
 if TYPE_CHECKING:
-    from harness.core.records import Case
+    from harness.core.cases import Case
     from harness.run.environment import Environment
     from harness.scenario.schema import Scenario
 
@@ -56,12 +56,9 @@ def list_(
 
 
 def _scenario_row(scenario: Scenario) -> dict[str, Any]:
-    from harness.scenario.matrix import accuracy_points, points
+    from harness.scenario.matrix import num_points
 
-    # As many as `expand` gives, without making them.
-    count = len(points(scenario)) + len(accuracy_points(scenario))
-    if scenario.fuzz is not None:
-        count = scenario.fuzz.examples
+    count = num_points(scenario) if scenario.fuzz is None else scenario.fuzz.examples
     return {
         "name": scenario.name,
         "cases": count,
@@ -127,9 +124,9 @@ def _print_case(case: Case, scenario: Scenario | None, command: str) -> None:
     console.print(scenario.summary if scenario else "a cell of the matrix of mla-harness susceptibility")
     if scenario and scenario.why:
         console.print(" ".join(scenario.why.split()))
-    op = f" {case.params['op']}" if "op" in case.params else ""
+    op = f" {case.op}" if case.op else ""
     _print_block(console, f"system {case.system}{op}, seed {case.seed}", {
-        name: jsonlib.dumps(value) for name, value in case.params.items() if name != "op"
+        name: jsonlib.dumps(value) for name, value in case.values().items() if name != "op"
     })  # fmt: skip
     strict = ", indices out of range" if case.poison.strict else ""
     _print_block(console, f"poison {', '.join(case.poison.patterns)} on{strict}",
@@ -160,6 +157,7 @@ def _print_block(console: Any, title: str, lines: dict[str, str]) -> None:
 
 def doctor(json: Json = False) -> None:
     """Say what this machine can run, and why not."""
+    from harness.core.catalog import ENGINES
     from harness.run.environment import DEVICES
     from harness.run.runner import WorkerPool
 
@@ -178,7 +176,9 @@ def doctor(json: Json = False) -> None:
 
     console = console_for()
     gpus = ", ".join(gpu.name for gpu in environment.gpus)
-    facts = environment.model_dump(mode="json") | {"gpus": gpus or "none", "cuda": environment.cuda or "none"}
+    facts = environment.model_dump(mode="json", exclude={"engines", "engine_paths"})
+    facts |= {engine.name: environment.engines.get(engine.name) for engine in ENGINES}
+    facts |= {"gpus": gpus or "none", "cuda": environment.cuda or "none"}
     _print_block(console, "this machine", {name: "not installed" if v is None else str(v) for name, v in facts.items()})
     _print_block(console, "devices", {device: environment.why_not(device) or "yes" for device in DEVICES})
     console.print()

@@ -18,7 +18,8 @@ from harness.cli.run import Device, Json, Scenarios, Seed, Timeout, Workers
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.core.records import Blame, Case, CaseResult, FaultResult, Job, Shrunk
+    from harness.core.cases import Case, Job
+    from harness.core.records import Blame, CaseResult, FaultResult, Shrunk
     from harness.run.runner import WorkerPool
     from harness.scenario.schema import FaultUse, Scenario
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import InputError
 from harness.core.kernel_spec import KernelSpec
-from harness.core.records import Blame, Case, CaseResult, FaultResult, Job, Verdict
+from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.diagnose.blame import conclude, plan_trials
 from harness.diagnose.first_nan import recorded_job
 from harness.diagnose.first_nan import why_not as why_not_recorded
@@ -26,7 +27,7 @@ from harness.scenario.device import on_device
 from harness.scenario.expand import GPU, fault_cases
 from harness.scenario.kernel_override import KernelOverride
 from harness.scenario.load import load_scenarios
-from harness.scenario.matrix import kernel_fields
+from harness.scenario.matrix import ACCURACY
 from harness.scenario.schema import Scenario
 from harness.scenario.selection import select, selects_scenario, with_each
 from harness.store.run_folder import Control, RunStore
@@ -101,7 +102,7 @@ def make_jobs(cases: Iterable[Case], wanted: Wanted, pool: Pool, fault: str | No
             fault=fault,
             device=device,
             plugins=tuple(str(path) for path in wanted.plugins),
-            timeout_seconds=case.params.get("timeout_seconds", wanted.timeout_seconds),
+            timeout_seconds=case.params.own_timeout or wanted.timeout_seconds,
         )
         for case, device in chosen
     ]
@@ -115,7 +116,7 @@ def plan_controls(jobs: Sequence[Job], wanted: Wanted, pool: Pool) -> list[Contr
     """
     if wanted.fault or wanted.kernel or wanted.plugins:
         return []
-    planned = {job.case.id for job in jobs if job.case.system == "accuracy"}
+    planned = {job.case.id for job in jobs if ACCURACY in job.case.tags}
     chosen = [s for s in load(wanted) if any(selects_scenario(selector, s) for selector in wanted.selectors)]
     pairs = [pair for scenario in chosen for pair in fault_cases(scenario, seed=wanted.seed)]
     return [
@@ -143,15 +144,9 @@ class Devices:
             return "cuda"
         if self._wanted != "auto":
             return self._wanted
-        if case.system == "vllm-host":
-            return "cpu"
-        if case.system == "vllm":
-            # The serving process takes the GPU, with all its memory stated: several may share one, no worker holds it.
-            return "cpu"
-        fields = kernel_fields(case.system, case.params.get("op"))
-        params = on_device(case, "cuda").params
-        names = {f"{op}/{params.get(name)}" for name, op in fields.items()}
-        return "cuda" if case.system in ("kernel", "engine", "accuracy") and names <= self._on_gpu else "cpu"
+        # A serving process takes the GPU itself, with all its memory stated: several may share one, no worker holds it.
+        can_use_gpu = "cuda" in case.kind.devices
+        return "cuda" if can_use_gpu and set(on_device(case, "cuda").kernels().values()) <= self._on_gpu else "cpu"
 
 
 def register_plugins(wanted: Wanted, pool: Pool) -> list[str]:
@@ -216,7 +211,7 @@ def carry_out(store: RunStore, pool: Pool, jobs: Sequence[Job], live: LiveProgre
 
 def longest_first(jobs: Sequence[Job]) -> list[Job]:
     """Measurements of accuracy before the rest: begun last, one of them would keep all other workers waiting."""
-    return sorted(jobs, key=lambda job: job.case.system != "accuracy")
+    return sorted(jobs, key=lambda job: not job.case.kind.asks_canary)
 
 
 def find_blame(
@@ -267,8 +262,8 @@ def blame_failures(store: RunStore, pool: Pool) -> None:
     # A hang is not waited for twenty times more.
     quick = [(job, result) for job, result in failures if result.seconds < job.timeout_seconds]
     # A trial of vLLM is a serving process of half a minute: `selftest` takes that time, and here is one, recorded.
-    served = [(job, result) for job, result in quick if job.case.system == "vllm"][:MAX_SERVED]
-    quick = [(job, result) for job, result in quick if job.case.system != "vllm"][:MAX_BLAMED]
+    served = [(job, result) for job, result in quick if job.case.kind.serves][:MAX_SERVED]
+    quick = [(job, result) for job, result in quick if not job.case.kind.serves][:MAX_BLAMED]
     found = find_blame(pool, quick, budget_seconds=BLAME_BUDGET_SECONDS)
     for key, (blame, _) in found.items():
         store.add_blame(key, blame)
@@ -286,7 +281,7 @@ def with_first_nan(
     jobs = [recorded_job(job, blames[key]) for key, job in list(wanted.items())[:MAX_RECORDED]]
     keys = {job.key: key for job, key in zip(jobs, wanted, strict=False)}
     found: dict[str, Blame] = {}
-    num_served = sum(job.case.system == "vllm" for job in jobs)
+    num_served = sum(job.case.kind.serves for job in jobs)
     deadline = time.monotonic() + RECORDING_BUDGET_SECONDS + num_served * SERVED_SECONDS
     for result in pool.run(jobs):
         key = keys[result.key]

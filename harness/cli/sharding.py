@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.core.cases import Job
 from harness.core.errors import HarnessError, InputError
-from harness.core.records import Job
 from harness.scenario.shard import Shard, split
 from harness.store.history.trends import durations
 from harness.store.run_folder import Control, ShardNote

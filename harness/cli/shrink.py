@@ -13,7 +13,8 @@ from harness.cli.run import Device, Json, Scenarios, Seed, Timeout, Workers
 
 if TYPE_CHECKING:
     from harness.cli.session import Wanted
-    from harness.core.records import Blame, CaseResult, Job, Shrunk
+    from harness.core.cases import Job
+    from harness.core.records import Blame, CaseResult, Shrunk
     from harness.run.pool import Pool
     from harness.run.runner import WorkerPool
     from harness.store.run_folder import RunStore

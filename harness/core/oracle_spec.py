@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from harness.core.records import AccuracyRecord, Finding
-
 if TYPE_CHECKING:
-    from harness.judge.run_records import Evidence
+    from harness.core.records import Finding
+    from harness.judge.run_records import Evidence, Judgement
 
 
 TELLING_ORDER = (
@@ -25,18 +24,6 @@ def most_telling_first(findings: Iterable[Finding]) -> list[Finding]:
     """Findings in TELLING_ORDER; those of one oracle keep their order, and an unknown oracle comes last."""
     rank = {name: place for place, name in enumerate(TELLING_ORDER)}
     return sorted(findings, key=lambda finding: rank.get(finding.oracle, len(rank)))
-
-
-@dataclass(slots=True)
-class Judgement:
-    """An oracle's findings, and how many elements it looked at: nothing looked at is an error, not a pass."""
-
-    findings: list[Finding] = field(default_factory=list)
-    looked_at: int = 0
-    notes: list[str] = field(default_factory=list)
-    """What a reader of a pass should know, such as a spread that was allowed for."""
-    accuracy: AccuracyRecord | None = None
-    """What oracle `accuracy` counted, for the reports; no other oracle has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from harness.core.cases import Case, Job
+from harness.core.params import Record
 
 SCHEMA_VERSION = 1
 
 Interval = tuple[float, float]
-
-
-class Record(BaseModel):
-    """A frozen value that refuses unknown fields; `model_dump_json` and `model_validate_json` round-trip it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Verdict(str, Enum):
@@ -26,53 +23,6 @@ class Verdict(str, Enum):
     CRASH = "crash"
     SKIP = "skip"
     ERROR = "error"
-
-
-class PoisonPlan(Record):
-    """Which sites are filled with which patterns; the first pattern is the main one."""
-
-    patterns: tuple[str, ...] = ("nan",)
-    sites: tuple[str, ...] = ()
-    strict: bool = False
-    ignore_contracts: bool = False
-    """Poison also what a kernel declares that it needs friendly: to find out, not to judge."""
-
-
-class Case(Record):
-    """One point of a scenario's matrix. `id` alone reproduces it: the seed is derived from the id."""
-
-    id: str
-    scenario: str
-    system: str
-    refs: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    params: dict[str, Any] = {}
-    poison: PoisonPlan = PoisonPlan()
-    oracles: tuple[str, ...] = ()
-    seed: int = 0
-
-
-class Job(Record):
-    """What a worker is asked to do: one case, with or without a fault, perhaps with other poisoned sites."""
-
-    key: str
-    case: Case
-    fault: str | None = None
-    sites: tuple[str, ...] | None = None
-    """Sites to poison instead of the case's own; the others get friendly memory. Used to find the one to blame."""
-    device: str = "cpu"
-    plugins: tuple[str, ...] = ()
-    timeout_seconds: float = 60.0
-    cures: tuple[str, ...] = ()
-    """Proposed cures to run it with; only :mod:`harness.judge.readers` knows them."""
-    more_faults: tuple[str, ...] = ()
-    """Further bugs put back beside `fault`; only :mod:`harness.judge.readers` knows them."""
-    first_nan: tuple[str, ...] | None = None
-    """Sites: the job is not judged, but run with the first-NaN recorder, and searched for the first reader of these."""
-    gpus: tuple[int, ...] = ()
-    """The GPUs that are held for a case that needs several, numbered as its worker sees them."""
-    directory: str | None = None
-    """Where a case that takes long notes its progress, so that a resumed run goes on from there."""
 
 
 class Finding(Record):
@@ -248,7 +198,7 @@ class CaseResult(Record):
     seconds: float = 0.0
     reason: str = ""
     findings: tuple[Finding, ...] = ()
-    looked_at: dict[str, int] = {}
+    looked_at: dict[str, int] = Field(default={})
     """Elements each oracle judged; an oracle that looked at nothing makes the case an error."""
     accuracy: AccuracyRecord | None = None
     """Accuracy by epoch, for a case that measures it."""
@@ -274,7 +224,7 @@ class Blame(Record):
 
     sites: tuple[str, ...] = ()
     how: str = ""
-    trials: dict[str, str] = {}
+    trials: dict[str, str] = Field(default={})
     """Poisoned set of sites -> verdict of that trial, in the order tried."""
     first_nan: FirstNan | None = None
     """Who wrote the first NaN and who read the memory first, where launches can be seen."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.registry import Registry
-
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -20,29 +18,26 @@ class Site:
     summary: str
 
 
-SITES: Registry[Site] = Registry(
-    "site",
-    (
-        Site("output", 1, "rows of a kernel's output that it does not write, such as padded requests"),
-        Site("lse", 2, "entries of a decode kernel's log-sum-exp that it does not write"),
-        Site("workspace", 3, "scratch that a kernel allocates for itself: split-KV partials, semaphores"),
-        Site("context.output", 4, "context-attention output of tokens that have no context in this chunk"),
-        Site("context.lse", 5, "context-attention log-sum-exp of tokens that have no context in this chunk"),
-        Site("kv.tail", 6, "slots of a request's last page at or past its length"),
-        Site("kv.free", 7, "pages that belong to no request"),
-        Site("kv.new", 8, "a block at the moment it is given to a request, before anybody writes it"),
-        Site("kv.null", 9, "block 0, which unused block-table entries point to"),
-        Site("block_table.pad", 10, "block-table entries past the last page a request needs"),
-        Site("graph.pad_rows", 11, "rows of a captured batch past the live requests"),
-        Site("graph.pool", 12, "memory of a graph's private pool that is free for reuse between replays"),
-        Site("sched_meta", 13, "the split-KV plan before this step's planning wrote it"),
-        Site("scale.pad", 14, "rows past the live tokens in the input of a quantizer"),
-        Site("router.ids", 15, "the expert-id buffer before the router wrote it"),
-        Site("router.weights", 16, "the expert-weight buffer before the router wrote it"),
-        Site("sparse.logits", 17, "an indexer's scores of slots past a request's length"),
-        Site("sparse.topk", 18, "the buffer of token positions that an indexer's top-k fills"),
-        Site("context.pad", 23, "columns past the value dim, where a context output is part of a wider tensor"),
-        Site("scale.blocks", 24, "rows of a block-scale tensor that round it up to whole tiles"),
-        Site("dp.pad_rows", 25, "rows that pad a data-parallel rank's tokens to those of the longest"),
-    ),
+SITES: tuple[Site, ...] = (
+    Site("output", 1, "rows of a kernel's output that it does not write, such as padded requests"),
+    Site("lse", 2, "entries of a decode kernel's log-sum-exp that it does not write"),
+    Site("workspace", 3, "scratch that a kernel allocates for itself: split-KV partials, semaphores"),
+    Site("context.output", 4, "context-attention output of tokens that have no context in this chunk"),
+    Site("context.lse", 5, "context-attention log-sum-exp of tokens that have no context in this chunk"),
+    Site("kv.tail", 6, "slots of a request's last page at or past its length"),
+    Site("kv.free", 7, "pages that belong to no request"),
+    Site("kv.new", 8, "a block at the moment it is given to a request, before anybody writes it"),
+    Site("kv.null", 9, "block 0, which unused block-table entries point to"),
+    Site("block_table.pad", 10, "block-table entries past the last page a request needs"),
+    Site("graph.pad_rows", 11, "rows of a captured batch past the live requests"),
+    Site("graph.pool", 12, "memory of a graph's private pool that is free for reuse between replays"),
+    Site("sched_meta", 13, "the split-KV plan before this step's planning wrote it"),
+    Site("scale.pad", 14, "rows past the live tokens in the input of a quantizer"),
+    Site("router.ids", 15, "the expert-id buffer before the router wrote it"),
+    Site("router.weights", 16, "the expert-weight buffer before the router wrote it"),
+    Site("sparse.logits", 17, "an indexer's scores of slots past a request's length"),
+    Site("sparse.topk", 18, "the buffer of token positions that an indexer's top-k fills"),
+    Site("context.pad", 23, "columns past the value dim, where a context output is part of a wider tensor"),
+    Site("scale.blocks", 24, "rows of a block-scale tensor that round it up to whole tiles"),
+    Site("dp.pad_rows", 25, "rows that pad a data-parallel rank's tokens to those of the longest"),
 )

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.core.cases import Job
 from harness.core.catalog import ORACLES
 from harness.core.oracle_spec import most_telling_first
-from harness.core.records import Blame, CaseResult, Finding, Job, Verdict
+from harness.core.records import Blame, CaseResult, Finding, Verdict
 
 _FAILED = (Verdict.FAIL, Verdict.CRASH)
 

@@ -12,16 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from harness.core.catalog import SITES
+from harness.core.cases import AskReaders, Job
+from harness.core.catalog import SITES, SYSTEMS
 from harness.core.cure_names import CureName
 from harness.core.errors import HarnessError, InputError
-from harness.core.records import CaseResult, CureResult, Finding, Job, Reading, Verdict
+from harness.core.records import CaseResult, CureResult, Finding, Reading, Verdict
 from harness.diagnose.blame import primary
 from harness.diagnose.shrink import Pool
-
-EXECUTE = "harness.judge.readers:execute"
-"""What the workers of the pool must run."""
-SYSTEMS = ("kernel", "engine")
 
 REMOVES, HIDES, NO_HELP = "removes", "hides", "does not help"
 
@@ -30,13 +27,14 @@ _FAILED = (Verdict.FAIL, Verdict.CRASH)
 
 def why_not(job: Job) -> str:
     """Why a cure cannot be judged on a job, in a sentence; empty when it can be."""
-    if job.case.system not in SYSTEMS:
-        return f"launches of system {job.case.system} are not seen; choose a case of {' or '.join(SYSTEMS)}"
+    if not job.case.kind.shows_launches:
+        able = " or ".join(system.name for system in SYSTEMS if system.shows_launches)
+        return f"launches of system {job.case.system} are not seen; choose a case of {able}"
     return "" if job.device == "cpu" else "launches inside CUDA graphs are not seen; use --device cpu"
 
 
 def judge_cure(pool: Pool, job: Job, cures: Sequence[CureName], *, oracle: str | None = None) -> CureResult:
-    """The verdict on `cures`, applied together to the failing `job`; its pool's workers run EXECUTE.
+    """The verdict on `cures`, applied together to the failing `job`.
 
     The symptom is the finding of `oracle`, or the one that tells most. Raises InputError when the job does not fail,
     and HarnessError when it cannot be judged.
@@ -56,7 +54,7 @@ def judge_cure(pool: Pool, job: Job, cures: Sequence[CureName], *, oracle: str |
     read_after, num_compared = _search(pool, cured)
     verdict, statement = _verdict(symptom.oracle, after, read_before, read_after)
     return CureResult(
-        case=job.case.id, faults=(*((job.fault,) if job.fault else ()), *job.more_faults), cures=cured.cures,
+        case=job.case.id, faults=job.faults, cures=cured.cures,
         verdict=verdict, statement=statement, oracle=symptom.oracle, before=read_before, after=read_after,
         left=after.findings, num_compared=num_compared, seconds=round(time.monotonic() - started, 3),
     )  # fmt: skip
@@ -108,7 +106,7 @@ def _halves(group: tuple[str, ...]) -> list[tuple[str, ...]]:
 def _reader(job: Job, sites: tuple[str, ...]) -> Job:
     """The job that tells who reads `sites` when these are filled and nothing else is."""
     label = sites[0] if len(sites) == 1 else f"{sites[0]} to {sites[-1]}"
-    return job.model_copy(update={"key": f"{job.key}~reads:{label}", "sites": sites})
+    return job.model_copy(update={"key": f"{job.key}~reads:{label}", "sites": sites, "ask": AskReaders(sites=sites)})
 
 
 def _symptom(job: Job, before: CaseResult, oracle: str | None) -> Finding:

@@ -1,37 +1,29 @@
-"""Who wrote the first NaN of a failure and who read the memory first: the case once more, with the recorder."""
+"""What wrote the first NaN of a failure and what read the memory first: the case once more, with the recorder."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from harness.core.records import Blame, Job
-
-SERVED: dict[str, Any] = {"epochs": 1, "compare_eager": False}
-"""What a recorded case of vLLM changes: it seeks the first NaN, and measures nothing."""
-MAX_QUESTIONS = 32
-"""Enough of them to put prompts of several steps and answers into one batch."""
+from harness.core.cases import AskFirstNan, Job
+from harness.core.catalog import SYSTEMS
+from harness.core.records import Blame
 
 
 def why_not(job: Job) -> str:
     """Why a failing job is not run with the recorder, in a sentence; empty when it can be."""
-    if job.case.system in ("engine", "vllm"):
+    if job.case.kind.records_first_nan:
         return ""
-    return f"the recorder watches the engine and vLLM, not system {job.case.system}"
+    able = " and ".join(system.name for system in SYSTEMS if system.records_first_nan)
+    return f"the recorder watches {able}, not system {job.case.system}"
 
 
 def recorded_job(job: Job, blame: Blame) -> Job:
     """The trial for a failing `job`: under all its poison, and searched for the first reader of what is to blame."""
-    own = job.case.poison.sites if job.sites is None else job.sites
-    case = job.case
-    if case.system == "vllm":
-        limit = min(case.params.get("limit") or MAX_QUESTIONS, MAX_QUESTIONS)
-        case = case.model_copy(update={"params": {**case.params, **SERVED, "limit": limit}})
+    case = job.case.model_copy(update={"params": job.case.params.recorded()})
     # The search for a reader runs the case several times.
     return job.model_copy(
         update={
             "key": f"{job.key}~first-nan",
             "case": case,
-            "first_nan": blame.sites or own,
+            "ask": AskFirstNan(sites=blame.sites or job.poisoned_sites),
             "timeout_seconds": 4 * job.timeout_seconds,
             "directory": None,
         }

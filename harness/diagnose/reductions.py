@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.catalog import KERNELS
-from harness.core.records import Case, PoisonPlan
-from harness.scenario.legal import settled, why_illegal
-from harness.scenario.matrix import kernel_fields
-from harness.scenario.variant import params_model, vary
+from pydantic import ValidationError
 
-Params = dict[str, Any]
+from harness.core.cases import Case, PoisonPlan
+from harness.core.catalog import KERNELS
+from harness.scenario.schema import Given
+from harness.scenario.variant import vary
 
 PLAINEST: dict[str, tuple[Any, ...]] = {
     "kv": ("fp32", "bf16"),
@@ -72,8 +71,8 @@ class Reduction:
 
 def fields_of(case: Case) -> list[str]:
     """What of a case can be reduced, in the order to try it: poison first, then parameters."""
-    names = [name for name in params_model(case).model_fields if name in case.params]
-    together = TOGETHER.get(case.params.get("op", ""), ())
+    names = list(type(case.params).model_fields)
+    together = TOGETHER.get(case.op or "", ())
     ordered = sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     return ["sites", "patterns", "strict", *(["each request"] if together else []), *ordered]
 
@@ -88,9 +87,13 @@ def reductions(base: Case, case: Case, field: str, blamed: Sequence[str] = ()) -
             poison = case.poison.model_copy(update={field: value})
             yield Reduction(field, getattr(case.poison, field), value, vary(base, case.params, poison))
         return
-    for before, changes in _smaller_params(case, field):
-        params = settled(case.system, {**case.params, **changes})
-        if not why_illegal(case.system, params) and params != case.params:
+    model, values = type(case.params), case.params.model_dump(mode="json")
+    for before, changes in _smaller_params(case, values, field):
+        try:
+            params = model.model_validate(model.settled(values | changes))
+        except ValidationError:
+            continue
+        if params != case.params:
             yield Reduction(field, before, changes.get(field, changes), vary(base, params, case.poison))
 
 
@@ -108,27 +111,27 @@ def _smaller_poison(plan: PoisonPlan, field: str, blamed: tuple[str, ...]) -> It
         yield from (tuple(fewer) for fewer in _without_some(plan.patterns, least=2))
 
 
-def _smaller_params(case: Case, field: str) -> Iterator[tuple[Any, Params]]:
+def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any, Given]]:
     """(what the value was, the parameters to change) for each reduction of one field."""
     if field == "each request":
-        yield from _fewer_requests(case)
+        yield from _fewer_requests(case, values)
         return
-    value, needed = case.params[field], ONLY_WITH.get(field)
-    if needed is not None and case.params.get(needed, "none") in (0, "none"):
+    value, needed = values[field], ONLY_WITH.get(field)
+    if needed is not None and values.get(needed, "none") in (0, "none"):
         return
     for smaller in _smaller(case, field, value):
         yield value, {field: smaller}
 
 
-def _fewer_requests(case: Case) -> Iterator[tuple[Any, Params]]:
-    names = TOGETHER[case.params["op"]]
-    requests = list(zip(*(case.params[name] for name in names), strict=True))
+def _fewer_requests(case: Case, values: dict[str, Any]) -> Iterator[tuple[Any, Given]]:
+    names = TOGETHER[case.op or ""]
+    requests = list(zip(*(values[name] for name in names), strict=True))
     for fewer in _without_some(requests, least=1):
         yield requests, {name: list(column) for name, column in zip(names, zip(*fewer, strict=True), strict=True)}
 
 
 def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
-    kernels = kernel_fields(case.system, case.params.get("op"))
+    kernels = case.kind.kernels_of(case.op)
     if field in kernels:
         yield from _plainer_kernel(case, field, value, kernels[field])
     elif field in PLAINEST:
@@ -137,11 +140,11 @@ def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
     elif field in POWERS:
         yield from (power for power in _powers() if power < value)
     elif isinstance(value, list):
-        default = params_model(case).model_fields[field].default
+        default = type(case.params).model_fields[field].default
         yield from _smaller_list(value, _least_entries(case, field), least_length=0 if default == () else 1)
     elif isinstance(value, bool | str):
         # A choice without an order of its own: what a case has when nobody chooses is plainest.
-        default = params_model(case).model_fields[field].default
+        default = type(case.params).model_fields[field].default
         yield from (default,) if default != value else ()
     elif isinstance(value, int):
         yield from _smaller_int(value, _least(case, field))
@@ -149,10 +152,10 @@ def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
 
 def _plainer_kernel(case: Case, field: str, value: str, op: str) -> Iterator[str]:
     """The engine's default kernel in the place of another built-in one; the kernel of a kernel case is its subject."""
-    default = params_model(case).model_fields[field].default
+    default = type(case.params).model_fields[field].default
     name = f"{op}/{value}"
     is_built_in = name in KERNELS and KERNELS.get(name).origin == "built in"
-    if case.system == "engine" and value != default and is_built_in:
+    if not case.kind.with_op and value != default and is_built_in:
         yield default
 
 
@@ -199,7 +202,7 @@ def _powers() -> list[int]:
 
 def _least(case: Case, field: str) -> int:
     """The least that a parameter's model allows."""
-    for item in params_model(case).model_fields[field].metadata:
+    for item in type(case.params).model_fields[field].metadata:
         if getattr(item, "ge", None) is not None:
             return int(item.ge)
     return 1

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
+from harness.core.cases import Job
+from harness.core.catalog import SYSTEMS
 from harness.core.errors import InputError
 from harness.core.finding_words import kind_of
-from harness.core.records import Blame, CaseResult, Finding, Job, ShrinkStep, Shrunk, Verdict
+from harness.core.records import Blame, CaseResult, Finding, ShrinkStep, Shrunk, Verdict
 from harness.diagnose.blame import conclude, plan_trials, primary
 from harness.diagnose.reductions import Reduction, fields_of, reductions
 from harness.scenario.variant import shown
-
-SYSTEMS = ("kernel", "engine")
-"""What can be shrunk: a measurement of accuracy or a run of vLLM takes minutes a trial."""
 
 _FAILED = (Verdict.FAIL, Verdict.CRASH)
 
@@ -56,9 +55,10 @@ class _Search:
 
 def why_not(job: Job) -> str:
     """Why a job cannot be shrunk, in a sentence; empty when it can be."""
-    if job.case.system in SYSTEMS:
+    if job.case.kind.shows_launches:
         return ""
-    return f"a case of system {job.case.system} takes too long a trial; shrink one of {' or '.join(SYSTEMS)}"
+    able = " or ".join(system.name for system in SYSTEMS if system.shows_launches)
+    return f"a case of system {job.case.system} takes too long a trial; shrink one of {able}"
 
 
 def shrink(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.core.params import EngineParams
 from harness.engine import verification
 from harness.engine.features import why_not_together
 from harness.engine.memory import CacheLayout

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.catalog import KERNELS
-from harness.core.params import ENGINE_KERNEL_FIELDS, EngineParams, KvType
+from harness.core.engine_params import ENGINE_KERNELS, EngineParams
+from harness.core.params import KvType
 from harness.engine.workspace import Workspace
 from harness.kernels.call import BoundKernel
 from harness.memory.poison.patterns import Poison
@@ -37,7 +38,7 @@ class Kernels:
 
 def bind(params: EngineParams, poison: Poison) -> Kernels:
     """Load the kernels that `params` names. Raises UnknownNameError for one that is not registered."""
-    names = {op: getattr(params, field) for op, field in ENGINE_KERNEL_FIELDS.items()}
+    names = {op: getattr(params, field) for field, op in ENGINE_KERNELS.items()}
     if params.quantize == "fp8_per_token":
         names["quantize_fp8"] = "per-token"
     bound = {op: BoundKernel(KERNELS.get(f"{op}/{name}"), poison) for op, name in names.items()}

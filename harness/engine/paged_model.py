@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness.core.params import EngineParams
+from harness.core.engine_params import EngineParams
 from harness.engine.attention import PagedMLA
 from harness.engine.batch import Batch
 from harness.engine.block_quantize import BlockQuantizer

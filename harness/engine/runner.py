@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness.core.params import EngineParams
+from harness.core.engine_params import EngineParams
 from harness.engine import batch as batches
 from harness.engine import verification
 from harness.engine.batch import Batch, Padding

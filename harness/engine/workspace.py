@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.core.params import EngineParams
+from harness.core.engine_params import EngineParams
 
 GUARD_WORDS = 16
 GUARD = 0x5AFE5AFE

@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from harness.core.records import Case, CaseResult, Job, Verdict
-from harness.judge.run_case import execute
+from harness.core.cases import Case, Job
+from harness.core.records import CaseResult, Verdict
+from harness.judge.run_case import run_case
 from harness.kernels.call import BoundKernel
 
 
@@ -75,13 +76,13 @@ def timed_steps(steps: list[tuple[float, float]]) -> Iterator[None]:
 
 def run_poisoned(case: Case) -> CaseResult:
     """The case as `run` runs it."""
-    return execute(Job(key=case.id, case=case))
+    return run_case(Job(key=case.id, case=case))
 
 
 def run_unpoisoned(case: Case) -> CaseResult:
     """The same case, the same number of times, with no poison anywhere."""
     with unpoisoned():
-        return execute(Job(key=case.id, case=case, sites=()))
+        return run_case(Job(key=case.id, case=case, sites=()))
 
 
 def seconds_of(function: Callable[[Case], CaseResult], case: Case) -> float:
@@ -103,7 +104,7 @@ def measure_case(case: Case, repeats: int) -> tuple[float, float]:
 
 def replay_ratio(case: Case) -> float | None:
     """Median over graph steps of replay seconds / eager seconds; None for a case without graph steps."""
-    if case.params.get("graph", "none") == "none":
+    if not case.params.has_graph:
         return None
     steps: list[tuple[float, float]] = []
     with timed_steps(steps):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
 from harness.accuracy.answer_log import AccuracyRun
-from harness.core.records import Case
-from harness.memory.poison.patterns import Poison
+from harness.core.cases import Case
+from harness.core.records import AccuracyRecord, Finding
 
 
 @dataclass(slots=True)
@@ -136,9 +135,13 @@ class Evidence:
     """Runs the case under its first pattern once more; given where a device may not repeat its bits."""
 
 
-class Target(Protocol):
-    """Something that can execute a case: one op's kernel, the reference engine, or vLLM."""
+@dataclass(slots=True)
+class Judgement:
+    """An oracle's findings, and how many elements it looked at: nothing looked at is an error, not a pass."""
 
-    def run(self, poison: Poison) -> Run:
-        """Execute the case from its beginning under `poison`; independent of earlier runs."""
-        ...
+    findings: list[Finding] = field(default_factory=list)
+    looked_at: int = 0
+    notes: list[str] = field(default_factory=list)
+    """What a reader of a pass should know, such as a spread that was allowed for."""
+    accuracy: AccuracyRecord | None = None
+    """What oracle `accuracy` counted, for the reports; no other oracle has one."""

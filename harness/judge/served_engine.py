@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from harness.accuracy.backends import Identity
 from harness.accuracy.identity import describe_directory
+from harness.core.engine_params import ENGINE_KERNELS, EngineParams
 from harness.core.errors import InputError
-from harness.core.params import EngineParams
+from harness.core.fixtures import FIXTURES
 from harness.engine.engine import Engine
 from harness.engine.model import checkpoint
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
@@ -21,7 +22,7 @@ from harness.engine.schedule.model_config import ModelConfig
 from harness.engine.schedule.sequence import Sequence as EngineSequence
 from harness.judge.engine_backend import EngineBackend, NewToken
 from harness.memory.poison.patterns import NATURAL, Poison
-from harness.scenario.matrix import cuda_twins
+from harness.scenario.device import cuda_twins
 
 AS_IT_IS = Poison(NATURAL, frozenset())
 """What a measurement of accuracy wants: memory keeps what its last owner left, as in production."""
@@ -76,6 +77,13 @@ class ServedEngine:
             scheduler.waiting.remove(sequence)
 
 
+def open_model(where: str, **options: Any) -> EngineBackend:
+    """Start the reference engine on a checkpoint, or on a canary that ships with the harness, found by its name."""
+    shipped = FIXTURES / Path(where).name
+    is_shipped = not Path(where).exists() and (shipped / "config.json").is_file()
+    return open_engine(str(shipped) if is_shipped else where, **options)
+
+
 def open_engine(
     directory: str,
     *,
@@ -102,7 +110,8 @@ def open_engine(
     prompts = {"max_batched_tokens": 4096} if device == "cuda" else {}
     params = engine_params(config, concurrency, length, prompts | options)
     if device == "cuda":
-        params = params.model_copy(update=cuda_twins(params.model_dump(), "engine"))
+        named = {field: f"{op}/{getattr(params, field)}" for field, op in ENGINE_KERNELS.items()}
+        params = params.model_copy(update=cuda_twins(named))
     engine = Engine(model, params, poison, length, observe=False)
     if device == "cuda" and params.graph == "full":
         # Prompts that start together leave the steps between them to the graphs.
@@ -137,6 +146,8 @@ def engine_params(config: ModelConfig, concurrency: int, max_model_len: int, opt
         "max_num_seqs": concurrency,
         "max_batched_tokens": 512,
         "capture_sizes": _capture_sizes(concurrency),
+        # Requests come one by one; how long they may be is the caller's business.
+        "requests": ((1, 1),),
     }
     try:
         return EngineParams.model_validate(given | options)

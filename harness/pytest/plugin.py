@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.core.cases import Case, Job
 from harness.core.errors import HarnessError, InputError
-from harness.core.records import Case, CaseResult, Finding, Job, Verdict
+from harness.core.records import CaseResult, Finding, Verdict
 
 if TYPE_CHECKING:
     from harness.run.runner import WorkerPool
@@ -150,7 +151,7 @@ class CaseItem(pytest.Item):
             key=self.case.id,
             case=on_device(self.case, device),
             device=device,
-            timeout_seconds=self.case.params.get("timeout_seconds", self.config.getoption(TIMEOUT_OPTION)),
+            timeout_seconds=self.case.params.own_timeout or self.config.getoption(TIMEOUT_OPTION),
         )
         (result,) = _pool(self.config).run([job])
         self.user_properties += [

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.core.catalog import ENGINES
+from harness.core.engine_spec import engine_versions
+
 BAD = ("fail", "crash")
 JUDGED = ("pass", *BAD)
 AS_RELEASED = "has this bug as released"
@@ -27,16 +30,16 @@ class Column:
 
     @property
     def label(self) -> str:
-        """The judged version: of vLLM where there is one, else of the harness's environment by its Python."""
+        """The judged version: of an engine where one is installed, else of Python."""
         environment = self.summary.get("environment", {})
-        if environment.get("vllm"):
-            return f"vLLM {environment['vllm']}"
+        for name, version in engine_versions(environment).items():
+            return f"{ENGINES.get(name).title} {version}"
         return f"Python {environment['python']}" if environment.get("python") else self.interpreter
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The numbers of the judged version; nothing where vLLM is missing."""
-        version = self.summary.get("environment", {}).get("vllm") or ""
+        """The numbers of the judged version; empty without an engine."""
+        version = next(iter(engine_versions(self.summary.get("environment", {})).values()), "")
         return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 

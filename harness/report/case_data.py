@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.core.records import CaseResult, Job
+from harness.core.cases import Job
+from harness.core.records import CaseResult
 from harness.report.case_view import facts, params
 from harness.report.command import reproduce
 from harness.report.wording import one_line, printable

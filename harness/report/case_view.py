@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from harness.core.cases import Case, Job
+from harness.core.engine_spec import engine_versions
 from harness.core.oracle_spec import most_telling_first
-from harness.core.records import Blame, Case, CaseResult, FaultResult, Finding, Job, Shrunk, Verdict
+from harness.core.records import Blame, CaseResult, FaultResult, Finding, Shrunk, Verdict
 from harness.report.bits import Meaning, explain
 from harness.report.command import reproduce, show
 from harness.report.diagram import Diagram, diagram
@@ -169,13 +171,14 @@ def facts(job: Job, result: CaseResult, environment: dict[str, Any]) -> tuple[tu
 def machine(environment: dict[str, Any]) -> str:
     """What a failure depends on of the machine, in a few words."""
     gpus = ", ".join(gpu["name"] for gpu in environment.get("gpus") or ())
-    words = [f"{name} {environment[name]}" for name in ("python", "torch", "triton", "vllm") if environment.get(name)]
+    versions = {name: environment.get(name) for name in ("python", "torch", "triton")} | engine_versions(environment)
+    words = [f"{name} {version}" for name, version in versions.items() if version]
     return ", ".join([*words, gpus or str(environment.get("cpu") or "")])
 
 
 def params(case: Case) -> tuple[tuple[str, str], ...]:
     """The parameters that were given, as text."""
-    return tuple((name, json.dumps(value)) for name, value in case.params.items() if value is not None)
+    return tuple((name, json.dumps(value)) for name, value in case.values().items() if value is not None)
 
 
 class _Seen(TypedDict):

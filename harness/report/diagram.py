@@ -9,7 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.core.records import Blame, Case, Finding
+from harness.core.cases import Case
+from harness.core.engine_params import EngineParams
+from harness.core.params import KernelParams
+from harness.core.records import Blame, Finding
 from harness.report.wording import num, one_line
 
 WIDTH = 360
@@ -99,12 +102,11 @@ def diagram(
 
 def step_words(case: Case | None, fault: str | None, scenario: str = "") -> list[str]:
     """What read the memory, in one or two short texts: the op and its kernel, or the engine's step."""
-    params = case.params if case else {}
-    if params.get("op"):
-        words = [f"{params['op']} · kernel {params.get('kernel', '?')}"]
-    elif case and case.system == "engine":
-        graph = params.get("graph", "none")
-        words = [f"engine · {'eager' if graph == 'none' else f'graph {graph}'} · kernel {params.get('decode_kernel')}"]
+    if case and isinstance(case.params, KernelParams):
+        words = [f"{case.op} · kernel {case.params.kernel}"]
+    elif case and isinstance(case.params, EngineParams):
+        graph = f"graph {case.params.graph}" if case.params.has_graph else "eager"
+        words = [f"engine · {graph} · kernel {case.params.decode_kernel}"]
     else:
         words = [case.system if case else scenario or "the case"]
     return words + ([f"with {fault}"] if fault else [])

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Job, Verdict
+from harness.core.cases import Job
+from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Verdict
 from harness.report.accuracy_chart import Chart, Grid, chart, grid
 from harness.report.case_data import case_data, embedded
 from harness.report.case_view import CaseView, of_fault, of_result

@@ -8,9 +8,11 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.files import write_atomic
-from harness.core.records import Case, CaseResult, Verdict
+from harness.core.params import KernelParams, MlaDecodeParams
+from harness.core.records import CaseResult, Verdict
 from harness.report.wording import printable
 from harness.scenario.susceptibility import PATTERNS, declared
 from harness.store.run_folder import RunStore
@@ -56,13 +58,13 @@ def cells(store: RunStore) -> list[Cell]:
 
 def cell_of(result: CaseResult, case: Case) -> Cell:
     """The cell of one result. A probe with several query tokens is a row of its own."""
-    params = case.params
-    spec = KERNELS.get(f"{params['op']}/{params['kernel']}")
+    params = case.params_as(KernelParams)
+    spec = KERNELS.get(f"{case.op}/{params.kernel}")
     site, pattern = case.poison.sites[0], case.poison.patterns[0]
-    tokens = int(params.get("query_len", 1))
+    tokens = params.query_len if isinstance(params, MlaDecodeParams) else 1
     name = spec.name if tokens == 1 else f"{spec.name}, {tokens} tokens"
     why = "" if result.verdict is Verdict.PASS else result.reason
-    kv, is_declared = str(params.get("kv", "")), declared(spec, site)
+    kv, is_declared = str(getattr(params, "kv", "")), declared(spec, site)
     return Cell(name, kv, site, pattern, outcome_of(result), is_declared, case.id, printable(why))
 
 

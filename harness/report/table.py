@@ -34,7 +34,7 @@ def render(store: RunStore) -> str:
             **_columns(result),
             "blamed": " ".join(blame.sites) if blame else "",
             "blame_how": blame.how if blame else "",
-            "params": json.dumps(jobs[result.key].case.params, sort_keys=True, allow_nan=False),
+            "params": json.dumps(jobs[result.key].case.values(), sort_keys=True, allow_nan=False),
             "command": reproduce(result, store.plan.options),
         }
         for epoch in _epochs(result):

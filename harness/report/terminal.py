@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness.core.records import Blame, CaseResult, FaultResult, Finding, Job, Verdict
+from harness.core.cases import Job
+from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report.command import reproduce, reproduce_case
 from harness.report.terminal_accuracy import print_accuracy
 from harness.report.wording import first_nan_lines, num, one_line, printable

@@ -7,10 +7,14 @@ import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from harness.core.records import Record
+from pydantic import Field
+
+from harness.core.catalog import ENGINES
+from harness.core.params import Record
 
 DEVICES = ("cpu", "cuda")
 
@@ -36,9 +40,10 @@ class Environment(Record):
     cuda: str | None = None
     gpus: tuple[Gpu, ...] = ()
     triton: str | None = None
-    vllm: str | None = None
-    vllm_path: str | None = None
-    flashinfer: str | None = None
+    engines: dict[str, str] = Field(default={})
+    """The version of each engine of the catalog that is installed, by its name."""
+    engine_paths: dict[str, str] = Field(default={})
+    """The folder that each of them is imported from."""
     pandas: str | None = None
     cluster: str = ""
     """What the cluster was at the start of the run, where there is one; the other facts are of one of its nodes."""
@@ -84,11 +89,14 @@ def describe_machine() -> Environment:
         cuda=cuda,
         gpus=gpus,
         triton=version_of("triton"),
-        vllm=version_of("vllm"),
-        vllm_path=_path_of("vllm"),
-        flashinfer=version_of("flashinfer-python"),
+        engines=_found((engine.name, version_of(engine.distribution)) for engine in ENGINES),
+        engine_paths=_found((engine.name, _path_of(engine.package)) for engine in ENGINES),
         pandas=version_of("pandas"),
     )
+
+
+def _found(facts: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    return {name: value for name, value in facts if value is not None}
 
 
 def _path_of(package: str) -> str | None:

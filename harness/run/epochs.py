@@ -16,10 +16,10 @@ from typing import Any
 from harness.accuracy.backends import Backend, open_backend, parse_model
 from harness.accuracy.epochs import Progress, make_header, run_epochs
 from harness.accuracy.tasks import load_task
+from harness.core.engine_params import ModelParams
 from harness.core.errors import HarnessError, InputError
-from harness.core.fixtures import FIXTURES
 from harness.run.environment import describe_machine
-from harness.run.model_process import Questions, Said
+from harness.run.model_process import Said
 from harness.run.worker import die_with_parent, take_protocol_descriptors
 
 PROGRESS_SECONDS = 0.05
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _serve(order: dict[str, Any], next_order: Callable[[], bytes], say: Callable[[Said], None]) -> None:
-    questions = Questions.model_validate(order["questions"])
+    questions = ModelParams.model_validate(order["questions"])
     task = load_task(
         questions.task,
         Path(order["work"]),
@@ -95,36 +95,12 @@ class _Teller:
             self._say(Said(progress=vars(progress)))
 
 
-def open_model(questions: Questions) -> Backend:
-    """Start the model, with options translated into the words of its kind. Raises InputError for what it lacks."""
-    kind, rest = parse_model(questions.model)
-    options = dict(questions.options)
-    if kind == "engine":
-        rest = _checkpoint(rest)
-    elif kind == "vllm":
-        options = _for_vllm(options)
-    return open_backend(f"{kind}:{rest}", concurrency=questions.concurrency, **options)
-
-
-def _checkpoint(directory: str) -> str:
-    """A canary that ships with the harness is found by its name, wherever the harness is installed."""
-    shipped = FIXTURES / Path(directory).name
-    return str(shipped) if not Path(directory).exists() and (shipped / "config.json").is_file() else directory
-
-
-def _for_vllm(options: dict[str, Any]) -> dict[str, Any]:
-    """`--kv` and `--graph` as arguments of `vllm.LLM`."""
-    names = {"bf16": "bfloat16", "fp8_e4m3": "fp8_e4m3", "fp8": "fp8"}
-    translated = {name: value for name, value in options.items() if name not in ("kv", "graph")}
-    if kv := options.get("kv"):
-        if kv not in names:
-            raise InputError(f"--kv {kv}: vLLM takes {', '.join(names)}")
-        translated["kv_cache_dtype"] = names[kv]
-    if graph := options.get("graph"):
-        if graph not in ("none", "full"):
-            raise InputError(f"--graph {graph}: vLLM takes none or full")
-        translated |= {"enforce_eager": True} if graph == "none" else {"compilation_config": {"cudagraph_mode": "FULL"}}
-    return translated
+def open_model(params: ModelParams) -> Backend:
+    """Start the model, with the options that its kind has. Raises InputError for what it lacks."""
+    kind, _ = parse_model(params.model)
+    given = {name: getattr(params, name) for name in kind.options}
+    options = {name: value for name, value in given.items() if value is not None}
+    return open_backend(params.model, concurrency=params.concurrency, **options)
 
 
 def _keep_traceback() -> str:

@@ -17,29 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
+from harness.core.engine_params import ModelParams
 from harness.core.errors import HarnessError, InputError
+from harness.core.params import Record
 from harness.core.python_path import python_path
-from harness.core.records import Record
 
 LOG_TAIL_BYTES = 4_000
-
-
-class Questions(Record):
-    """What to ask of whom: everything that `--resume` needs to go on."""
-
-    task: str
-    model: str
-    epochs: int = 5
-    concurrency: int = 32
-    limit: int | None = None
-    data_dir: str | None = None
-    filter: str | None = None
-    seed: int = 0
-    max_tokens: int | None = None
-    options: dict[str, Any] = Field(default={})
-    """Settings of the kind of model: `kv` and `graph` of an engine, `timeout` of a server, ..."""
 
 
 class Said(Record):
@@ -67,7 +50,7 @@ class ModelDied(HarnessError):
 class ModelProcess:
     """The child, in a process group of its own: Ctrl-C reaches the parent, which then ends the whole group."""
 
-    def __init__(self, questions: Questions) -> None:
+    def __init__(self, questions: ModelParams) -> None:
         self._work = tempfile.TemporaryDirectory(prefix="mla-harness-")
         self._log = tempfile.TemporaryFile(mode="a+b", prefix="mla-harness-model-")  # noqa: SIM115
         self._process = subprocess.Popen(

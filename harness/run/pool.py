@@ -7,13 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from harness.core.records import CaseResult, Job
+from harness.core.cases import Job
+from harness.core.records import CaseResult
 from harness.run.environment import Environment
-
-
-def num_gpus(job: Job) -> int:
-    """GPUs that the processes of a job span; 1 for all that take one, share one, or need none."""
-    return int(job.case.params.get("tensor_parallel", 1)) if job.case.system == "vllm" else 1
 
 
 class Pool(ABC):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.core.records import Job, Record
+from harness.core.cases import Job
+from harness.core.params import Record
 
-DEFAULT_EXECUTE = "harness.judge.run_case:execute"
+DEFAULT_EXECUTE = "harness.judge.run_case:run_case"
 """The "module:function" that turns a Job into a CaseResult inside the worker."""
 
 

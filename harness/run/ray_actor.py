@@ -76,7 +76,7 @@ class NodeWorker:
         `notes` are those of an interrupted run. A directory that this node sees is the driver's own, and its files stay
         where they are; otherwise the job gets one here.
         """
-        from harness.core.records import Job
+        from harness.core.cases import Job
 
         if fixtures is not None and unpack(fixtures, self._root / "fixtures"):
             # Where fixtures lie is decided when the worker starts.

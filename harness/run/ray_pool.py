@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from harness.core.cases import Job
+from harness.core.catalog import ENGINES
 from harness.core.errors import InputError
-from harness.core.records import CaseResult, Finding, Job, Verdict
+from harness.core.records import CaseResult, Finding, Verdict
 from harness.run import parcel
 from harness.run.environment import Environment
 from harness.run.pool import Pool
@@ -33,9 +35,8 @@ SECOND_TRY_SECONDS = 15.0
 """How long the first worker may take to start before a second is tried elsewhere."""
 PATIENCE_SECONDS = 60.0
 """How long a run waits for a node when none is left."""
-TRAVELLING = ("MLA_HARNESS_", "TRITON_", "VLLM_", "TORCH_", "PYTORCH_")
+TRAVELLING = ("MLA_HARNESS_", "TRITON_", "TORCH_", "PYTORCH_", *(name for one in ENGINES for name in one.variables))
 """Environment variables with these prefixes decide what a case does, so nodes get those of the driver."""
-NEED_FIXTURES = ("accuracy", "vllm")
 
 
 @dataclass(slots=True, eq=False)
@@ -182,7 +183,7 @@ class RayPool(Pool):
 
     def _send(self, worker: RemoteWorker, job: Job) -> None:
         fixtures = None
-        if job.case.system in NEED_FIXTURES and not worker.has_fixtures:
+        if job.case.kind.asks_canary and not worker.has_fixtures:
             if self._fixtures is None:
                 self._fixtures = self._cluster.put(parcel.pack_fixtures())
             fixtures, worker.has_fixtures = self._fixtures, True
@@ -220,8 +221,8 @@ class RayPool(Pool):
         return self.environment is not None and bool(self.environment.gpus)
 
     def _needs_gpu(self, job: Job) -> bool:
-        """Whether a job takes a GPU: vLLM does so in a process of its own, which its worker starts."""
-        return job.device == "cuda" or job.case.system == "vllm"
+        """Whether a job takes a GPU, itself or in a serving process that its worker starts."""
+        return job.device == "cuda" or job.case.kind.serves
 
     def _next_for(self, worker: RemoteWorker, waiting: deque[Job]) -> Job | None:
         """The first job for `worker`: those on a GPU wait for a worker that has one, if the cluster began with one."""

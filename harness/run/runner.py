@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from harness.core.cases import Job
 from harness.core.errors import HarnessError, InputError
-from harness.core.records import CaseResult, Finding, Job, Verdict
+from harness.core.records import CaseResult, Finding, Verdict
 from harness.run.environment import Environment, num_usable_cores
 from harness.run.gpus import GpuLocks
-from harness.run.pool import Pool, num_gpus
+from harness.run.pool import Pool
 from harness.run.process import WorkerProcess
 from harness.run.protocol import DEFAULT_EXECUTE, Reply, Request
 
@@ -98,14 +99,14 @@ class WorkerPool(Pool):
         caller does with a result (writing it to disk) is done before more work starts there.
         Jobs that span several GPUs come last, each alone.
         """
-        spanning = [job for job in jobs if num_gpus(job) > 1]
+        spanning = [job for job in jobs if job.case.params.num_gpus > 1]
         if not spanning or len(self.start().gpus) < 2:
             # On one GPU, whoever runs a job that spans several says so.
             yield from self._run(jobs, on_start)
             return
-        yield from self._run([job for job in jobs if num_gpus(job) == 1], on_start)
+        yield from self._run([job for job in jobs if job.case.params.num_gpus == 1], on_start)
         for job in spanning:
-            with self._holding(num_gpus(job)) as gpus:
+            with self._holding(job.case.params.num_gpus) as gpus:
                 yield from self._run([job.model_copy(update={"gpus": gpus})], on_start)
 
     @contextmanager

@@ -15,9 +15,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.python_path import python_path
-from harness.core.records import CaseResult, Finding, Job, Verdict
+from harness.core.records import CaseResult, Finding, Verdict
 from harness.run.runner import WorkerPool
 
 TOOLS = ("initcheck", "memcheck", "racecheck")
@@ -58,7 +59,7 @@ def run(job: Job, tool: str) -> CaseResult:
             sys.executable, "-m", "harness.judge.sanitized", str(asked), str(answer),
         ]  # fmt: skip
         environ = {**os.environ, "PYTHONPATH": python_path()}
-        if job.case.params.get("graph", "none") == "none":
+        if not job.case.params.has_graph:
             # Memory that the allocator gives a second time counts as written; a graph needs its pool, though.
             environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         ended = "it ran out of time"

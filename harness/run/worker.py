@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from harness.core import cuda_failures
+from harness.core.cases import Job
 from harness.core.errors import HarnessError
-from harness.core.records import CaseResult, Finding, Job, Verdict
+from harness.core.records import CaseResult, Finding, Verdict
 from harness.run.environment import DEVICES, describe_machine
 from harness.run.protocol import DEFAULT_EXECUTE, Reply, decode_request, encode
 

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, PrimitiveProvider
 
 from harness.core.catalog import KERNELS, SITES
+from harness.core.engine_params import ENGINE_KERNELS
 from harness.core.ops import PAGE_SIZE
-from harness.core.params import ENGINE_KERNEL_FIELDS, KERNEL_PARAMS, EngineParams
+from harness.core.params import KERNEL_PARAMS
 
 SECOND_PATTERNS = ("zeros", "max", "inf", "random")
 
@@ -93,14 +94,13 @@ def _backend(seed: str) -> str:
 def _cases(draw: Callable[..., Any]) -> Draw:
     system, op = draw(st.sampled_from([("kernel", op) for op in KERNEL_PARAMS] * 2 + [("engine", None)] * 2))
     params = draw(_engine() if op is None else _OPS[op]())
-    model = EngineParams if op is None else KERNEL_PARAMS[op]
     main, other = draw(st.sampled_from([("nan", second) for second in SECOND_PATTERNS] * 3 + [("inf", "max")]))
     names = SITES.names()
     sites = names if draw(st.booleans()) else [name for name in names if draw(st.booleans())]
     return Draw(
         system=system,
         op=op,
-        params=model(**params).model_dump(mode="json"),
+        params=params,
         patterns=(main, other),
         sites=tuple(sites),
         strict=draw(st.booleans()),
@@ -250,7 +250,7 @@ def _engine(draw: Callable[..., Any]) -> dict[str, Any]:
         requests[-1] = (max(requests[-1][0], PAGE_SIZE + 2), requests[-1][1])
     speculative_tokens = 0 if "kda" in layers else draw(st.sampled_from([0, 0, 1, 2]))
     pages = sum(-(-(prompt + generated + speculative_tokens) // PAGE_SIZE) for prompt, generated in requests)
-    kernels = {field: draw(_kernel_of(op)) for op, field in ENGINE_KERNEL_FIELDS.items()}
+    kernels = {field: draw(_kernel_of(op)) for field, op in ENGINE_KERNELS.items()}
     pad_tokens, pad_keys = draw(st.sampled_from(["skip", "skip", "trash"])), draw(st.sampled_from([0, 0, 1]))
     dp_rank_tokens = draw(st.sampled_from([0, 0, 50]))
     # A scale that covers padding needs all of its rows written; nobody writes those of sparse layers.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from harness.core.catalog import SITES
-from harness.core.params import AccuracyParams
-from harness.core.records import Case, PoisonPlan
+from harness.core.cases import Case, PoisonPlan
+from harness.core.catalog import SITES, SYSTEMS
+from harness.core.system_spec import SystemSpec
 from harness.scenario import fuzz
 from harness.scenario.kernel_override import KernelOverride
 from harness.scenario.matrix import ACCURACY, MatrixPoint, accuracy_points, case_id, points
@@ -37,8 +37,8 @@ def expand(
         return fuzz.cases(scenario, seed, override)
     found, measured = points(scenario), accuracy_points(scenario)
     if override is not None:
-        found = _overridden(scenario, scenario.system, found, override)
-        measured = _overridden(scenario, ACCURACY, measured, override)
+        found = _overridden(scenario, scenario.kind, found, override)
+        measured = _overridden(scenario, SYSTEMS.get(ACCURACY), measured, override)
     if keep is not None:
         identities = (case_id(scenario.name, point.labels) for point in found)
         found = [point for place, (point, name) in enumerate(zip(found, identities, strict=True)) if keep(place, name)]
@@ -68,36 +68,32 @@ def fault_cases(scenario: Scenario, *, seed: int = 0) -> list[tuple[FaultUse, Ca
 
 
 def _overridden(
-    scenario: Scenario, system: str | None, found: list[MatrixPoint], override: KernelOverride
+    scenario: Scenario, system: SystemSpec, found: list[MatrixPoint], override: KernelOverride
 ) -> list[MatrixPoint]:
     replaced: dict[str, MatrixPoint] = {}
     for point in found:
-        params = override.apply(system or "", scenario.op, point.params)
+        params = override.apply(system, scenario.op, point.params)
         if params is not None:
-            labels = override.relabel(point.labels, system or "", scenario.op)
-            replaced.setdefault(case_id(scenario.name, labels), MatrixPoint(labels, params, point.poison))
+            labels = override.relabel(point.labels, system, scenario.op)
+            replaced.setdefault(case_id(scenario.name, labels), MatrixPoint(labels, params))
     return list(replaced.values())
 
 
 def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
     identity = case_id(scenario.name, point.labels)
-    system = scenario.system or ""
-    params = scenario.model(**point.params).model_dump(mode="json")
-    poison = scenario.poison
-    patterns = point.poison.get("patterns", poison.patterns)
+    system, op, poison = scenario.kind.name, scenario.op, scenario.poison
+    patterns = point.patterns or poison.patterns
+    sites = tuple(SITES.names()) if poison.sites is None else poison.sites
     return Case(
         id=identity,
         scenario=scenario.name,
         system=system,
+        op=op,
         refs=scenario.refs,
-        tags=tuple(dict.fromkeys((*scenario.tags, system, *filter(None, (scenario.op,)), *_device_tags(scenario)))),
-        params={"op": scenario.op, **params} if scenario.op else params,
-        poison=PoisonPlan(
-            patterns=patterns,
-            sites=point.poison.get("sites", tuple(SITES.names()) if poison.sites is None else poison.sites),
-            strict=poison.strict,
-        ),
-        oracles=usable(scenario.oracles, patterns, params),
+        tags=tuple(dict.fromkeys((*scenario.tags, system, *filter(None, (op,)), *_device_tags(scenario)))),
+        params=point.params,
+        poison=PoisonPlan(patterns=patterns, sites=point.sites or sites, strict=poison.strict),
+        oracles=usable(scenario.oracles, patterns, point.params),
         seed=seed_of(identity, seed),
     )
 
@@ -110,15 +106,14 @@ def _device_tags(scenario: Scenario) -> tuple[str, ...]:
 def _accuracy_case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
     """A measurement of accuracy. No memory is filled: stale bits do what they do in production."""
     identity = case_id(scenario.name, point.labels)
-    params = AccuracyParams(**point.params)
-    nightly = (NIGHTLY,) if params.limit is None else ()
+    nightly = (NIGHTLY,) if "limit" in point.labels else ()
     return Case(
         id=identity,
         scenario=scenario.name,
         system=ACCURACY,
         refs=scenario.refs,
         tags=tuple(dict.fromkeys((*scenario.tags, ACCURACY, *nightly))),
-        params=params.model_dump(mode="json"),
+        params=point.params,
         poison=PoisonPlan(patterns=(NATURAL,), sites=()),
         oracles=(ACCURACY,),
         seed=seed_of(identity, seed),

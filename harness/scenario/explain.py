@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from harness.core.params import ILLEGAL
 from harness.core.registry import nearest
 
 Location = tuple[str | int, ...]
@@ -22,6 +23,8 @@ class Problem:
     location: Location
     message: str
     at_key: bool = False
+    kind: str = ""
+    """The type of pydantic's error, where it comes from one."""
 
 
 _TYPES = {
@@ -53,11 +56,11 @@ def _problem(item: Any, model: type[BaseModel], at: Location) -> Problem:
         name = item["loc"][-1]
         what = f"value {name + 1} of this list" if isinstance(name, int) else repr(name)
         return Problem(location[:-1], f"{what} is missing; add it", at_key=not isinstance(name, int))
-    return Problem(location, _sentence(kind, given, context, item["msg"]), at_key="[key]" in item["loc"])
+    return Problem(location, _sentence(kind, given, context, item["msg"]), "[key]" in item["loc"], kind)
 
 
 def _sentence(kind: str, given: Any, context: dict[str, Any], message: str) -> str:
-    if kind == "unknown_name":
+    if kind in ("unknown_name", ILLEGAL):
         return message
     if kind in _TYPES:
         return f"expected {_TYPES[kind]}, not {_show(given)}"

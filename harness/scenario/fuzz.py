@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from harness.core.records import Case, PoisonPlan
+from harness.core.cases import Case, PoisonPlan
+from harness.core.catalog import SYSTEMS
 from harness.scenario.kernel_override import KernelOverride
 from harness.scenario.matrix import case_id
 from harness.scenario.schema import Scenario
@@ -38,25 +39,24 @@ def _case(scenario: Scenario, seed: int, number: int, override: KernelOverride |
     from harness.scenario import draws
 
     drawn = draws.draw(f"{seed}:{number}")
-    params, labels = drawn.params, {"seed": str(seed), "draw": str(number)}
+    system = SYSTEMS.get(drawn.system)
+    params = system.model(drawn.op).model_validate(drawn.params)
+    labels = {"seed": str(seed), "draw": str(number)}
     if override is not None:
-        replaced = override.apply(drawn.system, drawn.op, params)
+        replaced = override.apply(system, drawn.op, params)
         if replaced is None:
             return None
-        params, labels = replaced, override.relabel(labels, drawn.system, drawn.op)
+        params, labels = replaced, override.relabel(labels, system, drawn.op)
     identity = case_id(scenario.name, labels)
     return Case(
         id=identity,
         scenario=scenario.name,
         system=drawn.system,
+        op=drawn.op,
         refs=scenario.refs,
         tags=tuple(dict.fromkeys((*scenario.tags, drawn.system, *filter(None, (drawn.op,))))),
-        params={"op": drawn.op, **params} if drawn.op else params,
-        poison=PoisonPlan(
-            patterns=drawn.patterns,
-            sites=drawn.sites,
-            strict=drawn.strict,
-        ),
+        params=params,
+        poison=PoisonPlan(patterns=drawn.patterns, sites=drawn.sites, strict=drawn.strict),
         oracles=usable(scenario.oracles, drawn.patterns, params),
         seed=seed_of(identity, 0),
     )

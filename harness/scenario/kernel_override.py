@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from harness.core.catalog import KERNELS
 from harness.core.errors import UnknownNameError
+from harness.core.params import Params
 from harness.core.registry import nearest
-from harness.scenario.matrix import kernel_fields
+from harness.core.system_spec import SystemSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,16 @@ class KernelOverride:
             raise UnknownNameError(f"--kernel: unknown kernel {name!r}; {nearest(name, known)}")
         return cls(specs[0].short_name, frozenset(spec.op for spec in specs))
 
-    def apply(self, system: str, op: str | None, params: dict[str, Any]) -> dict[str, Any] | None:
+    def apply(self, system: SystemSpec, op: str | None, params: Params) -> Params | None:
         """`params` with this kernel in the place of its op's; None when the system does not use the op."""
-        fields = [field for field, field_op in kernel_fields(system, op).items() if field_op in self.ops]
-        return {**params, **dict.fromkeys(fields, self.short_name)} if fields else None
+        fields = self._replaced(system, op)
+        return params.model_copy(update=dict.fromkeys(fields, self.short_name)) if fields else None
 
-    def relabel(self, labels: dict[str, str], system: str, op: str | None) -> dict[str, str]:
+    def relabel(self, labels: dict[str, str], system: SystemSpec, op: str | None) -> dict[str, str]:
         """The labels of a point once the kernel is fixed: `kernel=mine` first, axes of replaced kernels gone."""
-        replaced = {field for field, field_op in kernel_fields(system, op).items() if field_op in self.ops}
+        replaced = self._replaced(system, op)
         kept = {axis: label for axis, label in labels.items() if axis not in replaced and axis != "kernel"}
         return {"kernel": self.short_name, **kept}
+
+    def _replaced(self, system: SystemSpec, op: str | None) -> list[str]:
+        return [field for field, field_op in system.kernels_of(op).items() if field_op in self.ops]

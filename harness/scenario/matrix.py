@@ -5,41 +5,54 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
-from harness.core.catalog import KERNELS, SITES
-from harness.core.params import ENGINE_KERNEL_FIELDS, KERNEL_PARAMS
+from harness.core.catalog import KERNELS, SITES, SYSTEMS
+from harness.core.engine_params import AccuracyParams
+from harness.core.params import ILLEGAL, Params
 from harness.core.registry import nearest
 from harness.scenario import explain
 from harness.scenario.explain import Location, Problem
-from harness.scenario.schema import LABEL, PATTERNS, AccuracySettings, Scenario
+from harness.scenario.schema import LABEL, PATTERNS, AccuracySettings, Given, Scenario
 
 ACCURACY = "accuracy"
-"""The axis of cases that measure accuracy; its labels are tasks."""
-
-VLLM = ("vllm", "vllm-host")
-"""Systems that are vLLM itself: its code decides which kernel runs."""
+"""The system of cases that measure accuracy, and their axis; its labels are tasks."""
 
 POISON_AXES: dict[str, tuple[str, ...]] = {"pattern": PATTERNS, "site": tuple(SITES.names())}
 """Axes that vary the poison instead of a parameter, with the labels that they may have."""
+
+Labels = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixPoint:
     """One point: its label on each axis, in file order, and the parameters that these labels stand for."""
 
-    labels: dict[str, str]
-    params: dict[str, Any]
-    poison: dict[str, Any] = field(default_factory=dict)
-    """What the axes of the poison say: `patterns` and `sites`, where there are such axes."""
+    labels: Labels
+    params: Params
 
-    def matches(self, selector: dict[str, Any]) -> bool:
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The fill patterns that an axis of the poison decides; empty without such an axis."""
+        return tuple(dict.fromkeys((self.labels["pattern"], "zeros"))) if "pattern" in self.labels else ()
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The only site that is filled, where an axis of the poison decides that; empty otherwise."""
+        return (self.labels["site"],) if "site" in self.labels else ()
+
+    def matches(self, selector: Mapping[str, Any]) -> bool:
         """Whether each axis of `selector` has this point's label, or a list that holds it."""
-        return all(self.labels.get(axis) in as_labels(wanted) for axis, wanted in selector.items())
+        return is_selected(self.labels, selector)
+
+
+def is_selected(labels: Labels, selector: Mapping[str, Any]) -> bool:
+    """Whether each axis of `selector` has the label, or a list that holds it."""
+    return all(labels.get(axis) in as_labels(wanted) for axis, wanted in selector.items())
 
 
 def case_id(scenario: str, labels: dict[str, str]) -> str:
@@ -67,41 +80,39 @@ def accuracy_points(scenario: Scenario) -> list[MatrixPoint]:
     nightly = {**common, **settings.nightly.model_dump(exclude_none=True), "limit": None}
     found = []
     for task in settings.tasks:
-        labels: dict[str, str] = {ACCURACY: task}
-        found.append(MatrixPoint(labels, {**common, "task": task, "limit": settings.limit}))
-        found.append(MatrixPoint({**labels, "limit": "full"}, {**nightly, "task": task}))
+        labels: Labels = {ACCURACY: task}
+        found.append(MatrixPoint(labels, AccuracyParams(**common, task=task, limit=settings.limit)))
+        found.append(MatrixPoint({**labels, "limit": "full"}, AccuracyParams(**nightly, task=task)))
     return found
 
 
 def points(scenario: Scenario) -> list[MatrixPoint]:
     """The points of a checked scenario, without the excepted ones, the last axis varying fastest."""
-    axes = [[(axis, label, params) for label, params in _axis(scenario, axis)] for axis in scenario.matrix]
-    found = []
+    return [MatrixPoint(labels, scenario.model.model_validate(given)) for labels, given in _given(scenario)]
+
+
+def num_points(scenario: Scenario) -> int:
+    """As many as :func:`points` and :func:`accuracy_points` give, without making them."""
+    settings = scenario.accuracy
+    return sum(1 for _ in _given(scenario)) + (2 * len(settings.tasks) if settings else 0)
+
+
+def _given(scenario: Scenario) -> Iterator[tuple[Labels, Given]]:
+    """The labels of each point, and the parameters as the file gives them."""
+    axes = [[(axis, label, given) for label, given in _axis(scenario, axis)] for axis in scenario.matrix]
     for choice in itertools.product(*axes):
         merged = dict(scenario.params)
-        for _, _, params in choice:
-            merged.update(params)
+        for _, _, given in choice:
+            merged.update(given)
         labels = {axis: label for axis, label, _ in choice}
-        point = MatrixPoint(labels, merged, _poison_of(labels))
-        if not any(point.matches(exception) for exception in scenario.exclude):
-            found.append(point)
-    return found
-
-
-def _poison_of(labels: dict[str, str]) -> dict[str, Any]:
-    """The fields of a PoisonPlan that the axes of the poison decide."""
-    fields: dict[str, Any] = {}
-    if "pattern" in labels:
-        fields["patterns"] = tuple(dict.fromkeys((labels["pattern"], "zeros")))
-    if "site" in labels:
-        fields["sites"] = (labels["site"],)
-    return fields
+        if not any(is_selected(labels, exception) for exception in scenario.exclude):
+            yield labels, merged
 
 
 def check(scenario: Scenario) -> Iterator[Problem]:
     """Everything wrong with a scenario that its schema alone cannot see, first things first."""
     yield from _check_system(scenario)
-    if scenario.system is None or (scenario.system == "kernel" and scenario.op not in KERNEL_PARAMS):
+    if scenario.system is None or (scenario.kind.with_op and scenario.op not in scenario.kind.ops()):
         return
     found = list(_check_params(scenario, scenario.params, ("params",)))
     for axis in scenario.matrix:
@@ -112,7 +123,7 @@ def check(scenario: Scenario) -> Iterator[Problem]:
     yield from found
 
 
-def _axis(scenario: Scenario, axis: str) -> list[tuple[str, dict[str, Any]]]:
+def _axis(scenario: Scenario, axis: str) -> list[tuple[str, Given]]:
     """The labels of an axis, each with the parameters it sets."""
     values = scenario.matrix[axis]
     if axis in POISON_AXES:
@@ -128,40 +139,45 @@ def _check_system(scenario: Scenario) -> Iterator[Problem]:
             if getattr(scenario, key):
                 name = "except" if key == "exclude" else key
                 yield Problem((name,), f"{name!r} has no meaning beside 'fuzz'; remove one of them", at_key=True)
-    elif scenario.system is None:
+        return
+    if scenario.system is None:
         yield Problem((), "'system' is missing; add 'system: kernel' or 'system: engine'")
-    elif scenario.system == "kernel" and scenario.op is None:
+        return
+    ops = scenario.kind.ops()
+    if ops and scenario.op is None:
         yield Problem(("system",), "'op' is missing; a kernel scenario names the op it judges", at_key=True)
-    elif scenario.system == "kernel" and scenario.accuracy is not None:
+    elif scenario.accuracy is not None and not scenario.kind.has_accuracy:
         yield Problem(("accuracy",), "'accuracy' is measured through the engine; remove it", at_key=True)
-    elif scenario.system in VLLM and scenario.accuracy is not None:
-        yield Problem(("accuracy",), "'accuracy' is of the reference engine; a vllm case has 'task'", at_key=True)
-    elif scenario.system in VLLM and scenario.op is not None:
-        yield Problem(("op",), "'op' has no meaning for vllm; remove it", at_key=True)
-    elif scenario.system == "engine" and scenario.op is not None:
-        yield Problem(("op",), "'op' has no meaning for the engine; remove it", at_key=True)
-    elif scenario.system == "kernel" and scenario.op not in KERNEL_PARAMS:
-        hint = nearest(scenario.op or "", list(KERNEL_PARAMS))
-        yield Problem(("op",), f"op {scenario.op!r} is judged through mla_decode, not alone; {hint}")
+    elif scenario.op is not None and not ops:
+        yield Problem(("op",), f"'op' has no meaning for system {scenario.system}; remove it", at_key=True)
+    elif scenario.op is not None and scenario.op not in ops:
+        yield Problem(
+            ("op",), f"op {scenario.op!r} is judged through mla_decode, not alone; {nearest(scenario.op, ops)}"
+        )
 
 
-def _check_params(scenario: Scenario, params: dict[str, Any], at: Location) -> Iterator[Problem]:
+def _check_params(
+    scenario: Scenario, given: Mapping[str, JsonValue], at: Location, *, is_whole: bool = False
+) -> Iterator[Problem]:
+    """Problems of each parameter; those of parameters together only where `given` is all of a case."""
     model = scenario.model
     try:
-        model.model_validate_json(json.dumps(params), strict=True)
+        model.model_validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
         for problem in explain.problems(error, model, at):
-            message = problem.message.replace("unknown key", "unknown parameter")
-            yield Problem(problem.location, message, problem.at_key)
-        return
-    yield from _check_kernels(kernel_fields(scenario.system, scenario.op), params, at)
+            if is_whole or problem.kind != ILLEGAL:
+                message = problem.message.replace("unknown key", "unknown parameter")
+                yield Problem(problem.location, message, problem.at_key)
+        if any(problem["type"] != ILLEGAL for problem in error.errors(include_url=False)):
+            return
+    yield from _check_kernels(scenario.kind.kernels_of(scenario.op), given, at)
 
 
-def _check_kernels(fields: dict[str, str], params: dict[str, Any], at: Location) -> Iterator[Problem]:
+def _check_kernels(fields: Mapping[str, str], given: Mapping[str, Any], at: Location) -> Iterator[Problem]:
     for name, op in fields.items():
-        if name in params and f"{op}/{params[name]}" not in KERNELS:
+        if name in given and f"{op}/{given[name]}" not in KERNELS:
             known = [spec.short_name for spec in KERNELS if spec.op == op]
-            message = f"unknown kernel {params[name]!r} of {op}; {nearest(params[name], known)}"
+            message = f"unknown kernel {given[name]!r} of {op}; {nearest(str(given[name]), known)}"
             yield Problem((*at, name), message)
 
 
@@ -169,7 +185,8 @@ def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
     settings = scenario.accuracy
     if settings is None:
         return
-    yield from _check_kernels(kernel_fields("accuracy", None), settings.model_dump(exclude_unset=True), ("accuracy",))
+    kernels = SYSTEMS.get(ACCURACY).kernels
+    yield from _check_kernels(kernels, settings.model_dump(exclude_unset=True), ("accuracy",))
     if not settings.tasks:
         yield Problem(("accuracy", "tasks"), "expected at least one task, not none; add it")
     for index, task in enumerate(settings.tasks):
@@ -179,20 +196,6 @@ def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
     if ACCURACY in scenario.matrix:
         message = f"{ACCURACY!r} is no axis beside an accuracy section, whose cases have it; rename the axis"
         yield Problem(("matrix", ACCURACY), message, at_key=True)
-
-
-def kernel_fields(system: str | None, op: str | None) -> dict[str, str]:
-    """Which parameters of a system name a kernel, and of which op."""
-    if system in ("engine", "accuracy"):
-        return {field: op_name for op_name, field in ENGINE_KERNEL_FIELDS.items()}
-    return {} if system in VLLM else {"kernel": op or ""}
-
-
-def cuda_twins(params: dict[str, Any], system: str | None) -> dict[str, str]:
-    """The kernels that take the place of those in `params` on a GPU, by parameter: twins that a graph can capture."""
-    named = {field: f"{op}/{params.get(field)}" for field, op in kernel_fields(system, None).items()}
-    twins = {field: KERNELS.get(name).cuda_twin for field, name in named.items() if name in KERNELS}
-    return {field: twin for field, twin in twins.items() if twin}
 
 
 def _check_axis(scenario: Scenario, axis: str) -> Iterator[Problem]:
@@ -253,13 +256,13 @@ def _check_points(scenario: Scenario) -> Iterator[Problem]:
     if wrong:
         yield from wrong
         return
-    found = points(scenario)
+    found = list(_given(scenario))
     if not found:
         yield Problem(("except",), "every point of the matrix is excepted; leave one in", at_key=True)
-    for point in found:
-        yield from _check_params(scenario, point.params, ("matrix",))
+    for _, given in found:
+        yield from _check_params(scenario, given, ("matrix",), is_whole=True)
     for index, use in enumerate(scenario.faults):
-        if ACCURACY not in use.on and not any(point.matches(use.on) for point in found):
+        if ACCURACY not in use.on and not any(is_selected(labels, use.on) for labels, _ in found):
             yield Problem(("faults", index, "on"), f"no case is left on which to try {use.name!r}; name another point")
 
 
@@ -287,7 +290,7 @@ def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
                     yield Problem((*at, axis), f"{label!r} is no label of {axis!r}; {nearest(label, known, see='')}")
 
 
-def _check_task(settings: AccuracySettings, selector: dict[str, Any], at: Location) -> Iterator[Problem]:
+def _check_task(settings: AccuracySettings, selector: Mapping[str, Any], at: Location) -> Iterator[Problem]:
     """A fault tried on a measurement of accuracy names one task and nothing else."""
     task = selector[ACCURACY]
     others = [axis for axis in selector if axis != ACCURACY]

@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, Field, JsonValue, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from harness.core.catalog import FAULTS, ORACLES, SITES
+from harness.core.catalog import FAULTS, ORACLES, SITES, SYSTEMS
+from harness.core.engine_params import AccuracyParams, EpochsParams
 from harness.core.ops import OPS
-from harness.core.params import (
-    KERNEL_PARAMS,
-    AccuracyParams,
-    Count,
-    EngineParams,
-    EpochsParams,
-    KernelParams,
-    VllmHostParams,
-    VllmParams,
-)
-from harness.core.records import Record
+from harness.core.params import Count, Params, Record
 from harness.core.registry import Registry, nearest
+from harness.core.system_spec import SystemSpec
 
 PATTERNS = ("nan", "zeros", "max", "inf", "random")
 """The fill patterns of :mod:`harness.memory.poison.patterns`, named here so that no torch is needed to check a file."""
@@ -54,7 +46,11 @@ def _enum(names: list[str]) -> WithJsonSchema:
 OracleName = Annotated[str, AfterValidator(_known(ORACLES)), _enum(ORACLES.names())]
 SiteName = Annotated[str, AfterValidator(_known(SITES)), _enum(SITES.names())]
 FaultName = Annotated[str, AfterValidator(_known(FAULTS)), _enum(FAULTS.names())]
-OpName = Annotated[str, AfterValidator(_known(OPS)), _enum(list(KERNEL_PARAMS))]
+IN_SCENARIOS: Registry[SystemSpec] = Registry("system", tuple(system for system in SYSTEMS if system.in_scenarios))
+SystemName = Annotated[str, AfterValidator(_known(IN_SCENARIOS)), _enum(IN_SCENARIOS.names())]
+OpName = Annotated[str, AfterValidator(_known(OPS)), _enum([op for system in IN_SCENARIOS for op in system.ops()])]
+Given = dict[str, JsonValue]
+"""Parameters as a file gives them, before their model has checked them."""
 TaskName = Literal["gsm_symbolic", "aime_shaped"]
 """What the canaries were trained on; of any other task they know nothing."""
 Axis = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -123,15 +119,16 @@ class Scenario(Record):
         default=(), description="upstream references such as vllm-project/vllm#36540"
     )
     tags: tuple[Annotated[str, StringConstraints(pattern=TAG)], ...] = ()
-    system: Literal["kernel", "engine", "vllm", "vllm-host"] | None = Field(
-        default=None, description="what runs: one op's kernel, the reference engine, or vLLM; left out with `fuzz`"
+    system: SystemName | None = Field(
+        default=None,
+        description="what runs: one op's kernel, the reference engine, or a real engine; left out with `fuzz`",
     )
     device: Literal["any", "cuda"] = Field(
         default="any",
         description="cuda: planned whole only where there is a GPU; elsewhere the first case stands for all, skipped",
     )
     op: OpName | None = Field(default=None, description="the op to judge, for `system: kernel`")
-    params: dict[str, Any] = Field(default={}, description="parameters common to all cases")
+    params: Given = Field(default={}, description="parameters common to all cases")
     matrix: dict[Axis, Values] = Field(
         default={},
         description="axes, each a list of values or a mapping from label to value; an axis that is no parameter "
@@ -160,20 +157,22 @@ class Scenario(Record):
     fuzz: FuzzSettings | None = None
 
     @property
-    def model(self) -> type[KernelParams] | type[EngineParams] | type[VllmParams] | type[VllmHostParams]:
+    def kind(self) -> SystemSpec:
+        """The row of its system. Raises UnknownNameError for a scenario with drawn cases, which has no system."""
+        return SYSTEMS.get(self.system or "")
+
+    @property
+    def model(self) -> type[Params]:
         """The model of the parameters of its cases."""
-        if self.system == "vllm":
-            return VllmParams
-        if self.system == "vllm-host":
-            return VllmHostParams
-        return EngineParams if self.system == "engine" else KERNEL_PARAMS[self.op or ""]
+        return self.kind.model(self.op)
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a scenario file, with the parameters of every system under `$defs`."""
     schema = Scenario.model_json_schema(by_alias=True)
     definitions = schema.setdefault("$defs", {})
-    models: list[type[BaseModel]] = [*KERNEL_PARAMS.values(), EngineParams, AccuracyParams, VllmParams, VllmHostParams]
+    models: list[type[Params]] = [system.model(op) for system in IN_SCENARIOS for op in system.ops() or [""]]
+    models.append(AccuracyParams)
     for model in models:
         definitions[model.__name__] = model.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"

@@ -6,8 +6,9 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from harness.core.cases import Case
+from harness.core.catalog import SYSTEMS
 from harness.core.errors import InputError, UnknownNameError
-from harness.core.records import Case
 from harness.core.registry import nearest, some_of
 from harness.scenario import fuzz, variant
 from harness.scenario import susceptibility as probe
@@ -122,7 +123,7 @@ def _variant(scenarios: Sequence[Scenario], selector: str, seed: int, override: 
 def _is_for_a_plain_run(case: Case, tag: str | None, override: KernelOverride | None) -> bool:
     if NIGHTLY in case.tags:
         return tag == NIGHTLY
-    return case.system != ACCURACY or override is None or tag == ACCURACY
+    return not case.kind.asks_canary or override is None or tag == ACCURACY
 
 
 def _may_name(selector: str, scenario: Scenario) -> bool:
@@ -149,8 +150,8 @@ def _tag_filter(scenarios: Sequence[Scenario], expression: str | None) -> Callab
     if len(words) != 1 and not negated:
         raise InputError(f"-m {expression!r}: write one tag, or 'not' and one tag")
     tag = words[-1]
-    own = {"kernel", "engine", ACCURACY, GPU, NIGHTLY}
-    known = sorted(own | {t for s in scenarios for t in (*s.tags, s.op or "engine")})
+    own = {*SYSTEMS.names(), GPU, NIGHTLY}
+    known = sorted(own | {t for s in scenarios for t in (*s.tags, *filter(None, (s.op,)))})
     if tag not in known:
         raise UnknownNameError(f"-m: unknown tag {tag!r}; {nearest(tag, known, see='')}")
     return lambda case: (tag in case.tags) != negated

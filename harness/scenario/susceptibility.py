@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from harness.core.cases import Case, PoisonPlan
 from harness.core.catalog import KERNELS
 from harness.core.kernel_spec import KernelSpec
 from harness.core.params import KERNEL_PARAMS
-from harness.core.records import Case, PoisonPlan
 from harness.scenario.seeds import seed_of
 
 SCENARIO = "susceptibility"
@@ -95,13 +95,14 @@ def _case(spec: KernelSpec, kv: str, tokens: int, site: str, pattern: str, seed:
     given = {**PARAMS.get(spec.op, {}), "kernel": spec.short_name, **({"kv": kv} if kv else {})}
     if tokens > 1:
         given |= {"query_len": tokens, "seq_lens": TOKENS[tokens]}
-    params = KERNEL_PARAMS[spec.op](**given).model_dump(mode="json")
+    params = KERNEL_PARAMS[spec.op].model_validate(given)
     return Case(
         id=identity,
         scenario=SCENARIO,
         system="kernel",
         tags=(SCENARIO, "kernel", spec.op),
-        params={"op": spec.op, **params},
+        op=spec.op,
+        params=params,
         poison=PoisonPlan(patterns=(pattern, "zeros"), sites=(site,), ignore_contracts=True),
         oracles=ORACLES,
         # One seed for all cells of a kernel: they differ in the poison alone.

@@ -12,38 +12,20 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from harness.core.cases import Case, PoisonPlan
 from harness.core.catalog import SITES
 from harness.core.errors import InputError
-from harness.core.params import (
-    KERNEL_PARAMS,
-    AccuracyParams,
-    EngineParams,
-    VllmHostParams,
-    VllmParams,
-)
-from harness.core.records import Case, PoisonPlan, Record
+from harness.core.params import Params
 from harness.core.registry import LIST, nearest
 from harness.scenario.explain import SCHEMA
-from harness.scenario.legal import why_illegal
-from harness.scenario.schema import PATTERNS
+from harness.scenario.schema import PATTERNS, Given
 from harness.scenario.usable_oracles import usable
 
 MARK = "@"
 POISON_KEYS = ("patterns", "sites", "strict")
 """What may be changed besides the parameters of the case's system."""
 
-_SYSTEMS: dict[str, type[Record]] = {
-    "engine": EngineParams,
-    "accuracy": AccuracyParams,
-    "vllm": VllmParams,
-    "vllm-host": VllmHostParams,
-}
 _NEXT_KEY = re.compile(r",(?=[a-z_]+=)")
-
-
-def params_model(case: Case) -> type[Record]:
-    """The model that holds the parameters of a case."""
-    return KERNEL_PARAMS[case.params["op"]] if case.system == "kernel" else _SYSTEMS[case.system]
 
 
 def split(identity: str) -> tuple[str, str]:
@@ -58,7 +40,7 @@ def changed(case: Case, changes: str) -> Case:
     return with_values(case, values)
 
 
-def with_values(case: Case, values: dict[str, Any]) -> Case:
+def with_values(case: Case, values: Given) -> Case:
     """`case` with other parameters, `patterns`, `sites` or `strict`; its id says which. Raises InputError."""
     name = f"{case.id}{MARK}{_written(values)}"
     given = {key: value for key, value in values.items() if key not in POISON_KEYS}
@@ -67,9 +49,10 @@ def with_values(case: Case, values: dict[str, Any]) -> Case:
     return vary(case, params, poison)
 
 
-def vary(base: Case, params: dict[str, Any], poison: PoisonPlan) -> Case:
+def vary(base: Case, params: Params, poison: PoisonPlan) -> Case:
     """The case `base` with these parameters and this poison, under the id that says what differs."""
-    differing = {key: value for key, value in params.items() if base.params.get(key) != value}
+    ours, theirs = params.model_dump(mode="json"), base.params.model_dump(mode="json")
+    differing = {key: value for key, value in ours.items() if theirs.get(key) != value}
     for key in POISON_KEYS:
         if getattr(poison, key) != getattr(base.poison, key):
             differing[key] = getattr(poison, key)
@@ -77,7 +60,7 @@ def vary(base: Case, params: dict[str, Any], poison: PoisonPlan) -> Case:
     if earlier:
         # A variant of a variant: the id says all that differs from the case that a scenario has.
         merged = {**_parsed(base.id, earlier), **differing}
-        differing = {key: merged[key] for key in (*params, *POISON_KEYS) if key in merged}
+        differing = {key: merged[key] for key in (*ours, *POISON_KEYS) if key in merged}
     identity = f"{root}{MARK}{_written(differing)}" if differing else root
     oracles = usable(base.oracles, poison.patterns, params)
     return base.model_copy(update={"id": identity, "params": params, "poison": poison, "oracles": oracles})
@@ -92,12 +75,12 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def _written(values: dict[str, Any]) -> str:
+def _written(values: Given) -> str:
     return ",".join(f"{key}={shown(value)}" for key, value in values.items())
 
 
-def _parsed(name: str, changes: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _parsed(name: str, changes: str) -> Given:
+    values: Given = {}
     for part in _NEXT_KEY.split(changes):
         key, equals, text = part.partition("=")
         if not equals or not key:
@@ -111,28 +94,22 @@ def _parsed(name: str, changes: str) -> dict[str, Any]:
     return values
 
 
-def _params(case: Case, given: dict[str, Any], name: str) -> dict[str, Any]:
-    model = params_model(case)
+def _params(case: Case, given: Given, name: str) -> Params:
+    model = type(case.params)
     known = sorted(model.model_fields)
     for key in given:
         if key not in known:
             hint = nearest(key, [*known, *POISON_KEYS], see="mla-harness show CASE")
             raise InputError(f"{name}: {key!r} is no parameter of this case; {hint}")
-    own = {key: value for key, value in case.params.items() if key != "op"}
     try:
-        params = model.model_validate({**own, **given}).model_dump(mode="json")
+        return model.model_validate(case.params.model_dump() | given)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{name}: {where}: {first['msg']}") from None
-    if case.system == "kernel":
-        params = {"op": case.params["op"], **params}
-    if reason := why_illegal(case.system, params):
-        raise InputError(f"{name}: {reason}")
-    return params
+        where = "".join(f"{part}." for part in first["loc"]).rstrip(".")
+        raise InputError(f"{name}: {where}: {first['msg']}" if where else f"{name}: {first['msg']}") from None
 
 
-def _poison(plan: PoisonPlan, values: dict[str, Any], name: str) -> PoisonPlan:
+def _poison(plan: PoisonPlan, values: Given, name: str) -> PoisonPlan:
     update: dict[str, Any] = {}
     for key, known in (("patterns", PATTERNS), ("sites", tuple(SITES.names()))):
         if key not in values:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, read_run
 from harness.accuracy.baselines import Baseline, baseline_of, read_baseline
 from harness.accuracy.judge import judge
 from harness.accuracy.records import RunHeader
+from harness.core.cases import Case, Job
+from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
 from harness.core.fixtures import BASELINES
-from harness.core.records import Case, CaseResult, Finding, Job, Verdict
+from harness.core.records import CaseResult, Finding, Verdict
 from harness.store.run_folder import RunStore
 
 SCENARIO = "epochs"
@@ -34,14 +35,16 @@ def choose_baseline(header: RunHeader, wanted: Path | None) -> Path | None:
     return wanted
 
 
-def create(root: Path, header: RunHeader, questions: dict[str, Any], baseline: Path | None, command: str) -> RunStore:
+def create(root: Path, header: RunHeader, questions: ModelParams, baseline: Path | None, command: str) -> RunStore:
     """Make the run directory; it gets a copy of the baseline, so that its verdict does not change with that."""
     case = Case(
         id=f"{SCENARIO}[task={header.task},model={header.model}]", scenario=SCENARIO, system="model",
-        params={name: value for name, value in questions.items() if name != "options"} | questions["options"],
+        params=questions,
         oracles=("accuracy",), seed=header.seed,
     )  # fmt: skip
-    store = RunStore.create(root, [Job(key=case.id, case=case)], command=command, options={SCENARIO: questions})
+    store = RunStore.create(
+        root, [Job(key=case.id, case=case)], command=command, options={SCENARIO: questions.model_dump()}
+    )
     if baseline:
         write_atomic(store.path / BASELINE_FOLDER / baseline.name, baseline.read_text(encoding="utf-8"))
     return store

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
+from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.files import append_line, read_json_lines, write_atomic
-from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Job, Record, Shrunk, Verdict
+from harness.core.params import STORED, Record
+from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.scenario.schema import FaultUse
 from harness.store.source import Source
 
@@ -204,7 +206,7 @@ class RunStore:
 
     def placed(self, job: Job) -> Job:
         """`job` with a place in this run's directory for what it notes on its way, where it takes long."""
-        if job.case.system not in ("accuracy", "vllm"):
+        if not job.case.kind.asks_canary:
             return job
         name = re.sub(r"[^A-Za-z0-9_.=]+", "-", job.key).strip("-")
         return job.model_copy(update={"directory": str(self.path.resolve() / "accuracy" / name)})
@@ -253,7 +255,7 @@ def _parse(kind: type[RecordT], raw: Any, file: Path) -> RecordT:
             "update mla-harness"
         )
     try:
-        return kind.model_validate(raw)
+        return kind.model_validate(raw, context=STORED)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.core.records import Record
+from harness.core.params import Record
 
 GIT_SECONDS = 5.0
 MAX_HASHED_BYTES = 4 << 20

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.cli import run, selftest
+from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
-from harness.core.records import Case, Job
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerPool
 from harness.scenario.schema import FaultUse

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness import bench
-from harness.core.records import Case, Verdict
+from harness.core.cases import Case
+from harness.core.records import Verdict
 from harness.engine.capture import DecodeGraphs
 from harness.engine.paged_model import PagedModel
 from harness.kernels.call import BoundKernel

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.records import Case, Job
+from harness.core.cases import Case, Job
 from harness.store.run_folder import RunStore
 
 ROOT = Path(__file__).parents[2]

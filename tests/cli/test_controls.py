@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli.session import Wanted, plan_controls
-from harness.core.records import Blame, Case, CaseResult, Finding, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.judge_fault import judge_fault
 from harness.run.runner import WorkerPool
 from harness.scenario.load import load_scenarios

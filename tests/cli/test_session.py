@@ -10,8 +10,9 @@ import pytest
 
 from harness.cli.run import perform
 from harness.cli.session import Devices, exit_code, find_blame
+from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
-from harness.core.records import Case, CaseResult, Finding, Job, PoisonPlan, Verdict
+from harness.core.records import CaseResult, Finding, Verdict
 from harness.run.environment import Environment, Gpu
 from harness.run.runner import WorkerPool
 from harness.store.run_folder import RunStore

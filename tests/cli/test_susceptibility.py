@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import exit_code_of
+from harness.core.cases import Job
 from harness.core.catalog import KERNELS
 from harness.core.ops import OPS
-from harness.core.records import Job
 from harness.judge.run_case import execute
 from harness.report.susceptibility import cell_of
 from harness.scenario.susceptibility import case_of, cases, declared

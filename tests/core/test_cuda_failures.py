@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from harness.core import cuda_failures
-from harness.core.records import Case, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import Verdict
 from harness.judge import run_case as execute
 from harness.judge.targets.kernel import KernelTarget
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.core.cases import Case
 from harness.core.catalog import FAULTS
-from harness.core.records import Case
 from harness.diagnose.script.recipes import RECIPES
 from harness.diagnose.script.render import Export, Story, render, why_of
 from harness.scenario.expand import fault_cases

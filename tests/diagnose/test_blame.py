@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
 from harness.core.oracle_spec import TELLING_ORDER
-from harness.core.records import Blame, Case, CaseResult, Finding, Job, PoisonPlan, Verdict
+from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.blame import conclude, fails_alike, plan_trials, primary
 
 SITES = ("output", "kv.tail", "router.ids", "workspace")

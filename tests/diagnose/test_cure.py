@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.cases import Job
 from harness.core.cure_names import parse
 from harness.core.errors import InputError
-from harness.core.records import CaseResult, CureResult, Finding, Job, Verdict
+from harness.core.records import CaseResult, CureResult, Finding, Verdict
 from harness.diagnose.cure import HIDES, NO_HELP, REMOVES, judge_cure
 from harness.judge.readers import execute
 from harness.scenario.load import load_scenarios

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from harness.core.cases import Case
+from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.core.params import EngineParams
-from harness.core.records import Case
 from harness.diagnose.script.scheduler_snapshots import (
     decode_step,
     dummy_step,

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from harness.scenario.legal import why_illegal
 
-from harness.core.params import KERNEL_PARAMS, EngineParams
-from harness.core.records import Case, PoisonPlan
+from harness.core.cases import Case, PoisonPlan
+from harness.core.engine_params import EngineParams
+from harness.core.params import KERNEL_PARAMS
 from harness.diagnose.reductions import fields_of, reductions
 from harness.scenario.draws import draw
-from harness.scenario.legal import why_illegal
 
 
 def kernel_case(op: str, **params: object) -> Case:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.cases import Case
 from harness.core.catalog import FAULTS
-from harness.core.records import Case
 from harness.diagnose.script.check import check
 from harness.diagnose.script.code import MARKER, without_bug
 from harness.diagnose.script.recipes import RECIPES

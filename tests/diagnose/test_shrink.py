@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import InputError
 from harness.core.params import KERNEL_PARAMS
-from harness.core.records import Blame, Case, CaseResult, Finding, Job, PoisonPlan, Verdict
+from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.shrink import job_of, shrink
 from harness.judge.run_case import execute
 from harness.scenario.expand import fault_cases

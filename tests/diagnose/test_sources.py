@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.cases import Case
 from harness.core.errors import InputError
-from harness.core.records import Case
 from harness.diagnose.script import recipes
 from harness.diagnose.script.check import check
 from harness.diagnose.script.sources import inline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.core.params import EngineParams
+from harness.core.engine_params import EngineParams
 from harness.engine.dense_reference import DenseReference
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import model_config

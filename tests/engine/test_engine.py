@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.core.params import EngineParams
 from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.paged_model import Forwarded

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.core.params import EngineParams, KvType
+from harness.core.engine_params import EngineParams
+from harness.core.params import KvType
 from harness.engine.memory import (
     KV_DTYPES,
     CacheLayout,

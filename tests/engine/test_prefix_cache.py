@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.core.params import EngineParams
 from harness.engine.engine import Engine
 from harness.engine.schedule.block_pool import BlockPool, block_hashes
 from harness.engine.schedule.scheduler import Scheduler

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.cases import Case
+from harness.core.catalog import SITES
 from harness.core.errors import IllegalAddress
-from harness.core.records import Case
-from harness.core.sites import SITES
 from harness.engine import cache_scales, context_ranks
 from harness.engine.block_quantize import apply_scales
 from harness.engine.experts import apply_experts, ids_of_rank, mask_padding

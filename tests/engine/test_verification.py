@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.core.params import EngineParams
 from harness.engine.engine import Engine
 from harness.engine.faults.verify_rows import token_above_all
 from harness.engine.schedule.sequence import Sequence

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from harness.core.params import EngineParams, KvType, LayerKind
+from harness.core.engine_params import EngineParams, LayerKind
+from harness.core.params import KvType
 from harness.engine.faults.shared_pools import gate_by_kind
 from harness.engine.memory import KV_DTYPES, CacheLayout
 from harness.engine.schedule.config import KV_SCALE, model_config

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
-from harness.core.records import Case, FirstNan, Job
+from harness.core.records import FirstNan
 from harness.engine.capture import DecodeGraphs
 from harness.engine.paged_model import PagedModel
 from harness.engine.runner import ModelRunner

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness.cli.session import with_first_nan
-from harness.core.records import Blame, Case, CaseResult, Finding, FirstNan, Job, PoisonPlan, Verdict
+from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.records import Blame, CaseResult, Finding, FirstNan, Verdict
 from harness.diagnose.first_nan import recorded_job, why_not
 from harness.report.terminal import console_for, print_failure
 from harness.report.wording import first_nan_lines

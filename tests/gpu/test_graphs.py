@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from harness.core.sites import SITES
+from harness.core.catalog import SITES
 from harness.memory.graph.interface import new_pool
 from harness.memory.graph.launch import launch
 from harness.memory.poison.patterns import Poison

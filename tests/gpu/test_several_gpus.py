@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.records import Case, Job
+from harness.core.cases import Case, Job
 from harness.run.runner import WorkerPool
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this mach
 
 SESSION = """
 import json
-from harness.core.records import Case, Job
+from harness.core.cases import Case, Job
 from harness.run.runner import WorkerPool
 
 def asked(count, workers=1):

@@ -8,7 +8,8 @@ import time
 
 import torch
 
-from harness.core.records import CaseResult, Job, Verdict
+from harness.core.cases import Job
+from harness.core.records import CaseResult, Verdict
 
 
 def execute(job: Job) -> CaseResult:

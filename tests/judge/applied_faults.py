@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from harness.core.cases import Case
 from harness.core.catalog import FAULTS, ORACLES
-from harness.core.records import Case, Finding
+from harness.core.records import Finding
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from harness.accuracy.answer_log import FILE_NAME, read_run
-from harness.core.records import Case, CaseResult, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import CaseResult, Verdict
 from harness.judge.run_case import execute, why_not
 from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenarios, shipped_directory

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.catalog import ORACLES
-from harness.core.records import Case
-from harness.core.sites import SITES
+from harness.core.cases import Case
+from harness.core.catalog import ORACLES, SITES
 from harness.judge.oracles.compare import compare_bits
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.cases import Case
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
-from harness.core.records import Case
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 

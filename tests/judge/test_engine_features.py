@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.cases import Case
 from harness.core.catalog import FAULTS, ORACLES, SITES
-from harness.core.records import Case, Finding
+from harness.core.records import Finding
 from harness.engine.schedule.block_pool import BlockPool
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget

@@ -9,12 +9,13 @@ from types import ModuleType
 import pytest
 import torch
 
+from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import FAULTS, KERNELS
+from harness.core.engine_params import EngineParams
 from harness.core.errors import CaptureError, IllegalAddress, KernelError
 from harness.core.fault_spec import FaultSpec
 from harness.core.kernel_spec import KernelSpec
-from harness.core.params import EngineParams
-from harness.core.records import Case, Job, PoisonPlan, Verdict
+from harness.core.records import Verdict
 from harness.judge import run_case as module
 from harness.judge.run_case import execute
 from harness.judge.run_records import Observed, Run

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.cases import Case
 from harness.core.catalog import ORACLES, SITES
 from harness.core.params import KERNEL_PARAMS
-from harness.core.records import Case, Finding
+from harness.core.records import Finding
 from harness.judge.run_records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.memory.poison.patterns import Poison

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from harness.engines.flashinfer.specs import FLASHINFER_KERNELS
 
 from harness.core.ops import OPS
 from harness.engines.flashinfer import mla as flashinfer_mla
-from harness.engines.flashinfer.specs import FLASHINFER_KERNELS
 from harness.kernels.ops import reference
 from harness.kernels.plugins import check_signature
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.params import KERNEL_PARAMS
-from harness.core.records import Case
 from harness.judge.run_records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.memory.poison.patterns import Poison

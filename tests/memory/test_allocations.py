@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.catalog import SITES
 from harness.core.errors import IllegalAddress, KernelError
 from harness.core.kernel_spec import KernelSpec
-from harness.core.sites import SITES
 from harness.kernels.call import BoundKernel
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.core.sites import SITES
+from harness.core.catalog import SITES
 from harness.memory.poison.patterns import Poison
 from harness.memory.poison.scan import origin_of_bits, scan
 from harness.memory.poison.sentinels import OUT_OF_RANGE, UNTAGGED, bits_view, sentinel_bits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.core.sites import SITES
+from harness.core.catalog import SITES
 from harness.memory.poison.sentinels import OUT_OF_RANGE, UNTAGGED, bits_view, hex_bits, sentinel_bits, site_of_bits
 
 TAGGED = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from harness.core.records import Case
+from harness.core.cases import Case
 from harness.judge.run_records import Evidence, Observed, Run
 
 MakeObserved = Callable[..., Observed]

@@ -8,8 +8,9 @@ import pytest
 
 from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import Baseline
+from harness.core.cases import Case
 from harness.core.errors import InputError
-from harness.core.records import Case, Verdict
+from harness.core.records import Verdict
 from harness.judge.oracles.accuracy import judge
 from harness.judge.run_records import Evidence, Run
 

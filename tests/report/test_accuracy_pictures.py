@@ -16,7 +16,8 @@ from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import Baseline
 from harness.accuracy.judge import judge
 from harness.accuracy.records import QuestionResult, RunHeader
-from harness.core.records import AccuracyRecord, Case, CaseResult, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import AccuracyRecord, CaseResult, Verdict
 from harness.report import junit, page, table
 from harness.report.accuracy_chart import COLUMNS, chart, grid
 from harness.report.terminal import console_for, print_run

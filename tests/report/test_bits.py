@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from harness.core.sites import SITES
+from harness.core.catalog import SITES
 from harness.memory.poison.patterns import Poison
 from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, hex_bits, sentinel_bits
 from harness.report.bits import LAYOUTS, explain

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.records import Blame, Case, Finding
+from harness.core.cases import Case
+from harness.core.records import Blame, Finding
 from harness.report.diagram import CHAR, ROW, WIDTH, Diagram, diagram
 
 CASE = Case(

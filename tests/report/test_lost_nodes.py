@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from harness.core.records import Case, CaseResult, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import CaseResult, Verdict
 from harness.report.page import render
 from harness.report.terminal import console_for, print_run
 from harness.store.run_folder import RunStore

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.core.records import Blame, Case, CaseResult, FaultResult, Finding, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report.markdown import MAX_LISTED, render
 from harness.store.history.compare import compare
 from harness.store.history.entry import entry_of

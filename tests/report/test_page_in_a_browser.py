@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.accuracy.statistics import wilson_interval
+from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.records import (
     AccuracyJudgement,
     AccuracyRecord,
     Blame,
-    Case,
     CaseResult,
     EpochAccuracy,
     FaultResult,
     Finding,
-    Job,
     OutcomeGrid,
-    PoisonPlan,
     ShrinkStep,
     Shrunk,
     Verdict,
-)  # fmt: skip
+)
 from harness.report import page as report
 from harness.report.command import reproduce
 from harness.store.run_folder import RunStore

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.records import Blame, Case, CaseResult, FaultResult, Finding, Job, PoisonPlan, Verdict
+from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report import junit, page, table
 from harness.report.command import reproduce, show
 from harness.report.failure_groups import failure_groups

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.records import Case, CaseResult, Finding, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import CaseResult, Finding, Verdict
 from harness.report import page
 from harness.report.trend_chart import past_of, trend_view
 from harness.store.history.runs import RunPoint

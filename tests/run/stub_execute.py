@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from harness.core.records import CaseResult, Finding, Job, Verdict
+from harness.core.cases import Job
+from harness.core.records import CaseResult, Finding, Verdict
 
 
 def _result(job: Job, verdict: Verdict = Verdict.PASS, **more: object) -> CaseResult:

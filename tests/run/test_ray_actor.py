@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.cases import Case, Job
 from harness.core.errors import InputError
-from harness.core.records import Case, CaseResult, Job
+from harness.core.records import CaseResult
 from harness.run import parcel, ray_actor
 from harness.run.ray_actor import NodeWorker, unpack
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from harness.cli.main import exit_code_of
+from harness.core.cases import Case, Job
 from harness.core.errors import InputError
-from harness.core.records import Case, CaseResult, Job, Verdict
+from harness.core.records import CaseResult, Verdict
 from harness.run import ray_pool
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerError, WorkerPool

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.records import Case, CaseResult, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import CaseResult, Verdict
 from harness.run import ray_pool
 from harness.run.environment import Environment, Gpu
 from harness.run.ray_cluster import ActorLost, Slot

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.records import Case, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import Verdict
 from harness.run.runner import WorkerError, WorkerPool
 
 STUB = {"PYTHONPATH": str(Path(__file__).parent)}

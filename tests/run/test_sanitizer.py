@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from harness.core.cases import Case, Job
 from harness.core.errors import InputError
-from harness.core.records import Case, CaseResult, Job, Verdict
+from harness.core.records import CaseResult, Verdict
 from harness.run import sanitizer
 
 REPORT = """========= COMPUTE-SANITIZER

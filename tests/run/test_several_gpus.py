@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.records import Case, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import Verdict
 from harness.run.environment import Gpu
 from harness.run.gpus import GpuLocks
 from harness.run.runner import WorkerPool

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from harness.core.cases import Case
 from harness.core.catalog import KERNELS
-from harness.core.records import Case
 from harness.scenario.device import on_device
 
 ENGINE = {"decode_kernel": "tiled-multiply", "plan_kernel": "tiled", "write_kernel": "torch", "kv": "bf16"}

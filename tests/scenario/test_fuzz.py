@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.params import KERNEL_PARAMS, EngineParams
+from harness.core.engine_params import EngineParams
+from harness.core.params import KERNEL_PARAMS
 from harness.scenario import fuzz
 from harness.scenario.expand import expand
 from harness.scenario.kernel_override import KernelOverride

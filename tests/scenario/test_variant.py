@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from harness.core.cases import Case, PoisonPlan
 from harness.core.errors import InputError
-from harness.core.records import Case, PoisonPlan
 from harness.scenario import variant
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select

@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.core.records import Blame, Case, CaseResult, FaultResult, Finding, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.store.canonical import canonical
 from harness.store.run_folder import RunStore
 

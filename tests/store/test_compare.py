@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.cases import Case, Job
 from harness.core.errors import InputError
-from harness.core.records import Blame, Case, CaseResult, Finding, Job, Verdict
+from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.store.history.choose import choose, previous_of
 from harness.store.history.compare import Change, compare, gain
 from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry, entry_of

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.cases import Case, Job
 from harness.core.errors import InputError
-from harness.core.records import Blame, Case, CaseResult, Job, Verdict
+from harness.core.records import Blame, CaseResult, Verdict
 from harness.store.merge import merge
 from harness.store.run_folder import RunStore, ShardNote
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.records import Case, CaseResult, Job, Verdict
+from harness.core.cases import Case, Job
+from harness.core.records import CaseResult, Verdict
 from harness.store.run_folder import RunStore
 from harness.store.source import Source, read_source
 

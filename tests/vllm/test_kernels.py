@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness.engines.vllm.kernels.specs import VLLM_KERNELS
 
 from harness.core.ops import OPS
 from harness.engines.vllm.kernels import blackwell as vllm_blackwell
@@ -15,7 +16,6 @@ from harness.engines.vllm.kernels import support as vllm_support
 from harness.engines.vllm.kernels.flash_attention import mla_decode as fa3_decode
 from harness.engines.vllm.kernels.flashmla import mla_decode_fp8, mla_decode_sparse
 from harness.engines.vllm.kernels.merge import merge_attn_states_triton
-from harness.engines.vllm.kernels.specs import VLLM_KERNELS
 from harness.engines.vllm.kernels.triton import mla_decode as triton_decode
 from harness.engines.vllm.kernels.write_kv import write_kv
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
-from harness.core.params import VllmParams
-from harness.core.records import Case, Job, PoisonPlan, Verdict
+from harness.core.records import Verdict
+from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
 from harness.engines.vllm.serve.worker_state import check, summed
 from harness.engines.vllm.target import VllmTarget, _last_words, environ, llm_options

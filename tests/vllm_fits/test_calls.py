@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from harness.engines.flashinfer.specs import FLASHINFER_KERNELS
+from harness.engines.vllm.kernels.specs import VLLM_KERNELS
+
 from harness.engines.vllm.fits.calls import calls_of
 from harness.engines.vllm.fits.signatures import Call, Parameters, unlike, unsuited
-from harness.engines.vllm.kernels.specs import VLLM_KERNELS
 
 ADAPTER = """
 import importlib

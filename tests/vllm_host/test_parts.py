@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.records import Job, Verdict
+from harness.core.cases import Job
+from harness.core.records import Verdict
 from harness.engines.vllm import host_target as vllm_host
 from harness.judge.run_case import execute
 from harness.scenario.expand import expand, fault_cases

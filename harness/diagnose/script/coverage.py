@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from harness.core.cases import Case
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
-from harness.core.records import Case
 from harness.diagnose.script.recipes import RECIPES
 from harness.diagnose.script.render import Export, Story, render, why_not
 from harness.scenario.expand import fault_cases
 from harness.scenario.load import load_scenarios
+from harness.scenario.matrix import ACCURACY as ACCURACY_AXIS
 
 ACCURACY = "of accuracy"
-OF_VLLM = ("vllm", "vllm-host")
 NOT_SHOWN = frozenset(("merge.both-sides-empty", "merge.prefix-strides-for-suffix", "router.duplicates-from-nan-rows"))
 """The script of the kernel's own source passes with the bug, as its scene lacks what it needs: none is written."""
 
@@ -43,12 +43,12 @@ def refused() -> dict[str, str]:
 
 def refusal(fault: str, case: Case) -> str:
     """Why no script shows `fault` on `case`, in a few words; empty when one does."""
-    if case.system in OF_VLLM:
-        return "of vLLM itself"
-    if case.system not in ("kernel", "engine"):
+    if ACCURACY_AXIS in case.tags:
         return ACCURACY
+    if not case.kind.shows_launches:
+        return f"of system {case.system}"
     if why_not(case, fault):
-        return "in a serving run, without a scene" if case.system == "engine" else f"op {case.params['op']}, no scene"
+        return f"op {case.op}, no scene" if case.op else "in a serving run, without a scene"
     if fault in RECIPES:
         return ""
     if fault in NOT_SHOWN:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.core.records import Case
+from harness.core.cases import Case
 from harness.diagnose.script.scheduler_snapshots import (
     Numbers,
     decode_step,

@@ -12,11 +12,10 @@ from typing import Any
 from jinja2 import Environment as Templates
 from jinja2 import PackageLoader, StrictUndefined
 
-from harness.core.catalog import FAULTS, KERNELS
+from harness.core.cases import Case
+from harness.core.catalog import ENGINES, FAULTS, KERNELS
 from harness.core.errors import InputError
 from harness.core.kernel_spec import KernelSpec
-from harness.core.params import ENGINE_KERNEL_FIELDS
-from harness.core.records import Case
 from harness.diagnose.script.code import (
     DROPPED,
     MARKER,
@@ -97,15 +96,15 @@ def render(export: Export) -> str:
 
 def why_not(case: Case, fault: str | None) -> str:
     """Why there can be no script for a case, in a sentence; empty when there can."""
-    if case.system not in ("kernel", "engine"):
+    if not case.kind.shows_launches:
         instead = f"; {_instead(case, fault)}" if fault else "; export one of the systems kernel and engine"
         return f"a case of system {case.system} is not exported{instead}"
-    if case.system == "kernel" and case.params["op"] not in OP_SCENES:
-        return f"there are no scripts for op {case.params['op']}; {_instead(case, fault)}"
+    if case.op and case.op not in OP_SCENES:
+        return f"there are no scripts for op {case.op}; {_instead(case, fault)}"
     recipe = RECIPES.get(fault or "")
-    if case.system == "engine" and fault is None:
+    if not case.op and fault is None:
         return "the whole engine does not fit into a script; export a kernel case, or name a known bug with --fault"
-    if case.system == "engine" and (recipe is None or recipe.engine is None):
+    if not case.op and (recipe is None or recipe.engine is None):
         return f"there is no script of {fault} in a serving run; {_instead(case, fault)}"
     return ""
 
@@ -117,7 +116,7 @@ def _instead(case: Case, fault: str | None) -> str:
     if fault is None:
         return smaller
     seen = f"see the bug with `mla-harness repro {FAULTS.get(fault).ref}`"
-    return f"{seen}, or {smaller}" if case.system in ("kernel", "engine") else seen
+    return f"{seen}, or {smaller}" if case.kind.shows_launches else seen
 
 
 def why_of(scenario: str, fault: str | None) -> str:
@@ -129,10 +128,10 @@ def why_of(scenario: str, fault: str | None) -> str:
 
 
 def _scene(export: Export, recipe: Recipe | None) -> Scene:
-    if export.case.system == "engine":
-        assert recipe is not None and recipe.engine is not None
-        return recipe.engine
-    return OP_SCENES[export.case.params["op"]]
+    if export.case.op:
+        return OP_SCENES[export.case.op]
+    assert recipe is not None and recipe.engine is not None
+    return recipe.engine
 
 
 def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, Any]:
@@ -146,8 +145,8 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
     words, line = _POISONS[pattern]
     kv, q_dtype = numbers.get("kv", "fp32"), numbers.get("q_dtype", "float32")
     keeps = spec.needs_finite_tail and not case.poison.ignore_contracts
-    keeps_finite = keeps and pattern in ("nan", "inf") and case.system == "kernel"
-    sites = set(export.sites) - ({"kv.tail"} if keeps and case.system == "engine" else set())
+    keeps_finite = keeps and pattern in ("nan", "inf") and bool(case.op)
+    sites = set(export.sites) - ({"kv.tail"} if keeps and not case.op else set())
     return {
         **numbers,
         "header": [Code(line) for line in _header(export)],
@@ -202,14 +201,13 @@ def _callee(code: Inlined, op: str, is_kernel: bool) -> str:
 
 def _kernel_of(case: Case, scene: Scene) -> KernelSpec:
     """The kernel whose promises a script keeps: the one under test, or the engine's for the scene's first op."""
-    if case.system == "kernel":
-        return KERNELS.get(f"{case.params['op']}/{case.params['kernel']}")
-    return KERNELS.get(f"{scene.op}/{case.params[ENGINE_KERNEL_FIELDS[scene.op]]}")
+    op = case.op or scene.op
+    return KERNELS.get(next(name for name in case.kernels().values() if name.partition("/")[0] == op))
 
 
 def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) -> Inlined:
     """The source that a script holds: none for a recipe or a kernel in somebody's file, else the kernel's own."""
-    if recipe is not None or spec.origin not in ("built in", "vllm"):
+    if recipe is not None or spec.origin not in ("built in", *ENGINES.names()):
         return Inlined()
     if not isinstance(spec.impl, str) or not spec.impl:
         raise InputError(f"{spec.name}: its source is not known here")
@@ -219,7 +217,7 @@ def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) ->
         fault = FAULTS.get(export.fault)
         code = inline(spec.impl, fault.target, fault.replacement)
     rank = re.search(r"^RANK = (\d+)$", code.code, re.MULTILINE)
-    if rank and int(rank[1]) != export.case.params["kv_lora_rank"]:
+    if rank and int(rank[1]) != getattr(export.case.params, "kv_lora_rank", None):
         raise InputError(f"{export.case.id}: {spec.name} is made for kv_lora_rank {rank[1]} only")
     return code
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from harness.core.cases import Case
+from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.core.params import EngineParams
-from harness.core.records import Case
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import KV_SCALE, PAGE_SIZE, model_config
 from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler
@@ -96,7 +96,7 @@ def _advance(scheduler: Scheduler, scheduled: tuple[ScheduledSequence, ...]) -> 
 
 def decode_step(case: Case) -> Numbers:
     """The pure decode step with the longest requests, and of these the fullest one, padded to its captured size."""
-    params = EngineParams.model_validate(case.params)
+    params = case.params_as(EngineParams)
     steps = [moment for moment in moments(params) if moment.decodes and not moment.prefills]
     chosen = max(steps, key=lambda moment: (moment.num_pages, len(moment.decodes)), default=None)
     if chosen is None:
@@ -106,7 +106,7 @@ def decode_step(case: Case) -> Numbers:
 
 def new_block_step(case: Case) -> Numbers:
     """A decode step of a request whose last page is not full; where there is one, a page that was a state before."""
-    params = EngineParams.model_validate(case.params)
+    params = case.params_as(EngineParams)
     found = [(moment, decode) for moment in moments(params) for decode in moment.decodes if decode.seq_len % PAGE_SIZE]
     for moment, decode in sorted(found, key=lambda pair: pair[1].blocks[-1] not in pair[0].once_states):
         numbers = _decode_numbers(params, Moment((decode,), (), moment.once_states))
@@ -129,7 +129,7 @@ def uneven_prefill_step(case: Case) -> Numbers:
 
 
 def _prefill(case: Case, wanted: Callable[[list[int], int], bool], what: str) -> Numbers:
-    params = EngineParams.model_validate(case.params)
+    params = case.params_as(EngineParams)
     for moment in moments(params):
         lengths = [prefill.context_len for prefill in moment.prefills]
         with_context = sum(length > 0 for length in lengths)
@@ -182,8 +182,8 @@ def dummy_step(case: Case) -> Numbers:
 
 def kernel_call(case: Case) -> Numbers:
     """The one call of a kernel case."""
-    params = {name: value for name, value in case.params.items() if name not in ("op", "kernel")}
-    op = case.params["op"]
+    params = case.params.model_dump(mode="json", exclude={"kernel"})
+    op = case.op
     if op == "mla_decode":
         params |= {"new_blocks": [], "tables": None, "num_live": len(params["seq_lens"])}
     if op == "mla_decode" or op == "write_kv":

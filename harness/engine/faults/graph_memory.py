@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.core.params import EngineParams
+from harness.core.engine_params import EngineParams
 from harness.engine.batch import DecodeInputs
 from harness.engine.paged_model import Forwarded
 from harness.engine.workspace import Workspace

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.core.engine_params import EngineParams
 from harness.core.ops import PAGE_SIZE
-from harness.core.params import EngineParams
 from harness.engine.schedule.model_config import ModelConfig
 
 __all__ = ["KV_SCALE", "NULL_BLOCK", "PAGE_SIZE", "model_config", "num_pages"]

@@ -17,6 +17,24 @@ _CHUNK = 1024
 """Prompts handed over at once. `LLM.generate` gives nothing back before its last answer: a kill loses so many."""
 
 
+CACHE_TYPES = {"bf16": "bfloat16", "fp8_e4m3": "fp8_e4m3", "fp8": "fp8"}
+"""`--kv` in vLLM's words."""
+
+
+def open_model(path: str, *, concurrency: int, kv: str | None = None, graph: str | None = None) -> VllmBackend:
+    """Start vLLM with `--kv` and `--graph` as arguments of `vllm.LLM`. Raises InputError for what it does not take."""
+    options: dict[str, Any] = {}
+    if kv is not None:
+        if kv not in CACHE_TYPES:
+            raise InputError(f"--kv {kv}: vLLM takes {', '.join(CACHE_TYPES)}")
+        options["kv_cache_dtype"] = CACHE_TYPES[kv]
+    if graph is not None:
+        if graph not in ("none", "full"):
+            raise InputError(f"--graph {graph}: vLLM takes none or full")
+        options |= {"enforce_eager": True} if graph == "none" else {"compilation_config": {"cudagraph_mode": "FULL"}}
+    return VllmBackend(path, concurrency=concurrency, **options)
+
+
 class VllmBackend:
     """One `vllm.LLM` for the whole run, so that its KV cache fills and is recycled from epoch to epoch."""
 

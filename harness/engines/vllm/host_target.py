@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from harness.core.cases import Case
 from harness.core.errors import InputError, KernelError
-from harness.core.params import VllmHostParams
 from harness.core.python_path import python_path
-from harness.core.records import Case
 from harness.engines.vllm.faults import why_not
 from harness.engines.vllm.kernels.support import installed_version
 from harness.judge.run_records import Run
+from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
 INSTALL = "pip install mla-harness[vllm-host] && pip install --no-deps vllm==0.33.0"
@@ -30,30 +30,28 @@ NEEDED = ("triton", "transformers", "msgspec", "cbor2", "xgrammar", "regex", "zm
 LOG_TAIL_BYTES = 4_000
 
 
-class VllmHostTarget:
+class VllmHostTarget(Target):
     """One part of the installed vLLM, run once for each poison pattern."""
 
-    def __init__(self, case: Case, fault: str | None = None) -> None:
-        self._params = VllmHostParams.model_validate(case.params)
-        self._fault = fault
+    injects_faults = True
 
-    @staticmethod
-    def supports(fault: str | None = None) -> str | None:
-        """Why the installed vLLM cannot be judged here, in one sentence; None when it can."""
+    @classmethod
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+        """See :meth:`Target.why_not`."""
         version = installed_version()
         if version is None:
             return f"vLLM is not installed ({INSTALL})"
         missing = [name for name in NEEDED if find_spec(name) is None]
         if missing:
             return f"vLLM's Python needs {', '.join(missing)} (pip install mla-harness[vllm-host])"
-        return why_not(fault, version) if fault else None
+        return (why_not(fault, version) or "") if fault else ""
 
     def run(self, poison: Poison) -> Run:
         """Run the part in a child. A child that dies is the run's error; one that refuses is an InputError."""
         child = _child()
         order = {
-            "fault": self._fault,
-            "params": self._params.model_dump(mode="json"),
+            "fault": self.fault,
+            "params": self.case.params.model_dump(mode="json"),
             "pattern": poison.pattern,
             "sites": sorted(poison.sites),
             "strict": poison.strict,

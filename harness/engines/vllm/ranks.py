@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from harness.core.errors import HarnessError
-from harness.core.params import VllmParams
+from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.first_nan import FILE
 from harness.memory.first_nan.report import FirstNan, first_of_ranks
 

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from harness.accuracy.answer_log import read_run
+from harness.core.cases import Case
 from harness.core.errors import InputError, KernelError
 from harness.core.fixtures import FIXTURES
-from harness.core.params import VllmParams
 from harness.core.python_path import python_path
-from harness.core.records import Case, FirstNan
+from harness.core.records import FirstNan
 from harness.engines.vllm.faults import why_not
 from harness.engines.vllm.kernels.support import installed_version
+from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.patches import numbers
 from harness.engines.vllm.ranks import collected, rank_environ, rank_options, why_not_split
 from harness.engines.vllm.serve.child import FILLED_FILE
@@ -37,6 +38,7 @@ from harness.engines.vllm.serve.settings import (
 )
 from harness.engines.vllm.serve.worker_state import check
 from harness.judge.run_records import Run
+from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
 LOG_TAIL_BYTES = 6_000
@@ -57,21 +59,19 @@ MULTIPLYING = ("FLASHMLA", "FLASH_ATTN_MLA", *BLACKWELL)
 """Backends that are promised finite pages; in a model of MLA layers alone every page was written by one."""
 
 
-class VllmTarget:
+class VllmTarget(Target):
     """Serves a case's canary with vLLM, once for each poison pattern, and once eagerly to compare with."""
 
-    def __init__(
-        self, case: Case, fault: str | None = None, directory: str | None = None, gpus: tuple[int, ...] = ()
-    ) -> None:
-        self._params = VllmParams.model_validate(case.params)
-        self._fault = fault
-        self._directory = directory
-        self._gpus = gpus
+    injects_faults = True
+
+    def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
+        super().__init__(case, device, **more)
+        self._params = case.params_as(VllmParams)
         self._log_tail = ""
 
-    @staticmethod
-    def supports(case: Case, fault: str | None = None) -> str | None:
-        """Why vLLM cannot run a case here, in one sentence; None when it can."""
+    @classmethod
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+        """See :meth:`Target.why_not`."""
         version = installed_version()
         if version is None:
             return "vLLM is not installed (pip install mla-harness[vllm])"
@@ -80,7 +80,7 @@ class VllmTarget:
         missing = [name for name in ("lm_eval", "tokenizers") if find_spec(name) is None]
         if missing:
             return f"{', '.join(missing)} not installed: python3 -m pip install lm-eval==0.4.13"
-        params = VllmParams.model_validate(case.params)
+        params = case.params_as(VllmParams)
         if params.backend in BLACKWELL:
             major, minor = torch.cuda.get_device_capability()
             if major != 10:
@@ -93,13 +93,13 @@ class VllmTarget:
             return f"{canary(params)} is not there: train one with `canary train`"
         if reason := why_not_split(params, canary(params)):
             return reason
-        return why_not(fault, version) if fault else None
+        return (why_not(fault, version) or "") if fault else ""
 
     def run(self, poison: Poison) -> Run:
         """Ask everything; a process that dies or raises is the run's error, with the end of vLLM's log."""
         run = Run(poison.pattern)
         with tempfile.TemporaryDirectory() as scratch:
-            place = Path(self._directory or scratch) / poison.pattern
+            place = Path(self.directory or scratch) / poison.pattern
             settings = self._poison(poison)
             try:
                 self._serve(place / "asked", self._params.graph, settings)
@@ -113,10 +113,9 @@ class VllmTarget:
         return run
 
     def first_writer(self, poison: Poison) -> FirstNan:
-        """Serve once with the first-NaN recorder in every worker: who wrote first, over all ranks.
+        """Serve once with the first-NaN recorder in every worker: the first writer over all ranks.
 
-        A vLLM that dies before its recorders told is what the report then says. Raises HarnessError where a worker had
-        no recorder.
+        The report says so if vLLM dies before its recorders report. Raises HarnessError if a worker had no recorder.
         """
         with tempfile.TemporaryDirectory() as scratch:
             folder, failure = Path(scratch) / "ranks", ""
@@ -159,7 +158,7 @@ class VllmTarget:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "harness.engines.vllm.serve.child", json.dumps(order)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=environ(self._params, poison, self._fault, self._gpus, first_nan),
+                env=environ(self._params, poison, self.fault, self.gpus, first_nan),
             )  # fmt: skip
             try:
                 code = process.wait(timeout=self._params.timeout_seconds)
@@ -178,7 +177,7 @@ class VllmTarget:
         routing = self._params.routing == "simulated"
         # A recorded run asks too few questions to say that every site is reached.
         wanted = poison if first_nan is None else None
-        check(told, self._params.tensor_parallel, fault=self._fault, routing=routing, poison=wanted)
+        check(told, self._params.tensor_parallel, fault=self.fault, routing=routing, poison=wanted)
 
 
 def canary(params: VllmParams) -> Path:

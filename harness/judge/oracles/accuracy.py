@@ -5,9 +5,8 @@ from __future__ import annotations
 from harness.accuracy.baselines import Baseline, baseline_of
 from harness.accuracy.judge import judge as judge_run
 from harness.core.errors import InputError
-from harness.core.oracle_spec import Judgement
 from harness.core.records import AccuracyRecord, Finding, Verdict
-from harness.judge.run_records import Evidence
+from harness.judge.run_records import Evidence, Judgement
 
 
 def judge(evidence: Evidence, baseline: Baseline | None = None) -> Judgement:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from harness.core.errors import CaptureError, IllegalAddress, KernelError
 from harness.core.finding_words import merged
-from harness.core.oracle_spec import Judgement
 from harness.core.records import Finding
-from harness.judge.run_records import Evidence
+from harness.judge.run_records import Evidence, Judgement
 
 CRASHES: tuple[type[Exception], ...] = (IllegalAddress, KernelError, CaptureError)
 """What the system under test may raise; anything else is the harness's own fault."""

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import torch
 
 from harness.core.finding_words import merged, place
-from harness.core.oracle_spec import Judgement
 from harness.core.records import Finding
-from harness.judge.run_records import ChosenExperts, Evidence
+from harness.judge.run_records import ChosenExperts, Evidence, Judgement
 
 
 def judge(evidence: Evidence) -> Judgement:

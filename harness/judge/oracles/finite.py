@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from harness.core.finding_words import merged, place
-from harness.core.oracle_spec import Judgement
 from harness.core.records import Finding
-from harness.judge.run_records import Evidence, Observed, Run
+from harness.judge.run_records import Evidence, Judgement, Observed, Run
 from harness.memory.poison.scan import hits, origins
 from harness.memory.poison.sentinels import hex_bits
 

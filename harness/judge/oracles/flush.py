@@ -6,9 +6,8 @@ does not recover has it elsewhere, or its flush leaves something behind.
 
 from __future__ import annotations
 
-from harness.core.oracle_spec import Judgement
 from harness.judge.oracles.pairs import judge_pairs
-from harness.judge.run_records import Evidence
+from harness.judge.run_records import Evidence, Judgement
 
 
 def judge(evidence: Evidence) -> Judgement:

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 import torch
 
 from harness.core.finding_words import merged, place
-from harness.core.oracle_spec import Judgement
 from harness.core.records import Finding
 from harness.judge.oracles.compare import Mismatch, blank_rows, compare_bits
 from harness.judge.oracles.spread import is_within, largest_difference, stated
-from harness.judge.run_records import Evidence, Observed, Run
+from harness.judge.run_records import Evidence, Judgement, Observed, Run
 from harness.memory.poison.sentinels import hex_bits
 
 

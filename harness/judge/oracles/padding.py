@@ -7,11 +7,10 @@ covers padded rows, or a plan cut for them, moves live rows by little: it is fin
 from __future__ import annotations
 
 from harness.core.finding_words import merged, place
-from harness.core.oracle_spec import Judgement
 from harness.core.records import Finding
 from harness.judge.oracles.compare import Comparison, compare, compare_bits
 from harness.judge.oracles.thresholds import bound
-from harness.judge.run_records import Evidence, Pair
+from harness.judge.run_records import Evidence, Judgement, Pair
 from harness.memory.poison.sentinels import hex_bits
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.core.finding_words import merged, place
-from harness.core.oracle_spec import Judgement
 from harness.core.records import Finding
 from harness.judge.oracles.compare import Comparison, Mismatch, compare
 from harness.judge.oracles.thresholds import bound
-from harness.judge.run_records import Evidence, Observed
+from harness.judge.run_records import Evidence, Judgement, Observed
 from harness.memory.poison.sentinels import hex_bits
 
 

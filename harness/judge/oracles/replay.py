@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from harness.core.finding_words import merged, place
-from harness.core.oracle_spec import Judgement
 from harness.core.records import Finding
 from harness.judge.oracles.compare import compare_bits
 from harness.judge.oracles.spread import is_within, largest_difference, stated
-from harness.judge.run_records import Evidence, ReplayedStep, Run
+from harness.judge.run_records import Evidence, Judgement, ReplayedStep, Run
 from harness.memory.poison.sentinels import hex_bits
 
 

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import torch
 
 from harness.core.finding_words import merged, place
-from harness.core.oracle_spec import Judgement
 from harness.core.records import Finding
 from harness.judge.oracles.compare import compare_bits
-from harness.judge.run_records import Evidence, Guard, Observed, Run
+from harness.judge.run_records import Evidence, Guard, Judgement, Observed, Run
 from harness.memory.poison.scan import scan
 from harness.memory.poison.sentinels import UNTAGGED, bits_view, hex_bits
 

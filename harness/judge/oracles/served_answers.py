@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from harness.accuracy.judge import judge as judge_run
 from harness.accuracy.records import Limits
-from harness.core.oracle_spec import Judgement
 from harness.judge.oracles.accuracy import findings_of
-from harness.judge.run_records import Evidence
+from harness.judge.run_records import Evidence, Judgement
 
 
 def judge(evidence: Evidence) -> Judgement:
@@ -16,7 +15,7 @@ def judge(evidence: Evidence) -> Judgement:
     """
     judgement = Judgement()
     case = evidence.case
-    least = case.params.get("least_correct_percent", 0) / 100
+    least = getattr(case.params, "least_correct_percent", 0) / 100
     for run in evidence.runs:
         if run.accuracy is None:
             continue

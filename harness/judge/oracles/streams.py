@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from harness.core.oracle_spec import Judgement
 from harness.core.records import Finding
-from harness.judge.run_records import Evidence
+from harness.judge.run_records import Evidence, Judgement
 
 ALLOWED_SHARE = 0.05
 """Kernels of a GPU round as the batch falls, so that a near tie may be decided otherwise; a stale plan turns all."""

@@ -6,9 +6,8 @@ A contract between two parts of an engine, so it is judged by the bytes, whether
 from __future__ import annotations
 
 from harness.core.finding_words import merged
-from harness.core.oracle_spec import Judgement
 from harness.core.records import Finding
-from harness.judge.run_records import Evidence
+from harness.judge.run_records import Evidence, Judgement
 
 
 def judge(evidence: Evidence) -> Judgement:

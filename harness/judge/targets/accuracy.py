@@ -6,10 +6,11 @@ import importlib.util
 import tempfile
 from pathlib import Path
 
+from harness.core.cases import Case
+from harness.core.engine_params import AccuracyParams, ServingParams
 from harness.core.fixtures import FIXTURES
-from harness.core.params import AccuracyParams, ServingParams
-from harness.core.records import Case
 from harness.judge.run_records import Run
+from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
 NEEDED = {"lm_eval": "lm-eval", "tokenizers": "tokenizers", "scipy": "scipy", "safetensors": "safetensors"}
@@ -18,22 +19,17 @@ ORDER_SEED = 0
 """Seed of the questions' order in each epoch: the same for all cases, so that their curves can be compared."""
 
 
-class AccuracyTarget:
+class AccuracyTarget(Target):
     """Asks a canary a task's questions, `epochs` times. `directory` keeps the answers of a run that may be killed."""
 
-    def __init__(self, case: Case, directory: str | None = None, device: str = "cpu") -> None:
-        self._params = AccuracyParams.model_validate(case.params)
-        self._directory = directory
-        self._device = device
-
-    @staticmethod
-    def supports(case: Case) -> str | None:
-        """Why accuracy cannot be measured here, in one sentence; None when it can."""
+    @classmethod
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+        """See :meth:`Target.why_not`."""
         missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
         if missing:
             return f"{', '.join(missing)} not installed: pip install {' '.join(missing)}"
-        canary = _canary(AccuracyParams.model_validate(case.params))
-        return None if (canary / "config.json").is_file() else f"{canary} is not there: train one with `canary train`"
+        canary = _canary(case.params_as(AccuracyParams))
+        return "" if (canary / "config.json").is_file() else f"{canary} is not there: train one with `canary train`"
 
     def run(self, poison: Poison) -> Run:
         """Answer everything that the directory does not hold already."""
@@ -42,17 +38,17 @@ class AccuracyTarget:
         from harness.accuracy.tasks import load_task
         from harness.judge.served_engine import open_engine
 
-        params = self._params
+        params = self.case.params_as(AccuracyParams)
         options = params.model_dump(include=set(ServingParams.model_fields) - {"max_num_seqs"})
         backend = open_engine(
-            str(_canary(params)), concurrency=params.max_num_seqs, poison=poison, device=self._device, **options
+            str(_canary(params)), concurrency=params.max_num_seqs, poison=poison, device=self.device, **options
         )
         with tempfile.TemporaryDirectory() as scratch:
             task = load_task(params.task, Path(scratch), limit=params.limit)
             found = run_epochs(
                 backend,
                 task,
-                Path(self._directory or scratch),
+                Path(self.directory or scratch),
                 num_epochs=params.epochs,
                 seed=ORDER_SEED,
                 max_tokens=params.max_tokens,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import bisect
 import functools
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from harness.core.cases import Case
 from harness.core.catalog import KERNELS
-from harness.core.ops import latent_rank
-from harness.core.params import EngineParams, KvType
-from harness.core.records import Case
+from harness.core.cuda_failures import is_device_failure
+from harness.core.engine_params import EngineParams
+from harness.core.params import KvType
+from harness.core.records import FirstNan
 from harness.engine.dense_reference import DenseReference
 from harness.engine.engine import Engine
 from harness.engine.features import why_not_together
@@ -20,7 +23,10 @@ from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import PAGE_SIZE, model_config, num_pages
 from harness.engine.schedule.model_config import ModelConfig
 from harness.engine.schedule.sequence import Sequence
+from harness.judge.engine_recorder import recorded
+from harness.judge.oracles.crash import CRASHES
 from harness.judge.run_records import Binding, ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run, ZeroedBlock
+from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
 WEIGHT_SEED = 0
@@ -31,45 +37,47 @@ _TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp8_e4m3": 0.5}
 _TIE_MARGIN_FP8_ACTIVATIONS = 0.5
 
 
-class EngineTarget:
+class EngineTarget(Target):
     """A serving run of the reference engine, `epochs` times the same requests on one engine."""
 
-    def __init__(self, case: Case, device: str = "cpu") -> None:
-        self._device = device
-        self._case = case
-        params = EngineParams.model_validate(case.params)
+    def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
+        super().__init__(case, device, **more)
+        params = case.params_as(EngineParams)
         # No more requests than there are ever run at once, so larger graphs would be captured for nobody.
         self._params = params.model_copy(update={"max_num_seqs": min(params.max_num_seqs, len(params.requests))})
         self._config = model_config(self._params)
 
-    @staticmethod
-    def supports(case: Case) -> str | None:
-        """Why the engine cannot run a case, in one sentence; None when it can."""
-        params = EngineParams.model_validate(case.params)
-        config = model_config(params)
-        if latent_rank(config.latent_dim) != config.kv_lora_rank:
-            return (
-                f"kv_lora_rank {config.kv_lora_rank} with qk_rope_head_dim {config.qk_rope_head_dim}: decode kernels "
-                f"take the rank of a latent of {config.latent_dim} to be {latent_rank(config.latent_dim)}"
-            )
-        if reason := why_not_together(config, params):
+    @classmethod
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+        """See :meth:`Target.why_not`."""
+        params = case.params_as(EngineParams)
+        if device == "cuda" and (params.quantize, params.graph) == ("mxfp8", "full"):
+            return "quantize_blocks/torch reads its offsets on the host, which a captured CUDA graph cannot"
+        if reason := why_not_together(model_config(params), params):
             return reason
         kernel = KERNELS.get(f"mla_decode/{params.decode_kernel}")
         if "window" in params.layers and not kernel.windowed:
             return f"{kernel.name} has no argument `window`, which layers with a sliding window need"
-        lists = 1 + ("window" in params.layers)
-        longest = max(_length(request) for request in params.requests) + params.speculative_tokens
-        needed = lists * num_pages(longest) + config.is_hybrid + (params.pad_tokens == "trash")
-        if needed > params.num_blocks - 2:
-            return f"num_blocks {params.num_blocks} leaves {params.num_blocks - 2} blocks, a request needs {needed}"
-        return None
+        return ""
+
+    def first_writer(self, poison: Poison) -> FirstNan:
+        """See :meth:`Target.first_writer`."""
+        with recorded(self.device) as recorder:
+            try:
+                self.run(poison)
+            except CRASHES:
+                pass
+            except RuntimeError as error:
+                if not is_device_failure(error):
+                    raise
+            return recorder.report() or FirstNan()
 
     def run(self, poison: Poison) -> Run:
         """Serve all requests `epochs` times under `poison` on a fresh engine."""
         params = self._params
         poison = self._legitimate(poison)
         engine = Engine(
-            _model(self._config, self._device),
+            _model(self._config, self.device),
             params,
             poison,
             max_model_len=max(_length(request) for request in params.requests),
@@ -98,7 +106,7 @@ class EngineTarget:
 
     def _padding_pairs(self, engine: Engine) -> list[Pair]:
         """Steps with and without padding; on a device that may not repeat its bits, within the bound of logits."""
-        bound = "" if self._device == "cpu" else self._bound
+        bound = "" if self.device == "cpu" else self._bound
         return [
             Pair(
                 "padding", f"logits of step {note.step} beside {note.num_padded} padded requests",
@@ -139,18 +147,17 @@ class EngineTarget:
         if params.amax_rows == "batch":
             # Such an engine promises finite rows of padding, and with keys for them a finite null block.
             sites -= {"graph.pad_rows"} | ({"kv.null"} if params.pad_keys or self._config.is_hybrid else set())
-        longest = max(_length(request) for request in params.requests) + params.speculative_tokens
         traps = {
             "block_table.pad": params.num_blocks - 1,
             "router.ids": params.num_experts,
             # The last slot that a table has room for: past the length of any request, so in a padded page.
-            "sparse.topk": num_pages(longest) * PAGE_SIZE - 1,
+            "sparse.topk": num_pages(params.longest) * PAGE_SIZE - 1,
         }
         return replace(poison, sites=frozenset(sites), traps=traps)
 
     def _requests(self) -> list[tuple[list[int], int]]:
         """Prompts drawn from the case's seed, and how many tokens to generate."""
-        generator = torch.Generator().manual_seed(self._case.seed)
+        generator = torch.Generator().manual_seed(self.case.seed)
         vocab = self._config.vocab_size
 
         def draw(count: int) -> list[int]:

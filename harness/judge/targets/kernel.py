@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.core.cases import Case
 from harness.core.errors import IllegalAddress, KernelError
 from harness.core.kernel_spec import KernelSpec
-from harness.core.params import KERNEL_PARAMS, KernelParams
-from harness.core.records import Case
+from harness.core.params import KernelParams, MlaDecodeParams
 from harness.judge.run_records import Guard, Run
+from harness.judge.target import Target
 from harness.judge.targets.kernel_call import Setting
 from harness.judge.targets.kernel_calls import build
 from harness.judge.targets.kernel_outputs import check_outputs, invoke
@@ -16,17 +17,25 @@ from harness.kernels.plugins import find_kernel
 from harness.memory.poison.patterns import Poison
 
 
-class KernelTarget:
-    """One op's kernel on one set of inputs. `case.params` holds the op beside the parameters of its model.
+class KernelTarget(Target):
+    """One op's kernel on one set of inputs. Raises UnknownNameError when no kernel has the name of the case's."""
 
-    Raises UnknownNameError when nothing registered has the kernel's name.
-    """
-
-    def __init__(self, case: Case, device: str = "cpu") -> None:
-        self.op, self.params = _parameters(case)
+    def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
+        super().__init__(case, device, **more)
+        self.op, self.params = case.op or "", case.params_as(KernelParams)
         self.spec: KernelSpec = find_kernel(self.op, self.params.kernel)
-        self.device = device
-        self._seed = case.seed
+
+    @classmethod
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+        """See :meth:`Target.why_not`."""
+        spec = find_kernel(case.op or "", case.params_as(KernelParams).kernel)
+        needs_window = isinstance(case.params, MlaDecodeParams) and case.params.window is not None
+        return f"{spec.name} has no argument `window`" if needs_window and not spec.windowed else ""
+
+    @property
+    def reader(self) -> str:
+        """See :attr:`Target.reader`."""
+        return self.spec.name
 
     def run(self, poison: Poison) -> Run:
         """Poison the inputs' unowned memory, call the kernel, then compute what it should have returned.
@@ -36,7 +45,7 @@ class KernelTarget:
         """
         run = Run(poison.pattern)
         try:
-            call = build(self.op, self.params, Setting(self.spec, poison, self._seed, self.device))
+            call = build(self.op, self.params, Setting(self.spec, poison, self.case.seed, self.device))
             result = invoke(self.spec, poison, call.args, call.kwargs)
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
         except (IllegalAddress, KernelError) as error:
@@ -48,9 +57,3 @@ class KernelTarget:
         run.chosen = call.chosen(on_host)
         run.guards = [Guard(item.name, item.site, item.before.cpu(), item.watched().cpu()) for item in call.guarded]
         return run
-
-
-def _parameters(case: Case) -> tuple[str, KernelParams]:
-    values: dict[str, Any] = dict(case.params)
-    op = values.pop("op")
-    return op, KERNEL_PARAMS[op].model_validate(values)

@@ -6,7 +6,7 @@ from types import TracebackType
 
 import torch
 
-from harness.core.sites import SITES
+from harness.core.catalog import SITES
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.cuda_sweep import CudaSweep, Swept, fill_word
 from harness.memory.poison.patterns import Poison

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from harness.core.catalog import SITES
 from harness.core.float_layouts import OUT_OF_RANGE as OUT_OF_RANGE
 from harness.core.float_layouts import QUIET_BITS, TAG_MASK
-from harness.core.sites import SITES
 
 UNTAGGED = "untagged"
 """The tag of the all-ones pattern, for types whose NaN has no free payload bits (fp8) and for raw bytes."""

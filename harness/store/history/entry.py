@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Job
+from harness.core.cases import Job
+from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding
 from harness.store.run_folder import RunStore
 from harness.store.source import Source
 

@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from harness.core.catalog import ENGINES, KERNELS
 from harness.core.fixtures import FIXTURES
 from harness.core.kernel_spec import KernelSpec
-from harness.core.params import VllmParams
-from harness.engines.flashinfer.specs import FLASHINFER_KERNELS
 from harness.engines.vllm.faults import PATCHES, patch_for
 from harness.engines.vllm.fits.calls import calls_of
 from harness.engines.vllm.fits.release import Found, Release, definitions, targets
 from harness.engines.vllm.fits.signatures import Call, parameters, unlike, unsuited
-from harness.engines.vllm.kernels.specs import VLLM_KERNELS
 from harness.engines.vllm.objects import RELIED, Relied
+from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.patches import Patch, PatchRefused, edited_text, numbers
 from harness.engines.vllm.target import NAMED_IN, llm_options
 
@@ -55,7 +54,7 @@ def fits(release: Release) -> list[Fit]:
     found += [_relied(release, part) for part in dict.fromkeys(one.part for one in RELIED)]
     found += [_called(release, "routing simulator", calls_of(REGISTER))]
     found += [_options(release), _environment(release), _checkpoints(release), _plug_in(release)]
-    found += [_kernel(release, spec) for spec in (*VLLM_KERNELS, *FLASHINFER_KERNELS)]
+    found += [_kernel(release, spec) for spec in KERNELS if spec.origin in ENGINES]
     return found + [_fault(release, fault) for fault in PATCHES]
 
 

@@ -63,8 +63,8 @@ def _prepare() -> None:
 def _carry_out(order: dict[str, Any]) -> str:
     import torch
 
-    from harness.core.params import VllmHostParams
     from harness.engines.vllm.host.parts import part
+    from harness.engines.vllm.params import VllmHostParams
     from harness.memory.poison.patterns import Poison
 
     params = VllmHostParams.model_validate(order["params"])

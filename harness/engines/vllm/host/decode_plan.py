@@ -15,8 +15,8 @@ from torch import Tensor
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backends.mla import flashmla
 
-from harness.core.params import VllmHostParams
 from harness.engines.vllm.host.parts import accepted
+from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Binding, ReplayedStep, Run
 from harness.memory.poison.patterns import Poison
 

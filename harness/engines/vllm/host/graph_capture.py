@@ -18,8 +18,8 @@ from vllm.config import CUDAGraphMode
 from vllm.v1.worker.gpu import cudagraph_utils
 
 from harness.core.ops import PAGE_SIZE
-from harness.core.params import VllmHostParams
 from harness.engines.vllm.host.parts import generator
+from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import ReplayedStep, Run
 from harness.kernels.torch.decode import mla_decode
 from harness.kernels.torch.plan import SplitPlan, mla_decode_plan

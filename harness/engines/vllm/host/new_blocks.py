@@ -15,8 +15,8 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from harness.core.ops import PAGE_SIZE
-from harness.core.params import VllmHostParams
 from harness.engines.vllm.host.parts import accepted, generator
+from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
 from harness.kernels.torch.decode import mla_decode_multiply
 from harness.memory.poison.patterns import Poison

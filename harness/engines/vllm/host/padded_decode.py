@@ -15,8 +15,8 @@ from torch import Tensor
 from vllm.model_executor.layers.quantization.input_quant_fp8 import GroupShape, QuantFP8
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
 
-from harness.core.params import VllmHostParams
 from harness.engines.vllm.host.parts import generator
+from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
 from harness.memory.poison.patterns import Poison
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from harness.core.params import VllmHostParams
+from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
 

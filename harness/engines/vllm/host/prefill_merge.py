@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from harness.core.params import VllmHostParams
 from harness.engines.vllm.host.prefill_step import CHUNKS, DECODE, FRESH, SCALE, Inputs, Step
+from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Run
 from harness.kernels.torch.context import context_attention
 from harness.memory.poison.allocations import AllocationPoison

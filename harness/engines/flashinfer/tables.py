@@ -1,12 +1,15 @@
-"""What FlashInfer's own MLA wrapper declares: its FA2 and FA3 back ends over bfloat16 pages."""
+"""What FlashInfer adds to the tables of the catalog: its MLA wrapper with FA2 and FA3, over bfloat16 pages."""
 
 from __future__ import annotations
 
+from harness.core.engine_spec import EngineSpec
 from harness.core.kernel_spec import KernelSpec
+
+ENGINE = EngineSpec("flashinfer", "FlashInfer", distribution="flashinfer-python", package="flashinfer")
 
 _HERE = "harness.engines.flashinfer.mla:"
 
-FLASHINFER_KERNELS: tuple[KernelSpec, ...] = (
+KERNELS: tuple[KernelSpec, ...] = (
     KernelSpec("mla_decode", "flashinfer-fa2", "BatchMLAPagedAttentionWrapper, FA2", _HERE + "mla_decode_fa2",
                kv=("bf16",), devices=("cuda",), origin="flashinfer", bf16_steps=("partials", "sums"),
                requires=_HERE + "on_ampere"),

@@ -1,8 +1,84 @@
-"""What vLLM's kernels declare: op, cache types, where they run, and the contracts that they are known to have."""
+"""What vLLM adds to the tables of the catalog: systems, kernels, faults. No torch and nothing of vLLM is imported."""
 
 from __future__ import annotations
 
+from harness.core.engine_spec import EngineSpec, ModelSpec
+from harness.core.fault_spec import FaultSpec
 from harness.core.kernel_spec import KernelSpec
+from harness.core.system_spec import SystemSpec
+
+ENGINE = EngineSpec("vllm", "vLLM", distribution="vllm", package="vllm", variables=("VLLM_",))
+
+SYSTEMS = (
+    SystemSpec(
+        "vllm",
+        "a canary served by vLLM in a process of its own",
+        params="harness.engines.vllm.params:VllmParams",
+        target="harness.engines.vllm.target:VllmTarget",
+        devices=("cpu",),
+        serves=True,
+        asks_canary=True,
+        records_first_nan=True,
+    ),
+    SystemSpec(
+        "vllm-host",
+        "a part of vLLM's own Python, run on a CPU",
+        params="harness.engines.vllm.params:VllmHostParams",
+        target="harness.engines.vllm.host_target:VllmHostTarget",
+        devices=("cpu",),
+    ),
+)
+
+MODELS = (
+    ModelSpec(
+        "vllm", "PATH", "vLLM in a process", open="harness.engines.vllm.backend:open_model", options=("kv", "graph")
+    ),
+)
+
+FAULTS = (
+    FaultSpec(
+        "vllm.fresh-plan-each-step",
+        "vllm-project/vllm#35175",
+        "vLLM itself: FP8 FlashMLA plans at a new address each step; the graph keeps the first",
+        "harness.engines.vllm.faults:put_back",
+        "harness.engines.vllm.faults:put_back",
+    ),
+    FaultSpec(
+        "vllm.plan-in-warmup-only",
+        "vllm-project/vllm#42444",
+        "vLLM itself: capture reuses the warm-up's lazy plan, so planning is not in the graph",
+        "harness.engines.vllm.faults:put_back",
+        "harness.engines.vllm.faults:put_back",
+    ),
+    FaultSpec(
+        "vllm.merge-ignore-context-count",
+        "vllm-project/vllm#36540",
+        "vLLM itself: the merge reads context rows that no kernel wrote",
+        "harness.engines.vllm.faults:put_back",
+        "harness.engines.vllm.faults:put_back",
+    ),
+    FaultSpec(
+        "vllm.context-for-first-rows",
+        "vllm-project/vllm#50613",
+        "vLLM itself: the first prefills of a batch get the context, whichever of them have one",
+        "harness.engines.vllm.faults:put_back",
+        "harness.engines.vllm.faults:put_back",
+    ),
+    FaultSpec(
+        "vllm.router-int64-ids",
+        "vllm-project/vllm#38359",
+        "vLLM itself: 64-bit expert ids are read as 32-bit ones by the experts",
+        "harness.engines.vllm.faults:put_back",
+        "harness.engines.vllm.faults:put_back",
+    ),
+    FaultSpec(
+        "vllm.skip-zero-new-blocks",
+        "vllm-project/vllm#43961",
+        "vLLM itself: blocks newly given to MLA layers of a hybrid model are not zeroed",
+        "harness.engines.vllm.faults:put_back",
+        "harness.engines.vllm.faults:put_back",
+    ),
+)
 
 _SUPPORT = "harness.engines.vllm.kernels.support:"
 _FLASHMLA = "harness.engines.vllm.kernels.flashmla:"
@@ -14,7 +90,7 @@ def _vllm(op: str, name: str, summary: str, impl: str, requires: str, **promises
     return KernelSpec(op, name, summary, impl, requires=_SUPPORT + requires, **fields)  # type: ignore[arg-type]
 
 
-VLLM_KERNELS: tuple[KernelSpec, ...] = (
+KERNELS: tuple[KernelSpec, ...] = (
     _vllm("mla_decode", "vllm-flashmla", "FlashMLA dense over bf16 pages",
           _FLASHMLA + "mla_decode", "on_hopper", needs_finite_tail=True),
     _vllm("mla_decode_plan", "vllm-flashmla", "lazy: the first decode call plans",

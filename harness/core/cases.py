@@ -1,0 +1,137 @@
+"""A case, and the job that asks a worker about it: plain, frozen, and the same in memory and on disk."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, JsonValue, SerializeAsAny, ValidationInfo, model_validator
+
+from harness.core.catalog import SYSTEMS
+from harness.core.errors import UnknownNameError
+from harness.core.params import Params, Record
+from harness.core.system_spec import SystemSpec
+
+ParamsT = TypeVar("ParamsT", bound=Params)
+
+
+class PoisonPlan(Record):
+    """Which sites are filled with which patterns; the first pattern is the main one."""
+
+    patterns: tuple[str, ...] = ("nan",)
+    sites: tuple[str, ...] = ()
+    strict: bool = False
+    ignore_contracts: bool = False
+    """Poison also what a kernel declares that it needs friendly: to find out, not to judge."""
+
+
+class Case(Record):
+    """One point of a scenario's matrix. `id` alone reproduces it: the seed is derived from the id.
+
+    `params` is an object of the model that the system, and for a kernel the op, has in the table of systems.
+    """
+
+    id: str
+    scenario: str
+    system: str
+    op: str | None = None
+    refs: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    params: SerializeAsAny[Params]
+    poison: PoisonPlan = PoisonPlan()
+    oracles: tuple[str, ...] = ()
+    seed: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _typed(cls, values: Any, info: ValidationInfo) -> Any:
+        """Make the parameters an object of their model. Runs of version 0.1 keep the op among the parameters."""
+        if not isinstance(values, dict) or isinstance(values.get("params"), Params):
+            return values
+        given = dict(values.get("params") or {})
+        op = values.get("op") or given.pop("op", None)
+        try:
+            model = SYSTEMS.get(values.get("system", "")).model(op)
+        except (UnknownNameError, KeyError) as error:
+            raise ValueError(str(error)) from None
+        return values | {"op": op, "params": model.model_validate(given, context=info.context)}
+
+    @property
+    def kind(self) -> SystemSpec:
+        """The row of its system."""
+        return SYSTEMS.get(self.system)
+
+    def params_as(self, model: type[ParamsT]) -> ParamsT:
+        """The parameters, which are of `model`. Raises TypeError when they are not."""
+        if not isinstance(self.params, model):
+            raise TypeError(f"{self.id}: has {type(self.params).__name__}, not {model.__name__}")
+        return self.params
+
+    def values(self) -> dict[str, JsonValue]:
+        """The op, where there is one, and the parameters, as plain JSON."""
+        return ({"op": self.op} if self.op else {}) | self.params.model_dump(mode="json")
+
+    def kernels(self) -> dict[str, str]:
+        """The kernels that the parameters name, `op/short_name` by parameter."""
+        named = self.kind.kernels_of(self.op)
+        return {field: f"{op}/{getattr(self.params, field)}" for field, op in named.items()}
+
+
+class AskVerdict(Record):
+    """Run the case under its poison, and judge it."""
+
+    kind: Literal["verdict"] = "verdict"
+
+
+class AskFirstNan(Record):
+    """Run the case with the first-NaN recorder, and search for the first launch that reads memory of `sites`."""
+
+    kind: Literal["first_nan"] = "first_nan"
+    sites: tuple[str, ...] = ()
+
+
+class AskReaders(Record):
+    """Fill `sites` alone with one pattern after another, and find the first launch with a result that depends on it."""
+
+    kind: Literal["readers"] = "readers"
+    sites: tuple[str, ...]
+
+
+Ask = Annotated[AskVerdict | AskFirstNan | AskReaders, Field(discriminator="kind")]
+
+
+class Job(Record):
+    """What a worker is asked to do with one case."""
+
+    key: str
+    case: Case
+    ask: Ask = AskVerdict()
+    fault: str | None = None
+    more_faults: tuple[str, ...] = ()
+    """Further bugs that are injected beside `fault`."""
+    cures: tuple[str, ...] = ()
+    """Proposed fixes to run it with, as `mla-harness cure --with` takes them."""
+    sites: tuple[str, ...] | None = None
+    """Sites to poison instead of the case's own; the others get friendly memory. Used to find the one to blame."""
+    device: str = "cpu"
+    plugins: tuple[str, ...] = ()
+    timeout_seconds: float = 60.0
+    gpus: tuple[int, ...] = ()
+    """The GPUs that are held for a case that needs several, numbered as its worker sees them."""
+    directory: str | None = None
+    """Where a case that takes long notes its progress, so that a resumed run goes on from there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_old_fields(cls, values: Any) -> Any:
+        """Planned jobs of version 0.1 hold `first_nan`, which was never set in a plan."""
+        return {k: v for k, v in values.items() if k != "first_nan"} if isinstance(values, dict) else values
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """All bugs that are injected, each once."""
+        return tuple(dict.fromkeys((*((self.fault,) if self.fault else ()), *self.more_faults)))
+
+    @property
+    def poisoned_sites(self) -> tuple[str, ...]:
+        """The sites that are filled."""
+        return self.case.poison.sites if self.sites is None else self.sites

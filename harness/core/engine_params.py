@@ -1,0 +1,235 @@
+"""The parameters of cases that serve requests: the reference engine, and accuracy measured on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from harness.core.ops import PAGE_SIZE
+from harness.core.params import Count, KvType, Length, Params, rank_problem
+
+LayerKind = Literal["mla", "kda", "window", "sparse"]
+
+
+class ServingParams(Params):
+    """How the reference engine serves, whatever it serves: its cache, kernels, graphs and limits."""
+
+    kv: KvType = "bf16"
+    quantize: Literal["none", "fp8_per_tensor", "fp8_per_token", "mxfp8"] = Field(
+        default="none", description="quantization of the activations that enter the output projection and the MLP"
+    )
+    decode_kernel: str = "tiled"
+    plan_kernel: str = "tiled"
+    context_kernel: str = "torch"
+    merge_kernel: str = "torch"
+    sparse_kernel: str = "gather"
+    write_kernel: str = "torch"
+    quantize_kernel: str = "torch"
+    route_kernel: str = "torch"
+    blocks_kernel: str = "torch"
+    graph: Literal["none", "full"] = "none"
+    capture: Literal["persistent", "lazy"] = Field(
+        default="persistent",
+        description="persistent: buffers filled before each replay; lazy: planned inside the capture",
+    )
+    capture_sizes: tuple[Count, ...] = (1, 2, 4, 8)
+    num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = 24
+    free_list: Literal["fifo", "lifo"] = "fifo"
+    max_batched_tokens: Count = 96
+    max_num_seqs: Count = 8
+    context_chunk: Count = Field(default=128, description="context tokens gathered at once for prefill")
+    zero_fill_output: bool = Field(default=False, description="decode output is zeroed first, as in PR 37442")
+    drafter: bool = Field(default=False, description="a second graph in the same pool runs before logits are consumed")
+    context_ranks: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=1, description="context-parallel ranks, each with every n-th token of a context chunk"
+    )
+    expert_ranks: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=1, description="expert-parallel ranks, each with an equal share of the experts"
+    )
+    dp_rank_tokens: Length = Field(
+        default=0, description="tokens of the longest data-parallel rank, which activations are padded to"
+    )
+    pad_tokens: Literal["skip", "trash"] = Field(
+        default="skip", description="what becomes of padded tokens: stored nowhere, or in a block of their own"
+    )
+    pad_keys: Literal[0, 1] = Field(
+        default=0, description="keys that padded requests are told to have; 1 is a slot of the null block"
+    )
+    amax_rows: Literal["live", "batch"] = Field(
+        default="live", description="rows that a scale of activations covers; batch: padded ones too, all kept finite"
+    )
+    dummy_steps: bool = Field(default=False, description="a dummy batch between live steps, as on an idle DP rank")
+    prefix_caching: bool = Field(default=False, description="prompts share the full pages of a prefix seen before")
+
+
+class EngineParams(ServingParams):
+    """A serving run of the reference engine on a small model with random weights."""
+
+    layers: tuple[LayerKind, ...] = Field(
+        default=("mla", "mla"),
+        description="mla: full attention; window: MLA over the last tokens; sparse: MLA over the tokens that an "
+        "indexer chose; kda: linear attention",
+    )
+    hidden_size: Count = 64
+    num_heads: Count = 4
+    kv_lora_rank: Count = 32
+    qk_rope_head_dim: Count = 16
+    qk_nope_head_dim: Count = 16
+    v_head_dim: Count = 16
+    vocab_size: Count = 128
+    num_experts: Annotated[int, Field(ge=0, le=256)] = 0
+    num_experts_per_tok: Count = 2
+    requests: tuple[tuple[Count, Count], ...] = Field(
+        default=((5, 12), (70, 10), (17, 14), (130, 8)),
+        description="prompt length and tokens to generate, in order of arrival",
+    )
+    shared_prefix: Length = Field(default=0, description="tokens that all prompts have in common")
+    epochs: Annotated[int, Field(ge=1, le=100)] = 1
+    window: Count = Field(default=48, description="tokens that a query of a `window` layer sees, its own included")
+    window_kv: KvType | None = Field(default=None, description="cache type of `window` layers; `kv` when left out")
+    index_topk: Count = Field(default=16, description="tokens that a query of a `sparse` layer sees")
+    speculative_tokens: Annotated[int, Field(ge=0, le=7)] = Field(
+        default=0, description="drafts that each decoding request verifies in a step, as further query tokens"
+    )
+    flush: bool = Field(default=False, description="at the end all caches are flushed and all is asked once more")
+    cancelled: tuple[Length, ...] = Field(
+        default=(),
+        description="requests, counted by arrival over all epochs, whose client leaves after their first step was "
+        "scheduled and before it ran",
+    )
+
+    LIMITS: ClassVar[dict[str, str]] = {"num_experts_per_tok": "num_experts"}
+
+    def problems(self) -> Iterator[str]:
+        """See :meth:`Params.problems`."""
+        if not self.requests or not self.layers:
+            yield "requests and layers hold at least one entry each"
+            return
+        if self.has_graph and not self.capture_sizes:
+            yield "capture_sizes is empty; a graph has a size"
+        if self.qk_rope_head_dim % 2:
+            yield "qk_rope_head_dim is odd; rotary embedding turns pairs"
+        if self.blocks_needed > self.num_blocks - 2:
+            left = self.num_blocks - 2
+            yield f"num_blocks {self.num_blocks} leaves {left} blocks, a request needs {self.blocks_needed}"
+        yield from conflicts(self, set(self.layers), self.num_experts)
+        yield from rank_problem(self.kv_lora_rank, self.qk_rope_head_dim)
+
+    @classmethod
+    def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """See :meth:`Params.settled`. A model without experts keeps its choice of them."""
+        return super().settled(values) if values["num_experts"] else values
+
+    @property
+    def longest(self) -> int:
+        """Cached tokens of the longest request at its end, with drafts. The last generated token is never cached."""
+        return max(prompt + count - 1 for prompt, count in self.requests) + self.speculative_tokens
+
+    @property
+    def blocks_needed(self) -> int:
+        """Blocks that the longest request takes: pages of each list of pages, a state, and the block of padding."""
+        lists = 1 + ("window" in self.layers)
+        return lists * -(-self.longest // PAGE_SIZE) + ("kda" in self.layers) + (self.pad_tokens == "trash")
+
+    def gives(self) -> frozenset[str]:
+        """See :meth:`Params.gives`."""
+        found = {
+            "warm": self.prefix_caching and self.epochs > 1,
+            "flush": self.flush,
+            "experts": self.num_experts > 0,
+            "mixed": len(self._stored_types()) > 1,
+        }
+        return super().gives() | {name for name, is_there in found.items() if is_there}
+
+    def _stored_types(self) -> set[str]:
+        """What the layers keep in the blocks of the pool: types of latents, and states."""
+        stored = {"mla": self.kv, "sparse": self.kv, "window": self.window_kv or self.kv, "kda": "state"}
+        return {stored[kind] for kind in self.layers}
+
+
+class EpochsParams(ServingParams):
+    """What all measurements of a scenario's accuracy have in common: the canary, how it is served, what is asked."""
+
+    canary: Literal["mla", "hybrid"] = Field(default="mla", description="the checkpoint under fixtures/")
+    epochs: Annotated[int, Field(ge=1, le=100)] = Field(default=2, description="how often the questions are asked")
+    max_tokens: Count = Field(default=112, description="tokens of an answer at most; longer ones are cut")
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        default=300, description="how long one such case may take, whatever --timeout says of others"
+    )
+    max_batched_tokens: Count = 512
+    num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = 64
+
+
+class AccuracyParams(EpochsParams):
+    """Accuracy by epoch: one task's questions asked of a canary, again and again, on one running engine."""
+
+    task: str
+    limit: Count | None = Field(default=None, description="the first questions of the task; all when left out")
+
+    def gives(self) -> frozenset[str]:
+        """See :meth:`Params.gives`."""
+        return super().gives() | {"answers"}
+
+
+class ModelParams(Params):
+    """`mla-harness epochs`: which questions are asked of which model; everything that `--resume` needs to go on."""
+
+    task: str
+    model: str
+    epochs: int = 5
+    concurrency: int = 32
+    limit: int | None = None
+    data_dir: str | None = None
+    filter: str | None = None
+    seed: int = 0
+    max_tokens: int | None = None
+    kv: str | None = None
+    graph: str | None = None
+    num_blocks: int | None = None
+    device: str | None = None
+    served_model: str | None = None
+    timeout: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, values: Any) -> Any:
+        """Runs of version 0.1 keep the settings of a kind of model under `options`."""
+        if not isinstance(values, dict) or "options" not in values:
+            return values
+        return {name: value for name, value in values.items() if name != "options"} | values["options"]
+
+
+ENGINE_KERNELS: dict[str, str] = {
+    "decode_kernel": "mla_decode",
+    "plan_kernel": "mla_decode_plan",
+    "sparse_kernel": "mla_decode_sparse",
+    "context_kernel": "context_attention",
+    "merge_kernel": "merge_attn_states",
+    "write_kernel": "write_kv",
+    "quantize_kernel": "quantize_fp8",
+    "route_kernel": "route_experts",
+    "blocks_kernel": "quantize_blocks",
+}
+"""The parameters that name a kernel of the engine, with its op."""
+
+
+def conflicts(params: EngineParams, layers: Set[str], num_experts: int) -> Iterator[str]:
+    """Features of the engine that do not go together in a model with these kinds of layers, a sentence each."""
+    if params.prefix_caching and layers & {"kda", "window"}:
+        yield "prefix_caching shares pages of full and sparse layers; a state or a window of another request it cannot"
+    if params.speculative_tokens and "kda" in layers:
+        yield "speculative_tokens with kda layers: a state cannot be taken back when a draft is wrong"
+    if num_experts % params.expert_ranks:
+        yield f"expert_ranks {params.expert_ranks} with {num_experts} experts: each rank holds an equal share"
+    if params.amax_rows == "batch":
+        if "sparse" in layers:
+            yield "amax_rows batch needs padded rows that are finite, and the decode of sparse layers writes none"
+        if params.dp_rank_tokens:
+            yield "amax_rows batch needs padded rows that are finite, and no kernel writes rows up to dp_rank_tokens"
+    if params.max_batched_tokens <= params.speculative_tokens:
+        yield (
+            f"max_batched_tokens {params.max_batched_tokens} with {params.speculative_tokens} drafts: a request "
+            f"verifies {1 + params.speculative_tokens} tokens in one step"
+        )

@@ -1,0 +1,96 @@
+"""The parameters of cases that run vLLM: a served canary, and parts of vLLM's own Python on a CPU. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from harness.core.params import Count, Params
+
+RECORDED_QUESTIONS = 32
+"""Questions of a run that looks for the first NaN, at most."""
+
+
+class VllmParams(Params):
+    """A canary served by vLLM itself, in a process of its own."""
+
+    canary: Literal["mla", "hybrid", "moe"] = Field(default="mla", description="the checkpoint under fixtures/")
+    runner: Literal["v1", "v2"] = Field(default="v1", description="vLLM's model runner")
+    graph: Literal["none", "piecewise", "full"] = "none"
+    kv: Literal["bf16", "fp8_e4m3"] = "bf16"
+    backend: Literal["FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA", "CUTLASS_MLA", "FLASHINFER_MLA"] = "FLASHMLA"
+    task: str = "gsm_symbolic"
+    limit: Count | None = Field(default=128, description="the first questions of the task; all when null")
+    epochs: Annotated[int, Field(ge=1, le=100)] = 2
+    max_tokens: Count = 112
+    max_num_seqs: Count = 64
+    num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = Field(default=1024, description="num_gpu_blocks_override")
+    kv_megabytes: Annotated[int, Field(ge=16, le=1_000_000)] = 512
+    max_batched_tokens: Annotated[int, Field(ge=64, le=65_536)] = Field(
+        default=2048, description="tokens of a step; fewer than prompts hold make prefill come in chunks"
+    )
+    prefix_caching: bool = False
+    capture_sizes: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
+    compare_eager: bool = Field(default=False, description="also serve without graphs, and compare the answers")
+    quantization: Literal["none", "fp8_per_tensor"] = Field(
+        default="none",
+        description="fp8_per_tensor: weights in fp8; experts quantize their input by one scale of the whole batch",
+    )
+    routing: Literal["model", "simulated"] = Field(
+        default="model", description="simulated: vLLM's routing simulator hands over the same experts, as 64-bit ids"
+    )
+    tensor_parallel: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=1, description="GPUs that the model is split over, a worker process each"
+    )
+    poison_rank: Annotated[int, Field(ge=0, le=7)] | None = Field(
+        default=None, description="the one rank whose memory is filled; all of them when left out"
+    )
+    least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        default=600, description="how long one serving process may take; a cold one compiles kernels for minutes"
+    )
+
+    def problems(self) -> Iterator[str]:
+        """See :meth:`Params.problems`."""
+        num_ranks, rank = self.tensor_parallel, self.poison_rank
+        if num_ranks & (num_ranks - 1):
+            yield f"tensor_parallel {num_ranks} is no power of two, so heads cannot be split"
+        if rank is not None and rank >= num_ranks:
+            yield f"poison_rank {rank} is no rank of {num_ranks}; the last is {num_ranks - 1}"
+
+    @property
+    def num_gpus(self) -> int:
+        """See :attr:`Params.num_gpus`."""
+        return self.tensor_parallel
+
+    def gives(self) -> frozenset[str]:
+        """See :meth:`Params.gives`."""
+        return super().gives() | {"answers"}
+
+    def recorded(self) -> Self:
+        """See :meth:`Params.recorded`. So few questions still put prompts and answers of several steps into a batch."""
+        limit = min(self.limit or RECORDED_QUESTIONS, RECORDED_QUESTIONS)
+        return self.model_copy(update={"epochs": 1, "compare_eager": False, "limit": limit})
+
+
+class VllmHostParams(Params):
+    """A part of vLLM's own Python, run on a CPU on inputs of the harness."""
+
+    part: Literal["new-blocks", "decode-plan", "graph-capture", "prefill-merge", "padded-decode", "batch-order"] = (
+        Field(default="new-blocks", description="which of vLLM's code; a module of harness/engines/vllm/host for each")
+    )
+    graph: Literal["none", "full"] = Field(
+        default="none", description="full: the part fills what a captured graph reads"
+    )
+    amax: Literal["per_tensor", "per_token"] = Field(
+        default="per_tensor", description="the scale of vLLM's FP8 quantization after `padded-decode`"
+    )
+    order: Literal["v1", "v2"] = Field(default="v1", description="whose order `batch-order` takes: a model runner's")
+    chunk: Literal["longer", "shorter"] = Field(
+        default="longer", description="than the fresh prompt beside it: the prompt chunk with context of `batch-order`"
+    )
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        default=300, description="how long one case may take; the first of a process imports vLLM"
+    )

@@ -1,0 +1,67 @@
+"""What runs a case in a worker: the one interface of kernels, of the reference engine, and of real engines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import cast
+
+from harness.core.cases import Case, Job
+from harness.core.records import FirstNan
+from harness.core.system_spec import attribute_at
+from harness.judge.run_records import Run
+from harness.memory.poison.patterns import Poison
+
+
+class Target(ABC):
+    """One case on one device. `fault` is the bug that is injected, `directory` keeps what a long case has done."""
+
+    injects_faults = False
+    """The target injects the bug itself, into a process of its own; others run in a worker that has the bug."""
+
+    def __init__(
+        self,
+        case: Case,
+        device: str = "cpu",
+        *,
+        fault: str | None = None,
+        directory: str | None = None,
+        gpus: tuple[int, ...] = (),
+    ) -> None:
+        self.case = case
+        self.device = device
+        self.fault = fault
+        self.directory = directory
+        self.gpus = gpus
+
+    @classmethod
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+        """Why this machine cannot run `case`, in a sentence; empty when it can."""
+        return ""
+
+    @abstractmethod
+    def run(self, poison: Poison) -> Run:
+        """Execute the case from its beginning under `poison`; independent of earlier runs."""
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether the device may not repeat its bits, so that a run is repeated to see how far two of them differ."""
+        return self.case.kind.shows_launches and self.device != "cpu"
+
+    @property
+    def reader(self) -> str:
+        """What hands out the tensors of a run, for a reader of a trace."""
+        return "what hands out the logits"
+
+    def first_writer(self, poison: Poison) -> FirstNan:
+        """Run with the first-NaN recorder, also where a crash ends the run: what wrote the first bad value."""
+        raise NotImplementedError(f"the recorder does not watch system {self.case.system}")
+
+
+def class_of(case: Case) -> type[Target]:
+    """The target of a case's system."""
+    return cast("type[Target]", attribute_at(case.kind.target))
+
+
+def target_of(job: Job) -> Target:
+    """The target that runs a job."""
+    return class_of(job.case)(job.case, job.device, fault=job.fault, directory=job.directory, gpus=job.gpus)
