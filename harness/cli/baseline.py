@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from harness.cli.run import Json, Out
-
-if TYPE_CHECKING:
-    from harness.accuracy.answer_log import AccuracyRun
-    from harness.accuracy.baselines import Baseline
+from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, read_run
+from harness.accuracy.baselines import Baseline, plan_update, read_baselines, write_baseline
+from harness.accuracy.statistics import wilson_interval
+from harness.cli.options import Json, Out
+from harness.core.errors import InputError
+from harness.core.fixtures import BASELINES
+from harness.core.registry import nearest
+from harness.report.terminal import console_for
+from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
 app = typer.Typer(help="Show stored accuracies, or store the accuracy of a run.", no_args_is_help=True)
 
@@ -26,12 +33,6 @@ def show(
     json: Json = False,
 ) -> None:
     """List the stored baselines."""
-    import json as jsonlib
-
-    from harness.accuracy.baselines import read_baselines
-    from harness.core.errors import InputError
-    from harness.core.fixtures import BASELINES
-    from harness.core.registry import nearest
 
     known = read_baselines(folder or BASELINES)
     found = [baseline for baseline in known if task in (None, baseline.task)]
@@ -46,11 +47,6 @@ def show(
 
 
 def _print(found: list[Baseline], folder: Path) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from harness.accuracy.statistics import wilson_interval
-    from harness.report.terminal import console_for
 
     console = console_for()
     if not found:
@@ -78,10 +74,6 @@ def update(
     out: Out = None,
 ) -> None:
     """Take the first epoch of a run as the baseline: shows the difference, then writes it."""
-    from harness.accuracy.baselines import plan_update, write_baseline
-    from harness.core.fixtures import BASELINES
-    from harness.store.run_folder import DEFAULT_RUNS
-
     changes = [plan_update(run, folder or BASELINES) for run in _measured(name, out or DEFAULT_RUNS)]
     for change in changes:
         print("\n".join(change.lines()), flush=True)
@@ -91,10 +83,6 @@ def update(
 
 def _measured(name: str, root: Path) -> list[AccuracyRun]:
     """The clean measurements of a run: of `epochs` the one, of `run` one for each case that measured accuracy."""
-    from harness.accuracy.answer_log import FILE_NAME, read_run
-    from harness.core.errors import InputError
-    from harness.store.run_folder import RunStore, find_run
-
     store = RunStore.open(find_run(name, root))
     folders = [store.path]
     for job in store.plan.jobs:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.run import Json, Scenarios, Seed, Selectors, Tag
+from harness.cli.options import Json, Scenarios, Seed, Selectors, Tag
 from harness.core.python_path import python_path
 
 START = "harness.judge.bench"

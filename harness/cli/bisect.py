@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.run import Device, Json, Scenarios, Seed, Tag, Timeout, Workers
+from harness.cli.options import Device, Json, Scenarios, Seed, Tag, Timeout, Workers
 from harness.core.python_path import python_path
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def bisect(
     json: Json = False,
 ) -> None:
     """Run the same scenarios under several installed versions; name the first bad one of each."""
-    from harness.cli.session import Wanted, load
     from harness.report.bisect import in_order, is_good, to_object
     from harness.report.terminal import console_for
+    from harness.run.planning import Wanted, load
     from harness.scenario.selection import select
 
     subjects = _subjects(python or [], site or [])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.run import Seed
+from harness.cli.options import Seed
 from harness.core.python_path import python_path
 
 app = typer.Typer(help="Canaries: tiny models that measure inference, not ability.", no_args_is_help=True)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from harness.cli.recording import History
-from harness.cli.run import Json, Out
-
-if TYPE_CHECKING:
-    from harness.store.history.compare import Comparison
+from harness.cli.options import History, Json, Out
+from harness.cli.recording import history_file
+from harness.core.errors import InputError
+from harness.report.terminal import console_for
+from harness.report.terminal_history import print_comparison
+from harness.store.history.choose import choose
+from harness.store.history.compare import Comparison
+from harness.store.history.compare import compare as compare_runs
+from harness.store.run_folder import DEFAULT_RUNS
 
 
 def compare(
@@ -28,14 +34,6 @@ def compare(
     json: Json = False,
 ) -> None:
     """What changed between two runs; exit code 1 when something fails now that did not."""
-    from harness.cli.recording import history_file
-    from harness.core.errors import InputError
-    from harness.report.terminal import console_for
-    from harness.report.terminal_history import print_comparison
-    from harness.store.history.choose import choose
-    from harness.store.history.compare import compare as compare_runs
-    from harness.store.run_folder import DEFAULT_RUNS
-
     if names and len(names) > 2:
         raise InputError(f"compare: takes two runs, the older first, not {len(names)}")
     before, after = choose(names or [], history_file(history), out or Path(DEFAULT_RUNS), branch=branch)
@@ -48,9 +46,6 @@ def compare(
 
 
 def _to_json(found: Comparison) -> str:
-    import json as jsonlib
-    from dataclasses import asdict
-
     told = asdict(found)
     for side in ("before", "after"):
         run = getattr(found, side)

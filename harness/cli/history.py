@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json as json_module
+import sqlite3
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from harness.cli.recording import History
-from harness.cli.run import Json
-
-if TYPE_CHECKING:
-    import sqlite3
-
-    from harness.store.history.runs import Filter, Jobs
+from harness.cli.options import History, Json
+from harness.cli.recording import NONE, history_file
+from harness.core.errors import InputError, UnknownNameError
+from harness.core.registry import nearest
+from harness.report.terminal import console_for
+from harness.report.terminal_history import print_case, print_runs, print_scenario
+from harness.report.wording import num
+from harness.store.history.database import opened
+from harness.store.history.dates import moment
+from harness.store.history.entry import entry_of
+from harness.store.history.runs import Filter, Jobs, knows, results_of, run_ids, scenarios
+from harness.store.history.trends import trends_over
+from harness.store.history.write import write_run
+from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
 MAX_RUNS = 100_000
 
@@ -37,12 +45,6 @@ def history(
     json: Json = False,
 ) -> None:
     """What became of a scenario or a case from run to run."""
-    from harness.cli.recording import NONE, history_file
-    from harness.core.errors import InputError
-    from harness.store.history.database import opened
-    from harness.store.history.dates import moment
-    from harness.store.history.runs import Filter
-
     path = history_file(history)
     given = names or []
     if path is None:
@@ -61,11 +63,6 @@ def history(
 
 
 def _list(connection: sqlite3.Connection, wanted: Filter, limit: int, *, as_json: bool) -> None:
-    from harness.report.terminal import console_for
-    from harness.report.terminal_history import print_runs
-    from harness.store.history.runs import run_ids
-    from harness.store.history.trends import trends_over
-
     found = trends_over(connection, run_ids(connection, wanted, limit=limit)[::-1])
     if as_json:
         _print_json({"runs": [asdict(run) for run in found.runs], "flaky": [asdict(case) for case in found.flaky]})
@@ -74,11 +71,6 @@ def _list(connection: sqlite3.Connection, wanted: Filter, limit: int, *, as_json
 
 
 def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: int, *, as_json: bool) -> None:
-    from harness.report.terminal import console_for
-    from harness.report.terminal_history import print_case, print_scenario
-    from harness.store.history.runs import Jobs, results_of, run_ids
-    from harness.store.history.trends import trends_over
-
     is_case = "[" in name
     jobs = Jobs("key" if is_case else "scenario", name)
     _refuse_unknown(connection, name, jobs)
@@ -95,10 +87,6 @@ def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: in
 
 
 def _refuse_unknown(connection: sqlite3.Connection, name: str, jobs: Jobs) -> None:
-    from harness.core.errors import UnknownNameError
-    from harness.core.registry import nearest
-    from harness.store.history.runs import knows, scenarios
-
     if knows(connection, jobs):
         return
     hint = nearest(name.partition("[")[0], scenarios(connection), see="mla-harness history")
@@ -107,13 +95,6 @@ def _refuse_unknown(connection: sqlite3.Connection, name: str, jobs: Jobs) -> No
 
 def _take_in(names: Sequence[str], path: Path) -> None:
     """Write run folders to the history, in order of time; what is no run folder is told and left out."""
-    from harness.core.errors import InputError
-    from harness.report.wording import num
-    from harness.store.history.database import opened
-    from harness.store.history.entry import entry_of
-    from harness.store.history.write import write_run
-    from harness.store.run_folder import DEFAULT_RUNS, RunStore
-
     if not names:
         raise InputError(f"--import: name the run folders, for example {DEFAULT_RUNS}/*")
     stores, refused = [], []

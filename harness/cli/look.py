@@ -5,16 +5,26 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.padding import Padding
+from rich.table import Table
 
-from harness.cli.run import Json, Scenarios, Seed
-
-if TYPE_CHECKING:
-    from harness.core.cases import Case
-    from harness.run.environment import Environment
-    from harness.scenario.schema import Scenario
+from harness.cli.options import Json, Scenarios, Seed
+from harness.core.cases import Case
+from harness.core.catalog import ENGINES, FAULTS, KERNELS, ORACLES, SITES
+from harness.report.command import reproduce_case
+from harness.report.terminal import console_for
+from harness.run.environment import DEVICES, Environment
+from harness.run.planning import Wanted, register_plugins
+from harness.run.runner import WorkerPool
+from harness.scenario.expand import expand
+from harness.scenario.load import load_scenarios
+from harness.scenario.matrix import num_points
+from harness.scenario.schema import Scenario, json_schema
+from harness.scenario.selection import select, with_each
 
 Plugins = Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file with kernels of yours.")]
 
@@ -26,10 +36,6 @@ def list_(
     json: Json = False,
 ) -> None:
     """List scenarios, kernels, faults, oracles and sites."""
-    from harness.core.catalog import FAULTS, KERNELS, ORACLES, SITES
-    from harness.scenario.expand import expand
-    from harness.scenario.load import load_scenarios
-
     known = load_scenarios(scenarios)
     if cases:
         ids = [case.id for scenario in known for case in expand(scenario, seed=seed)]
@@ -56,8 +62,6 @@ def list_(
 
 
 def _scenario_row(scenario: Scenario) -> dict[str, Any]:
-    from harness.scenario.matrix import num_points
-
     count = num_points(scenario) if scenario.fuzz is None else scenario.fuzz.examples
     return {
         "name": scenario.name,
@@ -69,10 +73,6 @@ def _scenario_row(scenario: Scenario) -> dict[str, Any]:
 
 
 def _print_tables(tables: dict[str, list[dict[str, Any]]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from harness.report.terminal import console_for
 
     console = console_for()
     for title, rows in tables.items():
@@ -93,12 +93,6 @@ def show(
     json: Json = False,
 ) -> None:
     """Show one case in full, with what its words mean."""
-    from harness.cli.session import Wanted, register_plugins
-    from harness.report.command import reproduce_case
-    from harness.run.runner import WorkerPool
-    from harness.scenario.load import load_scenarios
-    from harness.scenario.selection import select, with_each
-
     wanted = Wanted(
         kernel=kernel, plugins=tuple(path.resolve() for path in plugin or ()), seed=seed, scenarios=scenarios
     )
@@ -116,9 +110,6 @@ def show(
 
 
 def _print_case(case: Case, scenario: Scenario | None, command: str) -> None:
-    from harness.core.catalog import FAULTS, ORACLES, SITES
-    from harness.report.terminal import console_for
-
     console = console_for()
     console.print(case.id, style="bold", soft_wrap=True)
     console.print(scenario.summary if scenario else "a cell of the matrix of mla-harness susceptibility")
@@ -141,9 +132,6 @@ def _print_case(case: Case, scenario: Scenario | None, command: str) -> None:
 
 
 def _print_block(console: Any, title: str, lines: dict[str, str]) -> None:
-    from rich.padding import Padding
-    from rich.table import Table
-
     if not lines:
         return
     console.print(f"\n{title}", style="bold", soft_wrap=True)
@@ -157,10 +145,6 @@ def _print_block(console: Any, title: str, lines: dict[str, str]) -> None:
 
 def doctor(json: Json = False) -> None:
     """Say what this machine can run, and why not."""
-    from harness.core.catalog import ENGINES
-    from harness.run.environment import DEVICES
-    from harness.run.runner import WorkerPool
-
     with WorkerPool(1) as pool:
         environment = pool.start()
         described = pool.describe_kernels()
@@ -172,7 +156,6 @@ def doctor(json: Json = False) -> None:
         devices = {device: environment.why_not(device) or "yes" for device in DEVICES}
         _print_json({"environment": environment.model_dump(mode="json"), "devices": devices, "kernels": kernels})
         return
-    from harness.report.terminal import console_for
 
     console = console_for()
     gpus = ", ".join(gpu.name for gpu in environment.gpus)
@@ -194,8 +177,6 @@ def _answer(described: dict[str, Any], environment: Environment, device: str) ->
 
 def schema() -> None:
     """Print the JSON Schema of scenario files."""
-    from harness.scenario.schema import json_schema
-
     _print_json(json_schema())
 
 

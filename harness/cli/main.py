@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import sys
 import tempfile
@@ -11,26 +12,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import (
-    baseline,
-    bench,
-    bisect,
-    canary,
-    compare,
-    cure,
-    epochs,
-    history,
-    look,
-    merge,
-    report,
-    repro,
-    run,
-    selftest,
-    serve_check,
-    shrink,
-    susceptibility,
-)
-from harness.core.errors import HarnessError
+from harness.cli.commands import CONTEXT, Commands
+from harness.core.errors import INTERRUPTED, HarnessError
 
 EXIT_CODES = (
     "Exit codes: 0 all good; 1 a regression or a fault not caught; 2 bad input; 3 the harness itself failed; "
@@ -39,33 +22,14 @@ EXIT_CODES = (
 
 app = typer.Typer(
     name="mla-harness",
-    help="Finds memory bugs of MLA serving: poisons what nobody wrote, judges what comes out, names what to blame.",
+    cls=Commands,
+    help="Finds memory bugs of MLA serving: poisons unwritten memory, judges what comes out, names what to blame.",
     epilog=EXIT_CODES,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
-app.command()(run.run)
-app.command()(selftest.selftest)
-app.command()(repro.repro)
-app.command("list")(look.list_)
-app.command()(look.show)
-app.command()(look.doctor)
-app.command()(look.schema)
-app.command()(report.report)
-app.command()(history.history)
-app.command()(compare.compare)
-app.command()(merge.merge)
-app.command()(shrink.shrink)
-app.command()(cure.cure)
-app.command()(bench.bench)
-app.command()(susceptibility.susceptibility)
-app.command()(bisect.bisect)
-app.command("serve-check")(serve_check.serve_check)
-app.command()(epochs.epochs)
-app.add_typer(baseline.app, name="baseline")
-app.add_typer(canary.app, name="canary")
 
 
 @app.callback(invoke_without_command=True)
@@ -74,13 +38,19 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
-        from harness.run.environment import version_of
-
-        print(f"mla-harness {version_of('mla-harness') or 'from a checkout'}")
+        print(f"mla-harness {installed_version()}")
         raise typer.Exit(0)
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(0)
+
+
+def installed_version() -> str:
+    """The version of this package, also where it was never installed."""
+    try:
+        return importlib.metadata.version("mla-harness")
+    except importlib.metadata.PackageNotFoundError:
+        return "from a checkout"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -96,7 +66,7 @@ def exit_code_of(arguments: list[str]) -> int:
     except HarnessError as error:
         return _refuse(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        return _refuse("interrupted", run.INTERRUPTED)
+        return _refuse("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output (`| head`) went away; that is its choice and no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

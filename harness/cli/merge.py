@@ -8,8 +8,14 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.recording import History
-from harness.cli.run import Json, Out
+from harness.cli.options import History, Json, Out
+from harness.cli.recording import history_file, keep
+from harness.diagnose.perform import exit_code
+from harness.report.terminal import console_for, print_run
+from harness.report.write import write_reports
+from harness.store.merge import merge as put_together
+from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
+from harness.store.summary import summarise, to_json
 
 
 def merge(
@@ -19,14 +25,6 @@ def merge(
     json: Json = False,
 ) -> None:
     """Put the shards of one run together."""
-    from harness.cli.recording import history_file, keep
-    from harness.cli.session import exit_code
-    from harness.report.terminal import console_for, print_run
-    from harness.report.write import write_reports
-    from harness.store.merge import merge as put_together
-    from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
-    from harness.store.summary import summarise, to_json
-
     root = out or DEFAULT_RUNS
     shards = [RunStore.open(find_run(name, root)) for name in names]
     merged = put_together(shards, root, command=shlex.join(["mla-harness", *sys.argv[1:]]))

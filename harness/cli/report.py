@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from harness.cli.recording import History
-from harness.cli.run import Json, Out
-
-if TYPE_CHECKING:
-    from harness.store.history.compare import Comparison
-    from harness.store.run_folder import RunStore
+from harness.cli.options import History, Json, Out
+from harness.cli.recording import history_file
+from harness.core.errors import HarnessError, InputError
+from harness.report.markdown import render
+from harness.report.terminal import console_for, fault_line, print_run
+from harness.report.write import write_reports
+from harness.store.canonical import canonical as canonical_lines
+from harness.store.epochs import take_in
+from harness.store.history.choose import previous_of
+from harness.store.history.compare import Comparison, compare
+from harness.store.history.entry import entry_of
+from harness.store.history.trends import read_trends
+from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
+from harness.store.summary import summarise, to_json
 
 
 def report(
@@ -29,22 +37,10 @@ def report(
     json: Json = False,
 ) -> None:
     """Render the reports of a run again, and print it."""
-    from harness.cli.recording import history_file
-    from harness.core.errors import InputError
-    from harness.report.markdown import render
-    from harness.report.terminal import console_for, fault_line, print_run
-    from harness.report.write import write_reports
-    from harness.store.canonical import canonical as canonical_lines
-    from harness.store.history.trends import read_trends
-    from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
-    from harness.store.summary import summarise, to_json
-
     if markdown + json + canonical > 1:
         raise InputError("report: --markdown, --json and --canonical are ways to print it; give one")
     store = RunStore.open(find_run(name, Path(out) if out else DEFAULT_RUNS))
     if "epochs" in store.plan.options:
-        from harness.store.epochs import take_in
-
         take_in(store)
     if canonical:
         sys.stdout.write(canonical_lines(store))
@@ -66,11 +62,6 @@ def report(
 
 def _since_before(store: RunStore, history: Path | None) -> Comparison | None:
     """What changed since the run before, where the history knows of one."""
-    from harness.core.errors import HarnessError
-    from harness.store.history.choose import previous_of
-    from harness.store.history.compare import compare
-    from harness.store.history.entry import entry_of
-
     if history is None or not history.is_file():
         return None
     run = entry_of(store)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    import typer
+import typer
 
-    from harness.store.run_folder import RunStore
+from harness.core.errors import InputError
+from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
 OF_THIS_STRETCH = frozenset((
     "resume", "out", "workers", "executor", "ray_address", "shrink_seconds", "history", "commit", "branch", "json",
@@ -21,8 +21,6 @@ def refuse_new_plan(context: typer.Context) -> None:
 
     What was given counts, whatever its value: `--seed 0` is the default, and may not be what the run has.
     """
-    from harness.core.errors import InputError
-
     changed = []
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -42,13 +40,13 @@ def command_to_resume(store: RunStore) -> str:
     return shlex.join(["mla-harness", _kind(store), "--resume", str(store.path)])
 
 
-def refuse_other_kind(store: RunStore, command: str) -> None:
-    """Raise InputError unless `command` (run, selftest or epochs) is the one that goes on with this run."""
-    from harness.core.errors import InputError
-
+def reopened(name: str, out: Path | None, command: str) -> RunStore:
+    """The run to go on with. Raises InputError unless `command` (run, selftest or epochs) is the one that began it."""
+    store = RunStore.open(find_run(name, out or DEFAULT_RUNS))
     kind = _kind(store)
     if kind != command:
         raise InputError(f"{store.path}: a run of `{kind}`; continue it with: {command_to_resume(store)}")
+    return store
 
 
 def _kind(store: RunStore) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""The exit code of a run that Ctrl-C ended."""
+
 
 class HarnessError(Exception):
     """Base of all deliberate errors; its text is one line that says where, what, and how to mend it."""

@@ -191,6 +191,13 @@ class RunStore:
         finished = {(fault.fault, fault.case) for fault in self.faults()}
         return [control for control in self.plan.controls if (control.use.name, control.job.case.id) not in finished]
 
+    def untried_controls(self) -> list[Control]:
+        """The controls that still have to be run. A selftest keeps what they gave before it is judged."""
+        if not self.plan.is_selftest:
+            return self.unfinished_controls()
+        tried = self.tried()
+        return [control for control in self.plan.controls if control.job.key not in tried]
+
     def faults(self) -> list[FaultResult]:
         """What became of the faults, the later line of two for one fault and case."""
         lines = self._read("faults.jsonl", FaultResult)

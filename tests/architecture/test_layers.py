@@ -19,8 +19,8 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 FLOORS = {
     "core": 1,
     "scenario": 2, "accuracy": 2, "memory": 2,
-    "store": 3, "run": 3, "kernels": 3,
-    "report": 4, "engine": 4,
+    "store": 3, "kernels": 3,
+    "run": 4, "report": 4, "engine": 4,
     "diagnose": 5, "judge": 5, "canary": 5,
     "engines": 6,
     "cli": 7, "pytest": 7,

@@ -1,0 +1,84 @@
+"""The work of a run: jobs carried out, faults judged, failures diagnosed, each result stored before the next begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from harness.core.cases import Job
+from harness.core.records import Blame, CaseResult, FaultResult, Verdict
+from harness.diagnose.blame import conclude
+from harness.diagnose.judge_fault import judge_fault
+from harness.diagnose.session import FAILED, Session, find_blame
+from harness.run.pool import Pool
+from harness.store.run_folder import RunStore
+
+
+class Progress(Protocol):
+    """Who watches jobs begin and end."""
+
+    def on_start(self, job: Job) -> None: ...
+    def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
+
+
+def carry_out(store: RunStore, pool: Pool, progress: Progress) -> None:
+    """Run what is left of a run: its jobs, and its controls, which are the same cases with a fault."""
+    store.note_environment(pool.start().model_dump(mode="json"))
+    controls = {control.job.key: control for control in store.untried_controls()}
+    # Begun last, a case that takes long would keep all other workers waiting.
+    jobs = sorted(
+        [*store.unfinished(), *(control.job for control in controls.values())],
+        key=lambda job: not job.case.kind.asks_canary,
+    )
+    for result in pool.run([store.placed(job) for job in jobs], progress.on_start):
+        if result.key not in controls:
+            store.add(result)
+        elif store.plan.is_selftest:
+            store.add_tried(result)
+        elif result.verdict is not Verdict.SKIP:
+            control = controls[result.key]
+            blame = conclude(control.job, result, ()) if result.findings else Blame()
+            store.add_fault(judge_fault(control.use, result, blame, 0.0))
+        progress.on_result(result, announce=result.key not in controls)
+
+
+def judge_faults(store: RunStore, pool: Pool) -> None:
+    """Blame and judge each fault of a selftest that was tried and is not judged yet, and store what became of it."""
+    tried = store.tried()
+    todo = [(control, tried[control.job.key]) for control in store.unfinished_controls() if control.job.key in tried]
+    failing = [(control.job, result) for control, result in todo if result.verdict in FAILED and result.findings]
+    blames = find_blame(pool, failing)
+    for control, result in todo:
+        if result.verdict is not Verdict.SKIP:
+            blame, seconds = blames.get(control.job.key, (Blame(), 0.0))
+            store.add_fault(judge_fault(control.use, result, blame, seconds))
+
+
+def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> None:
+    """Store the blame of failing cases that have none yet, and the smallest case of each reason within the seconds."""
+    session, jobs, blamed = Session(pool), store.jobs_by_key(), store.blames()
+    failures = [
+        (jobs[result.key], result) for result in store.results() if result.verdict in FAILED and result.findings
+    ]
+    for key, blame in session.explain([pair for pair in failures if pair[1].key not in blamed]).items():
+        store.add_blame(key, blame)
+    known = store.shrunk()
+    for shrunk in session.smallest(
+        [pair for pair in failures if pair[1].key not in known], store.blames(), shrink_seconds
+    ):
+        store.add_shrunk(shrunk)
+
+
+def exit_code(
+    results: Sequence[CaseResult], faults: Sequence[FaultResult] = (), tried: Iterable[CaseResult] = ()
+) -> int:
+    """0 when every case that ran passed, 1 for a regression or a missed fault, 3 when the harness could not judge.
+
+    `tried` is what the cases gave with the `faults`: one that ended in an error was not judged, so not missed.
+    """
+    verdicts = {result.verdict for result in results}
+    errors = {(result.fault, result.id) for result in tried if result.verdict is Verdict.ERROR}
+    missed = {(fault.fault, fault.case) for fault in faults if not fault.caught}
+    if verdicts & set(FAILED) or missed - errors:
+        return 1
+    return 3 if errors or Verdict.ERROR in verdicts else 0

@@ -1,0 +1,175 @@
+"""From what a user asks for to jobs: scenarios, plug-ins, cases, and the device of each. No kernel is executed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.core.cases import Case, Job
+from harness.core.catalog import FAULTS, KERNELS
+from harness.core.errors import InputError
+from harness.core.kernel_spec import KernelSpec
+from harness.run.environment import DEVICES
+from harness.run.pool import Pool
+from harness.scenario.device import on_device
+from harness.scenario.expand import GPU, fault_cases
+from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.load import load_scenarios
+from harness.scenario.matrix import ACCURACY
+from harness.scenario.schema import FaultUse, Scenario
+from harness.scenario.selection import select, select_scenarios, selects_scenario, with_each
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a user asked to run."""
+
+    selectors: tuple[str, ...] = ()
+    tag: str | None = None
+    device: str = "auto"
+    kernel: str | None = None
+    plugins: tuple[Path, ...] = ()
+    fault: str | None = None
+    seed: int = 0
+    timeout_seconds: float = 60.0
+    scenarios: Path | None = None
+
+    def reproduction(self) -> dict[str, Any]:
+        """What decides an outcome besides the case, for `run.json` and the commands in reports."""
+        return {
+            "device": self.device,
+            "kernel": self.kernel,
+            "plugins": [str(path) for path in self.plugins],
+            "fault": self.fault,
+            "seed": self.seed,
+            "scenarios": str(self.scenarios) if self.scenarios else None,
+        }
+
+
+class Planner:
+    """Makes the jobs of one request for the workers of one pool, which say what kernels and devices there are."""
+
+    def __init__(self, wanted: Wanted, pool: Pool) -> None:
+        self.wanted = wanted
+        self._pool = pool
+        self._on_gpu: set[str] | None = None
+
+    def scenarios(self) -> list[Scenario]:
+        """The scenarios to choose from. Raises InputError for the first thing wrong in a file or an option."""
+        return load(self.wanted)
+
+    def jobs(self) -> list[Job]:
+        """The jobs that the options ask for, in order. Raises InputError when they ask for nothing."""
+        names, scenarios = register_plugins(self.wanted, self._pool), self.scenarios()
+        cases = with_each(names, lambda override: self._select(scenarios, override))
+        return self.jobs_of(cases, fault=self.wanted.fault)
+
+    def jobs_of(self, cases: Iterable[Case], fault: str | None = None) -> list[Job]:
+        """One job for each case, on the device that fits it."""
+        return [self.job_of(case, fault) for case in cases]
+
+    def job_of(self, case: Case, fault: str | None = None) -> Job:
+        """The job of one case, on the device that fits it."""
+        device = self._device_of(case)
+        return Job(
+            key=f"{case.id}!{fault}" if fault else case.id,
+            case=on_device(case, device),
+            fault=fault,
+            device=device,
+            plugins=tuple(str(path) for path in self.wanted.plugins),
+            timeout_seconds=case.params.own_timeout or self.wanted.timeout_seconds,
+        )
+
+    def faults(self) -> list[tuple[FaultUse, Job]]:
+        """Each fault that the selected scenarios declare, with the job that tries it."""
+        scenarios = select_scenarios(self.scenarios(), self.wanted.selectors, tag=self.wanted.tag)
+        return self._faults_of(scenarios)
+
+    def faults_of_accuracy(self, jobs: Sequence[Job]) -> list[tuple[FaultUse, Job]]:
+        """The measurements of accuracy among `jobs` once more, each with the fault that its scenario tries on it.
+
+        For scenarios named as a whole only: a run of everything leaves faults to `selftest`, and a run of one case, of
+        another kernel or under a fault is about that.
+        """
+        wanted = self.wanted
+        if wanted.fault or wanted.kernel or wanted.plugins:
+            return []
+        planned = {job.case.id for job in jobs if ACCURACY in job.case.tags}
+        named = [s for s in self.scenarios() if any(selects_scenario(selector, s) for selector in wanted.selectors)]
+        return [(use, job) for use, job in self._faults_of(named) if job.case.id in planned]
+
+    def _faults_of(self, scenarios: Iterable[Scenario]) -> list[tuple[FaultUse, Job]]:
+        pairs = [pair for scenario in scenarios for pair in fault_cases(scenario, seed=self.wanted.seed)]
+        return [(use, self.job_of(case, use.name)) for use, case in pairs]
+
+    def _select(self, scenarios: Sequence[Scenario], override: KernelOverride | None) -> list[Case]:
+        wanted, selectors = self.wanted, self.wanted.selectors
+        if wanted.fault and not selectors:
+            # A fault is tried where it is known to matter.
+            selectors = tuple(s.name for s in scenarios if any(use.name == wanted.fault for use in s.faults))
+        has_gpu = wanted.device != "cpu" and not self._pool.start().why_not("cuda")
+        return select(scenarios, selectors, tag=wanted.tag, seed=wanted.seed, override=override, has_gpu=has_gpu)
+
+    def _device_of(self, case: Case) -> str:
+        """`auto` is the GPU for a case with kernels that all run there, else the CPU."""
+        if GPU in case.tags:
+            return "cuda"
+        if self.wanted.device != "auto":
+            return self.wanted.device
+        # A serving process takes the GPU itself, with all its memory stated: several may share one, no worker holds it.
+        can_use_gpu = "cuda" in case.kind.devices
+        return (
+            "cuda" if can_use_gpu and set(on_device(case, "cuda").kernels().values()) <= self._gpu_kernels() else "cpu"
+        )
+
+    def _gpu_kernels(self) -> set[str]:
+        """The kernels that run on a GPU here; empty without one."""
+        if self._on_gpu is None:
+            described = []
+            if not self._pool.start().why_not("cuda"):
+                described = self._pool.describe_kernels()
+                if self.wanted.plugins:
+                    described += self._pool.describe_kernels([str(path) for path in self.wanted.plugins])
+            self._on_gpu = {f"{d['op']}/{d['short_name']}" for d in described if not d["why_not"]["cuda"]}
+        return self._on_gpu
+
+
+def load(wanted: Wanted) -> list[Scenario]:
+    """The scenarios to choose from. Raises InputError for the first thing wrong in a file or an option."""
+    if wanted.device not in ("auto", *DEVICES):
+        raise InputError(f"--device {wanted.device}: unknown device; choose one of auto, {', '.join(DEVICES)}")
+    if wanted.fault is not None:
+        FAULTS.get(wanted.fault)
+    return load_scenarios(wanted.scenarios)
+
+
+def register_plugins(wanted: Wanted, pool: Pool) -> list[str]:
+    """Make the kernels of plug-in files known here without executing them here; returns the kernels to judge."""
+    if wanted.kernel is not None and not wanted.plugins and not _is_known(wanted.kernel):
+        # It may come from an installed package, which only a worker imports.
+        _register(pool.describe_kernels())
+    if not wanted.plugins:
+        return [wanted.kernel] if wanted.kernel else []
+    described = pool.describe_kernels([str(path) for path in wanted.plugins])
+    _register(described)
+    if wanted.kernel:
+        return [wanted.kernel]
+    return list(dict.fromkeys(str(declared["short_name"]) for declared in described))
+
+
+def _register(described: list[dict[str, Any]]) -> None:
+    for declared in described:
+        fields = {name: _tupled(value) for name, value in declared.items() if name != "why_not"}
+        spec = KernelSpec(impl="", **fields)
+        if spec.name not in KERNELS:
+            KERNELS.add(spec)
+
+
+def _is_known(name: str) -> bool:
+    return any(name in (spec.name, spec.short_name) for spec in KERNELS)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
