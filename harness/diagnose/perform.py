@@ -9,7 +9,7 @@ from harness.core.cases import Job
 from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.diagnose.blame import conclude
 from harness.diagnose.judge_fault import judge_fault
-from harness.diagnose.session import FAILED, Session, find_blame
+from harness.diagnose.session import FAILED, Limits, Session, find_blame
 from harness.run.pool import Pool
 from harness.store.run_folder import RunStore
 
@@ -56,16 +56,14 @@ def judge_faults(store: RunStore, pool: Pool) -> None:
 
 def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> None:
     """Store the blame of failing cases that have none yet, and the smallest case of each reason within the seconds."""
-    session, jobs, blamed = Session(pool), store.jobs_by_key(), store.blames()
+    session, jobs, blamed = Session(pool, Limits(shrink_seconds=shrink_seconds)), store.jobs_by_key(), store.blames()
     failures = [
         (jobs[result.key], result) for result in store.results() if result.verdict in FAILED and result.findings
     ]
     for key, blame in session.explain([pair for pair in failures if pair[1].key not in blamed]).items():
         store.add_blame(key, blame)
     known = store.shrunk()
-    for shrunk in session.smallest(
-        [pair for pair in failures if pair[1].key not in known], store.blames(), shrink_seconds
-    ):
+    for shrunk in session.smallest([pair for pair in failures if pair[1].key not in known], store.blames()):
         store.add_shrunk(shrunk)
 
 

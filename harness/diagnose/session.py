@@ -35,6 +35,10 @@ class Limits:
     recording_seconds: float = 45.0
     served_seconds: float = 120.0
     """What each served case adds to the time for recording."""
+    shrink_seconds: float = 0.0
+    """How long smaller cases may be sought, in all."""
+    most_shrink_seconds: float = math.inf
+    """How long for one failure, at most."""
 
 
 class Session:
@@ -43,6 +47,7 @@ class Session:
     def __init__(self, pool: Pool, limits: Limits | None = None) -> None:
         self._pool = pool
         self._left = limits or Limits()
+        self._shrunk: set[tuple[str, ...]] = set()
 
     def explain(self, failures: Iterable[Failure]) -> dict[str, Blame]:
         """The blame of failing jobs by their keys, with the first writer and reader where they can be recorded."""
@@ -71,21 +76,26 @@ class Session:
         left.recording_seconds -= time.monotonic() - started
         return found
 
-    def smallest(self, failures: Iterable[Failure], blames: dict[str, Blame], seconds: float) -> Iterator[Shrunk]:
-        """The smallest case of each reason for which jobs fail, an equal share of `seconds` each."""
-        deadline = time.monotonic() + seconds
+    def smallest(self, failures: Iterable[Failure], blames: dict[str, Blame]) -> Iterator[Shrunk]:
+        """The smallest case of each reason for which jobs fail, in an equal share of the time that is left."""
+        started = time.monotonic()
+        deadline = started + self._left.shrink_seconds
         reasons: dict[tuple[str, ...], tuple[Job, CaseResult, Blame | None]] = {}
         for job, result in failures:
             if result.findings and not why_not(job):
                 blame = blames.get(result.key)
                 reason = (result.scenario, result.findings[0].oracle, *(blame.sites if blame else ()))
-                reasons.setdefault(reason, (job, result, blame))
+                if reason not in self._shrunk:
+                    reasons.setdefault(reason, (job, result, blame))
+        self._shrunk |= reasons.keys()
         for place, (job, result, blame) in enumerate(reasons.values()):
             left = deadline - time.monotonic()
             if left <= 0:
-                return
-            # What one leaves over is for those after it.
-            yield shrink(self._pool, job, result, blame=blame, seconds=left / (len(reasons) - place))
+                break
+            # The time that one case leaves over is for the cases after it.
+            seconds = min(left / (len(reasons) - place), self._left.most_shrink_seconds)
+            yield shrink(self._pool, job, result, blame=blame, seconds=seconds)
+        self._left.shrink_seconds -= time.monotonic() - started
 
 
 def find_blame(

@@ -9,18 +9,12 @@ crash is one item's failure and torch is never imported by pytest itself.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from harness.core.cases import Case, Job
-from harness.core.errors import HarnessError, InputError
-from harness.core.records import CaseResult, Finding, Verdict
-
-if TYPE_CHECKING:
-    from harness.run.runner import WorkerPool
+from harness.core.errors import HarnessError
 
 DEVICE_OPTION = "--mla-device"
 SEED_OPTION = "--mla-seed"
@@ -28,10 +22,12 @@ TIMEOUT_OPTION = "--mla-timeout"
 POISON_OPTION = "--poison"
 POISON_SITES_OPTION = "--poison-sites"
 POISON_DIFF_OPTION = "--poison-diff"
+SHRINK_OPTION = "--mla-shrink"
 POISON_HOOKS = "harness.pytest.poison.hooks"
-MAX_FINDINGS_SHOWN = 8
+ITEMS = "harness.pytest.items"
+"""Both are loaded by their names when they are needed: this file is loaded wherever the harness is installed."""
 
-POOL = pytest.StashKey["WorkerPool"]()
+POOL: pytest.StashKey[Any] = pytest.StashKey()
 POISONED = pytest.StashKey[bool]()
 
 
@@ -43,6 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         TIMEOUT_OPTION, type=float, default=60.0, metavar="SECONDS", help="time limit of one scenario case (default 60)"
     )
+    group.addoption(
+        SHRINK_OPTION, type=float, default=10.0, metavar="SECONDS",
+        help="how long the smallest case of a failure is sought; 0 seeks none (default 10)",
+    )  # fmt: skip
     own = parser.getgroup("poison", "MLA harness: any suite under poison")
     own.addoption(
         POISON_OPTION, metavar="PATTERNS",
@@ -67,7 +67,6 @@ def _start_poison(config: pytest.Config, options: Any) -> None:
         return
     config.stash[POISONED] = True
     try:
-        # Loaded by its name: it needs torch, which this process otherwise leaves alone.
         importlib.import_module(POISON_HOOKS).register(config, options)
     except HarnessError as error:
         raise pytest.UsageError(str(error)) from None
@@ -79,14 +78,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: a scenario that needs a CUDA device")
 
 
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFile | None:
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.File | None:
     """Collect a YAML file that was asked for."""
     if file_path.suffix not in (".yaml", ".yml"):
         return None
     session, folder = parent.session, file_path.parent
     if not (session.isinitpath(file_path) or (folder.name == "scenarios" and session.isinitpath(folder))):
         return None
-    collected: ScenarioFile = ScenarioFile.from_parent(parent, path=file_path)
+    collected: pytest.File = importlib.import_module(ITEMS).ScenarioFile.from_parent(parent, path=file_path)
     return collected
 
 
@@ -95,132 +94,3 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     pool = config.stash.get(POOL, None)
     if pool is not None:
         pool.close()
-
-
-class ScenarioFile(pytest.File):
-    """A scenario file; a malformed one is one collection error of one line."""
-
-    def collect(self) -> Iterator[CaseItem]:
-        from harness.scenario.expand import NIGHTLY, expand
-        from harness.scenario.load import load_scenario
-
-        try:
-            scenario = load_scenario(self.path)
-            # Where there is no GPU, the first case stands for all of a scenario for GPUs.
-            is_whole = scenario.device == "any" or self.config.getoption(DEVICE_OPTION) == "cuda"
-            keep = None if is_whole else lambda place, name: not place
-            cases = expand(scenario, seed=self.config.getoption(SEED_OPTION), keep=keep)
-        except InputError as error:
-            raise self.CollectError(str(error)) from None
-        # As in `mla-harness run`: what takes hours is run when it is asked for.
-        with_nightly = NIGHTLY in str(self.config.getoption("markexpr", ""))
-        for case in [case for case in cases if with_nightly or NIGHTLY not in case.tags]:
-            item: CaseItem = CaseItem.from_parent(self, name=case.id, case=case)
-            for tag in case.tags:
-                self._declare(tag)
-                item.add_marker(tag)
-            yield item
-
-    def _declare(self, tag: str) -> None:
-        """Tags are markers; `--strict-markers` wants each to be known before it is used."""
-        lines = self.config.getini("markers")
-        if not any(line.partition(":")[0].strip() == tag for line in lines):
-            self.config.addinivalue_line("markers", f"{tag}: tag of a scenario")
-
-
-class CaseFailed(Exception):
-    """A case that did not pass; carries its result."""
-
-    def __init__(self, result: CaseResult) -> None:
-        super().__init__(result.reason)
-        self.result = result
-
-
-class CaseItem(pytest.Item):
-    """One case of a scenario."""
-
-    def __init__(self, *, case: Case, **rest: Any) -> None:
-        super().__init__(**rest)
-        self.case = case
-
-    def runtest(self) -> None:
-        from harness.scenario.device import on_device
-
-        device = self._device
-        job = Job(
-            key=self.case.id,
-            case=on_device(self.case, device),
-            device=device,
-            timeout_seconds=self.case.params.own_timeout or self.config.getoption(TIMEOUT_OPTION),
-        )
-        (result,) = _pool(self.config).run([job])
-        self.user_properties += [
-            ("case", result.id),
-            ("verdict", result.verdict.value),
-            ("case_seconds", f"{result.seconds:.3f}"),
-            ("refs", " ".join(result.refs)),
-        ]
-        if result.log:
-            self.add_report_section("call", "worker log", result.log)
-        if result.verdict is Verdict.SKIP:
-            pytest.skip(result.reason)
-        if result.verdict is not Verdict.PASS:
-            raise CaseFailed(result)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """A finding explains itself: no traceback of the harness."""
-        if isinstance(excinfo.value, CaseFailed):
-            return describe(excinfo.value.result, self._options())
-        return super().repr_failure(excinfo, style)
-
-    @property
-    def _device(self) -> str:
-        from harness.scenario.expand import GPU
-
-        return "cuda" if GPU in self.case.tags else str(self.config.getoption(DEVICE_OPTION))
-
-    def _options(self) -> dict[str, Any]:
-        """What `mla-harness run` must be told besides the id: device, seed, and a folder that is not the usual one."""
-        from harness.scenario.load import default_directory
-
-        folder, here = self.path.parent.resolve(), self.config.invocation_params.dir.resolve()
-        scenarios = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
-        return {
-            "device": self._device,
-            "seed": self.config.getoption(SEED_OPTION),
-            "scenarios": None if folder == default_directory().resolve() else scenarios,
-        }
-
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        return self.path, None, self.name
-
-
-def describe(result: CaseResult, options: dict[str, Any]) -> str:
-    """What went wrong in a case, finding by finding, and the command with these options that shows it again."""
-    from harness.report.command import reproduce
-
-    lines = [f"{result.verdict.value}: {result.id}"]
-    if result.reason:
-        lines.append(f"  {result.reason}")
-    lines += [f"  - {_sentence(finding)}" for finding in result.findings[:MAX_FINDINGS_SHOWN]]
-    if len(result.findings) > MAX_FINDINGS_SHOWN:
-        lines.append(f"  - and {len(result.findings) - MAX_FINDINGS_SHOWN} more findings")
-    if result.refs:
-        lines.append("  see " + ", ".join(result.refs))
-    lines.append(f"  reproduce: {reproduce(result, options)}")
-    return "\n".join(lines)
-
-
-def _sentence(finding: Finding) -> str:
-    place = " ".join(filter(None, (finding.tensor, finding.where)))
-    site = f" (site {finding.site})" if finding.site else ""
-    return f"{finding.oracle}: {finding.message or place}{site}"
-
-
-def _pool(config: pytest.Config) -> WorkerPool:
-    """One worker process for each pytest process, started by the first case."""
-    if POOL not in config.stash:
-        from harness.run.runner import WorkerPool
-
-        config.stash[POOL] = WorkerPool(1)
-    return config.stash[POOL]

@@ -132,7 +132,7 @@ def test_no_file_is_longer_than_400_lines(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 
-WRAPS_COMPARATORS = HARNESS / "pytest" / "poison" / "assertions.py"
+WRAPS_COMPARATORS = HARNESS / "pytest" / "poison" / "process" / "assertions.py"
 """Names other people's comparing functions, to see what they are given; it compares nothing."""
 
 

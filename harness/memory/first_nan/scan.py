@@ -12,27 +12,8 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from harness.memory.first_nan.latch import DTYPES, EXPONENT
 from harness.memory.poison.sentinels import bits_view
-
-NEVER = 2**63 - 1
-"""What `first` holds for a slot that was never hit."""
-LATCH_FIELDS = 7
-"""Step + 1 of the first hit (0: none), step + 1 of the last; of the first its place among all events, its phase, the
-width of a row and the place of the type in DTYPES; and whether the slot was ever scanned."""
-EVENT_FIELDS = 3
-"""Slot, step, phase."""
-
-_EXPONENT = {
-    torch.float8_e4m3fn: 0x7F,
-    torch.float8_e5m2: 0x7C,
-    torch.bfloat16: 0x7F80,
-    torch.float16: 0x7C00,
-    torch.float32: 0x7F80_0000,
-    torch.float64: 0x7FF0_0000_0000_0000,
-}
-"""Bits that are all set in what is not finite; e4m3fn has no infinity, and its only NaN has all bits but the sign."""
-
-DTYPES = (*_EXPONENT, torch.int32, torch.int64)
 
 _library = Library("mla_harness", "FRAGMENT")
 _library.define(
@@ -43,12 +24,7 @@ _library.define(
 
 def can_watch(tensor: Tensor) -> bool:
     """Whether there is a scan for a tensor of this type."""
-    return tensor.dtype in _EXPONENT and tensor.numel() > 0 and tensor.ndim > 0
-
-
-def exponent_mask(dtype: torch.dtype) -> int:
-    """The bits that tell what is not finite; 0 for integers, which are judged by their range."""
-    return _EXPONENT.get(dtype, 0)
+    return tensor.dtype in EXPONENT and tensor.numel() > 0 and tensor.ndim > 0
 
 
 def rows_of(tensor: Tensor, axis: int | None = 0) -> Tensor:
@@ -90,7 +66,7 @@ def _watch_one(
     if limit >= 0:
         bad = (x < 0) | (x >= limit)
     else:
-        mask = _EXPONENT[x.dtype]
+        mask = EXPONENT[x.dtype]
         bad = (bits_view(x) & mask) == mask
     if not bool(bad.any()):
         return

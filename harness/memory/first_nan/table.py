@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.memory.first_nan.scan import DTYPES, EVENT_FIELDS, LATCH_FIELDS, NEVER, can_watch, rows_of
+from harness.memory.first_nan.latch import DTYPES, EVENT_FIELDS, LATCH_FIELDS, NEVER
+from harness.memory.first_nan.scan import can_watch, rows_of
 
 Kind = Literal["output", "input", "beside"]
 """`beside` is memory that an op sees and must not depend on: told, and never a hit."""

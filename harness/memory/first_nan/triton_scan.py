@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from harness.memory.first_nan.latch import DTYPES, LATCH_FIELDS, NEVER, exponent_mask
 from harness.memory.poison.sentinels import bits_view
 from harness.memory.triton_interpreter import prepare
 
@@ -130,8 +131,6 @@ def scan(
     slots: list[int], limits: list[int],
 ) -> None:  # fmt: skip
     """As :func:`harness.memory.first_nan.scan._watch_cpu`, bit for bit, without a host read."""
-    from harness.memory.first_nan.scan import LATCH_FIELDS, NEVER
-
     given = [_Given.of(x, slot, limit) for x, slot, limit in zip(xs, slots, limits, strict=True) if x.numel()]
     shared = (live, clock, latches, first, events, count, events.shape[0])
     constants = {"NEVER": NEVER, "FIELDS": LATCH_FIELDS, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
@@ -156,8 +155,6 @@ class _Given:
 
     @classmethod
     def of(cls, x: Tensor, slot: int, limit: int) -> _Given:
-        from harness.memory.first_nan.scan import DTYPES, exponent_mask
-
         num_rows, width = x.shape
         mask = 0 if limit >= 0 else exponent_mask(x.dtype)
         constants = {

@@ -5,6 +5,7 @@ The controlling process of xdist runs no test, so it loads no torch and only add
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -15,25 +16,22 @@ import pytest
 from harness.pytest.poison.settings import Settings, read
 
 if TYPE_CHECKING:
-    from harness.pytest.poison.watch import Watch
+    from harness.pytest.poison.process.judging import Judge
+
+JUDGING = "harness.pytest.poison.process.judging"
+"""Loaded by its name in processes that run tests: it needs torch."""
 
 
 class PoisonHooks:
-    """State of one pytest process: the watch (None in a controlling process) and the sums of all reports."""
+    """State of one pytest process: who judges tests (None in a controlling process), and the sums of all reports."""
 
     def __init__(self, settings: Settings, config: pytest.Config, is_controller: bool) -> None:
         self.settings = settings
         self.sums: Counter[str] = Counter()
         self.notes: set[str] = set()
-        self.watch: Watch | None = None
+        self._judge: Judge | None = None
         if not is_controller:
-            # All that a test needs is loaded here, so that no test is slow for being the first.
-            from harness.pytest.poison import end_of_test, passes, wording
-            from harness.pytest.poison.watch import Watch
-
-            del end_of_test, passes, wording
-            self.watch = Watch(settings, config.rootpath)
-            self.watch.start()
+            self._judge = importlib.import_module(JUDGING).Judge(settings, config.rootpath)
 
     def pytest_report_header(self) -> str:
         """What is poisoned, where pytest tells its versions."""
@@ -42,18 +40,16 @@ class PoisonHooks:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Files that tests were collected from are files of tests."""
-        if self.watch is not None:
-            self.watch.test_files.collected.update(str(item.path) for item in session.items)
+        if self._judge is not None:
+            self._judge.note_collected({str(item.path) for item in session.items})
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a test under each poison, and report it once."""
-        if self.watch is None or not isinstance(item, pytest.Function):
+        if self._judge is None or not isinstance(item, pytest.Function):
             return None  # a doctest or an item of another plug-in cannot be run twice
-        from harness.pytest.poison.passes import run_item
-
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in run_item(self.watch, item, nextitem):
+        for report in self._judge.run(item, nextitem):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -62,46 +58,11 @@ class PoisonHooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Turn a test that passed on memory nobody wrote into a failed one, and explain one that failed by itself."""
+        """Judge a test when its report is made."""
         report = yield
-        if self.watch is not None and self.watch.observation is not None and call.when == "call":
-            self._judge(report, call)
+        if self._judge is not None:
+            self._judge.judge(report, call)
         return report
-
-    def _judge(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
-        from harness.pytest.poison import end_of_test, wording
-        from harness.pytest.poison.lost_device import lost_cuda
-        from harness.pytest.poison.passes import SECTION
-
-        assert self.watch is not None and self.watch.observation is not None
-        seen = self.watch.observation
-        counts = seen.counts
-        counts.filled = self.watch.poison.filled - seen.filled_before
-        report.__dict__["poison"] = sums = {
-            "tests": 1, "filled": counts.filled, "compared": counts.compared, "elements": counts.elements,
-            "unreadable": counts.unreadable,
-        }  # fmt: skip
-        if self.watch.not_swept:
-            report.__dict__["poison_note"] = self.watch.not_swept
-        reason = lost_cuda()
-        if reason:
-            # Nothing on the device can be read any more.
-            if report.passed:
-                report.outcome = "failed"
-                report.longrepr = f"this test left CUDA unusable, and ended before that showed: {reason}"
-        elif report.passed and not hasattr(report, "wasxfail"):
-            found = [*seen.found, *(end_of_test.judge(seen) if not seen.found else [])]
-            if found:
-                report.outcome = "failed"
-                report.longrepr = "\n".join(
-                    ["this test passes on memory that nobody wrote:", *wording.sentences(found)]
-                )
-                report.__dict__["poison_found"] = True
-                sums["found"] = 1
-        elif report.failed and call.excinfo is not None:
-            held = seen.found or end_of_test.in_traceback(seen, call.excinfo.tb)
-            if held:
-                report.sections.append((SECTION, "\n".join(wording.sentences(held))))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up what each test said, also what xdist's workers send."""
@@ -118,9 +79,9 @@ class PoisonHooks:
             terminalreporter.line(f"free CUDA memory was not filled: {note}")
 
     def pytest_unconfigure(self) -> None:
-        """Put torch back as it was."""
-        if self.watch is not None:
-            self.watch.stop()
+        """Restore torch."""
+        if self._judge is not None:
+            self._judge.stop()
 
 
 def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:

@@ -9,8 +9,8 @@ import torch
 
 from harness.memory.graph.storage import tensors_of
 from harness.memory.poison.marks import find
-from harness.pytest.poison.examined_names import examined_whole
-from harness.pytest.poison.observation import Observation, PoisonFound, described, looking, readable
+from harness.pytest.poison.process.examined_names import examined_whole
+from harness.pytest.poison.process.observation import Observation, PoisonFound, described, looking, readable
 
 
 def judge(observation: Observation) -> list[PoisonFound]:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from _pytest.runner import runtestprotocol
 
-from harness.pytest.poison.difference import differences
-from harness.pytest.poison.lost_device import lost_cuda
-from harness.pytest.poison.observation import Asserted
-from harness.pytest.poison.watch import Watch
+from harness.pytest.poison.process.difference import differences
+from harness.pytest.poison.process.lost_device import lost_cuda
+from harness.pytest.poison.process.observation import Asserted
+from harness.pytest.poison.process.watch import Watch
 
 SECTION = "poison"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.memory.poison.call_sites import Line, describe, short
-from harness.pytest.poison.observation import PoisonFound
+from harness.pytest.poison.process.observation import PoisonFound
 
 MAX_FINDINGS = 5
 MAX_ORIGINS = 3

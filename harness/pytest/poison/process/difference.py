@@ -6,7 +6,7 @@ import torch
 
 from harness.judge.oracles.compare import compare_bits
 from harness.memory.poison.marks import plain
-from harness.pytest.poison.observation import Asserted, Kept
+from harness.pytest.poison.process.observation import Asserted, Kept
 
 MAX_SHOWN = 5
 

@@ -1,0 +1,155 @@
+"""A scenario file and its cases as pytest sees them. A failing case is diagnosed as the command line does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.cases import Case, Job
+from harness.core.errors import InputError
+from harness.core.records import Blame, CaseResult, Finding, Shrunk, Verdict
+from harness.diagnose.session import Limits, Session
+from harness.pytest.plugin import DEVICE_OPTION, POOL, SEED_OPTION, SHRINK_OPTION, TIMEOUT_OPTION
+from harness.report.command import reproduce, reproduce_case
+from harness.report.terminal_shrunk import outcome_line
+from harness.report.wording import first_nan_lines, one_line
+from harness.run.runner import WorkerPool
+from harness.scenario.device import on_device
+from harness.scenario.expand import GPU, NIGHTLY, expand
+from harness.scenario.load import default_directory, load_scenario
+
+MAX_FINDINGS_SHOWN = 8
+MAX_SHRINK_SECONDS = 60.0
+"""How long smaller cases are sought in one pytest process, in all."""
+
+SESSION: pytest.StashKey[Session] = pytest.StashKey()
+
+
+class ScenarioFile(pytest.File):
+    """A scenario file; a malformed one is one collection error of one line."""
+
+    def collect(self) -> Iterator[CaseItem]:
+        try:
+            scenario = load_scenario(self.path)
+            # Where there is no GPU, the first case stands for all of a scenario for GPUs.
+            is_whole = scenario.device == "any" or self.config.getoption(DEVICE_OPTION) == "cuda"
+            keep = None if is_whole else lambda place, name: not place
+            cases = expand(scenario, seed=self.config.getoption(SEED_OPTION), keep=keep)
+        except InputError as error:
+            raise self.CollectError(str(error)) from None
+        # As in `mla-harness run`: what takes hours is run when it is asked for.
+        with_nightly = NIGHTLY in str(self.config.getoption("markexpr", ""))
+        for case in [case for case in cases if with_nightly or NIGHTLY not in case.tags]:
+            item: CaseItem = CaseItem.from_parent(self, name=case.id, case=case)
+            for tag in case.tags:
+                self._declare(tag)
+                item.add_marker(tag)
+            yield item
+
+    def _declare(self, tag: str) -> None:
+        """Tags are markers; `--strict-markers` wants each to be known before it is used."""
+        lines = self.config.getini("markers")
+        if not any(line.partition(":")[0].strip() == tag for line in lines):
+            self.config.addinivalue_line("markers", f"{tag}: tag of a scenario")
+
+
+class CaseFailed(Exception):
+    """A case that did not pass; carries its result, and what the diagnosis found."""
+
+    def __init__(self, result: CaseResult, blame: Blame | None, shrunk: Shrunk | None) -> None:
+        super().__init__(result.reason)
+        self.result, self.blame, self.shrunk = result, blame, shrunk
+
+
+class CaseItem(pytest.Item):
+    """One case of a scenario."""
+
+    def __init__(self, *, case: Case, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.case = case
+
+    def runtest(self) -> None:
+        device = self._device
+        job = Job(
+            key=self.case.id,
+            case=on_device(self.case, device),
+            device=device,
+            timeout_seconds=self.case.params.own_timeout or self.config.getoption(TIMEOUT_OPTION),
+        )
+        pool, session = _workers(self.config)
+        (result,) = pool.run([job])
+        self.user_properties += [
+            ("case", result.id),
+            ("verdict", result.verdict.value),
+            ("case_seconds", f"{result.seconds:.3f}"),
+            ("refs", " ".join(result.refs)),
+        ]
+        if result.log:
+            self.add_report_section("call", "worker log", result.log)
+        if result.verdict is Verdict.SKIP:
+            pytest.skip(result.reason)
+        if result.verdict is not Verdict.PASS:
+            blame = session.explain([(job, result)]).get(job.key) if result.findings else None
+            blames = {job.key: blame} if blame else {}
+            raise CaseFailed(result, blame, next(session.smallest([(job, result)], blames), None))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """A finding explains itself: no traceback of the harness."""
+        if isinstance(excinfo.value, CaseFailed):
+            return describe(excinfo.value, self._options())
+        return super().repr_failure(excinfo, style)
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if GPU in self.case.tags else str(self.config.getoption(DEVICE_OPTION))
+
+    def _options(self) -> dict[str, Any]:
+        """What `mla-harness run` must be told besides the id: device, seed, and a folder that is not the usual one."""
+        folder, here = self.path.parent.resolve(), self.config.invocation_params.dir.resolve()
+        scenarios = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+        return {
+            "device": self._device,
+            "seed": self.config.getoption(SEED_OPTION),
+            "scenarios": None if folder == default_directory().resolve() else scenarios,
+        }
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, self.name
+
+
+def describe(failed: CaseFailed, options: dict[str, Any]) -> str:
+    """What went wrong in a case, finding by finding, why, and the commands with these options that show it again."""
+    result, blame, shrunk = failed.result, failed.blame, failed.shrunk
+    lines = [f"{result.verdict.value}: {result.id}"]
+    if result.reason:
+        lines.append(f"  {result.reason}")
+    lines += [f"  - {_sentence(finding)}" for finding in result.findings[:MAX_FINDINGS_SHOWN]]
+    if len(result.findings) > MAX_FINDINGS_SHOWN:
+        lines.append(f"  - and {len(result.findings) - MAX_FINDINGS_SHOWN} more findings")
+    if blame is not None:
+        lines.append(f"  blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})")
+        lines += [f"  {line}" for line in first_nan_lines(blame)]
+    if result.refs:
+        lines.append("  see " + ", ".join(result.refs))
+    lines.append(f"  reproduce: {reproduce(result, options)}")
+    if shrunk is not None and shrunk.steps:
+        lines.append(f"  smallest: {reproduce_case(shrunk.case.id, shrunk.fault, options)} ({outcome_line(shrunk)})")
+    return "\n".join(lines)
+
+
+def _sentence(finding: Finding) -> str:
+    place = " ".join(filter(None, (finding.tensor, finding.where)))
+    site = f" (site {finding.site})" if finding.site else ""
+    return f"{finding.oracle}: {finding.message or place}{site}"
+
+
+def _workers(config: pytest.Config) -> tuple[WorkerPool, Session]:
+    """One worker process for each pytest process, started by the first case, and what diagnoses failures on it."""
+    if POOL not in config.stash:
+        pool, seconds = WorkerPool(1), config.getoption(SHRINK_OPTION)
+        limits = Limits(shrink_seconds=MAX_SHRINK_SECONDS if seconds else 0.0, most_shrink_seconds=seconds)
+        config.stash[POOL], config.stash[SESSION] = pool, Session(pool, limits)
+    return config.stash[POOL], config.stash[SESSION]

@@ -1,0 +1,70 @@
+"""Each test of a poisoned run: how it is run, and what its report says of memory that it should not have read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.pytest.poison.process import end_of_test, wording
+from harness.pytest.poison.process.lost_device import lost_cuda
+from harness.pytest.poison.process.passes import SECTION, run_item
+from harness.pytest.poison.process.watch import Watch
+from harness.pytest.poison.settings import Settings
+
+
+class Judge:
+    """Runs the tests of one process under poison, from the moment it is made until `stop`."""
+
+    def __init__(self, settings: Settings, root: Path) -> None:
+        self._watch = Watch(settings, root)
+        self._watch.start()
+
+    def stop(self) -> None:
+        """Restore torch."""
+        self._watch.stop()
+
+    def note_collected(self, paths: set[str]) -> None:
+        """Files that tests were collected from are files of tests."""
+        self._watch.test_files.collected.update(paths)
+
+    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[pytest.TestReport]:
+        """The reports of one test, run under each poison."""
+        yield from run_item(self._watch, item, nextitem)
+
+    def judge(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
+        """Turn a test that passed on unwritten memory into a failed one, and explain one that failed by itself."""
+        seen = self._watch.observation
+        if seen is None or call.when != "call":
+            return
+        counts = seen.counts
+        counts.filled = self._watch.poison.filled - seen.filled_before
+        report.__dict__["poison"] = sums = {
+            "tests": 1,
+            "filled": counts.filled,
+            "compared": counts.compared,
+            "elements": counts.elements,
+            "unreadable": counts.unreadable,
+        }
+        if self._watch.not_swept:
+            report.__dict__["poison_note"] = self._watch.not_swept
+        reason = lost_cuda()
+        if reason:
+            # Nothing on the device can be read any more.
+            if report.passed:
+                report.outcome = "failed"
+                report.longrepr = f"this test left CUDA unusable, and ended before that showed: {reason}"
+        elif report.passed and not hasattr(report, "wasxfail"):
+            found = [*seen.found, *(end_of_test.judge(seen) if not seen.found else [])]
+            if found:
+                report.outcome = "failed"
+                report.longrepr = "\n".join(
+                    ["this test passes on memory that nobody wrote:", *wording.sentences(found)]
+                )
+                report.__dict__["poison_found"] = True
+                sums["found"] = 1
+        elif report.failed and call.excinfo is not None:
+            held = seen.found or end_of_test.in_traceback(seen, call.excinfo.tb)
+            if held:
+                report.sections.append((SECTION, "\n".join(wording.sentences(held))))
