@@ -12,10 +12,11 @@ from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Shrunk, Verdict
 from harness.diagnose.session import Limits, Session
-from harness.pytest.plugin import DEVICE_OPTION, POOL, SEED_OPTION, SHRINK_OPTION, TIMEOUT_OPTION
+from harness.pytest.plugin import DEVICE_OPTION, PLUGIN_OPTION, POOL, SEED_OPTION, SHRINK_OPTION, TIMEOUT_OPTION
 from harness.report.command import reproduce, reproduce_case
 from harness.report.terminal_shrunk import outcome_line
 from harness.report.wording import first_nan_lines, one_line
+from harness.run.planning import Wanted, register_plugins
 from harness.run.runner import WorkerPool
 from harness.scenario.device import on_device
 from harness.scenario.expand import GPU, NIGHTLY, expand
@@ -33,6 +34,8 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterator[CaseItem]:
         try:
+            if plugins := _plugins(self.config):
+                register_plugins(Wanted(plugins=plugins), _workers(self.config)[0])
             scenario = load_scenario(self.path)
             # Where there is no GPU, the first case stands for all of a scenario for GPUs.
             is_whole = scenario.device == "any" or self.config.getoption(DEVICE_OPTION) == "cuda"
@@ -77,6 +80,7 @@ class CaseItem(pytest.Item):
             key=self.case.id,
             case=on_device(self.case, device),
             device=device,
+            plugins=tuple(str(path) for path in _plugins(self.config)),
             timeout_seconds=self.case.params.own_timeout or self.config.getoption(TIMEOUT_OPTION),
         )
         pool, session = _workers(self.config)
@@ -113,6 +117,7 @@ class CaseItem(pytest.Item):
         return {
             "device": self._device,
             "seed": self.config.getoption(SEED_OPTION),
+            "plugins": [str(path) for path in _plugins(self.config)],
             "scenarios": None if folder == default_directory().resolve() else scenarios,
         }
 
@@ -144,6 +149,11 @@ def _sentence(finding: Finding) -> str:
     place = " ".join(filter(None, (finding.tensor, finding.where)))
     site = f" (site {finding.site})" if finding.site else ""
     return f"{finding.oracle}: {finding.message or place}{site}"
+
+
+def _plugins(config: pytest.Config) -> tuple[Path, ...]:
+    """The files with kernels of the user."""
+    return tuple(Path(name).resolve() for name in config.getoption(PLUGIN_OPTION))
 
 
 def _workers(config: pytest.Config) -> tuple[WorkerPool, Session]:

@@ -23,6 +23,7 @@ POISON_OPTION = "--poison"
 POISON_SITES_OPTION = "--poison-sites"
 POISON_DIFF_OPTION = "--poison-diff"
 SHRINK_OPTION = "--mla-shrink"
+PLUGIN_OPTION = "--mla-plugin"
 POISON_HOOKS = "harness.pytest.poison.hooks"
 ITEMS = "harness.pytest.items"
 """Both are loaded by their names when they are needed: this file is loaded wherever the harness is installed."""
@@ -38,6 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(SEED_OPTION, type=int, default=0, metavar="N", help="seed of scenario cases (default 0)")
     group.addoption(
         TIMEOUT_OPTION, type=float, default=60.0, metavar="SECONDS", help="time limit of one scenario case (default 60)"
+    )
+    group.addoption(
+        PLUGIN_OPTION,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a Python file with kernels that scenarios name",
     )
     group.addoption(
         SHRINK_OPTION, type=float, default=10.0, metavar="SECONDS",

@@ -63,8 +63,22 @@ class Planner:
     def jobs(self) -> list[Job]:
         """The jobs that the options ask for, in order. Raises InputError when they ask for nothing."""
         names, scenarios = register_plugins(self.wanted, self._pool), self.scenarios()
-        cases = with_each(names, lambda override: self._select(scenarios, override))
-        return self.jobs_of(cases, fault=self.wanted.fault)
+        named = [] if self.wanted.kernel or not names else self._naming(scenarios, names)
+        try:
+            cases = with_each(names, lambda override: self._select(scenarios, override))
+        except InputError:
+            if not named:
+                raise
+            cases = []
+        return self.jobs_of({case.id: case for case in [*named, *cases]}.values(), fault=self.wanted.fault)
+
+    def _naming(self, scenarios: Sequence[Scenario], names: Sequence[str]) -> list[Case]:
+        """The selected cases with a scenario that names a kernel of a plug-in itself."""
+        try:
+            cases = self._select(scenarios, None)
+        except InputError:
+            return []
+        return [case for case in cases if any(name.partition("/")[2] in names for name in case.kernels().values())]
 
     def jobs_of(self, cases: Iterable[Case], fault: str | None = None) -> list[Job]:
         """One job for each case, on the device that fits it."""
