@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from pydantic import Field, JsonValue, SerializeAsAny, ValidationInfo, model_validator
 
 from harness.core.catalog import SYSTEMS
@@ -24,6 +26,20 @@ class PoisonPlan(Record):
     """Poison also what a kernel declares that it needs friendly: to find out, not to judge."""
 
 
+class KnownFailure(Record):
+    """A failure that releases of an engine are known to have. It fails no run; a case that passes instead does."""
+
+    issue: str
+    engine: str
+    versions: str
+    """The releases that have it, as pip writes it: `>=0.21,<0.23`."""
+    expect: tuple[Literal["fail", "crash"], ...] = ("fail",)
+
+    def covers(self, version: str) -> bool:
+        """Whether a release has the failure. A build of a commit counts as its release."""
+        return SpecifierSet(self.versions).contains(Version(version).base_version, prereleases=True)
+
+
 class Case(Record):
     """One point of a scenario's matrix. `id` alone reproduces it: the seed is derived from the id.
 
@@ -40,6 +56,7 @@ class Case(Record):
     poison: PoisonPlan = PoisonPlan()
     oracles: tuple[str, ...] = ()
     seed: int = 0
+    known: tuple[KnownFailure, ...] = ()
 
     @model_validator(mode="before")
     @classmethod

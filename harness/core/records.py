@@ -16,13 +16,14 @@ Interval = tuple[float, float]
 
 
 class Verdict(str, Enum):
-    """How a case ended. `skip` is never a pass, and `error` is the harness's own fault."""
+    """How a case ended. `skip` is never a pass, `error` is the harness's own fault, and `known` is a known failure."""
 
     PASS = "pass"
     FAIL = "fail"
     CRASH = "crash"
     SKIP = "skip"
     ERROR = "error"
+    KNOWN = "known"
 
 
 class Finding(Record):

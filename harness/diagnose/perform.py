@@ -9,6 +9,7 @@ from harness.core.cases import Job
 from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.diagnose.blame import conclude
 from harness.diagnose.judge_fault import judge_fault
+from harness.diagnose.known import settled
 from harness.diagnose.session import FAILED, Limits, Session, find_blame
 from harness.run.pool import Pool
 from harness.store.run_folder import RunStore
@@ -23,7 +24,9 @@ class Progress(Protocol):
 
 def carry_out(store: RunStore, pool: Pool, progress: Progress) -> None:
     """Run what is left of a run: its jobs, and its controls, which are the same cases with a fault."""
-    store.note_environment(pool.start().model_dump(mode="json"))
+    environment = pool.start()
+    store.note_environment(environment.model_dump(mode="json"))
+    planned = store.jobs_by_key()
     controls = {control.job.key: control for control in store.untried_controls()}
     # Begun last, a case that takes long would keep all other workers waiting.
     jobs = sorted(
@@ -32,6 +35,7 @@ def carry_out(store: RunStore, pool: Pool, progress: Progress) -> None:
     )
     for result in pool.run([store.placed(job) for job in jobs], progress.on_start):
         if result.key not in controls:
+            result = settled(planned[result.key], result, environment.engines)
             store.add(result)
         elif store.plan.is_selftest:
             store.add_tried(result)

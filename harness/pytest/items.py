@@ -11,6 +11,7 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Shrunk, Verdict
+from harness.diagnose.known import settled
 from harness.diagnose.session import Limits, Session
 from harness.pytest.plugin import DEVICE_OPTION, PLUGIN_OPTION, POOL, SEED_OPTION, SHRINK_OPTION, TIMEOUT_OPTION
 from harness.report.command import reproduce, reproduce_case
@@ -85,6 +86,7 @@ class CaseItem(pytest.Item):
         )
         pool, session = _workers(self.config)
         (result,) = pool.run([job])
+        result = settled(job, result, pool.start().engines)
         self.user_properties += [
             ("case", result.id),
             ("verdict", result.verdict.value),
@@ -95,6 +97,8 @@ class CaseItem(pytest.Item):
             self.add_report_section("call", "worker log", result.log)
         if result.verdict is Verdict.SKIP:
             pytest.skip(result.reason)
+        if result.verdict is Verdict.KNOWN:
+            pytest.xfail(result.reason)
         if result.verdict is not Verdict.PASS:
             blame = session.explain([(job, result)]).get(job.key) if result.findings else None
             blames = {job.key: blame} if blame else {}

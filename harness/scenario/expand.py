@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from harness.core.cases import Case, PoisonPlan
+from harness.core.cases import Case, KnownFailure, PoisonPlan
 from harness.core.catalog import SITES, SYSTEMS
 from harness.core.system_spec import SystemSpec
 from harness.scenario import fuzz
@@ -95,6 +95,11 @@ def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
         poison=PoisonPlan(patterns=patterns, sites=point.sites or sites, strict=poison.strict),
         oracles=usable(scenario.oracles, patterns, point.params),
         seed=seed_of(identity, seed),
+        known=tuple(
+            KnownFailure(issue=use.issue, engine=use.engine, versions=use.versions, expect=use.expect)
+            for use in scenario.known
+            if point.matches(use.on)
+        ),
     )
 
 

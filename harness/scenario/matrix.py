@@ -271,6 +271,7 @@ def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
         (("except", index), selector) for index, selector in enumerate(scenario.exclude)
     ]
     selectors += [(("faults", index, "on"), use.on) for index, use in enumerate(scenario.faults)]
+    selectors += [(("known", index, "on"), use.on) for index, use in enumerate(scenario.known)]
     for at, selector in selectors:
         if not selector:
             if at[0] == "except":

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Field, JsonValue, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from harness.core.catalog import FAULTS, ORACLES, SITES, SYSTEMS
+from harness.core.cases import KnownFailure
+from harness.core.catalog import ENGINES, FAULTS, ORACLES, SITES, SYSTEMS
 from harness.core.engine_params import AccuracyParams, EpochsParams
 from harness.core.ops import OPS
 from harness.core.params import Count, Params, Record
@@ -37,6 +39,15 @@ def _known(registry: Registry[Any]) -> Callable[[str], str]:
 
 def _unknown(kind: str, name: str, known: list[str]) -> str:
     return f"unknown {kind} {name!r}; {nearest(name, known)}"
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        sentence = f"{text!r} names no versions; write them as pip does, such as '>=0.21,<0.23'"
+        raise PydanticCustomError("unknown_name", "{sentence}", {"sentence": sentence}) from None
+    return text
 
 
 def _enum(names: list[str]) -> WithJsonSchema:
@@ -81,6 +92,15 @@ class FaultUse(Record):
         default={},
         description="the point of the matrix to try it on, or `accuracy: TASK`; the first case when left out",
     )
+
+
+class KnownUse(KnownFailure):
+    """A failure that releases of an engine are known to have, and the cases that show it."""
+
+    issue: Annotated[str, StringConstraints(pattern=REF)] = Field(description="the upstream issue or pull request")
+    engine: Annotated[str, AfterValidator(_known(ENGINES)), _enum(ENGINES.names())] = Field(description="which engine")
+    versions: Annotated[str, AfterValidator(_specifier)] = Field(description="its releases, such as '>=0.21,<0.23'")
+    on: Point = Field(default={}, description="the points of the matrix; all cases when left out")
 
 
 class NightlyAccuracy(Record):
@@ -154,6 +174,10 @@ class Scenario(Record):
         default=None, description="measure accuracy by epoch as well, in memory that nothing is filled in"
     )
     faults: tuple[FaultUse, ...] = ()
+    known: tuple[KnownUse, ...] = Field(
+        default=(),
+        description="failures that releases have themselves: reported, and no failure of the run while they last",
+    )
     fuzz: FuzzSettings | None = None
 
     @property

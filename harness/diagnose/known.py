@@ -1,0 +1,35 @@
+"""Failures that releases are known to have: expected while they last, and worth a look when they are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.core.cases import Job, KnownFailure
+from harness.core.records import CaseResult, Finding, Verdict
+
+ORACLE = "known"
+"""The `oracle` of the finding that a known failure is gone."""
+
+
+def settled(job: Job, result: CaseResult, versions: Mapping[str, str]) -> CaseResult:
+    """`result` as the known failures of its case judge it, where one covers the installed version of its engine.
+
+    The expected failure gets verdict `known`. A pass is then a failure: the entry hides the next regression, so it
+    must go. `versions` are the installed engines by name. A run with an injected bug is judged by that bug alone.
+    """
+    entry = _entry(job, versions)
+    if entry is None or job.faults:
+        return result
+    where = f"{entry.issue}, known in {entry.engine} {entry.versions}"
+    if result.verdict.value in entry.expect:
+        return result.model_copy(update={"verdict": Verdict.KNOWN, "reason": f"{where}: {result.reason}"})
+    if result.verdict is not Verdict.PASS:
+        return result
+    gone = f"passes on {entry.engine} {versions[entry.engine]}, which is known to fail: {where}; narrow its `versions`"
+    finding = Finding(oracle=ORACLE, message=gone)
+    return result.model_copy(update={"verdict": Verdict.FAIL, "reason": gone, "findings": (finding,)})
+
+
+def _entry(job: Job, versions: Mapping[str, str]) -> KnownFailure | None:
+    known = (entry for entry in job.case.known if entry.engine in versions)
+    return next((entry for entry in known if entry.covers(versions[entry.engine])), None)
