@@ -75,7 +75,7 @@ def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | N
     found = [_interpreter(name) for name in pythons] or [sys.executable]
     for folder in sites:
         if not folder.is_dir():
-            raise InputError(f"--site {folder}: no such folder; make one with tools/vllm_host_sites.py")
+            raise InputError(f"--site {folder}: no such folder; make one with python -m harness.engines.vllm.download")
     if len(found) > 1 and sites:
         raise InputError("--site: with several interpreters it is not clear whose; give one --python, or no --site")
     if not pythons and not sites:

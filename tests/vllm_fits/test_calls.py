@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness.engines.flashinfer.specs import FLASHINFER_KERNELS
-from harness.engines.vllm.kernels.specs import VLLM_KERNELS
 
+from harness.core.catalog import ENGINES, KERNELS
 from harness.engines.vllm.fits.calls import calls_of
-from harness.engines.vllm.fits.signatures import Call, Parameters, unlike, unsuited
 
 ADAPTER = """
 import importlib
@@ -47,7 +45,7 @@ def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_calls_are_followed_through_names_objects_and_functions_of_the_file(adapter: str) -> None:
-    found = {call.path: (call.num_positional, call.names, call.is_open) for call in calls_of(f"{adapter}:decode")}
+    found = {call.path: (len(call.positions), call.names, call.is_open) for call in calls_of(f"{adapter}:decode")}
     assert found == {
         "vllm.ops:workspace_size": (1, ("num_splits",), False),
         "vllm.ops:Wrapper": (1, (), False),
@@ -62,7 +60,7 @@ def test_a_function_that_is_not_there_is_no_empty_list_of_calls(adapter: str) ->
         calls_of(f"{adapter}:gone")
 
 
-@pytest.mark.parametrize("spec", [*VLLM_KERNELS, *FLASHINFER_KERNELS], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [spec for spec in KERNELS if spec.origin in ENGINES], ids=lambda spec: spec.name)
 def test_every_kernel_of_vllm_is_seen_to_call_what_it_imports(spec: object) -> None:
     impl = str(spec.impl)  # type: ignore[attr-defined]
     calls = calls_of(impl)
@@ -71,41 +69,10 @@ def test_every_kernel_of_vllm_is_seen_to_call_what_it_imports(spec: object) -> N
 
 def test_every_module_that_an_adapter_imports_by_name_is_among_the_calls() -> None:
     """An import that the reader cannot follow would go unchecked."""
-    specs = (*VLLM_KERNELS, *FLASHINFER_KERNELS)
+    specs = [spec for spec in KERNELS if spec.origin in ENGINES]
     called = {call.path.partition(":")[0] for spec in specs for call in calls_of(str(spec.impl))}
     for name in {str(spec.impl).partition(":")[0] for spec in specs}:
         tree = ast.parse(inspect.getsource(importlib.import_module(name)))
         words = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         named = {word for word in words if word.startswith(("vllm.", "flashinfer.")) and " " not in word}
         assert named - {"vllm.v1.attention.backends.utils"} <= called, name
-
-
-THEIRS = Parameters(("q", "cache"), ("scale",), frozenset({"q", "scale"}))
-
-
-@pytest.mark.parametrize(
-    ("call", "wrong"),
-    [
-        (Call("", 1, ("scale",), 1), []),
-        (Call("", 0, ("q", "cache", "scale"), 1), []),
-        (Call("", 3, ("scale",), 1), ["takes 2 arguments by position, and is given 3"]),
-        (Call("", 1, ("scale", "table"), 1), ["takes no `table`"]),
-        (Call("", 1, (), 1), ["needs `scale`, which is not given"]),
-        (Call("", 0, (), 1, is_open=True), []),
-    ],
-)
-def test_a_call_is_held_to_the_parameters(call: Call, wrong: list[str]) -> None:
-    assert unsuited(call, THEIRS) == wrong
-
-
-def test_a_declaration_is_held_to_names_and_places() -> None:
-    def same(self, q, cache, *, scale): ...  # type: ignore[no-untyped-def]
-    def renamed(self, query, cache, *, scale): ...  # type: ignore[no-untyped-def]
-    def longer(self, q, cache, table, *, scale): ...  # type: ignore[no-untyped-def]
-    def shorter(self, q): ...  # type: ignore[no-untyped-def]
-    def wrapping(self, q, *args, **kwargs): ...  # type: ignore[no-untyped-def]
-
-    assert unlike(same, THEIRS) == [] == unlike(wrapping, THEIRS)
-    assert unlike(renamed, THEIRS) == ["has `q` where `query` was", "needs `q`, which is not given"]
-    assert unlike(longer, THEIRS) == ["has no parameter 3, where `table` was"]
-    assert unlike(shorter, THEIRS) == ["needs `scale`, which is not given"]

@@ -68,7 +68,7 @@ def test_a_cell_says_what_is_missing_or_why_nothing_was_looked_at() -> None:
 
 def test_the_page_is_up_to_date_with_what_was_run() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert refreshed(text, DOCS) == text, "run tools/vllm_fits.py --docs docs/vllm-releases.md"
+    assert refreshed(text, DOCS) == text, "run python -m harness.engines.vllm.fits --docs docs/vllm-releases.md"
 
 
 def test_the_page_has_a_row_for_every_part_and_no_other(release: Maker) -> None:
@@ -76,20 +76,31 @@ def test_the_page_has_a_row_for_every_part_and_no_other(release: Maker) -> None:
     wanted = [row.split("|")[1].strip() for row in rows[2:]]
     text = PAGE.read_text(encoding="utf-8").partition("| what of the harness |")[2]
     there = [line.split("|")[1].strip() for line in text.splitlines()[2:] if line.startswith("|")]
-    assert there == wanted, "run tools/vllm_fits.py on the releases of the page again"
+    assert there == wanted, "run python -m harness.engines.vllm.fits on the releases of the page again"
 
 
-def tool(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "tools" / "vllm_fits.py"), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-m", "harness.engines.vllm.fits"]
+    return subprocess.run([*start, *words], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
-def test_the_tool_fails_where_something_is_missing_and_refuses_what_is_no_release(
+def test_the_command_fails_where_something_is_missing_and_refuses_a_folder_without_a_release(
     release: Maker, tmp_path: Path
 ) -> None:
-    (folder,) = release({"vllm/plugins/__init__.py": "GROUP = 'vllm.general_plugins'\n"}).folders
-    done = tool(str(folder))
+    release({"vllm/plugins/__init__.py": "GROUP = 'vllm.general_plugins'\n"})
+    done = command(str(tmp_path))
     assert done.returncode == 1 and "| entry points | yes (1) |" in done.stdout
     assert "- 0.33.0, models of the canaries: `DeepseekV2ForCausalLM`" in done.stdout
-    refused = tool(str(tmp_path / "nowhere"))
-    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
+    for refused in (command(str(tmp_path / "nowhere")), command(str(tmp_path), "--docs", str(tmp_path / "page.md"))):
+        assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
+
+
+def test_the_command_writes_a_page_and_updates_its_runs(release: Maker, tmp_path: Path) -> None:
+    release({})
+    page = docs(tmp_path) / "page.md"
+    command(str(tmp_path), "--docs", str(page))
+    written = page.read_text(encoding="utf-8")
+    assert "| 0.33.0 | no | 1 case | no: " in written
+    page.write_text(written.replace("1 case", "9 cases"), encoding="utf-8")
+    assert command("--docs", str(page)).returncode == 0
+    assert page.read_text(encoding="utf-8") == written

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
+import griffe
 import pytest
 
 from harness.core.errors import InputError
 from harness.engines.vllm.fits.release import Release
-from harness.engines.vllm.fits.signatures import parameters
 from tests.vllm_fits.conftest import Maker
 
 FILES = {
@@ -22,7 +21,7 @@ FILES = {
     ),
     "vllm/compiled.py": "def decode(q, *, scale): ...\n",
     "vllm/runner.py": (
-        "from torch import nn\nfrom .mixin import Mixin\n\n\nclass Runner(Mixin, nn.Module):\n"
+        "from torch import nn\nfrom . import mixin\nfrom .mixin import Mixin\n\n\nclass Runner(Mixin, nn.Module):\n"
         "    kind: str = 'gpu'\n"
         "    def load(self):\n        self.model, self.other = 1, 2\n        self.cache: dict = {}\n"
         "    class Inner:\n        size: int\n"
@@ -30,27 +29,23 @@ FILES = {
     "vllm/mixin.py": (
         "class Mixin:\n    def execute(self, step, *args): ...\n    def set(self):\n        self.plan = 0\n"
     ),
-    "vllm/config.py": (
-        "from dataclasses import dataclass\nfrom typing import ClassVar\n\n\n@dataclass\nclass Base:\n    a: int\n\n\n"
-        "@dataclass\nclass Config(Base):\n    known: ClassVar[int] = 3\n    b: int = 2\n"
-    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("vllm:LLM", ast.ClassDef),
-        ("vllm.ops:merge", ast.FunctionDef),
-        ("vllm.ops:decode", ast.FunctionDef),
-        ("vllm.runner:Runner.load", ast.FunctionDef),
-        ("vllm.runner:Runner.execute", ast.FunctionDef),
-        ("vllm.runner:Runner.Inner", ast.ClassDef),
+        ("vllm:LLM", griffe.Class),
+        ("vllm.ops:merge", griffe.Function),
+        ("vllm.ops:decode", griffe.Function),
+        ("vllm.runner:Runner.load", griffe.Function),
+        ("vllm.runner:Runner.execute", griffe.Function),
+        ("vllm.runner:Runner.Inner", griffe.Class),
+        ("vllm.runner:mixin.Mixin", griffe.Class),
     ],
 )
 def test_a_name_is_found_where_it_is_defined(path: str, kind: type, release: Maker) -> None:
-    found = release(FILES).find(path)
-    assert found is not None and isinstance(found.node, kind)
+    assert isinstance(release(FILES).find(path), kind)
 
 
 @pytest.mark.parametrize("path", ["vllm:Llm", "vllm.ops:decoder", "vllm.gone:x", "vllm.runner:Runner.gone"])
@@ -58,24 +53,35 @@ def test_a_name_that_is_not_there_is_not_found(path: str, release: Maker) -> Non
     assert release(FILES).find(path) is None
 
 
-def test_what_another_package_has_is_there_and_not_looked_into(release: Maker) -> None:
-    found = release(FILES).find("vllm.runner:nn")
-    assert found is not None and found.node is None
+def test_a_name_of_another_package_is_taken_to_be_there(release: Maker) -> None:
+    assert isinstance(release(FILES).find("vllm.runner:nn"), griffe.Alias)
+
+
+def test_a_name_is_found_in_the_first_folder_that_has_its_package(release: Maker, tmp_path: Path) -> None:
+    release(FILES)
+    beside = tmp_path / "beside" / "flashinfer"
+    beside.mkdir(parents=True)
+    (beside / "__init__.py").write_text("from vllm.ops import merge\n", encoding="utf-8")
+    both = Release.at(f"{tmp_path}:{beside.parent}")
+    assert both.has("flashinfer") and not Release.at(str(tmp_path)).has("flashinfer")
+    assert isinstance(both.find("flashinfer:merge"), griffe.Function)
 
 
 def test_objects_have_what_their_class_its_bases_and_their_methods_give_them(release: Maker) -> None:
-    made = release(FILES)
-    runner = made.find("vllm.runner:Runner")
-    assert runner is not None
-    assert made.attributes(runner) == {"kind", "load", "Inner", "model", "other", "cache", "execute", "set", "plan"}
+    runner = release(FILES).find("vllm.runner:Runner")
+    assert isinstance(runner, griffe.Class)
+    assert set(runner.all_members) == {"kind", "load", "Inner", "model", "other", "cache", "execute", "set", "plan"}
 
 
-def test_fields_of_a_dataclass_are_what_its_constructor_takes(release: Maker) -> None:
-    made = release(FILES)
-    config = made.find("vllm.config:Config")
-    assert config is not None
-    taken = parameters(made, config)
-    assert taken is not None and taken.positional == ("a", "b") and taken.required == {"a"}
+def test_only_modules_that_are_asked_for_are_read(release: Maker) -> None:
+    made = release({**FILES, "vllm/broken.py": "match = = 2\n"})
+    assert made.find("vllm.runner:Runner.execute") is not None
+
+
+def test_the_source_of_a_function_has_its_decorators_and_no_margin(release: Maker) -> None:
+    text = "class A:\n    @staticmethod\n    def f():\n        return 1\n"
+    found = release({"vllm/a.py": text}).find("vllm.a:A.f")
+    assert found is not None and found.source == "@staticmethod\ndef f():\n    return 1"
 
 
 def test_a_circle_of_imports_ends(release: Maker) -> None:
@@ -84,7 +90,7 @@ def test_a_circle_of_imports_ends(release: Maker) -> None:
 
 
 def test_a_folder_without_a_release_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no vllm-\*\.dist-info .*vllm_host_sites"):
+    with pytest.raises(InputError, match=r"no vllm-\*\.dist-info .*vllm\.download"):
         Release.at(str(tmp_path))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
-import textwrap
 from pathlib import Path
 
+import griffe
 import pytest
 
 from harness.engines.vllm.faults import PATCHES, patch_for
-from harness.engines.vllm.patches import PatchRefused, edited_text
+from harness.engines.vllm.fits.release import Release
+from harness.engines.vllm.patches import edited_text
 
 ROOT = Path(os.environ.get("MLA_HARNESS_VLLM_SITES") or "no such folder")
 RELEASES = sorted(path.name.removeprefix("vllm-") for path in ROOT.glob("vllm-*") if (path / "vllm").is_dir())
@@ -18,17 +19,9 @@ RELEASES = sorted(path.name.removeprefix("vllm-") for path in ROOT.glob("vllm-*"
 
 def text_of(site: Path, target: str) -> str:
     """The source of the function at "module:Class.function", as its file has it."""
-    module, _, path = target.partition(":")
-    source = (site / f"{module.replace('.', '/')}.py").read_text()
-    node: ast.AST = ast.parse(source)
-    for name in path.split("."):
-        found = [child for child in ast.iter_child_nodes(node) if getattr(child, "name", "") == name]
-        if len(found) != 1:
-            raise PatchRefused(f"{target}: {name} is there {len(found)} times")
-        node = found[0]
-    assert isinstance(node, ast.FunctionDef)
-    lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
-    return textwrap.dedent("\n".join(lines)) + "\n"
+    found = Release([site]).find(target)
+    assert isinstance(found, griffe.Function), target
+    return found.source
 
 
 @pytest.mark.parametrize("fault", PATCHES)
@@ -37,7 +30,7 @@ def test_a_patch_finds_its_text_in_each_release_of_its_range_and_what_it_makes_o
     release: str | None, fault: str
 ) -> None:
     if release is None:
-        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with a release: see tools/vllm_host_sites.py")
+        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with a release: see harness.engines.vllm.download")
     patch = patch_for(fault, release)
     if reason := patch.why_not(release):
         assert "as released" in reason

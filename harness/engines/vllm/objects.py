@@ -1,7 +1,8 @@
 """What the harness reads of vLLM's objects, as types: one for each class, with the names that are read and no others.
 
-The type checker holds our code to these, and `tools/vllm_fits.py` holds every release to them, by its text alone. Where
-releases differ, a type names those it is for. Nothing here is imported by vLLM, and nothing of vLLM is imported here.
+The type checker checks our code against these types. `python -m harness.engines.vllm.fits` checks every release against
+them, by its text alone. Where releases differ, a type names those it is for. Nothing here is imported by vLLM, and
+nothing of vLLM is imported here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Whether the harness fits a release of vLLM, judged by the text of both: nothing of vLLM is imported or run."""
+"""Checks whether the harness fits a release of vLLM, by the text of both. Nothing of vLLM is imported or run."""

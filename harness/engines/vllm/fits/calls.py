@@ -1,4 +1,4 @@
-"""What our own code calls in packages that it imports by name, read off its text: there is no list of it to keep.
+"""The calls of an adapter of ours into the packages that it imports by name, read from its text.
 
 Adapters import inside their functions: `ops = importlib.import_module(_OPS)`, then `ops.decode(q=q, ...)`. This follows
 such names through assignments, attributes, objects made of classes, and functions of the same file.
@@ -9,38 +9,15 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.vllm.fits.signatures import Call
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A string that is known: a module's name."""
-
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Thing:
-    """Something of an imported module: "module:Name.attribute"; with nothing after the colon, the module itself."""
-
-    path: str
-
-    def attribute(self, name: str) -> Thing:
-        """An attribute of it."""
-        return Thing(self.path + ("" if self.path.endswith(":") else ".") + name)
-
-
-Known = dict[str, Text | Thing]
-
-
 def calls_of(function: str) -> list[Call]:
-    """Every call into an imported package from "module:function" of ours, and from the functions of that file it calls.
+    """Every call into an imported package from "module:function" of ours, and from functions of its file that it calls.
 
-    A path's attributes after a class are those of an object of it. Raises LookupError where there is no such function.
+    The path of a method of an object is "module:Class.method". Raises LookupError where there is no such function.
     """
     module, _, name = function.partition(":")
     spec = importlib.util.find_spec(module)
@@ -50,74 +27,71 @@ def calls_of(function: str) -> list[Call]:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in functions:
         raise LookupError(f"no function {name} in {module}")
-    constants: Known = {}
+    reader = _Reader(functions)
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            constants |= {one.id: Text(node.value.value) for one in node.targets if isinstance(one, ast.Name)}
-    found: dict[tuple[str, int], Call] = {}
-    for call in _Reader(functions, constants).read(functions[name], {}):
-        found[call.path, call.line] = call
-    return list(found.values())
+        if isinstance(node, ast.Assign):
+            reader.visit(node)
+    reader.read(functions[name], {})
+    return list(reader.calls)
 
 
-class _Reader:
-    def __init__(self, functions: dict[str, ast.FunctionDef], constants: Known) -> None:
+class _Imported(str):
+    """What is known to be imported: "module:Name.attribute"; with nothing after the colon, the module itself."""
+
+    __slots__ = ()
+
+
+class _Reader(ast.NodeVisitor):
+    """Reads statements in the order of the text. `_known` has what each name is: a string, or something imported."""
+
+    def __init__(self, functions: dict[str, ast.FunctionDef]) -> None:
+        self.calls: dict[Call, None] = {}
         self._functions = functions
-        self._constants = constants
-        self._inside: list[str] = []
+        self._known: dict[str, str] = {}
 
-    def read(self, function: ast.FunctionDef, given: Known) -> Iterator[Call]:
-        """Calls in a function whose parameters are known as far as `given` says."""
-        if function.name in self._inside:
-            return
-        self._inside.append(function.name)
-        known = {**self._constants, **given}
-        # Statements in order: a name means what was assigned to it before.
-        for node in sorted(_inner(function), key=lambda one: (one.lineno, one.col_offset)):
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                self._assign(node, known)
-        for inner in ast.walk(function):
-            if isinstance(inner, ast.Call):
-                yield from self._call(inner, known)
-        self._inside.pop()
+    def read(self, function: ast.FunctionDef, arguments: dict[str, str]) -> None:
+        """Read a function whose arguments are known as far as they are given here."""
+        before = self._known
+        self._known = {**before, **arguments}
+        self.generic_visit(function)
+        self._known = before
 
-    def _assign(self, node: ast.Assign | ast.AnnAssign, known: Known) -> None:
-        value = self._value(node.value, known) if node.value is not None else None
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
+        self.generic_visit(node)
+        value = self._value(node.value)
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, ast.Name) and value is not None:
-                known[target.id] = value
+                self._known[target.id] = value
 
-    def _call(self, node: ast.Call, known: Known) -> Iterator[Call]:
-        if isinstance(node.func, ast.Name) and node.func.id in self._functions:
-            callee = self._functions[node.func.id]
-            given = zip([one.arg for one in callee.args.args], node.args, strict=False)
-            values = {name: self._value(value, known) for name, value in given}
-            values |= {word.arg: self._value(word.value, known) for word in node.keywords if word.arg}
-            yield from self.read(callee, {name: value for name, value in values.items() if value is not None})
-        thing = self._value(node.func, known)
-        if isinstance(thing, Thing) and not thing.path.endswith(":"):
-            names = tuple(word.arg for word in node.keywords if word.arg)
-            by_position = [one for one in node.args if not isinstance(one, ast.Starred)]
-            is_open = len(by_position) < len(node.args) or len(names) < len(node.keywords)
-            yield Call(thing.path, len(by_position), names, node.lineno, is_open)
+    visit_AnnAssign = visit_Assign
 
-    def _value(self, node: ast.expr, known: Known) -> Text | Thing | None:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return Text(node.value)
-        if isinstance(node, ast.Name):
-            return known.get(node.id)
-        if isinstance(node, ast.Attribute):
-            owner = self._value(node.value, known)
-            return owner.attribute(node.attr) if isinstance(owner, Thing) else None
-        if isinstance(node, ast.Call):
-            if ast.unparse(node.func) == "importlib.import_module":
-                name = self._value(node.args[0], known)
-                return Thing(name.value + ":") if isinstance(name, Text) else None
-            made = self._value(node.func, known)
-            # An object of a class, by its capital; what a function returns is not known.
-            return made if isinstance(made, Thing) and re.split("[.:]", made.path)[-1][:1].isupper() else None
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        by_name = {word.arg: word.value for word in node.keywords if word.arg}
+        by_position = [one for one in node.args if not isinstance(one, ast.Starred)]
+        if isinstance(node.func, ast.Name) and (ours := self._functions.get(node.func.id)):
+            given = {**dict(zip((one.arg for one in ours.args.args), node.args, strict=False)), **by_name}
+            values = {name: self._value(value) for name, value in given.items()}
+            self.read(ours, {name: value for name, value in values.items() if value is not None})
+        called = self._value(node.func)
+        if isinstance(called, _Imported) and not called.endswith(":"):
+            is_open = len(by_position) + len(by_name) < len(node.args) + len(node.keywords)
+            self.calls[Call(str(called), ("",) * len(by_position), tuple(by_name), is_open)] = None
+
+    def _value(self, node: ast.expr | None) -> str | None:
+        match node:
+            case ast.Constant(value=str(text)):
+                return text
+            case ast.Name(id=name):
+                return self._known.get(name)
+            case ast.Attribute(value=inner, attr=name):
+                owner = self._value(inner)
+                return _Imported(f"{owner}.{name}".replace(":.", ":")) if isinstance(owner, _Imported) else None
+            case ast.Call(func=func, args=[argument, *_]) if ast.unparse(func) == "importlib.import_module":
+                module = self._value(argument)
+                return None if module is None else _Imported(module + ":")
+            case ast.Call(func=func):
+                made = self._value(func)
+                # An object of a class, by the capital of its name; what a function returns is not known.
+                return made if isinstance(made, _Imported) and re.search(r"[:.][A-Z]\w*$", made) else None
         return None
-
-
-def _inner(function: ast.FunctionDef) -> Iterator[ast.stmt]:
-    return (node for node in ast.walk(function) if isinstance(node, ast.stmt) and node is not function)

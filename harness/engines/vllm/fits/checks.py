@@ -1,7 +1,7 @@
-"""What of the harness is held to a release, part by part, and what each part misses there.
+"""Checks each part of the harness against a release of vLLM, and lists the names that the release lacks.
 
-Nothing here lists what the harness uses: types are those of `harness.engines.vllm.objects`, calls are read off the
-adapters, options and environment are those that the target hands over, and patches are the faults' own.
+There is no list of what the harness uses. Types are in `harness.engines.vllm.objects`, calls are read from the text of
+the adapters, options and variables are what the target sets, and patches are in `harness.engines.vllm.faults`.
 """
 
 from __future__ import annotations
@@ -11,35 +11,37 @@ import functools
 import itertools
 import json
 import re
-import textwrap
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, get_args
+
+import griffe
 
 from harness.core.catalog import ENGINES, KERNELS
 from harness.core.fixtures import FIXTURES
 from harness.core.kernel_spec import KernelSpec
 from harness.engines.vllm.faults import PATCHES, patch_for
 from harness.engines.vllm.fits.calls import calls_of
-from harness.engines.vllm.fits.release import Found, Release, definitions, targets
-from harness.engines.vllm.fits.signatures import Call, parameters, unlike, unsuited
+from harness.engines.vllm.fits.release import Release
+from harness.engines.vllm.fits.signatures import Call, declared, mismatches, parameters
 from harness.engines.vllm.objects import RELIED, Relied
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.patches import Patch, PatchRefused, edited_text, numbers
 from harness.engines.vllm.target import NAMED_IN, llm_options
 
-ROOT = Path(__file__).resolve().parents[4]
-OURS = ("harness/engines/vllm/serve", "harness/judge/targets", "harness/accuracy")
-"""Where a string that names a variable of vLLM's is one that we set or read."""
-BESIDE = "(FlashInfer that was looked into)"
+FOLDER = Path(__file__).parents[1]
+"""All that the harness knows of vLLM."""
+OUR_TEXT = Release([FOLDER.parents[2]])
+"""Our own types are read by their text too: it has what is written there, and nothing that `Protocol` adds."""
+FLASHINFER = "(FlashInfer that was looked into)"
 REGISTER = "harness.engines.vllm.serve.routing:register"
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether one part fits: how many names were looked at, what is missing, or why there was nothing to look at."""
+    """Whether one part fits: how many names were checked, which are missing, or why nothing was checked."""
 
     part: str
     num_names: int = 0
@@ -50,7 +52,7 @@ class Fit:
 def fits(release: Release) -> list[Fit]:
     """Every part, in the order of the table."""
     beside = release.version_of("flashinfer_python")
-    found = [Fit(BESIDE, skipped=beside or "none")]
+    found = [Fit(FLASHINFER, skipped=beside or "none")]
     found += [_relied(release, part) for part in dict.fromkeys(one.part for one in RELIED)]
     found += [_called(release, "routing simulator", calls_of(REGISTER))]
     found += [_options(release), _environment(release), _checkpoints(release), _plug_in(release)]
@@ -59,22 +61,23 @@ def fits(release: Release) -> list[Fit]:
 
 
 def _relied(release: Release, part: str) -> Fit:
-    """Classes and functions of vLLM as our types declare them, those for this release alone."""
+    """Classes and functions of vLLM against the types that declare them, as far as a type is for this release."""
     num_names, missing = 0, []
     for relied in RELIED:
         if relied.part != part or not _is_for(relied, release.version):
             continue
-        own = list(vars(relied.shape).get("__annotations__", {}))
-        own += [name for name, value in vars(relied.shape).items() if callable(value) and _is_ours(name, relied.shape)]
-        num_names += 1 + len(own)
-        found = release.find(relied.path)
-        if found is None or found.node is None:
+        ours = OUR_TEXT.find(f"{relied.shape.__module__}:{relied.shape.__name__}")
+        assert isinstance(ours, griffe.Class)
+        num_names += 1 + len(ours.members)
+        theirs = release.find(relied.path)
+        if not isinstance(theirs, griffe.Class | griffe.Function):
             missing.append(f"`{relied.path}`")
             continue
-        missing += [f"`{relied.path}` {what}" for name in own for what in _differs(release, found, relied.shape, name)]
-        if relied.derived:
-            left = release.left_to_others(found) - set(own)
-            missing += [f"`{relied.path}` leaves `{name}` to who derives from it" for name in sorted(left)]
+        missing += [f"`{relied.path}` {what}" for one in ours.members.values() for what in _differences(one, theirs)]
+        if relied.derived and isinstance(theirs, griffe.Class):
+            abstract = {name for name, one in theirs.all_members.items() if one.has_labels("abstractmethod")}
+            left = sorted(abstract - set(ours.members))
+            missing += [f"`{relied.path}` leaves `{name}` to who derives from it" for name in left]
     return Fit(part, num_names, tuple(missing))
 
 
@@ -83,37 +86,24 @@ def _is_for(relied: Relied, version: str) -> bool:
     return after_first and (not relied.last or numbers(version) < numbers(relied.last))
 
 
-def _is_ours(name: str, shape: type) -> bool:
-    """Whether a protocol's function was written by us: `__init__` and `__call__` may be the protocol's own."""
-    function = vars(shape)[name]
-    return getattr(function, "__module__", "") == shape.__module__ and (
-        not name.startswith("__") or name in ("__init__", "__call__")
-    )
-
-
-def _differs(release: Release, found: Found, shape: type, name: str) -> list[str]:
-    ours = vars(shape).get(name)
-    if not callable(ours):
-        return [] if name in release.attributes(found) else [f"has no `{name}`"]
-    theirs = found if name in ("__init__", "__call__") else release.member(found, name)
-    if theirs is None:
-        return [f"has no `{name}`"]
-    taken = parameters(release, theirs)
-    where = "" if theirs is found else f"`.{name}` "
-    return [] if taken is None else [where + what for what in unlike(ours, taken)]
+def _differences(ours: griffe.Object | griffe.Alias, theirs: griffe.Object) -> list[str]:
+    """How a class or function of vLLM differs in one member that we declare."""
+    is_itself = ours.name in ("__init__", "__call__")
+    found = theirs if is_itself else theirs.all_members.get(ours.name)
+    if found is None:
+        return [f"has no `{ours.name}`"]
+    where = "" if is_itself else f"`.{ours.name}` "
+    return [where + what for what in mismatches(declared(ours), parameters(found))] if ours.is_function else []
 
 
 def _called(release: Release, part: str, calls: list[Call]) -> Fit:
-    """What is called, with the arguments that it is called with."""
+    """Functions and classes that we call, and the arguments that we give them."""
     missing = []
     for call in calls:
         found = release.find(call.path)
-        if found is None:
-            missing.append(f"`{call.path}`")
-            continue
-        taken = parameters(release, found)
-        missing += [f"`{call.path}` {what}" for what in (unsuited(call, taken) if taken else [])]
-    return Fit(part, sum(1 + call.num_positional + len(call.names) for call in calls), tuple(missing))
+        wrong = [f" {what}" for what in mismatches(call, parameters(found))] if found else [""]
+        missing += [f"`{call.path}`{what}" for what in wrong]
+    return Fit(part, sum(1 + len(call.positions) + len(call.names) for call in calls), tuple(missing))
 
 
 def _kernel(release: Release, spec: KernelSpec) -> Fit:
@@ -124,10 +114,12 @@ def _kernel(release: Release, spec: KernelSpec) -> Fit:
 
 
 def _options(release: Release) -> Fit:
-    """Arguments of `LLM` that any case hands over, and the choices among those that vLLM lists."""
+    """Arguments of `LLM` that any case gives, and their values where vLLM lists the choices."""
     missing, seen = [], _values_of_options()
-    arguments = _names(release, "vllm.engine.arg_utils:EngineArgs") | _taken(release, "vllm:LLM")
-    compilation = _names(release, "vllm.config.compilation:CompilationConfig")
+    llm = release.find("vllm:LLM")
+    arguments = _members(release, "vllm.engine.arg_utils:EngineArgs")
+    arguments |= {one.name for one in parameters(llm) or []} if llm else set()
+    compilation = _members(release, "vllm.config.compilation:CompilationConfig")
     for option, values in seen.items():
         owner, _, inner = option.rpartition(".")
         if inner not in (compilation if owner else arguments):
@@ -140,7 +132,7 @@ def _options(release: Release) -> Fit:
 
 @functools.cache
 def _values_of_options() -> dict[str, set[str]]:
-    """By option, `compilation_config`'s own after a dot: every value that is a word."""
+    """By option, every value that is a string. Inside `compilation_config`, an option is "compilation_config.NAME"."""
     seen: dict[str, set[str]] = {}
     fields = ("canary", "runner", "graph", "kv", "backend", "quantization")
     choices = [get_args(VllmParams.model_fields[name].annotation) for name in fields]
@@ -161,47 +153,62 @@ def _flat(given: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{option}.")
 
 
+def _members(release: Release, path: str) -> set[str]:
+    """Names of what a class has; empty where it is not there."""
+    found = release.find(path)
+    return set(found.all_members) if isinstance(found, griffe.Class) else set()
+
+
+def _choices(release: Release, path: str) -> set[str]:
+    """Members of an enum, or words of a `Literal`, that "module:Name" stands for."""
+    found = release.find(path)
+    if isinstance(found, griffe.Class):
+        return {name for name, one in found.members.items() if one.has_labels("class-attribute")}
+    return _strings(str(found.value)) if isinstance(found, griffe.Attribute) else set()
+
+
 def _environment(release: Release) -> Fit:
-    """Variables of vLLM's own that our code sets or reads."""
-    envs = release.module("vllm.envs")
-    known = _keys(envs.tree) if envs else set()
-    names = _named_by_us()
-    return Fit("environment", len(names), tuple(f"`{name}`" for name in sorted(names - known)))
+    """Environment variables of vLLM that our code sets or reads."""
+    return _listed("environment", _named_by_us(), _keys(release.text("vllm.envs")))
 
 
 @functools.cache
 def _named_by_us() -> set[str]:
-    """Every string in our code that is the name of such a variable."""
-    found = set()
-    for folder in OURS:
-        for file in sorted((ROOT / folder).glob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Constant) and re.fullmatch(r"VLLM_[A-Z0-9_]+", str(node.value)):
-                    found.add(str(node.value))
-    return found
+    """Every string in our code that has the form of such a variable's name."""
+    texts = (file.read_text(encoding="utf-8") for file in FOLDER.rglob("*.py"))
+    return {word for text in texts for word in _strings(text) if re.fullmatch(r"VLLM_[A-Z0-9_]+", word)}
 
 
 def _checkpoints(release: Release) -> Fit:
-    """Architectures of the canaries among the models that vLLM knows."""
-    wanted: set[str] = set()
-    for config in sorted(FIXTURES.glob("canary-*/config.json")):
-        wanted |= set(json.loads(config.read_text(encoding="utf-8"))["architectures"])
-    registry = release.module("vllm.model_executor.models.registry")
-    known = _keys(registry.tree) if registry else set()
-    return Fit("models of the canaries", len(wanted), tuple(f"`{name}`" for name in sorted(wanted - known)))
+    """Architectures of the canaries' checkpoints."""
+    configs = [json.loads(file.read_text(encoding="utf-8")) for file in FIXTURES.glob("canary-*/config.json")]
+    wanted = {name for config in configs for name in config["architectures"]}
+    return _listed("models of the canaries", wanted, _keys(release.text("vllm.model_executor.models.registry")))
 
 
 def _plug_in(release: Release) -> Fit:
-    """Groups of entry points that we are listed in, of those that are vLLM's."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    groups = {group for group in project["entry-points"] if group.startswith("vllm.")}
-    plugins = release.module("vllm.plugins")
-    known = {node.value for node in ast.walk(plugins.tree) if isinstance(node, ast.Constant)} if plugins else set()
-    return Fit("entry points", len(groups), tuple(f"`{group}`" for group in sorted(groups - known)))
+    """Groups of vLLM's entry points that our package is listed in."""
+    groups = {one.group for one in distribution("mla-harness").entry_points if one.group.startswith("vllm.")}
+    return _listed("entry points", groups, _strings(release.text("vllm.plugins")))
+
+
+def _listed(part: str, wanted: set[str], known: set[str]) -> Fit:
+    return Fit(part, len(wanted), tuple(f"`{name}`" for name in sorted(wanted - known)))
+
+
+def _strings(text: str) -> set[str]:
+    """Strings that stand in Python text."""
+    return {str(node.value) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
+
+
+def _keys(text: str) -> set[str]:
+    """Keys of all dictionaries that are written out in Python text."""
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Dict))
+    return {str(key.value) for node in nodes for key in node.keys if isinstance(key, ast.Constant)}
 
 
 def _fault(release: Release, fault: str) -> Fit:
-    """Whether the text that a patch expects is there, in a release that it is for."""
+    """Whether a release has the text that the patch of a fault replaces, if there is a patch for it."""
     part = f"bug `{fault}`"
     patch = patch_for(fault, release.version)
     if reason := patch.why_not(release.version):
@@ -213,38 +220,10 @@ def _refused(release: Release, patch: Patch) -> Iterator[str]:
     texts: dict[str, str] = {}
     for edit in patch.edits:
         found = release.find(edit.target)
-        if found is None or not isinstance(found.node, ast.FunctionDef):
+        if not isinstance(found, griffe.Function):
             yield f"`{edit.target}`"
             continue
         try:
-            texts[edit.target] = edited_text(texts.get(edit.target) or textwrap.dedent(found.text), edit)
+            texts[edit.target] = edited_text(texts.get(edit.target) or found.source, edit)
         except PatchRefused as refusal:
             yield str(refusal)
-
-
-def _names(release: Release, path: str) -> set[str]:
-    found = release.find(path)
-    return release.attributes(found) if found else set()
-
-
-def _taken(release: Release, path: str) -> set[str]:
-    found = release.find(path)
-    taken = parameters(release, found) if found else None
-    return {*taken.positional, *taken.by_name_only} if taken else set()
-
-
-def _choices(release: Release, path: str) -> set[str]:
-    """Members of an enum, or words of a `Literal`, that "module:Name" stands for."""
-    found = release.find(path)
-    if found is None or found.node is None:
-        return set()
-    if isinstance(found.node, ast.ClassDef):
-        members = (target for node in definitions(found.node.body) for target in targets(node))
-        return {member.id for member in members if isinstance(member, ast.Name)}
-    return {str(node.value) for node in ast.walk(found.node) if isinstance(node, ast.Constant)}
-
-
-def _keys(tree: ast.AST) -> set[str]:
-    """Keys of all dictionaries of a file that are written out."""
-    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Dict))
-    return {str(key.value) for node in nodes for key in node.keys if isinstance(key, ast.Constant)}

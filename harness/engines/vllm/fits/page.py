@@ -1,4 +1,4 @@
-"""The tables of what fits, in Markdown, and the page that also says what was run."""
+"""The tables of what fits, in Markdown, and the page that also counts the cases that ran."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Fits = dict[str, list[Fit]]
 
 HEAD = """# Releases of vLLM
 
-Made by `tools/vllm_fits.py`. The harness does three things with a release, and each says less than the one before:
+Made by `python -m harness.engines.vllm.fits`. The harness does three things with a release. Each proves less than the
+one before:
 
 - **Run on a GPU**: vLLM served canaries under poison, with and without its own bugs, and its kernels were judged;
   [vllm.md](vllm.md) has the results.
@@ -21,16 +22,16 @@ Made by `tools/vllm_fits.py`. The harness does three things with a release, and 
   What the plug-in does to vLLM's own prefill, caches and routing simulator is tried so too, on some of the releases
   (`tests/vllm_host/test_serving_poison.py`).
 - **Fits by its code**: every class, method, parameter, option, variable and patched line that the harness relies on is
-  there by the release's text. Nothing ran. A release may fit and still fail: what a name does can change while the name
-  stays, and kernels are compiled code, which is not looked into.
+  in the release's text. Nothing ran. A release may fit and still fail: what a name does can change while the name
+  stays, and kernels are compiled code, which is not checked.
 
 """
 DETAILS = """
 ## What fits by its code
 
-A number is how many names were looked at. Where a release lacks one, the cell says how many, and the list below which.
-A bug that a release has itself is not put back; a kernel of FlashInfer is looked at where its package is named beside
-the release.
+A number is how many names were checked. Where a release lacks some, the cell has their number, and the list below their
+names. A bug that a release has itself is not injected. A kernel of FlashInfer is checked where a folder with FlashInfer
+is named beside the release.
 
 """
 
@@ -64,7 +65,7 @@ def missing(found: Fits) -> list[str]:
 
 
 def document(found: Fits, docs: Path) -> str:
-    """The page; what was run is read off the pages of `docs`."""
+    """The page in Markdown. The cases that ran are read from the pages in the folder `docs`."""
     rows = ["| vLLM | run on a GPU | host side run on a CPU | fits by its code |", "| --- | --- | --- | --- |"]
     for release in sorted(found, key=numbers):
         num_missing = sum(len(fit.missing) for fit in found[release])
@@ -76,7 +77,7 @@ def document(found: Fits, docs: Path) -> str:
 
 
 def refreshed(page: str, docs: Path) -> str:
-    """The page with what was run read again off those that say so; what fits is left as it stands."""
+    """The page with the cases that ran read again from the pages in `docs`. Tables of what fits stay as they are."""
     served, hosted = run_on_a_gpu(docs / "vllm.md"), run_on_a_cpu(docs / "vllm-host.md")
     lines = page.splitlines()
     for number, line in enumerate(lines):
@@ -92,7 +93,7 @@ def _cases(run: dict[str, set[str]], release: str) -> str:
 
 
 def run_on_a_gpu(page: Path) -> dict[str, set[str]]:
-    """By release, the clean cases of vllm.md that ran to a verdict."""
+    """By release, the clean cases of the page vllm.md that ran to a verdict."""
     found: dict[str, set[str]] = {}
     section = page.read_text(encoding="utf-8").partition("\n## Clean scenarios\n")[2].partition("\n## ")[0]
     for line in section.splitlines():
@@ -103,7 +104,7 @@ def run_on_a_gpu(page: Path) -> dict[str, set[str]]:
 
 
 def run_on_a_cpu(page: Path) -> dict[str, set[str]]:
-    """By release, the cases of vllm-host.md's tables that ran to a verdict: columns begin where their titles do."""
+    """By release, the cases in the tables of vllm-host.md that ran to a verdict. A column begins at its title."""
     found: dict[str, set[str]] = {}
     for block in re.findall(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         title, *lines = block.splitlines()

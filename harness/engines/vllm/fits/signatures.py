@@ -2,110 +2,84 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from harness.engines.vllm.fits.release import Found, Release, definitions
-
-
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """What a function takes, without `self`."""
-
-    positional: tuple[str, ...]
-    by_name_only: tuple[str, ...]
-    required: frozenset[str]
-    takes_more: bool = False
-    """*args."""
-    takes_any_name: bool = False
-    """**kwargs."""
+import griffe
+from griffe import ParameterKind
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How the harness calls something: so many arguments by position, and these by name; `line` is ours."""
+    """How the harness calls something, or declares it: arguments by position, and arguments by name.
+
+    A position has the name that our declaration gives it, and "" in a call. With `is_open`, *arguments or **arguments
+    may give more.
+    """
 
     path: str
-    num_positional: int
+    positions: tuple[str, ...]
     names: tuple[str, ...]
-    line: int
     is_open: bool = False
-    """With *arguments or **arguments, so that more may be given than stands here."""
 
 
-def parameters(release: Release, found: Found) -> Parameters | None:
-    """What a function, or the constructor of a class, takes; None where its text does not say."""
-    if isinstance(found.node, ast.FunctionDef):
-        return _of_function(found.node, is_method=found.owner is not None)
-    if not isinstance(found.node, ast.ClassDef):
-        return None
-    made = release.member(found, "__init__")
-    if made is not None and isinstance(made.node, ast.FunctionDef):
-        return _of_function(made.node, is_method=True)
-    fields: dict[str, bool] = {}
-    for owner in reversed(list(release.lineage(found))):
-        assert isinstance(owner.node, ast.ClassDef)
-        for node in definitions(owner.node.body):
-            is_field = isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)
-            if is_field and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                fields[node.target.id] = node.value is None
-    return Parameters(tuple(fields), (), frozenset(name for name, needed in fields.items() if needed))
-
-
-def _of_function(node: ast.FunctionDef, is_method: bool) -> Parameters:
-    arguments = node.args
-    positional = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
-    num_required = len(positional) - len(arguments.defaults)
-    required = positional[:num_required] + [
-        one.arg for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
-    ]
-    is_static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in node.decorator_list)
-    if is_method and not is_static:
-        required = [name for name in required if name != positional[0]]
-        positional = positional[1:]
-    return Parameters(
-        tuple(positional),
-        tuple(one.arg for one in arguments.kwonlyargs),
-        frozenset(required),
-        arguments.vararg is not None,
-        arguments.kwarg is not None,
+def declared(ours: griffe.Object | griffe.Alias) -> Call:
+    """A function of a Protocol of ours as a call with all of its arguments."""
+    taken = parameters(ours) or []
+    return Call(
+        ours.path,
+        tuple(one.name for one in taken if one.kind is ParameterKind.positional_or_keyword),
+        tuple(one.name for one in taken if one.kind is ParameterKind.keyword_only),
+        any(one.kind in (ParameterKind.var_positional, ParameterKind.var_keyword) for one in taken),
     )
 
 
-def unsuited(call: Call, theirs: Parameters) -> list[str]:
-    """What is wrong with a call, one clause each; empty where it suits."""
+def parameters(found: griffe.Object | griffe.Alias) -> list[griffe.Parameter] | None:
+    """What a function, or the constructor of a class, takes, without `self`; None where its text does not say."""
+    if isinstance(found, griffe.Class):
+        if "__init__" not in found.all_members:
+            return _fields(found)
+        found = found.all_members["__init__"]
+    if isinstance(found, griffe.Alias) and found.resolved:
+        found = found.final_target
+    if not isinstance(found, griffe.Function):
+        return None
+    is_method = isinstance(found.parent, griffe.Class) and "staticmethod" not in found.labels
+    return list(found.parameters)[1 if is_method else 0 :]
+
+
+def _fields(found: griffe.Class) -> list[griffe.Parameter]:
+    """What a dataclass, or a class that acts as one, takes: its annotated attributes, and the bases' before them."""
+    fields = {}
+    for owner in (*reversed(found.mro()), found):
+        for one in owner.members.values():
+            if isinstance(one, griffe.Attribute) and one.annotation and one.has_labels("instance-attribute"):
+                kind = ParameterKind.positional_or_keyword
+                fields[one.name] = griffe.Parameter(one.name, kind=kind, default=one.value)
+    return list(fields.values())
+
+
+def mismatches(call: Call, theirs: list[griffe.Parameter] | None) -> list[str]:
+    """What is wrong with a call of a function with these parameters, one clause each; empty where it suits.
+
+    Where the parameters are not known, nothing is.
+    """
+    if theirs is None:
+        return []
+    places = [
+        one.name for one in theirs if one.kind in (ParameterKind.positional_only, ParameterKind.positional_or_keyword)
+    ]
+    kinds = {one.kind for one in theirs}
+    num_given = len(call.positions)
     wrong = []
-    if call.num_positional > len(theirs.positional) and not theirs.takes_more:
-        wrong.append(f"takes {len(theirs.positional)} arguments by position, and is given {call.num_positional}")
-    given = {*theirs.positional[: call.num_positional], *call.names}
-    known = {*theirs.positional, *theirs.by_name_only}
-    if not theirs.takes_any_name:
+    if num_given > len(places) and ParameterKind.var_positional not in kinds:
+        wrong.append(f"takes {len(places)} arguments by position, and is given {num_given}")
+    for our_name, name in zip(call.positions, places, strict=False):
+        if our_name not in ("", name):
+            wrong.append(f"has `{name}` where `{our_name}` was")
+    if ParameterKind.var_keyword not in kinds:
+        known = {one.name for one in theirs}
         wrong += [f"takes no `{name}`" for name in call.names if name not in known]
     if not call.is_open:
-        wrong += [f"needs `{name}`, which is not given" for name in sorted(theirs.required - given)]
-    return wrong
-
-
-def unlike(ours: Callable[..., Any], theirs: Parameters) -> list[str]:
-    """Where a function declared by us differs from theirs: a parameter by position, one by name, one that they need."""
-    wrong, given, is_open = [], set(), False
-    declared = [one for one in inspect.signature(ours).parameters.values() if one.name != "self"]
-    for place, one in enumerate(declared):
-        given.add(one.name)
-        if one.kind is one.POSITIONAL_OR_KEYWORD:
-            if place >= len(theirs.positional):
-                if not theirs.takes_more:
-                    wrong.append(f"has no parameter {place + 1}, where `{one.name}` was")
-            elif theirs.positional[place] != one.name:
-                wrong.append(f"has `{theirs.positional[place]}` where `{one.name}` was")
-        elif one.kind is one.KEYWORD_ONLY:
-            if one.name not in (*theirs.positional, *theirs.by_name_only) and not theirs.takes_any_name:
-                wrong.append(f"takes no `{one.name}`")
-        else:
-            is_open = True
-    if not is_open:
-        wrong += [f"needs `{name}`, which is not given" for name in sorted(theirs.required - given)]
+        given = {*places[:num_given], *call.names}
+        wrong += [f"needs `{one.name}`, which is not given" for one in theirs if one.required and one.name not in given]
     return wrong
