@@ -33,7 +33,7 @@ def compare(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """What changed between two runs; exit code 1 when something fails now that did not."""
+    """Compare two runs; exit code 1 when something fails now that did not."""
     if names and len(names) > 2:
         raise InputError(f"compare: takes two runs, the older first, not {len(names)}")
     before, after = choose(names or [], history_file(history), out or Path(DEFAULT_RUNS), branch=branch)

@@ -47,7 +47,7 @@ def cure(
     scenarios: Scenarios = None,
     json: Json = False,
 ) -> None:
-    """Tell whether a proposed cure removes the cause of a failure or hides it."""
+    """Tell whether a proposed fix removes the cause of a failure or hides it."""
     cures = [parse(text) for text in patch]
     names = [FAULTS.get(name).name for name in fault or ()]
     wanted = Wanted((selector,), None, "cpu", kernel, resolved(plugin), None, seed, timeout, scenarios)

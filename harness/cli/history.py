@@ -44,7 +44,7 @@ def history(
     history: History = None,
     json: Json = False,
 ) -> None:
-    """What became of a scenario or a case from run to run."""
+    """Follow a scenario or a case from run to run."""
     path = history_file(history)
     given = names or []
     if path is None:

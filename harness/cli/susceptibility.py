@@ -52,7 +52,10 @@ def susceptibility(
     commit: Commit = "",
     branch: Branch = "",
 ) -> None:
-    """Try kernel x site x pattern, declared contracts set aside, and write the table: Markdown, CSV, HTML."""
+    """Try each kernel with each site and pattern, and write the table.
+
+    Declared contracts are set aside. The table is written as Markdown, CSV and HTML.
+    """
     plugins = resolved(plugin)
     wanted = Wanted(device=device, plugins=plugins, seed=seed, timeout_seconds=timeout)
     screen = console()
