@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.fault_spec import FaultSpec
-from harness.core.faults import FAULT_SPECS
+from harness.core.faults import FAULT_SPECS, VLLM_FAULTS
 from harness.core.kernel_spec import KernelSpec
 from harness.core.oracle_spec import OracleSpec
 from harness.core.registry import Registry
@@ -326,4 +326,4 @@ ORACLES: Registry[OracleSpec] = Registry(
     ),
 )
 
-FAULTS: Registry[FaultSpec] = Registry("fault", FAULT_SPECS)
+FAULTS: Registry[FaultSpec] = Registry("fault", (*FAULT_SPECS, *VLLM_FAULTS))

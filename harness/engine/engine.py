@@ -13,6 +13,7 @@ from harness.engine.features import why_not_together
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
 from harness.engine.observations import NewestLogits, Observations
+from harness.engine.probe import Probe
 from harness.engine.runner import ModelRunner, num_rows
 from harness.engine.schedule import zeroing
 from harness.engine.schedule.block_pool import BlockPool
@@ -30,10 +31,17 @@ class Engine:
     `model` gives the weights and sizes, `params` the rest: caches, kernels, graphs, limits. `max_model_len` bounds the
     tokens of a request. The same arguments and requests give the same bits. With `observe` each graph replay is run a
     second time eagerly and its inputs are noted, for judges; without it only the newest step's logits are kept.
+    `probe` is told what the runner does.
     """
 
     def __init__(
-        self, model: CausalLM, params: EngineParams, poison: Poison, max_model_len: int, observe: bool = True
+        self,
+        model: CausalLM,
+        params: EngineParams,
+        poison: Poison,
+        max_model_len: int,
+        observe: bool = True,
+        probe: Probe | None = None,
     ) -> None:
         if reason := why_not_together(model.config, params):
             raise InputError(f"{reason}; leave one of them out")
@@ -55,7 +63,7 @@ class Engine:
         with torch.no_grad():
             # Drafts are stored before it is known whether they are right.
             self.runner = ModelRunner(
-                model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe
+                model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe, probe
             )
         self._drafts = SuffixDrafts(params.speculative_tokens)
         self._cancelled = frozenset(params.cancelled)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from harness.core.params import EngineParams
+from harness.core.seams import seam
 from harness.engine import batch as batches
 from harness.engine import verification
 from harness.engine.batch import Batch, Padding
@@ -19,11 +20,13 @@ from harness.engine.next_tokens import ChoiceNotes
 from harness.engine.observations import BindingNote, Observations, ReplayNote, ZeroNote
 from harness.engine.padded_twins import PaddedTwins
 from harness.engine.paged_model import Forwarded, PagedModel
+from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import NULL_BLOCK, num_pages
 from harness.engine.schedule.scheduler import ScheduledSequence, Step
 from harness.engine.stray_writes import dirty_workspace, written_blocks
 from harness.memory.graph.interface import GraphPool, new_pool
+from harness.memory.graph.launch import launches_shown_to
 from harness.memory.poison.patterns import Poison
 
 
@@ -38,8 +41,10 @@ class ModelRunner:
         poison: Poison,
         max_model_len: int,
         observe: bool = True,
+        probe: Probe | None = None,
     ) -> None:
         self._observe = observe
+        self._probe = probe
         self._embedding = model.embed_tokens
         self._device = model.embed_tokens.weight.device
         self._query_len = 1 + params.speculative_tokens
@@ -60,7 +65,7 @@ class ModelRunner:
         self._choices = ChoiceNotes(self.observations, params.prefix_caching)
         self.drafts: dict[int, int] = {}
         """The drafter's latest guess for each request; nobody verifies it here."""
-        self._model = PagedModel(model, params, bind(params, poison), poison)
+        self._model = PagedModel(model, params, bind(params, poison), poison, probe)
         workspace = self._model.kernels.workspace
         most = None if workspace is None else workspace.num_requests
         self.padded_twins = PaddedTwins(self._dummy, poison, self._padding, most)
@@ -77,7 +82,8 @@ class ModelRunner:
         if params.drafter:
             self._drafter = Drafter(model, num_requests * self._query_len, graph_pool)
         if params.graph == "full":
-            self._capture(params, graph_pool)
+            with launches_shown_to(probe):
+                self._capture(params, graph_pool)
 
     def _capture(self, params: EngineParams, graph_pool: GraphPool) -> None:
         self._static = self._dummy(max(params.capture_sizes))
@@ -112,7 +118,7 @@ class ModelRunner:
                 self.memory.fill_tail(item.sequence, length, self._poison)
         batch = batches.build(ordered, self._embedding, self._num_columns, self._poison)
         size = self._graph_size(batch)
-        logits = self._run_eagerly(batch, ordered) if size is None else self._run_graph(batch, ordered, size, number)
+        logits = self._run_probed(batch, ordered, size, number)
         if self._observe:
             num_decodes = batch.num_decodes if size is None else size
             self.observations.written += dirty_workspace(self._model.kernels.workspace, num_decodes, number)
@@ -121,6 +127,19 @@ class ModelRunner:
         parts = torch.split(logits, [num_rows(item) for item in ordered])
         part_of = {id(item): part for item, part in zip(ordered, parts, strict=True)}
         return torch.cat([part_of[id(item)] for item in step.scheduled])
+
+    def _run_probed(
+        self, batch: Batch, ordered: list[ScheduledSequence], size: int | None, number: int
+    ) -> torch.Tensor:
+        probe = self._model.probe
+        with launches_shown_to(self._probe):
+            with probe.on_step(ordered, is_replay=size is not None):
+                if size is None:
+                    logits = self._run_eagerly(batch, ordered)
+                else:
+                    logits = self._run_graph(batch, ordered, size, number)
+            probe.on_answers(logits)
+        return logits
 
     def clear(self, blocks: list[int]) -> None:
         """Make `blocks`, which nobody owns, what they were before the first request."""
@@ -137,11 +156,12 @@ class ModelRunner:
         before = self.memory.snapshot() if self._observe else None
         dummy = self._dummy(1)
         size = self._graph_size(dummy)
-        if size is None or self._graphs is None:
-            self._model.forward(dummy, self.memory)
-        else:
-            batches.fill_dummy(self._static, dummy, self._poison, self._padding)
-            self._graphs.replay(size)
+        with launches_shown_to(self._probe):
+            if size is None or self._graphs is None:
+                self._model.forward(dummy, self.memory)
+            else:
+                batches.fill_dummy(self._static, dummy, self._poison, self._padding)
+                self._graphs.replay(size)
         if before is not None:
             written = written_blocks(before, self.memory, self._pool.free_blocks, number)
             self.observations.written += [note for note in written if note.name != f"block {self._padding.trash_block}"]
@@ -237,6 +257,7 @@ def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], obje
     return lambda: sweep(word)
 
 
+@seam("pad.shared-trash-slot")
 def trash_block(pool: BlockPool) -> int:
     """The block where tokens of padding are stored: one that nobody reads, so not the one that tables are padded with
     (huggingface/transformers#46765)."""
@@ -250,6 +271,7 @@ def reachable_sizes(capture_sizes: tuple[int, ...], max_num_seqs: int) -> list[i
     return rising[: len(needed) + 1]
 
 
+@seam("graph.shared-pool-overwrite")
 def take_logits(forwarded: Forwarded, num_live: int) -> torch.Tensor:
     """Logits [B, vocab] of the live rows, copied out before another graph of the pool may reuse their memory.
 

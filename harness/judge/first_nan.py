@@ -16,9 +16,10 @@ import torch
 from harness.core.catalog import FAULTS
 from harness.core.cuda_failures import is_device_failure
 from harness.core.records import CaseResult, FirstNan, Job, Verdict
+from harness.core.seams import inject
 from harness.engines.vllm.target import VllmTarget
-from harness.judge.engine_recorder import recorded
 from harness.judge.oracles.crash import CRASHES
+from harness.judge.probes.recorder import recorder_on
 from harness.judge.readers import execute as search_readers
 from harness.judge.run_case import LOG_TAIL, poison_of, why_not
 from harness.judge.targets.engine import EngineTarget
@@ -54,11 +55,11 @@ def first_writer(job: Job) -> FirstNan:
     if job.case.system == "vllm":
         return VllmTarget(job.case, job.fault, gpus=job.gpus).first_writer(poison)
     torch.manual_seed(job.case.seed)
-    with FAULTS.get(job.fault).applied() if job.fault else contextlib.nullcontext():
+    with inject(FAULTS.get(job.fault)) if job.fault else contextlib.nullcontext():
         target = EngineTarget(job.case, job.device)
-        with recorded(job.device) as recorder:
+        with recorder_on(job.device) as recorder:
             try:
-                target.run(poison)
+                target.run(poison, probe=recorder)
             except CRASHES:
                 pass
             except RuntimeError as error:

@@ -17,14 +17,15 @@ from harness.core.catalog import FAULTS, KERNELS
 from harness.core.cure_names import filled_sites
 from harness.core.errors import HarnessError
 from harness.core.records import Case, CaseResult, Finding, Job, Verdict
+from harness.core.seams import inject
 from harness.judge.cures.apply import applied, faults_left
 from harness.judge.oracles.crash import CRASHES
+from harness.judge.probes.trace import Event, Trace, first_difference
 from harness.judge.run_case import LOG_TAIL, why_not
 from harness.judge.run_case import execute as judge_job
 from harness.judge.run_records import Target
 from harness.judge.targets.engine import EngineTarget
 from harness.judge.targets.kernel import KernelTarget
-from harness.judge.trace import Event, Trace, first_difference, traced
 from harness.kernels.plugins import load_plugins
 from harness.memory.poison.patterns import Poison
 
@@ -65,7 +66,7 @@ def _changed(job: Job) -> Iterator[None]:
     faults = tuple(dict.fromkeys((*((job.fault,) if job.fault else ()), *job.more_faults)))
     with contextlib.ExitStack() as stack:
         for name in faults_left(faults, job.cures):
-            stack.enter_context(FAULTS.get(name).applied())
+            stack.enter_context(inject(FAULTS.get(name)))
         stack.enter_context(applied(job.cures))
         yield
 
@@ -117,14 +118,14 @@ def _trace(job: Job, poison: Poison) -> tuple[Trace, str | None]:
     """What one run computed, and what ended it early, if something did."""
     torch.manual_seed(job.case.seed)
     target, reader = _target(job)
-    with traced() as trace:
-        try:
-            run = target.run(poison)
-        except CRASHES as error:
-            return trace, str(error).partition("\n")[0]
-        if run.error is not None:
-            return trace, str(run.error).partition("\n")[0]
-        trace.note_outcome(run, reader)
+    trace = Trace()
+    try:
+        run = target.run(poison, probe=trace) if isinstance(target, EngineTarget) else target.run(poison)
+    except CRASHES as error:
+        return trace, str(error).partition("\n")[0]
+    if run.error is not None:
+        return trace, str(run.error).partition("\n")[0]
+    trace.note_outcome(run, reader)
     return trace, None
 
 

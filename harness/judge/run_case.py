@@ -13,9 +13,9 @@ import torch
 from harness.core.catalog import FAULTS, ORACLES
 from harness.core.cuda_failures import in_one_line, is_device_failure
 from harness.core.errors import KernelError
-from harness.core.fault_spec import Applied
 from harness.core.oracle_spec import most_telling_first
 from harness.core.records import AccuracyRecord, Case, CaseResult, Finding, Job, PoisonPlan, Verdict
+from harness.core.seams import Injection, inject
 from harness.engines.vllm.host_target import VllmHostTarget
 from harness.engines.vllm.target import VllmTarget
 from harness.judge.oracles.crash import CRASHES
@@ -192,12 +192,12 @@ def _target(job: Job) -> Target:
 
 
 @contextlib.contextmanager
-def _fault(name: str | None) -> Iterator[Applied | None]:
+def _fault(name: str | None) -> Iterator[Injection | None]:
     if name is None:
         yield None
         return
-    with FAULTS.get(name).applied() as applied:
-        yield applied
+    with inject(FAULTS.get(name)) as injection:
+        yield injection
 
 
 def _first_line(text: str) -> str:

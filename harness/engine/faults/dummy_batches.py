@@ -22,6 +22,6 @@ def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> torch.Tens
     return torch.zeros(num_tokens, dtype=torch.int64, device=device)
 
 
-def slot_zero(trash_block: int | None = None) -> int:
+def slot_zero(padding: Padding) -> int:
     """Leave slots of padding and of dummy batches at 0: the first slot of the null block (vllm-project/vllm#39444)."""
     return 0

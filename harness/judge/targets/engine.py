@@ -17,6 +17,7 @@ from harness.engine.engine import Engine
 from harness.engine.features import why_not_together
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
+from harness.engine.probe import Probe
 from harness.engine.schedule.config import PAGE_SIZE, model_config, num_pages
 from harness.engine.schedule.model_config import ModelConfig
 from harness.engine.schedule.sequence import Sequence
@@ -64,8 +65,8 @@ class EngineTarget:
             return f"num_blocks {params.num_blocks} leaves {params.num_blocks - 2} blocks, a request needs {needed}"
         return None
 
-    def run(self, poison: Poison) -> Run:
-        """Serve all requests `epochs` times under `poison` on a fresh engine."""
+    def run(self, poison: Poison, probe: Probe | None = None) -> Run:
+        """Serve all requests `epochs` times under `poison` on a fresh engine, which `probe` watches."""
         params = self._params
         poison = self._legitimate(poison)
         engine = Engine(
@@ -73,6 +74,7 @@ class EngineTarget:
             params,
             poison,
             max_model_len=max(_length(request) for request in params.requests),
+            probe=probe,
         )
         epochs, starts = [], []
         for epoch in range(params.epochs + params.flush):
