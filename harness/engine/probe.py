@@ -1,4 +1,4 @@
-"""What can watch an engine while it runs: one object, handed to `Engine`, which its runner tells what it does."""
+"""What watches an engine while it runs: one object, handed to `Engine`, with a method for each kind of event."""
 
 from __future__ import annotations
 

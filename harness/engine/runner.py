@@ -64,7 +64,7 @@ class ModelRunner:
         self.observations = Observations()
         self._choices = ChoiceNotes(self.observations, params.prefix_caching)
         self.drafts: dict[int, int] = {}
-        """The drafter's latest guess for each request; nobody verifies it here."""
+        """The drafter's latest guess for each request. It is not verified."""
         self._model = PagedModel(model, params, bind(params, poison), poison, probe)
         workspace = self._model.kernels.workspace
         most = None if workspace is None else workspace.num_requests
@@ -142,7 +142,7 @@ class ModelRunner:
         return logits
 
     def clear(self, blocks: list[int]) -> None:
-        """Make `blocks`, which nobody owns, what they were before the first request."""
+        """Make free `blocks` what they were before the first request."""
         self.memory.zero(blocks)
         self.memory.fill(blocks, "kv.free", self._poison)
 
@@ -152,7 +152,7 @@ class ModelRunner:
         )
 
     def run_dummy(self, number: int) -> None:
-        """A decode step of one token that belongs to nobody, as a data-parallel rank runs while others work."""
+        """A decode step of one dummy token, as an idle data-parallel rank runs while other ranks work."""
         before = self.memory.snapshot() if self._observe else None
         dummy = self._dummy(1)
         size = self._graph_size(dummy)
@@ -237,7 +237,7 @@ def num_rows(item: ScheduledSequence) -> int:
 
 
 def rows_of_answers(ordered: list[ScheduledSequence]) -> torch.Tensor:
-    """The rows [n] int64 of a batch of these requests whose logits are asked for."""
+    """The rows [n] int64 that logits are asked for, in a batch of these requests."""
     rows: list[int] = []
     end = 0
     for item in ordered:
@@ -247,8 +247,8 @@ def rows_of_answers(ordered: list[ScheduledSequence]) -> torch.Tensor:
 
 
 def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], object]:
-    """What fills the free memory of `device` before a step. On a CPU nobody lists it, and kernels' own allocations are
-    filled one by one."""
+    """A function that fills the free memory of `device` before a step. On a CPU it does nothing: kernels' allocations
+    are filled one by one."""
     if device.type != "cuda" or poison.is_natural:
         return lambda: None
     from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
@@ -259,7 +259,7 @@ def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], obje
 
 @seam("pad.shared-trash-slot")
 def trash_block(pool: BlockPool) -> int:
-    """The block where tokens of padding are stored: one that nobody reads, so not the one that tables are padded with
+    """Reserve the block where tokens of padding are stored. It is never read, unlike the null block, which pads tables
     (huggingface/transformers#46765)."""
     return pool.reserve()
 

@@ -22,20 +22,20 @@ PARAMS = EngineParams(graph="full", capture_sizes=(2,), max_num_seqs=2, dummy_st
 
 @dataclass
 class Log(Probe):
-    """Writes down what it is told."""
+    """Writes down what happens."""
 
-    said: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     num_launches: int = 0
     num_repeats: int = 0
 
     @contextlib.contextmanager
     def _around(self, what: str) -> Iterator[None]:
-        self.said.append(what)
+        self.events.append(what)
         yield
-        self.said.append(f"end of {what}")
+        self.events.append(f"end of {what}")
 
     def on_model(self, model: CausalLM) -> None:
-        self.said.append("model")
+        self.events.append("model")
 
     def on_step(self, ordered: list[Any], *, is_replay: bool) -> contextlib.AbstractContextManager[None]:
         return self._around(f"{'graph' if is_replay else 'eager'} step of {len(ordered)}")
@@ -47,7 +47,7 @@ class Log(Probe):
         return self._around("replay")
 
     def on_answers(self, logits: torch.Tensor) -> None:
-        self.said.append(f"answers of {len(logits)}")
+        self.events.append(f"answers of {len(logits)}")
 
     def after_launch(self, noted: Any, result: Any) -> None:
         self.num_launches += 1
@@ -68,9 +68,9 @@ def test_a_probe_is_told_of_every_step_forward_and_replay_in_order() -> None:
     log = Log()
     served(log)
     forward = ["forward of 2", "end of forward of 2"]
-    twins = log.said[log.said.index("end of replay", log.said.index("graph step of 1")) + 1 : -4]
+    twins = log.events[log.events.index("end of replay", log.events.index("graph step of 1")) + 1 : -4]
     dummy = ["replay", "end of replay"]
-    assert log.said == [
+    assert log.events == [
         "model", *forward, *forward,
         "eager step of 1", "forward of 3", "end of forward of 3", "end of eager step of 1", "answers of 1", *dummy,
         "graph step of 1", "replay", "end of replay", *twins, "end of graph step of 1", "answers of 1", *dummy,

@@ -270,7 +270,7 @@ def differs_from_plan(planner: tuple[Callable[..., Any], dict[str, Any]], metada
 def cache_rows(q: Tensor, cache: Tensor, table: Tensor, seq_lens: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     """What a decode of q [B, S, H, D] reads of a cache [N, P, D]: [B, M * P, D] twice, zeros elsewhere.
 
-    First the slots that a query sees, then those of the last page past the length.
+    The first has the slots that a query sees, the second the slots of the last page past the length.
     """
     pages = table.long().clamp(0, cache.shape[0] - 1)
     wide = cache.float() if cache.dtype == torch.float8_e4m3fn else cache

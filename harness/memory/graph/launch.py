@@ -39,7 +39,7 @@ _PROBE: ContextVar[LaunchProbe | None] = ContextVar("harness_launch_probe", defa
 
 @contextlib.contextmanager
 def launches_shown_to(probe: LaunchProbe | None) -> Iterator[None]:
-    """Show every launch within the block to `probe` alone, or to nobody."""
+    """Show every launch within the block to `probe` alone; to no probe for None."""
     token = _PROBE.set(probe)
     try:
         yield
