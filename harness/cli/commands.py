@@ -13,7 +13,10 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Run cases, blame failures, write reports."),
     "selftest": ("selftest:selftest", "Inject every known bug; each must be caught."),
-    "repro": ("repro:repro", "Show one upstream bug without and with it, or write a failing case as a script of its own."),
+    "repro": (
+        "repro:repro",
+        "Show one upstream bug without and with it, or write a failing case as a script of its own.",
+    ),
     "list": ("look:list_", "List scenarios, kernels, faults, oracles and sites."),
     "show": ("look:show", "Show one case in full, with what its words mean."),
     "doctor": ("look:doctor", "Say what this machine can run, and why not."),
@@ -25,9 +28,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "shrink": ("shrink:shrink", "Reduce a failing case to the smallest that fails for the same reason."),
     "cure": ("cure:cure", "Tell whether a proposed fix removes the cause of a failure or hides it."),
     "bench": ("bench:bench", "Measure what the harness itself costs."),
-    "susceptibility": ("susceptibility:susceptibility", "Try each kernel with each site and pattern, and write the table."),
-    "bisect": ("bisect:bisect", "Run the same scenarios under several installed versions; name the first bad one of each."),
-    "serve-check": ("serve_check:serve_check", "Check a running server: accuracy by epoch, and whether a repeat gives the same answer."),
+    "susceptibility": (
+        "susceptibility:susceptibility",
+        "Try each kernel with each site and pattern, and write the table.",
+    ),
+    "bisect": (
+        "bisect:bisect",
+        "Run the same scenarios under several installed versions; name the first bad one of each.",
+    ),
+    "serve-check": (
+        "serve_check:serve_check",
+        "Check a running server: accuracy by epoch, and whether a repeat gives the same answer.",
+    ),
     "epochs": ("epochs:epochs", "Ask the same questions again and again, and judge the accuracy of each epoch."),
     "baseline": ("baseline:app", "Show stored accuracies, or store the accuracy of a run."),
     "canary": ("canary:app", "Canaries: tiny models that measure inference, not ability."),

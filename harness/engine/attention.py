@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from harness.core.seams import seam
 from harness.engine import context_ranks
 from harness.engine.batch import Batch, DecodeInputs, PrefillRequest
 from harness.engine.kernels import Kernels
@@ -128,6 +129,7 @@ def tokens_with_context(requests: tuple[PrefillRequest, ...]) -> int:
     return requests[num_with_context - 1].end - requests[0].start if num_with_context else 0
 
 
+@seam("batch.decode-prefill-border")
 def rows_of_prompts(
     q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, first: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

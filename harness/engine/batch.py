@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from harness.core.seams import seam
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 from harness.engine.schedule.scheduler import ScheduledSequence
 from harness.memory.poison.patterns import Poison
@@ -22,6 +23,11 @@ class Padding:
 
     trash_block: int | None = None
     num_keys: int = 0
+
+    @property
+    def slot(self) -> int:
+        """The slot of a token that must not be stored among others: -1, or the first of the trash block."""
+        return -1 if self.trash_block is None else self.trash_block * PAGE_SIZE
 
 
 NO_KEYS = Padding()
@@ -159,6 +165,7 @@ def order(scheduled: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
     return decodes + prompts_in_order(prompts)
 
 
+@seam("batch.prefills-by-tokens")
 def prompts_in_order(prompts: list[ScheduledSequence]) -> list[ScheduledSequence]:
     """Prompts with the longest context first, so that those with any stand before all that have none.
 
@@ -240,15 +247,17 @@ def table_filler(poison: Poison) -> int:
     return int(poison.empty(1, dtype=torch.int32, site="block_table.pad").item())
 
 
-def padding_slot(trash_block: int | None = None) -> int:
-    """The slot of a token that must not be stored among others: -1, or one of the block kept for such tokens.
+@seam("write_kv.slot-zero-for-padding")
+def padding_slot(padding: Padding) -> int:
+    """The slot that the engine gives to tokens of padding and of dummy batches.
 
-    A dummy's hidden state is garbage, and 0 would be a real address: that of the null block, which every padded table
-    entry points to (vllm-project/vllm#39444).
+    A dummy's hidden state is garbage, and 0 would be a real address: the null block, which every padded table entry
+    points to (vllm-project/vllm#39444).
     """
-    return -1 if trash_block is None else trash_block * PAGE_SIZE
+    return padding.slot
 
 
+@seam("pad.slots-of-last-replay")
 def reset_padded_slots(static: Batch, num_live: int, slot: int) -> None:
     """Give the rows from `num_live` on the slot of padding, for every group of layers that has slots.
 
@@ -260,6 +269,7 @@ def reset_padded_slots(static: Batch, num_live: int, slot: int) -> None:
         static.window_slots[num_live:] = slot
 
 
+@seam("plan.padded-row-block-minus-one", "pad.length-one-reads-null-block")
 def pad_requests(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
     """Make the rows from `num_live` on those of padding, and their table's first entry the null block.
 
@@ -291,7 +301,7 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
         assert live.window_slots is not None and live.decode.window_table is not None
         static.window_slots[:rows] = live.window_slots
         static.decode.window_table[:num_live] = live.decode.window_table
-    reset_padded_slots(static, rows, padding_slot(padding.trash_block))
+    reset_padded_slots(static, rows, padding_slot(padding))
     pad_requests(static.decode, num_live, table_filler(poison), padding.num_keys)
     for padded in (static.hidden[rows:], static.positions[rows:]):
         if padded.numel():
@@ -299,6 +309,7 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
     build_backend(static)
 
 
+@seam("pad.private-slot-copy")
 def fill_dummy(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
     """Put a batch that belongs to nobody into the static inputs: first its slots, then what backends copy of them.
 
@@ -308,6 +319,7 @@ def fill_dummy(static: Batch, dummy: Batch, poison: Poison, padding: Padding = N
     fill_static(static, dummy, poison, padding)
 
 
+@seam("graph.rebuilt-metadata")
 def put_table(static: DecodeInputs, live: DecodeInputs) -> None:
     """Copy the block table into the one that the graph captured; a new tensor would be seen by nobody
     (sgl-project/sglang#26019)."""
@@ -320,6 +332,7 @@ def build_backend(static: Batch) -> None:
         static.backend_slots.copy_(static.slot_mapping)
 
 
+@seam("null.warmup-writes-slot-zero")
 def dummy_slots(num_tokens: int, slot: int, device: torch.device) -> torch.Tensor:
     """Slots [T] int64 of a batch of nobody's, warm-ups included: those of padding, never 0, which is a real address
     (vllm-project/vllm#38719)."""
@@ -336,7 +349,7 @@ def dummy_batch(
     def filled(shape: tuple[int, ...], value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.full(shape, value, dtype=dtype, device=device)
 
-    slots = dummy_slots(rows, padding_slot(padding.trash_block), device)
+    slots = dummy_slots(rows, padding_slot(padding), device)
     return Batch(
         hidden=embedding(filled((rows,), 0, torch.int64)),
         positions=filled((rows,), 0, torch.int64),

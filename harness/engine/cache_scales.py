@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from harness.core.seams import seam
 from harness.engine.schedule.config import KV_SCALE
 
 NOT_LOADED = torch.finfo(torch.float32).min
 """What a scale holds before a checkpoint is loaded, so that a missing one can be told from any real one."""
 
 
+@seam("scale.sentinel-never-replaced")
 def settled(loaded: float) -> float:
     """The scale to divide by, once the checkpoint is loaded: the default in the place of one that it did not have.
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from harness.core.seams import seam
 from harness.engine.batch import Batch, DecodeMetadata
 from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
@@ -87,12 +88,14 @@ class LazyPlans:
         return self._metadata[size].plan
 
 
+@seam("graph.fresh-plan-each-step")
 def update_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
     """Give the graph of `size` its new plan, in place: the graph keeps reading the addresses that it captured."""
     for captured, new in zip(tensors_of(plans[size]), tensors_of(fresh), strict=True):
         captured.copy_(new)
 
 
+@seam("graph.plan-in-warmup-only")
 def metadata_for_capture(warmed_up: DecodeMetadata) -> DecodeMetadata:
     """Metadata without a plan, so that the capture records the planning; the warm-up's has one already."""
     return DecodeMetadata()
@@ -128,9 +131,10 @@ class DecodeGraphs:
 
     def replay(self, size: int) -> Forwarded:
         """Replay the graph of `size` on what the static inputs hold now. The result is memory of the pool."""
-        self._plans.before_replay(size, self._static.head(size))
         graph = self._graphs[size]
-        graph.replay()
+        with self._model.probe.on_replay():
+            self._plans.before_replay(size, self._static.head(size))
+            graph.replay()
         outputs: Forwarded = graph.outputs
         return outputs
 

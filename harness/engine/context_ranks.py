@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from harness.core.seams import seam
+
 
 def split(chunk: list[range], num_ranks: int) -> list[list[range]]:
     """The parts of a chunk of context that each rank holds: of each request, every `num_ranks`-th position."""
@@ -13,6 +15,7 @@ def split(chunk: list[range], num_ranks: int) -> list[list[range]]:
     ]
 
 
+@seam("context.rank-without-kv-lse-zero")
 def rank_without_kv(out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What a rank adds that holds nothing of a chunk, shaped as `out` [T, H, V] and `lse` [H, T]: an empty side.
 

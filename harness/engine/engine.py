@@ -13,6 +13,7 @@ from harness.engine.features import why_not_together
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
 from harness.engine.observations import NewestLogits, Observations
+from harness.engine.probe import Probe
 from harness.engine.runner import ModelRunner, num_rows
 from harness.engine.schedule import zeroing
 from harness.engine.schedule.block_pool import BlockPool
@@ -30,10 +31,17 @@ class Engine:
     `model` gives the weights and sizes, `params` the rest: caches, kernels, graphs, limits. `max_model_len` bounds the
     tokens of a request. The same arguments and requests give the same bits. With `observe` each graph replay is run a
     second time eagerly and its inputs are noted, for judges; without it only the newest step's logits are kept.
+    The runner calls `probe` at each step.
     """
 
     def __init__(
-        self, model: CausalLM, params: EngineParams, poison: Poison, max_model_len: int, observe: bool = True
+        self,
+        model: CausalLM,
+        params: EngineParams,
+        poison: Poison,
+        max_model_len: int,
+        observe: bool = True,
+        probe: Probe | None = None,
     ) -> None:
         if reason := why_not_together(model.config, params):
             raise InputError(f"{reason}; leave one of them out")
@@ -55,7 +63,7 @@ class Engine:
         with torch.no_grad():
             # Drafts are stored before it is known whether they are right.
             self.runner = ModelRunner(
-                model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe
+                model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe, probe
             )
         self._drafts = SuffixDrafts(params.speculative_tokens)
         self._cancelled = frozenset(params.cancelled)
@@ -127,13 +135,13 @@ class Engine:
         return given
 
     def _note(self, sequence: Sequence, logits: torch.Tensor, num_given: int) -> None:
-        """Keep the rows of a request: those of its tokens, and those of drafts that were not taken."""
+        """Keep the rows of a request's tokens, and apart from them the rows of rejected drafts."""
         if self._observe and num_given:
             self.observations.logits.setdefault(sequence.request, []).extend(logits[:num_given])
             self.observations.rejected.setdefault(sequence.request, []).extend(logits[num_given:])
 
     def _without_cancelled(self, step: Step) -> Step:
-        """The step without requests whose clients have left: their blocks are taken back, and nothing of them runs."""
+        """The step without cancelled requests. Their blocks are freed."""
         left = [item.sequence for item in step.scheduled if item.sequence.request in self._cancelled]
         if not left:
             return step
@@ -153,9 +161,9 @@ class Engine:
             self.step()
 
     def null_block(self) -> torch.Tensor:
-        """A copy of the null block's bytes [slots, block_bytes]; nobody may ever write them."""
+        """A copy of the null block's bytes [slots, block_bytes]. They must never change."""
         return self.runner.memory.block(NULL_BLOCK)
 
     def null_block_at_start(self) -> torch.Tensor:
-        """What they were before anything ran, warm-ups and captures included."""
+        """The null block's bytes before anything ran, before warm-ups and captures too."""
         return self.runner.null_block_at_start

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from harness.core.seams import seam
 from harness.engine.batch import Batch
 from harness.engine.kernels import Kernels
 from harness.engine.model.moe import MoE
@@ -67,6 +68,7 @@ class RoutedExperts:
         return out
 
 
+@seam("router.unmasked-padding-ids")
 def mask_padding(ids: torch.Tensor, num_live: torch.Tensor) -> torch.Tensor:
     """Expert ids [T, k] with -1 in the rows at or past `num_live` [1], which stands for no expert.
 
@@ -88,6 +90,7 @@ def ids_of_rank(ids: torch.Tensor, first: int, count: int | None) -> torch.Tenso
     return torch.where(elsewhere, -1, ids - first)
 
 
+@seam("router.int64-ids")
 def hand_over_ids(ids: torch.Tensor, poison: Poison) -> torch.Tensor:
     """The expert ids as the experts' kernel reads them, [T, k] int32: what the router wrote, at the width it wrote.
 
@@ -119,6 +122,7 @@ def apply_experts(
     return out
 
 
+@seam("router.minus-one-from-the-end")
 def present_experts(ids: torch.Tensor, num_experts: int) -> torch.Tensor:
     """Which of the `num_experts` weights [T, k] each id means, trap included; -1 stays none, and is never an index.
 

@@ -9,6 +9,7 @@ from typing import Any
 from harness.core.catalog import KERNELS
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
 from harness.core.params import KvType
+from harness.core.seams import seam
 from harness.engine.workspace import Workspace
 from harness.kernels.call import BoundKernel
 from harness.memory.poison.patterns import Poison
@@ -53,6 +54,7 @@ def bind(params: EngineParams, poison: Poison) -> Kernels:
     )
 
 
+@seam("plan.wrong-element-size")
 def planned_itemsize(kv: KvType) -> int:
     """The bytes of an element of the cache, as the planner is told: those of the type that the cache really has.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.core.seams import seam
 from harness.engine.batch import Batch, PrefillRequest
 from harness.engine.memory import PagedMemory
 from harness.engine.model.kda import KimiDeltaAttention
@@ -58,6 +59,7 @@ def update_states(
     return out
 
 
+@seam("pad.state-guard-below-zero")
 def owns_state(blocks: torch.Tensor) -> torch.Tensor:
     """Which of `blocks` [B] hold a request's state: all but the null block, by which padding is known.
 
@@ -67,6 +69,7 @@ def owns_state(blocks: torch.Tensor) -> torch.Tensor:
     return blocks != NULL_BLOCK
 
 
+@seam("index.block-ids-clipped")
 def state_rows(state_blocks: torch.Tensor, num_blocks: int) -> torch.Tensor:
     """The rows [B] int64 of the states that belong to `state_blocks` [B]. Raises IllegalAddress outside the pool.
 

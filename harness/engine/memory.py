@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from harness.core.params import KvType
+from harness.core.seams import seam
 from harness.engine import cache_scales
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 from harness.engine.schedule.model_config import LayerType, ModelConfig
@@ -192,6 +193,7 @@ def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
     zero_listed_blocks(memory, step)
 
 
+@seam("kv.runner-ignores-zero-list")
 def zero_listed_blocks(memory: PagedMemory, step: Step) -> None:
     """Zero the blocks that the scheduler lists, before anything reads them.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness.engine.batch import Batch, DecodeInputs, DecodeMetadata, Padding, fill_static, padding_slot
+from harness.engine.batch import Batch, DecodeInputs, DecodeMetadata, Padding, fill_static
 from harness.engine.memory import PagedMemory
 from harness.engine.observations import PaddingNote
 from harness.engine.paged_model import PagedModel
@@ -53,7 +53,7 @@ class PaddedTwins:
         assert inputs.decode is not None and twin.decode is not None
         if inputs.decode.output is not None:
             twin.decode.output = inputs.decode.output.new_zeros(size, *inputs.decode.output.shape[1:])
-        rest = repeated(inputs, num_live, size - num_padded, padding_slot(self._padding.trash_block))
+        rest = repeated(inputs, num_live, size - num_padded, self._padding.slot)
         fill_static(twin, rest, self._poison, self._padding)
         return model.forward(twin, memory.snapshot()).logits[: num_live * inputs.decode.query_len]
 

@@ -18,6 +18,7 @@ from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.mla import MLAAttention
 from harness.engine.model.moe import MoE
 from harness.engine.model.transformer import CausalLM, DecoderLayer
+from harness.engine.probe import Probe
 from harness.engine.quantize import ActivationQuantizer
 from harness.engine.sparse_attention import PagedSparseMLA
 from harness.engine.window_attention import PagedWindowMLA
@@ -41,9 +42,13 @@ class Forwarded:
 class PagedModel:
     """A `CausalLM` whose attention, quantization and routing go through kernels under test."""
 
-    def __init__(self, model: CausalLM, params: EngineParams, kernels: Kernels, poison: Poison) -> None:
+    def __init__(
+        self, model: CausalLM, params: EngineParams, kernels: Kernels, poison: Poison, probe: Probe | None = None
+    ) -> None:
         self.model = model
         self.kernels = kernels
+        self.probe = probe or Probe()
+        self.probe.on_model(model)
         self._quantize = _quantizer(params, kernels, poison)
         self._attention: list[PagedMLA | PagedSparseMLA | PagedKDA] = []
         self._experts: list[RoutedExperts | None] = []
@@ -66,6 +71,10 @@ class PagedModel:
 
     def forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
         """Run a batch on `memory`, which it changes. Reads device values on no host, so a decode can be captured."""
+        with self.probe.on_forward(batch.hidden.shape[0]):
+            return self._forward(batch, memory)
+
+    def _forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
         x = batch.hidden
         expert_ids: list[torch.Tensor] = []
         selected: list[torch.Tensor] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.core.seams import seam
 from harness.engine.batch import Batch
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.launch import launch
@@ -31,7 +32,7 @@ class ActivationQuantizer:
         if self._kernel is None:
             return x
         num_tokens = len(x)
-        num_live: torch.Tensor | int | None = None if self._whole_batch else live_rows(batch)
+        num_live: torch.Tensor | int | None = None if self._whole_batch else rows_of_amax(batch)
         if num_tokens < self._rank_tokens:
             x = launch(pad_to_longest_rank, x, self._rank_tokens, self._poison)
             num_live = rows_of_this_rank(num_tokens) if num_live is None else num_live
@@ -47,6 +48,7 @@ def pad_to_longest_rank(x: torch.Tensor, num_rows: int, poison: Poison) -> torch
     return padded
 
 
+@seam("scale.dp-padding-in-amax")
 def rows_of_this_rank(num_tokens: int) -> int | None:
     """How many rows of a padded batch without graph padding are tokens, None for all: the rank's own.
 
@@ -58,7 +60,16 @@ def rows_of_this_rank(num_tokens: int) -> int | None:
 def live_rows(batch: Batch) -> torch.Tensor | None:
     """How many of the batch's first rows are requests, [1] int32, or None when all are.
 
-    A tensor, because a captured graph must follow it from replay to replay. Rows of padding are nobody's: decode
-    kernels never write them, so a maximum that covers them covers memory (vllm-project/vllm#37442, #38359).
+    A tensor, because a captured graph must follow it from replay to replay.
     """
     return None if batch.prefill or batch.decode is None else batch.decode.num_live
+
+
+@seam("graph.padded-rows-in-amax")
+def rows_of_amax(batch: Batch) -> torch.Tensor | None:
+    """How many of the batch's first rows a scale covers, [1] int32, or None for all: the live ones.
+
+    Decode kernels never write rows of padding, so a maximum over them is one over unwritten memory
+    (vllm-project/vllm#37442, #38359).
+    """
+    return live_rows(batch)

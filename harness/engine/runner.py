@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from harness.core.engine_params import EngineParams
+from harness.core.seams import seam
 from harness.engine import batch as batches
 from harness.engine import verification
 from harness.engine.batch import Batch, Padding
@@ -19,11 +20,13 @@ from harness.engine.next_tokens import ChoiceNotes
 from harness.engine.observations import BindingNote, Observations, ReplayNote, ZeroNote
 from harness.engine.padded_twins import PaddedTwins
 from harness.engine.paged_model import Forwarded, PagedModel
+from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import NULL_BLOCK, num_pages
 from harness.engine.schedule.scheduler import ScheduledSequence, Step
 from harness.engine.stray_writes import dirty_workspace, written_blocks
 from harness.memory.graph.interface import GraphPool, new_pool
+from harness.memory.graph.launch import launches_shown_to
 from harness.memory.poison.patterns import Poison
 
 
@@ -38,8 +41,10 @@ class ModelRunner:
         poison: Poison,
         max_model_len: int,
         observe: bool = True,
+        probe: Probe | None = None,
     ) -> None:
         self._observe = observe
+        self._probe = probe
         self._embedding = model.embed_tokens
         self._device = model.embed_tokens.weight.device
         self._query_len = 1 + params.speculative_tokens
@@ -59,8 +64,8 @@ class ModelRunner:
         self.observations = Observations()
         self._choices = ChoiceNotes(self.observations, params.prefix_caching)
         self.drafts: dict[int, int] = {}
-        """The drafter's latest guess for each request; nobody verifies it here."""
-        self._model = PagedModel(model, params, bind(params, poison), poison)
+        """The drafter's latest guess for each request. It is not verified."""
+        self._model = PagedModel(model, params, bind(params, poison), poison, probe)
         workspace = self._model.kernels.workspace
         most = None if workspace is None else workspace.num_requests
         self.padded_twins = PaddedTwins(self._dummy, poison, self._padding, most)
@@ -77,7 +82,8 @@ class ModelRunner:
         if params.drafter:
             self._drafter = Drafter(model, num_requests * self._query_len, graph_pool)
         if params.graph == "full":
-            self._capture(params, graph_pool)
+            with launches_shown_to(probe):
+                self._capture(params, graph_pool)
 
     def _capture(self, params: EngineParams, graph_pool: GraphPool) -> None:
         self._static = self._dummy(max(params.capture_sizes))
@@ -112,7 +118,7 @@ class ModelRunner:
                 self.memory.fill_tail(item.sequence, length, self._poison)
         batch = batches.build(ordered, self._embedding, self._num_columns, self._poison)
         size = self._graph_size(batch)
-        logits = self._run_eagerly(batch, ordered) if size is None else self._run_graph(batch, ordered, size, number)
+        logits = self._run_probed(batch, ordered, size, number)
         if self._observe:
             num_decodes = batch.num_decodes if size is None else size
             self.observations.written += dirty_workspace(self._model.kernels.workspace, num_decodes, number)
@@ -122,8 +128,21 @@ class ModelRunner:
         part_of = {id(item): part for item, part in zip(ordered, parts, strict=True)}
         return torch.cat([part_of[id(item)] for item in step.scheduled])
 
+    def _run_probed(
+        self, batch: Batch, ordered: list[ScheduledSequence], size: int | None, number: int
+    ) -> torch.Tensor:
+        probe = self._model.probe
+        with launches_shown_to(self._probe):
+            with probe.on_step(ordered, is_replay=size is not None):
+                if size is None:
+                    logits = self._run_eagerly(batch, ordered)
+                else:
+                    logits = self._run_graph(batch, ordered, size, number)
+            probe.on_answers(logits)
+        return logits
+
     def clear(self, blocks: list[int]) -> None:
-        """Make `blocks`, which nobody owns, what they were before the first request."""
+        """Make free `blocks` what they were before the first request."""
         self.memory.zero(blocks)
         self.memory.fill(blocks, "kv.free", self._poison)
 
@@ -133,15 +152,16 @@ class ModelRunner:
         )
 
     def run_dummy(self, number: int) -> None:
-        """A decode step of one token that belongs to nobody, as a data-parallel rank runs while others work."""
+        """A decode step of one dummy token, as an idle data-parallel rank runs while other ranks work."""
         before = self.memory.snapshot() if self._observe else None
         dummy = self._dummy(1)
         size = self._graph_size(dummy)
-        if size is None or self._graphs is None:
-            self._model.forward(dummy, self.memory)
-        else:
-            batches.fill_dummy(self._static, dummy, self._poison, self._padding)
-            self._graphs.replay(size)
+        with launches_shown_to(self._probe):
+            if size is None or self._graphs is None:
+                self._model.forward(dummy, self.memory)
+            else:
+                batches.fill_dummy(self._static, dummy, self._poison, self._padding)
+                self._graphs.replay(size)
         if before is not None:
             written = written_blocks(before, self.memory, self._pool.free_blocks, number)
             self.observations.written += [note for note in written if note.name != f"block {self._padding.trash_block}"]
@@ -217,7 +237,7 @@ def num_rows(item: ScheduledSequence) -> int:
 
 
 def rows_of_answers(ordered: list[ScheduledSequence]) -> torch.Tensor:
-    """The rows [n] int64 of a batch of these requests whose logits are asked for."""
+    """The rows [n] int64 that logits are asked for, in a batch of these requests."""
     rows: list[int] = []
     end = 0
     for item in ordered:
@@ -227,8 +247,8 @@ def rows_of_answers(ordered: list[ScheduledSequence]) -> torch.Tensor:
 
 
 def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], object]:
-    """What fills the free memory of `device` before a step. On a CPU nobody lists it, and kernels' own allocations are
-    filled one by one."""
+    """A function that fills the free memory of `device` before a step. On a CPU it does nothing: kernels' allocations
+    are filled one by one."""
     if device.type != "cuda" or poison.is_natural:
         return lambda: None
     from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
@@ -237,8 +257,9 @@ def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], obje
     return lambda: sweep(word)
 
 
+@seam("pad.shared-trash-slot")
 def trash_block(pool: BlockPool) -> int:
-    """The block where tokens of padding are stored: one that nobody reads, so not the one that tables are padded with
+    """Reserve the block where tokens of padding are stored. It is never read, unlike the null block, which pads tables
     (huggingface/transformers#46765)."""
     return pool.reserve()
 
@@ -250,6 +271,7 @@ def reachable_sizes(capture_sizes: tuple[int, ...], max_num_seqs: int) -> list[i
     return rising[: len(needed) + 1]
 
 
+@seam("graph.shared-pool-overwrite")
 def take_logits(forwarded: Forwarded, num_live: int) -> torch.Tensor:
     """Logits [B, vocab] of the live rows, copied out before another graph of the pool may reuse their memory.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.core.seams import seam
 from harness.engine.model.indexer import Indexer
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 from harness.memory.bounds import check_indices
@@ -58,6 +59,7 @@ def index_logits(
     return logits.copy_(torch.where(written, indexer.scores(x, keys).float(), logits))
 
 
+@seam("sparse.topk-from-unwritten")
 def take_topk(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Poison) -> torch.Tensor:
     """The positions [T, K] int32 of the K largest of the first `lengths` [T] logits of each row; -1 for none.
 
@@ -72,6 +74,7 @@ def take_topk(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Po
     return out
 
 
+@seam("sparse.padding-overwrites-prefill")
 def store_decode_rows(selected: torch.Tensor, tiles: torch.Tensor, num_decode_tokens: int) -> None:
     """Put the rows of decodes into `selected` [T, K]; `tiles` has rows of padding behind them.
 

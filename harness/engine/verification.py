@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.core.seams import seam
 from harness.engine.schedule.sequence import Sequence
 
 MATCH = 2
@@ -12,6 +13,7 @@ FILLER_DRAFT = 0
 """The draft where nothing was seen before: every decoding request of a batch verifies equally many."""
 
 
+@seam("verify.nan-row-to-vocab-size")
 def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
     """The token [rows] int64 with the largest logit of each row of [rows, vocab], rows of padding included.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from harness.core.engine_params import EngineParams
+from harness.core.seams import seam
 
 GUARD_WORDS = 16
 GUARD = 0x5AFE5AFE
@@ -35,6 +36,7 @@ class Workspace:
         """The words [GUARD_WORDS] behind the last counter, which nobody may write."""
         return self._words[self.num_requests :]
 
+    @seam("graph.workspace-grows", "graph.workspace-in-pool", "workspace.dirty-counters")
     def counters(self, num_requests: int) -> torch.Tensor:
         """The counters for a batch of `num_requests`: the same memory for every batch, and used for nothing else.
 
@@ -49,6 +51,7 @@ class Workspace:
         return torch.cat((nope, rope), dim=-1, out=self.scratch[: nope.shape[0]])
 
 
+@seam("graph.buffers-by-request-limit")
 def num_counters(params: EngineParams) -> int:
     """Requests that a batch can hold, padding included: more than run at once, where graphs are captured for more.
 

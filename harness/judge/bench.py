@@ -1,9 +1,9 @@
 """What the harness costs, measured: `python -m harness.judge.bench ANSWER.json` with a request on standard input.
 
-Started by `mla-harness bench` as a process of its own and imported by nobody. A case is timed whole: inputs, runs
-under each of its patterns, reference and oracles. Its unpoisoned twin is the same case on zeroed memory with the
-interception of allocations taken out. The two take turns, after one untimed turn each, so that a slow moment of the
-machine hits both.
+`mla-harness bench` starts it as a process of its own. A case is timed whole: inputs, runs
+under each of its patterns, reference and oracles. Its unpoisoned twin is the same case on zeroed memory, without the
+interception of allocations. The two take turns, after one untimed turn each, so that a slow moment of the machine hits
+both.
 """
 
 from __future__ import annotations
@@ -20,58 +20,38 @@ from typing import Any
 import torch
 
 from harness.core.cases import Case, Job
+from harness.core.engine_params import EngineParams
 from harness.core.records import CaseResult, Verdict
+from harness.engine.probe import Probe
 from harness.judge.run_case import run_case
-from harness.kernels.call import BoundKernel
+from harness.judge.targets.engine import EngineTarget
+from harness.judge.verdict import poison_of
+from harness.kernels.call import without_interception
 
 
-@contextlib.contextmanager
-def unpoisoned() -> Iterator[None]:
-    """Let kernels allocate as they like, unseen and unfilled, for the length of the block."""
-    original = BoundKernel._run
-
-    def plain(self: BoundKernel, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
-
-    BoundKernel._run = plain  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        BoundKernel._run = original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def timed_steps(steps: list[tuple[float, float]]) -> Iterator[None]:
-    """Note seconds of (replay, the same step run eagerly) for each graph step of the engine in the block.
+class StepTimer(Probe):
+    """Seconds of (replay, the same step run eagerly) for each step that an engine replays.
 
     The engine runs the eager twin of a step right after its replay, on a copy of the same memory.
     """
-    from harness.engine.capture import DecodeGraphs
-    from harness.engine.paged_model import PagedModel
 
-    replay, forward = DecodeGraphs.replay, PagedModel.forward
-    open_replay: list[float] = []
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, float]] = []
+        self._replay: float | None = None
 
-    def timed_replay(self: DecodeGraphs, size: int) -> Any:
+    @contextlib.contextmanager
+    def on_replay(self) -> Iterator[None]:
         started = time.perf_counter()
-        result = replay(self, size)
-        open_replay[:] = [time.perf_counter() - started]
-        return result
-
-    def timed_forward(self: PagedModel, *args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        result = forward(self, *args, **kwargs)
-        if open_replay:
-            steps.append((open_replay.pop(), time.perf_counter() - started))
-        return result
-
-    DecodeGraphs.replay = timed_replay  # type: ignore[method-assign]
-    PagedModel.forward = timed_forward  # type: ignore[method-assign]
-    try:
         yield
-    finally:
-        DecodeGraphs.replay = replay  # type: ignore[method-assign]
-        PagedModel.forward = forward  # type: ignore[method-assign]
+        self._replay = time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def on_forward(self, num_tokens: int) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        if self._replay is not None:
+            self.steps.append((self._replay, time.perf_counter() - started))
+            self._replay = None
 
 
 def run_poisoned(case: Case) -> CaseResult:
@@ -81,7 +61,7 @@ def run_poisoned(case: Case) -> CaseResult:
 
 def run_unpoisoned(case: Case) -> CaseResult:
     """The same case, the same number of times, with no poison anywhere."""
-    with unpoisoned():
+    with without_interception():
         return run_case(Job(key=case.id, case=case, sites=()))
 
 
@@ -103,14 +83,17 @@ def measure_case(case: Case, repeats: int) -> tuple[float, float]:
 
 
 def replay_ratio(case: Case) -> float | None:
-    """Median over graph steps of replay seconds / eager seconds; None for a case without graph steps."""
-    if not case.params.has_graph:
+    """Median over graph steps of replay seconds / eager seconds; None where the reference engine has no graph steps."""
+    if not isinstance(case.params, EngineParams) or not case.params.has_graph:
         return None
-    steps: list[tuple[float, float]] = []
-    with timed_steps(steps):
-        run_unpoisoned(case)
+    timer = StepTimer()
+    torch.manual_seed(case.seed)
+    with without_interception():
+        for pattern in case.poison.patterns:
+            poison = poison_of(case.poison, pattern, frozenset(), case.seed)
+            EngineTarget(case).run(poison, probe=timer)
     # The first step warms caches up.
-    ratios = [replay / eager for replay, eager in steps[1:]]
+    ratios = [replay / eager for replay, eager in timer.steps[1:]]
     return statistics.median(ratios) if ratios else None
 
 

@@ -14,8 +14,8 @@ from harness.core.cure_names import filled_sites
 from harness.core.records import Finding, Verdict
 from harness.judge.oracles.crash import CRASHES
 from harness.judge.outcome import Outcome
+from harness.judge.probes.trace import Event, Trace, first_difference
 from harness.judge.target import target_of
-from harness.judge.trace import Event, Trace, first_difference, traced
 from harness.memory.poison.patterns import Poison
 
 READING = "reading"
@@ -77,14 +77,14 @@ def _trace(job: Job, poison: Poison) -> tuple[Trace, str | None]:
     """What one run computed, and what ended it early, if something did."""
     torch.manual_seed(job.case.seed)
     target = target_of(job)
-    with traced() as trace:
-        try:
-            run = target.run(poison)
-        except CRASHES as error:
-            return trace, str(error).partition("\n")[0]
-        if run.error is not None:
-            return trace, str(run.error).partition("\n")[0]
-        trace.note_outcome(run, target.reader)
+    trace = Trace()
+    try:
+        run = target.run_traced(poison, trace)
+    except CRASHES as error:
+        return trace, str(error).partition("\n")[0]
+    if run.error is not None:
+        return trace, str(run.error).partition("\n")[0]
+    trace.note_outcome(run, target.reader)
     return trace, None
 
 

@@ -12,8 +12,8 @@ import torch
 from harness.core.cases import AskFirstNan, AskReaders, AskVerdict, Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import HarnessError
-from harness.core.fault_spec import Applied
 from harness.core.records import CaseResult, Verdict
+from harness.core.seams import Injection, inject
 from harness.judge import first_nan, readers, verdict
 from harness.judge.cures.apply import applied, faults_left
 from harness.judge.outcome import LOG_TAIL, Outcome
@@ -54,11 +54,11 @@ def _outcome(job: Job) -> Outcome:
 
 
 @contextlib.contextmanager
-def _changed(job: Job) -> Iterator[list[Applied]]:
+def _changed(job: Job) -> Iterator[list[Injection]]:
     """Inject the job's bugs into this process, and the fixes around them."""
     injected = () if class_of(job.case).injects_faults else faults_left(job.faults, job.cures)
     with contextlib.ExitStack() as stack:
-        faults = [stack.enter_context(FAULTS.get(name).applied()) for name in injected]
+        faults = [stack.enter_context(inject(FAULTS.get(name))) for name in injected]
         stack.enter_context(applied(job.cures))
         yield faults
 

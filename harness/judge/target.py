@@ -8,6 +8,7 @@ from typing import cast
 from harness.core.cases import Case, Job
 from harness.core.records import FirstNan
 from harness.core.system_spec import attribute_at
+from harness.judge.probes.trace import Trace
 from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
 
@@ -41,6 +42,10 @@ class Target(ABC):
     @abstractmethod
     def run(self, poison: Poison) -> Run:
         """Execute the case from its beginning under `poison`; independent of earlier runs."""
+
+    def run_traced(self, poison: Poison, trace: Trace) -> Run:
+        """As `run`, and note in `trace` what its launches compute, where the target shows its launches."""
+        return self.run(poison)
 
     @property
     def may_differ(self) -> bool:

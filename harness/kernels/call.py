@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,8 +18,33 @@ from harness.memory.graph.storage import tensors_of
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
 
+Wrapper = Callable[..., Any]
+"""Called in place of a kernel, as `wrapper(kernel, *args, **kwargs)`."""
+
+_wrappers: ContextVar[tuple[tuple[str, Wrapper], ...]] = ContextVar("harness_kernel_wrappers", default=())
+_intercepts: ContextVar[bool] = ContextVar("harness_intercepts_allocations", default=True)
 # What was seen of kernels by name and shapes of arguments: ordinal of an allocation -> site of the output it became.
 _seen_sites: dict[tuple[Any, ...], dict[int, str]] = {}
+
+
+@contextlib.contextmanager
+def wrapped_kernels(op: str, wrapper: Wrapper) -> Iterator[None]:
+    """Bind the kernels of `op` within `wrapper`, for the length of the block. A later wrapper is outside."""
+    token = _wrappers.set((*_wrappers.get(), (op, wrapper)))
+    try:
+        yield
+    finally:
+        _wrappers.reset(token)
+
+
+@contextlib.contextmanager
+def without_interception() -> Iterator[None]:
+    """Let kernels allocate as they like for the length of the block: no allocation is seen or filled."""
+    token = _intercepts.set(False)
+    try:
+        yield
+    finally:
+        _intercepts.reset(token)
 
 
 class BoundKernel:
@@ -30,7 +58,7 @@ class BoundKernel:
 
     def __init__(self, spec: KernelSpec, poison: Poison | None) -> None:
         self.spec = spec
-        self._function: Callable[..., Any] = spec.load()
+        self._function: Callable[..., Any] = _load(spec)
         self._outputs = OPS.get(spec.op).outputs
         self._poison = poison
 
@@ -38,7 +66,7 @@ class BoundKernel:
         return launch(self._run, *args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if self._poison is None or self._poison.is_natural:
+        if self._poison is None or self._poison.is_natural or not _intercepts.get():
             return self._call(args, kwargs)
         if not self._outputs:
             with AllocationPoison(self._poison):
@@ -79,6 +107,14 @@ class BoundKernel:
                 if ordinal is not None:
                     sites[ordinal] = output.site
         return sites
+
+
+def _load(spec: KernelSpec) -> Callable[..., Any]:
+    function = spec.load()
+    for op, wrapper in _wrappers.get():
+        if op == spec.op:
+            function = functools.update_wrapper(functools.partial(wrapper, function), function)
+    return function
 
 
 def _as_tuple(result: Any) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from harness.core.catalog import FAULTS
+from harness.core.seams import inject
 from harness.engine import batch as batches
 from harness.engine.schedule.scheduler import ScheduledSequence
 from harness.engine.schedule.sequence import Sequence
@@ -46,7 +47,7 @@ def test_decodes_stand_first_and_prompts_by_falling_context() -> None:
 def test_a_longer_chunk_with_context_stands_before_a_short_prompt_without() -> None:
     fresh, chunk = scheduled(0, 0, 3, [1]), scheduled(1, 43, 27, [2, 3])
     assert batches.prompts_in_order([fresh, chunk]) == [chunk, fresh]
-    with FAULTS.get("batch.prefills-by-tokens").applied():
+    with inject(FAULTS.get("batch.prefills-by-tokens")):
         assert batches.order((chunk, fresh)) == [fresh, chunk]
 
 

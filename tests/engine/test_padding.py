@@ -8,6 +8,7 @@ import torch
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
 from harness.core.ops import PAGE_SIZE
+from harness.core.seams import inject
 from harness.engine import batch as batches
 from harness.engine import linear_attention
 from harness.engine.batch import Batch, Padding
@@ -74,7 +75,7 @@ def test_which_marks_of_padding_are_safe_with_which_guard(
 
     def run() -> None:
         if guard == "not below zero":
-            with FAULTS.get("pad.state-guard-below-zero").applied():
+            with inject(FAULTS.get("pad.state-guard-below-zero")):
                 step()
         else:
             step()
@@ -118,7 +119,7 @@ def test_looking_at_the_slots_of_everybody_misses_a_copy_that_was_made_too_early
     dummy = batches.dummy_batch(1, embedding, COLUMNS)
     live = decode_batch(embedding, 3)
     batches.fill_static(static, live, FRIENDLY)
-    with FAULTS.get("pad.private-slot-copy").applied():
+    with inject(FAULTS.get("pad.private-slot-copy")):
         batches.fill_dummy(static, dummy, FRIENDLY)
     assert static.slot_mapping.tolist() == [-1] * 4
     assert static.stored_slots[:3].tolist() == live.slot_mapping.tolist()
@@ -133,7 +134,7 @@ def test_padded_rows_of_a_smaller_replay_name_no_slot_of_a_larger_one(embedding:
     assert large.window_slots is not None and static.window_slots is not None
     large.window_slots.copy_(torch.arange(64, 68))
     batches.fill_static(static, large, FRIENDLY)
-    with FAULTS.get("pad.slots-of-last-replay").applied():
+    with inject(FAULTS.get("pad.slots-of-last-replay")):
         batches.fill_static(static, small, FRIENDLY)
         assert static.window_slots.tolist() == [-1, 65, 66, 67]
     batches.fill_static(static, small, FRIENDLY)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from harness.core.catalog import FAULTS
-from harness.core.engine_params import EngineParams
+from harness.core.params import EngineParams
+from harness.core.seams import inject
 from harness.engine.kernels import bind
 from harness.engine.stray_writes import dirty_workspace
 from harness.engine.workspace import GUARD, Workspace
@@ -33,7 +34,7 @@ def test_all_batches_count_at_one_address() -> None:
 
 def test_a_workspace_that_grows_moves() -> None:
     workspace = Workspace(params())
-    with FAULTS.get("graph.workspace-grows").applied():
+    with inject(FAULTS.get("graph.workspace-grows")):
         small = workspace.counters(2)
         assert workspace.counters(1).data_ptr() == small.data_ptr()
         assert workspace.counters(4).data_ptr() != small.data_ptr()

@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
-from harness.core.records import FirstNan
-from harness.engine.capture import DecodeGraphs
-from harness.engine.paged_model import PagedModel
-from harness.engine.runner import ModelRunner
-from harness.judge.engine_recorder import cache_rows, recorded
+from harness.core.records import Case, FirstNan, Job
+from harness.core.seams import inject
 from harness.judge.first_nan import execute, first_writer
+from harness.judge.probes.recorder import cache_rows, recorder_on
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.graph.launch import OBSERVER
 from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import fault_cases
 from harness.scenario.load import load_scenarios
@@ -78,13 +74,13 @@ def test_of_53488_it_names_the_hand_out_whose_graph_had_finite_logits() -> None:
 def test_the_scans_of_a_capture_are_in_the_graph_and_those_of_padding_are_silent() -> None:
     """Rows of padding are full of poison in this case, and its graphs are larger than its batches."""
     case = DECLARED["graph.padded-rows-in-amax"]
-    with recorded() as recorder:
-        EngineTarget(case).run(Poison("nan", frozenset(case.poison.sites), seed=case.seed))
+    with recorder_on() as recorder:
+        EngineTarget(case).run(Poison("nan", frozenset(case.poison.sites), seed=case.seed), recorder)
     assert recorder.report() is None
     scanned = {slot.op.partition("/")[0] for slot in recorder.table.scanned()}
     assert {"mla_decode", "quantize_fp8", "apply_experts", "lm_head", "layers.0.input_layernorm"} <= scanned
-    with FAULTS.get("graph.padded-rows-in-amax").applied(), recorded() as recorder:
-        EngineTarget(case).run(Poison("nan", frozenset(case.poison.sites), seed=case.seed))
+    with inject(FAULTS.get("graph.padded-rows-in-amax")), recorder_on() as recorder:
+        EngineTarget(case).run(Poison("nan", frozenset(case.poison.sites), seed=case.seed), recorder)
     found = recorder.report()
     assert found is not None
     assert (found.writer.partition("/")[0], found.phase, found.finite) == ("quantize_fp8", "decode", ("x",))
@@ -92,20 +88,21 @@ def test_the_scans_of_a_capture_are_in_the_graph_and_those_of_padding_are_silent
 
 def test_with_outputs_alone_a_nan_is_still_named() -> None:
     case = DECLARED["kv.skip-zero-new-blocks"]
-    with FAULTS.get("kv.skip-zero-new-blocks").applied(), recorded(inputs=False) as recorder:
-        EngineTarget(case).run(Poison("nan", frozenset(case.poison.sites), seed=case.seed))
+    with inject(FAULTS.get("kv.skip-zero-new-blocks")), recorder_on(inputs=False) as recorder:
+        EngineTarget(case).run(Poison("nan", frozenset(case.poison.sites), seed=case.seed), recorder)
     found = recorder.report()
     assert found is not None and found.writer.partition("/")[0] == "mla_decode" and found.before
     assert not any(slot.kind != "output" for slot in recorder.table.slots)
 
 
-def test_what_was_wrapped_is_put_back() -> None:
-    owners = ((PagedModel, "forward"), (ModelRunner, "_run_graph"), (DecodeGraphs, "replay"))
-    before = [owner.__dict__[name] for owner, name in owners]
-    with pytest.raises(RuntimeError), recorded():
+def test_no_hook_stays_on_the_model() -> None:
+    """Engines of one process share a model."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(RuntimeError), recorder_on() as recorder:
+        recorder.on_model(model)
+        assert model[0]._forward_hooks
         raise RuntimeError
-    assert [owner.__dict__[name] for owner, name in owners] == before
-    assert OBSERVER.get() is None
+    assert not model[0]._forward_hooks
 
 
 def test_a_window_sees_its_last_keys_only() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from harness.core.cases import Case
 from harness.core.catalog import FAULTS, ORACLES
-from harness.core.records import Finding
+from harness.core.records import Case, Finding
+from harness.core.seams import inject
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
@@ -28,7 +28,7 @@ def findings(oracle: str, params: dict[str, Any], sites: set[str], pattern: str 
 def check_caught(name: str, oracle: str, params: dict[str, Any], sites: set[str], site: str | None) -> None:
     """The fault `name` is seen by `oracle` while it is applied, and neither before nor after."""
     assert findings(oracle, params, sites) == []
-    with FAULTS.get(name).applied():
+    with inject(FAULTS.get(name)):
         found = findings(oracle, params, sites)
     assert found and (site is None or site in {finding.site for finding in found})
     assert findings(oracle, params, sites) == []
@@ -36,5 +36,5 @@ def check_caught(name: str, oracle: str, params: dict[str, Any], sites: set[str]
 
 def check_silent(name: str, oracle: str, params: dict[str, Any], sites: set[str]) -> None:
     """The fault `name` cannot be seen by `oracle` here, although it is applied."""
-    with FAULTS.get(name).applied():
+    with inject(FAULTS.get(name)):
         assert findings(oracle, params, sites) == []

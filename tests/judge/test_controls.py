@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.cases import Case
-from harness.core.catalog import FAULTS, ORACLES, SITES
+from harness.core.catalog import FAULTS, ORACLES
+from harness.core.records import Case
+from harness.core.seams import inject
+from harness.core.sites import SITES
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
@@ -62,13 +64,13 @@ def test_blocks_that_change_hands_unzeroed_are_no_finding_where_the_kernel_selec
 @pytest.mark.parametrize("quantize", ["fp8_per_token", "mxfp8"])
 @pytest.mark.parametrize("oracle", ["finite", "reference", "non_interference", "distinct_experts"])
 def test_padding_of_a_rank_is_no_finding_where_no_scale_spans_rows(oracle: str, quantize: str) -> None:
-    with FAULTS.get("scale.dp-padding-in-amax").applied():
+    with inject(FAULTS.get("scale.dp-padding-in-amax")):
         assert not fires(oracle, served(PADDED_RANK | {"quantize": quantize}))
 
 
 def test_a_scale_over_padding_is_not_blamed_on_routing() -> None:
     params = PADDED_RANK | {"quantize": "fp8_per_tensor"}
-    with FAULTS.get("scale.dp-padding-in-amax").applied():
+    with inject(FAULTS.get("scale.dp-padding-in-amax")):
         assert fires("finite", served(params, {"dp.pad_rows"}))
         assert not fires("finite", served(params, ALL - {"dp.pad_rows"}))
         # Routing was accused first in sgl-project/sglang#26133, and does what it should, even of what NaN it is given.

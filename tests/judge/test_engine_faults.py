@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.cases import Case
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
+from harness.core.records import Case
+from harness.core.seams import inject
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 
@@ -122,7 +123,7 @@ def test_a_fault_stays_silent_where_it_cannot_show(
 def test_a_padded_row_that_names_block_minus_one_is_an_illegal_address(sites: set[str]) -> None:
     assert findings("finite", PADDED, sites) == []
     with (
-        FAULTS.get("plan.padded-row-block-minus-one").applied(),
+        inject(FAULTS.get("plan.padded-row-block-minus-one")),
         pytest.raises(IllegalAddress, match="block_table: index -1"),
     ):
         findings("finite", PADDED, sites)
@@ -130,25 +131,25 @@ def test_a_padded_row_that_names_block_minus_one_is_an_illegal_address(sites: se
 
 
 def test_wrong_experts_are_wrong_answers_even_where_memory_is_friendly() -> None:
-    with FAULTS.get("router.int64-ids").applied():
+    with inject(FAULTS.get("router.int64-ids")):
         assert findings("reference", EXPERTS, set())
 
 
 def test_an_id_from_memory_that_nobody_wrote_is_out_of_bounds_in_strict_mode() -> None:
     case = Case(id="case", scenario="s", system="engine", params=EXPERTS, seed=7)
-    with FAULTS.get("router.int64-ids").applied(), pytest.raises(IllegalAddress, match="expert ids"):
+    with inject(FAULTS.get("router.int64-ids")), pytest.raises(IllegalAddress, match="expert ids"):
         EngineTarget(case).run(Poison("nan", frozenset({"router.ids"}), strict=True))
 
 
 def test_a_stale_plan_leaves_out_later_pages_and_moves_the_logits() -> None:
-    with FAULTS.get("graph.plan-in-warmup-only").applied():
+    with inject(FAULTS.get("graph.plan-in-warmup-only")):
         assert findings("reference", PADDED | {"capture": "lazy"}, set())
 
 
 def test_a_token_past_the_vocabulary_is_an_illegal_address_of_the_drafter() -> None:
     params = PADDED | {"drafter": True, "speculative_tokens": 1}
     with (
-        FAULTS.get("verify.nan-row-to-vocab-size").applied(),
+        inject(FAULTS.get("verify.nan-row-to-vocab-size")),
         pytest.raises(IllegalAddress, match="tokens that the drafter looks up: index 128"),
     ):
         findings("finite", params, {"output"})
@@ -161,5 +162,5 @@ def test_an_id_of_padding_that_nobody_masked_is_looked_up_all_the_same() -> None
     case = Case(id="case", scenario="s", system="engine", params=params, seed=7)
     strict = Poison("nan", frozenset({"router.ids"}), strict=True)
     EngineTarget(case).run(strict)
-    with FAULTS.get("router.unmasked-padding-ids").applied(), pytest.raises(IllegalAddress, match="expert ids"):
+    with inject(FAULTS.get("router.unmasked-padding-ids")), pytest.raises(IllegalAddress, match="expert ids"):
         EngineTarget(case).run(strict)

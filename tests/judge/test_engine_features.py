@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.cases import Case
 from harness.core.catalog import FAULTS, ORACLES, SITES
-from harness.core.records import Finding
+from harness.core.records import Case, Finding
+from harness.core.seams import inject
 from harness.engine.schedule.block_pool import BlockPool
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
@@ -100,7 +100,7 @@ def test_a_listed_block_that_is_not_zeroed_is_seen_whether_or_not_an_answer_suff
     # A kernel that selects is not hurt.
     params = {"layers": ("window", "mla"), "window_kv": "fp32", "decode_kernel": "tiled"}
     assert judge("zeroed", serve(**params)) == []
-    with FAULTS.get("kv.runner-ignores-zero-list").applied():
+    with inject(FAULTS.get("kv.runner-ignores-zero-list")):
         run = serve(**params)
     assert judge("zeroed", run) and judge("finite", run) == []
 

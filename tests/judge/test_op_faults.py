@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from typing import Any
 
 import pytest
 import torch
 
-from harness.core.cases import Case
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.params import KERNEL_PARAMS
-from harness.core.records import Finding
+from harness.core.records import Case, Finding
+from harness.core.seams import find_seam, inject
 from harness.judge.run_records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.memory.poison.patterns import Poison
@@ -74,7 +73,7 @@ def test_a_fault_is_caught_while_it_is_applied_and_only_then(
     name: str, op: str, params: dict[str, Any], oracle: str, site: str | None, sites: set[str]
 ) -> None:
     assert findings(op, params, oracle, sites) == []
-    with FAULTS.get(name).applied():
+    with inject(FAULTS.get(name)):
         found = findings(op, params, oracle, sites)
     assert found and (site is None or site in {finding.site for finding in found})
     assert findings(op, params, oracle, sites) == []
@@ -113,38 +112,35 @@ def test_a_fault_is_caught_while_it_is_applied_and_only_then(
 def test_a_fault_stays_silent_where_its_condition_is_not_met(
     name: str, op: str, params: dict[str, Any], oracle: str, sites: set[str] | None
 ) -> None:
-    with FAULTS.get(name).applied():
+    with inject(FAULTS.get(name)):
         assert findings(op, params, oracle, set(SITES.names()) if sites is None else sites) == []
 
 
 NAMES = sorted({row[0] for row in CAUGHT})
 
 
-def target_of(name: str) -> object:
-    module, _, attribute = FAULTS.get(name).target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_applying_a_fault_twice_raises_and_leaves_the_first_in_place(name: str) -> None:
-    original = target_of(name)
-    with FAULTS.get(name).applied():
-        replaced = target_of(name)
-        with pytest.raises(RuntimeError, match="applied already"), FAULTS.get(name).applied():
+def test_injecting_a_fault_twice_raises_and_leaves_the_first_in_place(name: str) -> None:
+    place = find_seam(FAULTS.get(name).target)
+    original = place.current
+    with inject(FAULTS.get(name)):
+        replaced = place.current
+        with pytest.raises(RuntimeError, match="injected already"), inject(FAULTS.get(name)):
             pass
-        assert target_of(name) is replaced is not original
-    assert target_of(name) is original
+        assert place.current is replaced is not original
+    assert place.current is original
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fault_is_taken_out_again_after_an_exception(name: str) -> None:
-    original = target_of(name)
-    with pytest.raises(KeyError), FAULTS.get(name).applied():
-        assert target_of(name) is not original
+    place = find_seam(FAULTS.get(name).target)
+    original = place.current
+    with pytest.raises(KeyError), inject(FAULTS.get(name)):
+        assert place.current is not original
         raise KeyError("from within")
-    assert target_of(name) is original
-    with FAULTS.get(name).applied():
-        assert target_of(name) is not original
+    assert place.current is original
+    with inject(FAULTS.get(name)):
+        assert place.current is not original
 
 
 def test_a_wrong_base_and_a_wrong_layout_are_told_apart_and_seen_together() -> None:
@@ -153,7 +149,7 @@ def test_a_wrong_base_and_a_wrong_layout_are_told_apart_and_seen_together() -> N
     for names in (("merge.lse-base-2",), ("merge.untransposed-lse",), ("merge.lse-base-2", "merge.untransposed-lse")):
         with contextlib.ExitStack() as stack:
             for name in names:
-                stack.enter_context(FAULTS.get(name).applied())
+                stack.enter_context(inject(FAULTS.get(name)))
             (finding,) = findings("context_attention", RAGGED | {"context_lens": [70, 17, 9]}, "reference", set())
         assert finding.tensor == "lse"
         bases[names] = finding.message

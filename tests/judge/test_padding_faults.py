@@ -9,6 +9,7 @@ import pytest
 
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
+from harness.core.seams import inject
 
 from .applied_faults import check_caught, check_silent, findings  # type: ignore[import-not-found]
 
@@ -97,7 +98,7 @@ def test_a_fault_stays_silent_where_it_cannot_show(
 def test_a_plan_that_the_grid_does_not_fit_is_an_illegal_address(
     name: str, params: dict[str, Any], sites: set[str], what: str, capture: str
 ) -> None:
-    with FAULTS.get(name).applied(), pytest.raises(IllegalAddress, match=what):
+    with inject(FAULTS.get(name)), pytest.raises(IllegalAddress, match=what):
         findings("reference", params | {"capture": capture}, sites)
 
 
@@ -108,7 +109,7 @@ def test_of_two_faults_in_one_model_each_is_still_seen_when_the_other_is_gone(cu
     with contextlib.ExitStack() as stack:
         for name in both:
             if name != cured:
-                stack.enter_context(FAULTS.get(name).applied())
+                stack.enter_context(inject(FAULTS.get(name)))
         for name, oracle in both.items():
             assert bool(findings(oracle, CHUNKS | {"kv": "fp8_e4m3"}, set())) == (name != cured)
 
@@ -116,7 +117,7 @@ def test_of_two_faults_in_one_model_each_is_still_seen_when_the_other_is_gone(cu
 def test_padding_that_moves_live_rows_by_finite_amounts_is_seen_by_the_oracle_of_padding() -> None:
     params, sites = COVERED | {"kv": "fp8_e4m3"}, {"kv.null"}
     assert findings("padding", params, sites, "max") == []
-    with FAULTS.get("pad.length-one-reads-null-block").applied():
+    with inject(FAULTS.get("pad.length-one-reads-null-block")):
         assert findings("finite", params, sites, "max") == []
         assert findings("padding", params, sites, "max")
 
@@ -132,6 +133,6 @@ def test_a_pool_of_any_size_keeps_padding_apart_and_only_the_guard_tells_when_it
     for num_blocks in (12, 40):
         sized = params | {"num_blocks": num_blocks, "requests": ((9, 3), (130, 5), (70, 4))}
         assert findings("finite", sized, {"graph.pad_rows"}) == []
-        with FAULTS.get("pad.shared-trash-slot").applied():
+        with inject(FAULTS.get("pad.shared-trash-slot")):
             assert findings("sentinel", sized, {"graph.pad_rows"})
             assert findings("finite", sized, {"graph.pad_rows"})

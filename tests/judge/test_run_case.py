@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import ModuleType
 
 import pytest
 import torch
 
-from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import FAULTS, KERNELS
-from harness.core.engine_params import EngineParams
 from harness.core.errors import CaptureError, IllegalAddress, KernelError
 from harness.core.fault_spec import FaultSpec
 from harness.core.kernel_spec import KernelSpec
-from harness.core.records import Verdict
+from harness.core.params import EngineParams
+from harness.core.records import Case, Job, PoisonPlan, Verdict
+from harness.core.seams import seam
 from harness.judge import run_case as module
 from harness.judge.run_case import execute
 from harness.judge.run_records import Observed, Run
@@ -206,6 +204,7 @@ def test_an_unknown_kernel_is_an_error_that_names_the_nearest(stub):
     assert "did you mean 'mla_decode/tiled'?" in result.reason
 
 
+@seam()
 def right() -> str:
     return "right"
 
@@ -215,22 +214,20 @@ def wrong() -> str:
 
 
 def test_a_fault_is_in_place_during_the_runs_and_gone_afterwards(stub, monkeypatch):
-    patched = ModuleType("tests_stub_patched")
-    patched.right, patched.wrong = right, wrong  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tests_stub_patched", patched)
-    spec = FaultSpec("stub.fault", "vllm-project/vllm#1", "", "tests_stub_patched:right", "tests_stub_patched:wrong")
+    here = right.__module__
+    spec = FaultSpec("stub.fault", "vllm-project/vllm#1", "", f"{here}:right", f"{here}:wrong")
     monkeypatch.setattr(FAULTS, "_entries", {**FAULTS._entries, spec.name: spec})
     during: list[str] = []
 
     def behave(poison: Poison) -> Run:
-        during.append(patched.right())
+        during.append(right())
         raise IllegalAddress("x")
 
     stub.behave = staticmethod(behave)
     result = execute(job(fault="stub.fault"))
     assert (result.verdict, result.fault) == (Verdict.CRASH, "stub.fault")
     assert during == ["wrong"]
-    assert patched.right() == "right"
+    assert right() == "right"
 
 
 def test_a_case_that_the_engine_cannot_serve_is_skipped_with_the_reason():

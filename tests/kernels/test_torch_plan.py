@@ -8,6 +8,7 @@ import torch
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
 from harness.core.params import MlaDecodeParams
+from harness.core.seams import inject
 from harness.kernels.ops import inputs
 from harness.kernels.torch import decode as torch_decode
 from harness.kernels.torch.decode import count_arrivals, mla_decode, mla_decode_counted
@@ -81,7 +82,7 @@ def test_scratch_with_the_room_of_a_shorter_plan_is_an_illegal_address() -> None
 @pytest.mark.parametrize("pattern", ["nan", "zeros"])
 def test_surplus_items_are_read_by_a_grid_that_counts_and_must_be_written(pattern: str) -> None:
     given = made()
-    with FAULTS.get("plan.surplus-blocks").applied(), AllocationPoison(Poison(pattern, frozenset({"workspace"}))):
+    with inject(FAULTS.get("plan.surplus-blocks")), AllocationPoison(Poison(pattern, frozenset({"workspace"}))):
         plan = mla_decode_plan(given.seq_lens, num_heads=2)
     if pattern == "zeros":
         # Zeroed memory hides it: item (0, 0, 0) is no work for request 0.

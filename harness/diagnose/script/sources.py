@@ -76,6 +76,7 @@ class _Joined:
             raise InputError(f"{module} does not define {wanted}, so its source cannot be put into a script")
         if self._taken.setdefault(wanted, module) != module:
             raise InputError(f"{module} and {self._taken[wanted]} both define {wanted}; a script can hold one")
+        _without_seam(node)
         _without_annotations(node)
         for used in sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)}):
             if used != wanted and (used in source.defined or used in source.imported):
@@ -136,6 +137,12 @@ def _signature(node: ast.FunctionDef) -> str:
     if len(line) <= WIDTH:
         return line
     return f"{indent}def {node.name}(\n{indent}    {arguments}\n{indent}):"
+
+
+def _without_seam(node: ast.stmt) -> None:
+    """Drop the mark of a seam: a script replaces a function by its name."""
+    if isinstance(node, ast.FunctionDef):
+        node.decorator_list = [mark for mark in node.decorator_list if not ast.unparse(mark).startswith("seam(")]
 
 
 def _without_annotations(node: ast.stmt) -> None:

@@ -1,4 +1,4 @@
-"""Scales taken over rows of others or of nobody, or never set."""
+"""Faults of scales: taken over foreign or unwritten rows, or never set."""
 
 from __future__ import annotations
 

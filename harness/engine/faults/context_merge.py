@@ -1,4 +1,4 @@
-"""Merges of partial attentions: what an empty side says of itself, in which units, where it is read, who gets one."""
+"""Faults of merges of partial attentions: empty sides, units of an lse, strides, and the order of a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unguarded_shift(maximum: Tensor) -> Tensor:
 def weigh_all(
     blend: Tensor, prefix_out: Tensor, suffix_out: Tensor, prefix_empty: Tensor, suffix_empty: Tensor
 ) -> Tensor:
-    """Rely on the weight 0 of an empty side, whose output is left from before (flashinfer-ai/flashinfer#4975)."""
+    """Rely on the weight 0 of an empty side: its output is unwritten memory (flashinfer-ai/flashinfer#4975)."""
     return blend
 
 
@@ -31,7 +31,7 @@ def suffix_by_prefix_strides(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
 
 
 def lse_left_stale(lse: Tensor, rows: slice, value: float) -> None:
-    """Say nothing of rows without keys, so that their lse is what was there before (sgl-project/sglang#22688)."""
+    """Write no lse for rows without keys, so that it is what memory held (sgl-project/sglang#22688)."""
 
 
 def lse_of_base_2(lse_base_2: Tensor) -> Tensor:
@@ -50,14 +50,16 @@ def zero_lse(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def latents_from_the_front(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Take prompts' latents from the front of a batch whose front are decodes (vllm-project/vllm#14253)."""
+    """Take the first latents of the batch for prompts: they belong to decodes (vllm-project/vllm#14253)."""
     count = len(q) - first
     return q[first:], kv_c[:count], k_pe[:count]
 
 
 def fewest_tokens_first(prompts: list[ScheduledSequence]) -> list[ScheduledSequence]:
-    """Order prompts by their new tokens alone, whether they have context or not, while the merge is told how many have
-    (an order that vllm-project/vllm#47381 mended for decodes, beside the count of #36540)."""
+    """Order prompts by their new tokens alone. The merge counts prompts with context, and needs them first.
+
+    vllm-project/vllm#47381 repaired this order for decodes; the count is that of #36540.
+    """
     return sorted(prompts, key=lambda item: item.num_new_tokens)
 
 
@@ -69,7 +71,7 @@ def merge_all_tokens(
     *,
     num_tokens_with_context: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The merge before #36540 of vLLM: it knows no count, and weighs every prefix row, an unwritten one too.
+    """The merge before vllm-project/vllm#36540: without the count, it weighs unwritten prefix rows too.
 
     An empty side has weight 0, but 0 times an unwritten NaN is NaN; an unwritten lse makes a weight of any size.
     Shapes as in :func:`harness.kernels.torch.merge.merge_attn_states`.

@@ -1,4 +1,4 @@
-"""Plans of decodes that kernels read beyond what was planned, or at another time, or for another type."""
+"""Faults of plans of decodes: read past their end, at another time, or made for another type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.engine.workspace import Workspace
 
 
 def write_items_in_use(items: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, used: torch.Tensor) -> None:
-    """Fill in what has work; the grid is as large as the plan, and its other blocks read what memory held
+    """Fill in the items with work only. The grid is as large as the plan, and its other blocks read unwritten items
     (flashinfer-ai/flashinfer#4002)."""
     requests = torch.arange(items.shape[0], device=items.device)[:, None].expand_as(end)
     for column, values in enumerate((requests, begin, end)):
@@ -20,8 +20,8 @@ def write_items_in_use(items: torch.Tensor, begin: torch.Tensor, end: torch.Tens
 
 
 def room_for_this_plan(num_splits: torch.Tensor) -> int:
-    """Make room for the pieces of the plan at hand: a graph keeps the number of its capture, whose requests were
-    short (vllm-project/vllm#20301)."""
+    """Make room for the pieces of this plan only. A graph keeps the number of its capture, where requests were short
+    (vllm-project/vllm#20301)."""
     return max(int(num_splits.amax()), 1)
 
 
@@ -31,7 +31,7 @@ def itemsize_of_bfloat16(kv: KvType) -> int:
 
 
 def counters_in_scratch(workspace: Workspace, num_requests: int) -> torch.Tensor:
-    """Count in the workspace that every kernel may use, which is as the last one left it (vllm-project/vllm#25520)."""
+    """Count in the scratch that all kernels share: the last kernel left it dirty (vllm-project/vllm#25520)."""
     return workspace.scratch.view(torch.int32).flatten()[:num_requests]
 
 
@@ -41,5 +41,5 @@ def rebind_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
 
 
 def share_warmup_metadata(warmed_up: DecodeMetadata) -> DecodeMetadata:
-    """Capture with the warm-up's metadata, which has a plan, so no planning is captured (vllm-project/vllm#42444)."""
+    """Capture with the metadata of the warm-up. It has a plan, so no planning is captured (vllm-project/vllm#42444)."""
     return warmed_up

@@ -1,4 +1,4 @@
-"""Memory that a captured graph goes on using: freed, shared with the pool, too small, or no longer written."""
+"""Faults of memory that a captured graph keeps using: freed, shared with the pool, too small, or not updated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def counters_that_grow(workspace: Workspace, num_requests: int) -> torch.Tensor:
 
 
 def counters_made_in_a_capture(workspace: Workspace, num_requests: int) -> torch.Tensor:
-    """Keep what the first capture makes, for every later graph and eager step (ROCm/aiter#5393)."""
+    """Keep the counters that the first capture makes, for later graphs and eager steps (ROCm/aiter#5393)."""
     kept: torch.Tensor | None = vars(workspace).get("kept")
     if kept is None:
         kept = torch.zeros(workspace.num_requests, dtype=torch.int32)
@@ -32,7 +32,7 @@ def counters_made_in_a_capture(workspace: Workspace, num_requests: int) -> torch
 
 
 def request_limit(params: EngineParams) -> int:
-    """Count the requests that run at once, not those of the largest graph (vllm-project/vllm#41016)."""
+    """Count the requests that run at once; the largest graph has more (vllm-project/vllm#41016)."""
     return params.max_num_seqs
 
 
@@ -40,7 +40,7 @@ def replace_table(static: DecodeInputs, live: DecodeInputs) -> None:
     """Build the block table anew for each replay instead of copying it in place (sgl-project/sglang#26019)."""
     table = torch.zeros_like(static.block_table)
     table[: live.block_table.shape[0]] = live.block_table
-    # The captured table stays allocated, as that of the engine did; it is only not updated any more.
+    # The captured table stays allocated, as in the engine that had the bug; it is only not updated any more.
     table.captured = static.block_table  # type: ignore[attr-defined]
     static.block_table = table
 

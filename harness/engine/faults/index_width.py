@@ -1,4 +1,4 @@
-"""Indices that are too narrow, clipped, or taken to count from the end."""
+"""Faults of indices: too narrow, clipped, or counted from the end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def offsets_in_32_bits(blocks: torch.Tensor, page_stride: int) -> torch.Tensor:
 
 
 def clipped_rows(state_blocks: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """Take the states to have as many rows as half the pool, and clip ids past that to the last row, which requests
-    then share (vllm-project/tpu-inference#2366)."""
+    """Assume states for half the pool and clip larger ids to the last one, so that requests share a state
+    (vllm-project/tpu-inference#2366)."""
     return state_blocks.to(torch.int64).clamp(0, num_blocks // 2 - 1)
 
 

@@ -1,4 +1,4 @@
-"""Requests of padding that are taken for live ones: stale slots, a guard for another mark, a key, a shared block."""
+"""Faults of padded requests: they are taken for live ones, or store where live ones read."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from harness.engine.schedule.config import NULL_BLOCK
 
 
 def reset_full_layers_only(static: Batch, num_live: int, slot: int) -> None:
-    """Forget that window layers have slots of their own: padding stores where requests of the last replay did
+    """Reset the slots of full-attention layers only: in window layers padding stores at the slots of the last replay
     (sgl-project/sglang#24743)."""
     static.slot_mapping[num_live:] = slot
 
 
 def from_block_zero_on(blocks: torch.Tensor) -> torch.Tensor:
-    """Skip negative blocks, as when padding was marked with -1; it is marked with 0 now (vllm-project/vllm#39064)."""
+    """Skip negative blocks: padding was marked with -1 once, and is marked with 0 now (vllm-project/vllm#39064)."""
     return blocks >= 0
 
 
@@ -32,7 +32,7 @@ def one_key_each(decode: DecodeInputs, num_live: int, filler: int, num_keys: int
 
 
 def null_block_as_trash(pool: BlockPool) -> int:
-    """Store padding in the block that padded table entries name, so that it is read back
+    """Store padding in the block that padded table entries name, where it is read again
     (huggingface/transformers#46765)."""
     return NULL_BLOCK
 
@@ -43,7 +43,7 @@ def all_rows(batch: Batch) -> None:
 
 
 def divide_without_guard(accumulated: Tensor, total: Tensor) -> Tensor:
-    """accumulated [..., R] / total [...], also where no key was seen and both are 0: NaN (vllm-project/vllm#57017)."""
+    """accumulated [..., R] / total [...]. Both are 0 where no key was seen: NaN (vllm-project/vllm#57017)."""
     return accumulated / total[..., None]
 
 

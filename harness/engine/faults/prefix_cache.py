@@ -1,4 +1,4 @@
-"""Pages that others find too early, and pages that stay in a table too long."""
+"""Faults of prefix caches and windows: pages found before they are written, and pages kept too long."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from harness.engine.schedule.sequence import Sequence
 
 
 def tokens_scheduled(sequence: Sequence, num_new_tokens: int) -> int:
-    """Count the tokens of the step that is being scheduled as written already: when it is dropped, later prompts find
-    pages that nobody wrote (vllm-project/vllm#50283)."""
+    """Count the tokens of the step that is being scheduled as written already. If the step is dropped, later prompts
+    find unwritten pages (vllm-project/vllm#50283)."""
     return sequence.num_computed_tokens + num_new_tokens
 
 
 def keep_evicted(window_blocks: list[int], num_evicted: int) -> None:
-    """Leave blocks that were given back in the table; they belong to others soon (vllm-project/vllm#42273)."""
+    """Leave freed blocks in the table; other requests get them soon (vllm-project/vllm#42273)."""

@@ -1,4 +1,4 @@
-"""Blocks that change hands between layers of different types, what kernels see of them, and a null block given away."""
+"""Faults of pools: blocks reused by layers of another type without zeroing, and a null block given to a request."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def ignore_zero_list(memory: PagedMemory, step: Step) -> None:
 
 
 def gate_by_kind(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """Zero only where a model has states: full attention in fp8 beside a window in bfloat16 is not on the list of
-    exact kinds (vllm-project/vllm#47574, #51749)."""
+    """Zero only in models with states. A model with fp8 full attention and a bfloat16 window needs it too
+    (vllm-project/vllm#47574, #51749)."""
     names = {group.name for group in groups}
     return frozenset({"attention"}) if "state" in names else frozenset()
 
 
 def zero_states_only(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """Zero the new blocks of states, which start from zeros anyway, and not pages (vllm-project/vllm#35219)."""
+    """Zero new blocks of states, which start from zeros anyway, and no pages (vllm-project/vllm#35219)."""
     return frozenset({"state"})
 
 
@@ -40,7 +40,7 @@ def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
 
 
 def skip_attention_blocks(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """Zero no page: the check asked for full-attention layers, and MLA is another kind (vllm-project/vllm#43961)."""
+    """Zero no page: the check asks for full-attention layers, and MLA is another kind (vllm-project/vllm#43961)."""
     return frozenset()
 
 

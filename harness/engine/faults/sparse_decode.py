@@ -1,4 +1,4 @@
-"""Token lists of sparse attention that hold what nobody chose."""
+"""Faults of sparse attention: token lists with positions that were not chosen."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def load_clamped(kv_cache: torch.Tensor, indices: torch.Tensor, chosen: torch.Te
 
 
 def topk_by_threshold(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Poison) -> torch.Tensor:
-    """Choose what is at least as large as the K-th largest logit, with logits among them that nobody wrote.
+    """Choose the logits that are at least as large as the K-th largest, with unwritten logits among them.
 
-    A threshold of NaN is reached by nothing, so that positions stay as memory was (vllm-project/vllm#49896).
+    No logit reaches a threshold of NaN, so that positions stay unwritten (vllm-project/vllm#49896).
     """
     out = poison.empty(logits.shape[0], topk, dtype=torch.int32, site="sparse.topk", device=logits.device)
     thresholds = logits.topk(min(topk, logits.shape[1]), dim=-1).values[:, -1:]

@@ -1,4 +1,4 @@
-"""Tokens chosen from rows that a speculative step verifies."""
+"""Faults of the tokens chosen from rows that a speculative step verifies."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 
 def token_above_all(logits: torch.Tensor) -> torch.Tensor:
-    """Start from the vocabulary's size and take any token whose logit is greater than the best so far: in a row of NaN
-    none is, and the token does not exist (vllm-project/vllm#53029)."""
+    """Start from the vocabulary's size and take a token if its logit is greater than the best so far. In a row of NaN
+    no logit is, and the token does not exist (vllm-project/vllm#53029)."""
     vocab_size = logits.shape[-1]
     best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)
     return torch.where(logits.isnan().all(dim=-1), vocab_size, best)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from harness.core.seams import seam
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import MLP, RMSNorm
 from harness.engine.model.mla import MLAAttention
@@ -66,6 +67,7 @@ class CausalLM(nn.Module):
             x = layer(x, positions)
         return x
 
+    @seam()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden: [..., hidden] before the final norm -> logits [..., vocab_size]."""
         logits: Tensor = self.lm_head(self.norm(hidden))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from harness.core.errors import InputError
+from harness.core.seams import seam
 from harness.engine.schedule.config import NULL_BLOCK
 
 FreeList = Literal["fifo", "lifo"]
@@ -115,6 +116,7 @@ class BlockPool:
             del self._block_of[content]
 
 
+@seam("kv.null-block-unchecked")
 def blocks_to_give(num_blocks: int, free_list: FreeList) -> list[int]:
     """The blocks of a pool of `num_blocks` that requests may own: all but the null block and the trap.
 

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from harness.core.errors import InputError
+from harness.core.seams import seam
 from harness.engine.schedule.block_pool import BlockPool, block_hashes
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE, num_pages
 from harness.engine.schedule.sequence import Sequence
@@ -234,6 +235,7 @@ class Scheduler:
         self._freed += self.pool.free(blocks)
 
 
+@seam("prefix.hit-before-written")
 def written_tokens(sequence: Sequence, num_new_tokens: int) -> int:
     """How many tokens of a request that is being scheduled have their latents in memory, so that others may share them.
 
@@ -248,6 +250,7 @@ def first_visible(sequence: Sequence, window: int) -> int:
     return max(sequence.num_computed_tokens - window + 1, 0)
 
 
+@seam("window.evicted-blocks-in-table")
 def forget_evicted(window_blocks: list[int], num_evicted: int) -> None:
     """Put the null block in the place of the first `num_evicted` blocks of a request, which are given back.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.core.seams import seam
+
 Group = Literal["attention", "window", "state"]
 
 
@@ -16,6 +18,7 @@ class CacheGroup:
     dtype: str
 
 
+@seam("kv.skip-zero-new-blocks", "kv.zero-gate-by-exact-type", "kv.states-zeroed-only")
 def groups_to_zero(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
     """The groups whose new blocks are zeroed: those with pages, when another group of the pool stores another type.
 

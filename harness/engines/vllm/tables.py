@@ -40,43 +40,31 @@ FAULTS = (
         "vllm.fresh-plan-each-step",
         "vllm-project/vllm#35175",
         "vLLM itself: FP8 FlashMLA plans at a new address each step; the graph keeps the first",
-        "harness.engines.vllm.faults:put_back",
-        "harness.engines.vllm.faults:put_back",
     ),
     FaultSpec(
         "vllm.plan-in-warmup-only",
         "vllm-project/vllm#42444",
         "vLLM itself: capture reuses the warm-up's lazy plan, so planning is not in the graph",
-        "harness.engines.vllm.faults:put_back",
-        "harness.engines.vllm.faults:put_back",
     ),
     FaultSpec(
         "vllm.merge-ignore-context-count",
         "vllm-project/vllm#36540",
         "vLLM itself: the merge reads context rows that no kernel wrote",
-        "harness.engines.vllm.faults:put_back",
-        "harness.engines.vllm.faults:put_back",
     ),
     FaultSpec(
         "vllm.context-for-first-rows",
         "vllm-project/vllm#50613",
         "vLLM itself: the first prefills of a batch get the context, whichever of them have one",
-        "harness.engines.vllm.faults:put_back",
-        "harness.engines.vllm.faults:put_back",
     ),
     FaultSpec(
         "vllm.router-int64-ids",
         "vllm-project/vllm#38359",
         "vLLM itself: 64-bit expert ids are read as 32-bit ones by the experts",
-        "harness.engines.vllm.faults:put_back",
-        "harness.engines.vllm.faults:put_back",
     ),
     FaultSpec(
         "vllm.skip-zero-new-blocks",
         "vllm-project/vllm#43961",
         "vLLM itself: blocks newly given to MLA layers of a hybrid model are not zeroed",
-        "harness.engines.vllm.faults:put_back",
-        "harness.engines.vllm.faults:put_back",
     ),
 )
 

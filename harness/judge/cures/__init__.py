@@ -1,1 +1,1 @@
-"""Proposed cures: what they are called, how people write their own, and how one is put in place."""
+"""Proposed cures: how people write their own, and how a cure is applied."""

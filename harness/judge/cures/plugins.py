@@ -1,6 +1,6 @@
 """People's own cures: the `@cure` decorator and the files that use it.
 
-A cure stands around a function of the engine, or around the kernel of an op, and is given what it stands around:
+A cure wraps a function of the engine that is marked with `@seam`, or the kernels of an op, and is given what it wraps:
 
     from harness import cure
 
@@ -14,7 +14,7 @@ A cure stands around a function of the engine, or around the kernel of an op, an
         out[args[3] == 0] = 0
         return out, lse
 
-A plug-in is code of a stranger: it is executed in a worker process only.
+A file is code of a stranger: it is executed in a worker process only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _loaded: dict[Path, tuple[CureSpec, ...] | InputError] = {}
 
 @dataclass(frozen=True, slots=True)
 class CureSpec:
-    """One cure of a file: what it stands around ("module:attribute", or an op), and the function."""
+    """One cure of a file: what it wraps (the "module:function" of a seam, or an op), and the function."""
 
     name: str
     function: Callable[..., Any]
@@ -50,8 +50,8 @@ class CureSpec:
 def cure(*, replaces: str = "", op: str = "") -> Callable[[FunctionT], FunctionT]:
     """Declare the decorated function as a proposed cure; it is called as `function(wrapped, *args, **kwargs)`.
 
-    `replaces` is the "module:function" or "module:Class.method" of the harness that it stands around, `op` an op
-    around whose kernel it stands; give one of them. Raises InputError for neither, both, or an unknown op.
+    Give either `replaces`, the "module:function" or "module:Class.method" of a seam, or `op`, to wrap every kernel of
+    that op. Raises InputError for neither, both, or an unknown op.
     """
     if bool(replaces) == bool(op):
         raise InputError("@cure: give either replaces='module:function' or op='mla_decode'")
@@ -92,5 +92,5 @@ def _execute(file: Path) -> tuple[CureSpec, ...]:
         )
     for item in declared:
         if not inspect.signature(item.function).parameters:
-            raise InputError(f"cure {file}: {item.name}() takes nothing; its first argument is what it stands around")
+            raise InputError(f"cure {file}: {item.name}() takes nothing; its first argument is what it wraps")
     return declared

@@ -20,11 +20,13 @@ from harness.engine.engine import Engine
 from harness.engine.features import why_not_together
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
+from harness.engine.probe import Probe
 from harness.engine.schedule.config import PAGE_SIZE, model_config, num_pages
 from harness.engine.schedule.model_config import ModelConfig
 from harness.engine.schedule.sequence import Sequence
-from harness.judge.engine_recorder import recorded
 from harness.judge.oracles.crash import CRASHES
+from harness.judge.probes.recorder import recorder_on
+from harness.judge.probes.trace import Trace
 from harness.judge.run_records import Binding, ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run, ZeroedBlock
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
@@ -62,9 +64,9 @@ class EngineTarget(Target):
 
     def first_writer(self, poison: Poison) -> FirstNan:
         """See :meth:`Target.first_writer`."""
-        with recorded(self.device) as recorder:
+        with recorder_on(self.device) as recorder:
             try:
-                self.run(poison)
+                self.run(poison, probe=recorder)
             except CRASHES:
                 pass
             except RuntimeError as error:
@@ -72,8 +74,8 @@ class EngineTarget(Target):
                     raise
             return recorder.report() or FirstNan()
 
-    def run(self, poison: Poison) -> Run:
-        """Serve all requests `epochs` times under `poison` on a fresh engine."""
+    def run(self, poison: Poison, probe: Probe | None = None) -> Run:
+        """Serve all requests `epochs` times under `poison` on a fresh engine, which `probe` watches."""
         params = self._params
         poison = self._legitimate(poison)
         engine = Engine(
@@ -81,6 +83,7 @@ class EngineTarget(Target):
             params,
             poison,
             max_model_len=max(_length(request) for request in params.requests),
+            probe=probe,
         )
         epochs, starts = [], []
         for epoch in range(params.epochs + params.flush):
@@ -103,6 +106,10 @@ class EngineTarget(Target):
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
         _add_graph_notes(run, engine, starts)
         return run
+
+    def run_traced(self, poison: Poison, trace: Trace) -> Run:
+        """See :meth:`Target.run_traced`."""
+        return self.run(poison, probe=trace)
 
     def _padding_pairs(self, engine: Engine) -> list[Pair]:
         """Steps with and without padding; on a device that may not repeat its bits, within the bound of logits."""

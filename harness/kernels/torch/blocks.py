@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from harness.core.seams import seam
 from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, BlockFormat, num_scale_rows
 from harness.memory.bounds import check_indices
 
@@ -37,6 +38,7 @@ def quantize_blocks(x: Tensor, expert_offsets: Tensor, *, block_format: str) -> 
     return values, scales
 
 
+@seam("scale.row-groups-mix-rows")
 def block_amax(magnitudes: Tensor) -> Tensor:
     """The largest magnitude of each block: [T, G, elements] -> [T, G]. A NaN propagates, within its block.
 
@@ -45,6 +47,7 @@ def block_amax(magnitudes: Tensor) -> Tensor:
     return magnitudes.amax(dim=-1)
 
 
+@seam("scale.orphan-rows-to-expert-zero")
 def scale_rows(num_rows: int, offsets: list[int]) -> Tensor:
     """Where the scales of each row stand [T] int64: with its expert's, each of which begins a tile; -1 for nobody's.
 
@@ -58,6 +61,7 @@ def scale_rows(num_rows: int, offsets: list[int]) -> Tensor:
     return rows
 
 
+@seam("scale.unwritten-fp4-padding")
 def empty_scales(num_rows: int, num_blocks: int, device: torch.device) -> Tensor:
     """A scale tensor whose rows that round it up to tiles are code 0: GEMMs load whole tiles of scales, and some apply
     them to real rows (vllm-project/vllm#38148)."""

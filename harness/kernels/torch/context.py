@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from harness.core.seams import seam
 from harness.memory.bounds import check_indices
 
 LOG2_E = math.log2(math.e)
@@ -40,17 +41,20 @@ def context_attention_ragged(
     return out, by_head(natural_log(as_returned))
 
 
+@seam("merge.lse-base-2")
 def natural_log(lse_base_2: Tensor) -> Tensor:
     """A log-sum-exp of base 2 as a natural one, which is what a merge weighs with (vllm-project/vllm#52796)."""
     return lse_base_2 * (1 / LOG2_E)
 
 
+@seam("merge.untransposed-lse")
 def by_head(lse_by_token: Tensor) -> Tensor:
     """A log-sum-exp [T, H] as [H, T]: transposed, as the same bytes read in another shape belong to other tokens
     (vllm-project/vllm#26397)."""
     return lse_by_token.T.contiguous()
 
 
+@seam("context.stale-lse-of-empty-rows")
 def mark_empty_rows(lse: Tensor, rows: slice, value: float) -> None:
     """Say in `lse` [H, T] that `rows` have no keys in this chunk.
 
@@ -60,6 +64,7 @@ def mark_empty_rows(lse: Tensor, rows: slice, value: float) -> None:
     lse[:, rows] = value
 
 
+@seam("merge.empty-lse-finite")
 def empty_row_lse(convention: float) -> float:
     """The log-sum-exp written for a row without keys: an infinity, which tells a merge that there is nothing."""
     return convention

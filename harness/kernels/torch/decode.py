@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE, latent_rank
+from harness.core.seams import seam
 from harness.kernels.torch.plan import MAX_SPLITS, SplitPlan, mla_decode_plan, num_pages, pages_per_chunk
 from harness.memory.bounds import check_indices
 
@@ -128,6 +129,7 @@ def mla_decode_counted(
     return _decode(call, mask_unused_values, write_empty_rows=False, counters=_words_at(workspace, num_requests))
 
 
+@seam("kv.tail-masked-by-multiply")
 def mask_unused_values(values: Tensor, used: Tensor) -> Tensor:
     """Select: values [A, 64, R] of slots that are not `used` [A, 64] become 0, whatever they held."""
     return values.masked_fill(~used[..., None], 0.0)
@@ -138,6 +140,7 @@ def keep_unused_values(values: Tensor, used: Tensor) -> Tensor:
     return values
 
 
+@seam("index.page-offset-32-bit")
 def page_offsets(blocks: Tensor, page_stride: int) -> Tensor:
     """Where pages begin, in elements from the start of the cache: blocks [A] int32 -> [A] int64.
 
@@ -147,6 +150,7 @@ def page_offsets(blocks: Tensor, page_stride: int) -> Tensor:
     return blocks.to(torch.int64) * page_stride
 
 
+@seam("decode.zero-length-row-nan")
 def divide_by_sum(accumulated: Tensor, total: Tensor) -> Tensor:
     """accumulated [..., R] / total [...]: a row whose exponents sum to 0 has no keys and stays 0."""
     return accumulated / torch.where(total == 0, 1.0, total)[..., None]

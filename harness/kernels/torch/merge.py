@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.core.seams import seam
 
+
+@seam("merge.ignore-context-count")
 def merge_attn_states(
     prefix_out: Tensor,
     prefix_lse: Tensor,
@@ -49,6 +52,7 @@ def _merge(prefix_out: Tensor, prefix_lse: Tensor, suffix_out: Tensor, suffix_ls
     return blend.to(prefix_out.dtype), shift + total.log()
 
 
+@seam("merge.prefix-strides-for-suffix")
 def suffix_as_stored(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
     """The suffix [T, H, V], read with strides of its own.
 
@@ -58,12 +62,14 @@ def suffix_as_stored(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
     return suffix_out
 
 
+@seam("merge.assume-minus-inf")
 def has_no_keys(lse: Tensor) -> Tensor:
     """Which sides [H, T] are empty: an infinity of either sign says so, as FlashAttention-3 writes -inf there and
     FlashAttention-2 +inf (vllm-project/vllm#15492)."""
     return lse.isinf()
 
 
+@seam("merge.both-sides-empty")
 def common_shift(maximum: Tensor) -> Tensor:
     """What is taken from both exponents: the larger lse [H, T], or 0 where it is -inf.
 
@@ -72,6 +78,7 @@ def common_shift(maximum: Tensor) -> Tensor:
     return maximum.masked_fill(maximum == float("-inf"), 0.0)
 
 
+@seam("merge.zero-weight-times-stale")
 def select_sides(
     blend: Tensor, prefix_out: Tensor, suffix_out: Tensor, prefix_empty: Tensor, suffix_empty: Tensor
 ) -> Tensor:

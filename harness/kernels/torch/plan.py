@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from harness.core.ops import PAGE_SIZE
+from harness.core.seams import seam
 
 MAX_SPLITS = 4
 """Pieces a request is cut into at most; fixed, so that a plan's shape depends on the batch size only."""
@@ -63,6 +64,7 @@ def mla_decode_plan(seq_lens: torch.Tensor, *, num_heads: int, kv_itemsize: int 
     return SplitPlan(work, num_splits, scratch_room(num_splits), kv_itemsize is not None)
 
 
+@seam("plan.surplus-blocks")
 def write_items(items: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, used: torch.Tensor) -> None:
     """Fill the plan's items [B, MAX_SPLITS, 3]; begin, end and `used` are [B, MAX_SPLITS].
 
@@ -74,6 +76,7 @@ def write_items(items: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, use
     items[..., 2] = torch.where(used, end, 0)
 
 
+@seam("plan.split-count-of-capture")
 def scratch_room(num_splits: torch.Tensor) -> int:
     """How many partial results each request gets scratch for: the most that any plan has, not this one's.
 

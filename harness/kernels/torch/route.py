@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.core.seams import seam
+
 
 def route_experts(logits: Tensor, *, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
     """Choose k experts for each token: logits [T, X] -> ids [T, k] int32, weights [T, k] float32 that sum to 1.
@@ -32,6 +34,7 @@ def route_experts_live(
     return ids, weights
 
 
+@seam("router.duplicates-from-nan-rows")
 def top_experts(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
     """The k largest of scores [T, X] and where they stand, k different places whatever a row holds.
 

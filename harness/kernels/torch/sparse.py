@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.core.ops import latent_rank
+from harness.core.seams import seam
 from harness.memory.bounds import check_indices
 
 
@@ -36,6 +37,7 @@ def mla_decode_sparse(
     return out, lse
 
 
+@seam("sparse.invalid-index-clamped")
 def load_chosen(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
     """The latents [T, K, D] float32 of the slots `indices` [T, K]; zeros where a slot is not `chosen`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.core.seams import seam
 from harness.memory.bounds import check_indices
 
 _E4M3_MAX = 448.0
@@ -30,6 +31,7 @@ def write_kv(
         kv_cache[block, offset] = rows.to(kv_cache.dtype)
 
 
+@seam("index.slot-minus-one-wraps")
 def stored_slots(slot_mapping: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
     """The tokens [n] int64 that have a slot, and their slots [n] int64; a negative one of `slot_mapping` [T] has none.
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from harness.core.errors import CaptureError
-from harness.memory.graph.launch import ACTIVE, run
+from harness.memory.graph.launch import ACTIVE, repeat
 from harness.memory.graph.storage import storage_address, tensors_of, use_count
 from harness.memory.poison.allocations import ALLOCATIONS
 from harness.memory.poison.dispatch_mode import QuickDispatch
@@ -42,7 +42,7 @@ class _Node:
     outputs: list[torch.Tensor]
 
     def run(self) -> None:
-        results = tensors_of(run(self.function, self.args, self.kwargs))
+        results = tensors_of(repeat(self.function, self.args, self.kwargs))
         if len(results) != len(self.outputs):
             raise CaptureError(f"{self.name} returned {len(self.outputs)} tensors when captured, now {len(results)}")
         for recorded, result in zip(self.outputs, results, strict=True):

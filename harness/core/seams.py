@@ -1,0 +1,116 @@
+"""Seams: the marked functions of the engine and its kernels that a fault or a cure may replace.
+
+A function is marked where it is defined, with the names of the faults that replace it:
+
+    @seam("decode.zero-length-row-nan")
+    def divide_by_sum(accumulated, total): ...
+
+Its module cannot be imported while the mark and the table of faults differ. `git grep '@seam('` lists all seams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from harness.core.errors import InputError
+from harness.core.fault_spec import FaultSpec
+from harness.core.faults import FAULTS
+from harness.core.registry import Registry, nearest
+
+Function = Callable[..., Any]
+FunctionT = TypeVar("FunctionT", bound=Function)
+
+_FAULTS: Registry[FaultSpec] = Registry("fault", FAULTS)
+_seams: dict[str, Seam] = {}
+_injected: set[str] = set()
+
+
+@dataclass(slots=True)
+class Seam:
+    """One marked function. Whoever calls it runs `current`, which is the function itself unless it is replaced."""
+
+    current: Function
+
+    @contextlib.contextmanager
+    def replaced(self, replacement: Function) -> Iterator[None]:
+        """Run `replacement` instead of what is current, for the length of the block."""
+        before, self.current = self.current, replacement
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+def seam(*faults: str) -> Callable[[FunctionT], FunctionT]:
+    """Mark the decorated function as the place of `faults`. Without a name it is a place for cures alone.
+
+    Raises UnknownNameError for a fault that is not in the table, and ValueError for one with another target.
+    """
+
+    def mark(function: FunctionT) -> FunctionT:
+        place = f"{function.__module__}:{function.__qualname__}"
+        for fault in faults:
+            target = _FAULTS.get(fault).target
+            if target != place:
+                raise ValueError(f"@seam({fault!r}) marks {place}, but the table of faults says {target}")
+        marked = _seams[place] = Seam(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return marked.current(*args, **kwargs)
+
+        return cast(FunctionT, call)
+
+    return mark
+
+
+def find_seam(place: str) -> Seam:
+    """The seam at "module:function". Imports the module; raises InputError where no function is marked."""
+    module = place.partition(":")[0]
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"{place}: {error}") from error
+    if place not in _seams:
+        raise InputError(f"{place} is not marked with @seam; {nearest(place, list(_seams), see='')}")
+    return _seams[place]
+
+
+@dataclass(slots=True)
+class Injection:
+    """A fault while it is injected. A fault that no run came to proves nothing."""
+
+    was_reached: bool = False
+
+
+@contextlib.contextmanager
+def inject(fault: FaultSpec) -> Iterator[Injection]:
+    """Run the fault's replacement at its seam, for the length of the block. Raises RuntimeError where it runs already.
+
+    A fault of a real engine has no code in this process: nothing is replaced, and nothing comes to it.
+    """
+    injection = Injection()
+    if not fault.target:
+        yield injection
+        return
+    if fault.name in _injected:
+        raise RuntimeError(f"fault {fault.name} is injected already")
+    target = find_seam(fault.target)
+    module, _, name = fault.replacement.partition(":")
+    replacement: Function = getattr(importlib.import_module(module), name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        injection.was_reached = True
+        return replacement(*args, **kwargs)
+
+    _injected.add(fault.name)
+    try:
+        with target.replaced(run):
+            yield injection
+    finally:
+        _injected.discard(fault.name)

@@ -1,0 +1,47 @@
+"""What watches an engine while it runs: one object, handed to `Engine`, with a method for each kind of event."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.scheduler import ScheduledSequence
+
+
+class Probe:
+    """A probe that watches nothing; override what you need. It must change nothing that the engine computes."""
+
+    def on_model(self, model: CausalLM) -> None:
+        """An engine is made; its forwards call the modules of `model`."""
+
+    def on_step(self, ordered: list[ScheduledSequence], *, is_replay: bool) -> AbstractContextManager[None]:
+        """Around a step of requests, in the order of the batch. With `is_replay` a graph is replayed for them.
+
+        Warm-ups, captures and dummy steps are no steps of requests. An eager twin of a replay is within its step.
+        """
+        return contextlib.nullcontext()
+
+    def on_forward(self, num_tokens: int) -> AbstractContextManager[None]:
+        """Around each forward of the model over T tokens that Python runs: eager, warm-up or captured."""
+        return contextlib.nullcontext()
+
+    def on_replay(self) -> AbstractContextManager[None]:
+        """Around each replay of a decode graph, with the planning before it; of a dummy step too."""
+        return contextlib.nullcontext()
+
+    def on_answers(self, logits: torch.Tensor) -> None:
+        """After a step: the logits [n, vocab] that its tokens are chosen from, in the order of the batch."""
+
+    def before_launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See :class:`harness.memory.graph.launch.LaunchProbe`."""
+
+    def after_launch(self, noted: Any, result: Any) -> None:
+        """See :class:`harness.memory.graph.launch.LaunchProbe`."""
+
+    def on_repeat(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
+        """See :class:`harness.memory.graph.launch.LaunchProbe`."""

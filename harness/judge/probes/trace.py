@@ -1,0 +1,119 @@
+"""The trace of a run: fingerprints of the live tensors of every launch, to compare two runs by.
+
+Memory that was never written may hold anything. Two runs that differ only in its content must compute the same live
+values. The first launch with another live output has read such memory, also where the answers do not show it. Live are
+the rows of requests. Rows of graph padding and all rows of dummy steps, warm-ups and captures are not.
+
+Integers are looked at where they are consumed: an expert id that was never written counts for the experts' kernel,
+which reads it, and not for the function that hands it over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from harness.core.ops import OPS
+from harness.engine.probe import Probe
+from harness.engine.schedule.scheduler import ScheduledSequence
+from harness.judge.probes.launches import kernel_of, name_of, with_context
+from harness.judge.run_records import Run
+from harness.kernels.call import BoundKernel
+from harness.memory.graph.storage import tensors_of
+
+CONSUMED = {"apply_experts": ("x", "ids", "weights")}
+"""Launches that are no op of the table. Their first arguments are rows of tokens and are looked at as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One live tensor at the border of one launch."""
+
+    reader: str
+    tensor: str
+    step: int
+    digest: str
+
+
+@dataclass(slots=True)
+class Trace(Probe):
+    """The events of one run in order."""
+
+    events: list[Event] = field(default_factory=list)
+    step: int = -1
+    num_live: int | None = None
+    """Live rows of tokens in the step that runs; None outside of steps."""
+
+    @contextlib.contextmanager
+    def on_step(self, ordered: list[ScheduledSequence], *, is_replay: bool) -> Iterator[None]:
+        self.step += 1
+        self.num_live = sum(item.num_new_tokens for item in ordered)
+        try:
+            yield
+        finally:
+            self.num_live = None
+
+    def before_launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function, args
+
+    def after_launch(self, noted: Any, result: Any) -> None:
+        function, args = noted
+        self.on_repeat(function, args, result)
+
+    def on_repeat(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
+        """Note what is live of a launch, made or repeated."""
+        if self.num_live is None:
+            return
+        kernel = kernel_of(function)
+        if kernel is not None:
+            self._note_op(kernel, args, result)
+            return
+        name = name_of(function)
+        for what, value in zip(CONSUMED.get(name, ()), args, strict=False):
+            self.note(name, what, value[: self.num_live])
+        for place, value in enumerate(tensors_of(result)):
+            # Results of a graph's own ATen ops are not a launch's, and have no rows of tokens.
+            if value.dtype.is_floating_point and not isinstance(function, torch._ops.OpOverload):
+                self.note(name, f"result {place}" if place else "result", value[: self.num_live])
+
+    def note(self, reader: str, tensor: str, value: torch.Tensor) -> None:
+        """Add the fingerprint of `value`, bit for bit."""
+        raw = value.detach().cpu().contiguous().view(torch.uint8) if value.numel() else value
+        digest = hashlib.blake2b(raw.numpy().tobytes() if value.numel() else b"", digest_size=8).hexdigest()
+        self.events.append(Event(reader, tensor, self.step, digest))
+
+    def note_outcome(self, run: Run, reader: str) -> None:
+        """Add what the run hands to the oracles, as read by `reader`: the last place where a difference can show."""
+        for observed in run.observed:
+            self.note(reader, observed.name, observed.tensor[observed.live])
+
+    def _note_op(self, kernel: BoundKernel, args: tuple[Any, ...], result: Any) -> None:
+        op = OPS.get(kernel.spec.op)
+        values = result if isinstance(result, tuple) else (result,)
+        for output, value in zip(op.outputs, values, strict=False):
+            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+                self.note(kernel.spec.name, output.name, self._live(op.name, output.shape.split(), value, args))
+
+    def _live(self, op: str, letters: list[str], value: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
+        """The elements of an output that are promised: rows of live tokens, and of tokens with context."""
+        axis = next((place for place, letter in enumerate(letters) if letter in ("B", "T")), None)
+        if axis is None or (letters[0] == "1" and value.ndim == 1):
+            return value
+        if op == "context_attention":
+            rows = with_context(args[3], args[4], value.shape[axis]).to(value.device)
+            return value.transpose(0, axis)[rows]
+        return value.transpose(0, axis)[: self.num_live]
+
+
+def first_difference(one: Trace, other: Trace) -> Event | None:
+    """The first event in which two runs differ, or None when they computed the same."""
+    for ours, theirs in zip(one.events, other.events, strict=False):
+        if ours != theirs:
+            return ours
+    longer, shorter = sorted((one.events, other.events), key=len, reverse=True)
+    return longer[len(shorter)] if len(longer) > len(shorter) else None
