@@ -13,7 +13,7 @@ from harness.scenario.draws import draw
 def kernel_case(op: str, **params: object) -> Case:
     values = KERNEL_PARAMS[op](**params).model_dump(mode="json")
     poison = PoisonPlan(patterns=("nan", "zeros"), sites=("output", "lse", "kv.tail", "kv.free"), strict=True)
-    return Case(id="c", scenario="c", system="kernel", params={"op": op, **values}, poison=poison)
+    return Case(id="c", scenario="c", system="kernel", op=op, params=values, poison=poison)
 
 
 def engine_case(**params: object) -> Case:

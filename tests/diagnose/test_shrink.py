@@ -47,7 +47,7 @@ def decode_job(fault: str | None = None, **params: object) -> Job:
     values = KERNEL_PARAMS["mla_decode"](**params).model_dump(mode="json")
     poison = PoisonPlan(patterns=("nan", "zeros"), sites=("output", "kv.tail", "kv.free"))
     case = Case(
-        id="s", scenario="s", system="kernel", params={"op": "mla_decode", **values}, poison=poison,
+        id="s", scenario="s", system="kernel", op="mla_decode", params=values, poison=poison,
         oracles=("finite",),
     )  # fmt: skip
     return Job(key="k", case=case, fault=fault)
@@ -145,7 +145,7 @@ def test_a_case_that_passes_is_refused():
 
 
 def test_a_measurement_of_accuracy_is_refused():
-    job = Job(key="k", case=Case(id="a", scenario="a", system="accuracy"))
+    job = Job(key="k", case=Case(id="a", scenario="a", system="accuracy", params={"task": "gsm_symbolic"}))
     with pytest.raises(InputError, match="takes too long a trial"):
         shrink(StubPool(lambda job: ()), job)
 

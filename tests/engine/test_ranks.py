@@ -27,7 +27,7 @@ def served(**params: Any) -> Evidence:
     torch.set_num_threads(1)
     params = {"layers": ("mla",), "requests": ((5, 2), (70, 2)), "max_batched_tokens": 40, **params}
     case = Case(id="case", scenario="s", system="engine", params=params, seed=3)
-    assert EngineTarget.supports(case) is None
+    assert not EngineTarget.why_not(case)
     return Evidence(case, [EngineTarget(case).run(NAN)])
 
 

@@ -37,7 +37,7 @@ def judge() -> Judge:
         **params: Any,
     ) -> list[Finding]:
         values = KERNEL_PARAMS[op].model_validate(params).model_dump(mode="json")
-        case = Case(id=f"test[{op}]", scenario="test", system="kernel", params={"op": op, **values}, seed=11)
+        case = Case(id=f"test[{op}]", scenario="test", system="kernel", op=op, params=values, seed=11)
         target = KernelTarget(case)
         evidence = Evidence(case, [target.run(Poison(pattern, sites, strict)) for pattern in patterns])
         crash = ORACLES.get("crash").judge(evidence).findings

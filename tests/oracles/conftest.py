@@ -50,7 +50,7 @@ def evidence() -> MakeEvidence:
     """Evidence of runs under the patterns nan, zeros, max in this order."""
 
     def make(*runs: Run) -> Evidence:
-        return Evidence(Case(id="case", scenario="scenario", system="kernel"), list(runs))
+        return Evidence(Case(id="case", scenario="scenario", system="kernel", op="write_kv"), list(runs))
 
     return make
 

@@ -39,7 +39,7 @@ TRIALS = {"nothing": "pass", "kv.tail": "fail", "kv.free": "pass"}
 def make_case(name: str, **params: object) -> Case:
     return Case(
         id=name, scenario=name.partition("[")[0], system="kernel", refs=("flashinfer-ai/flashinfer#941",),
-        tags=("kernel",), params={"op": "mla_decode", "kernel": "tiled", "kv": "bf16", **params},
+        tags=("kernel",), op="mla_decode", params={"kernel": "tiled", "kv": "bf16", **params},
         oracles=("finite", "sentinel"), poison=PoisonPlan(sites=("kv.tail", "kv.free")), seed=7,
     )  # fmt: skip
 

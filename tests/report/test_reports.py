@@ -30,7 +30,7 @@ HOSTILE = "<script>alert('x')</script> ]]> & \"quoted\" \x00\x1b[31mred\x07 \ud8
 def make_case(name: str) -> Case:
     return Case(
         id=name, scenario=name.partition("[")[0], system="kernel", refs=("vllm-project/vllm#36540",), tags=("kernel",),
-        params={"op": "mla_decode", "kernel": "tiled", "kv": "bf16"}, oracles=("finite",),
+        op="mla_decode", params={"kernel": "tiled", "kv": "bf16"}, oracles=("finite",),
         poison=PoisonPlan(sites=("output", "kv.tail")), seed=7,
     )  # fmt: skip
 
