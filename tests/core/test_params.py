@@ -37,7 +37,6 @@ ILLEGAL: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("engine", None, {"num_blocks": 4}, "num_blocks 4 leaves 2 blocks, a request needs 3"),
     ("engine", None, {"kv_lora_rank": 24}, "kv_lora_rank 24 is not the largest power of two below"),
     ("engine", None, {"expert_ranks": 3, "num_experts": 4}, "each rank holds an equal share"),
-    ("engine", None, {"num_experts": 1}, "num_experts_per_tok is more than num_experts"),
     ("vllm", None, {"tensor_parallel": 3}, "tensor_parallel 3 is no power of two, so heads cannot be split"),
     ("vllm", None, {"tensor_parallel": 2, "poison_rank": 2}, "poison_rank 2 is no rank of 2; the last is 1"),
 ]
@@ -49,6 +48,23 @@ def test_parameters_that_contradict_each_other_make_no_case(
 ) -> None:
     with pytest.raises(ValidationError) as refused:
         Case(id="a", scenario="a", system=system, op=op, params=given)
+    assert sentence in refused.value.errors()[0]["msg"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"system": "kernel"}, "system kernel has no op None; known: "),
+        ({"system": "kernel", "op": "mla_decod"}, "system kernel has no op 'mla_decod'; did you mean 'mla_decode'?"),
+        ({"system": "engin"}, "unknown system 'engin': did you mean 'engine'?"),
+        ({}, "unknown system ''"),
+    ],
+)
+def test_of_an_unknown_system_or_op_there_is_no_case_and_the_error_names_the_nearest(
+    given: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Case.model_validate({"id": "a", "scenario": "a", **given})
     assert sentence in refused.value.errors()[0]["msg"]
 
 
