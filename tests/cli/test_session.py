@@ -51,7 +51,9 @@ def result_of(job: Job, *, guilty: bool) -> CaseResult:
 
 
 def failing_job(name: str = "a") -> tuple[Job, CaseResult]:
-    case = Case(id=name, scenario="s", system="kernel", op="write_kv", poison=PoisonPlan(sites=("output", "kv.tail", "kv.free")))
+    case = Case(
+        id=name, scenario="s", system="kernel", op="write_kv", poison=PoisonPlan(sites=("output", "kv.tail", "kv.free"))
+    )
     job = Job(key=name, case=case)
     return job, result_of(job, guilty=True)
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from harness.core.cases import Case
 from harness.core.catalog import SITES
+from harness.core.engine_params import EngineParams
 from harness.core.errors import IllegalAddress
 from harness.engine import cache_scales, context_ranks
 from harness.engine.block_quantize import apply_scales

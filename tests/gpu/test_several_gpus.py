@@ -38,7 +38,10 @@ def _uuids() -> list[str]:
 
 
 def _asked(count: int, workers: int, **environ: str) -> list[dict[str, Any]]:
-    jobs = [Job(key=str(n), case=Case(id=str(n), scenario="s", system="kernel", op="write_kv"), device="cuda") for n in range(count)]
+    jobs = [
+        Job(key=str(n), case=Case(id=str(n), scenario="s", system="kernel", op="write_kv"), device="cuda")
+        for n in range(count)
+    ]
     with WorkerPool(workers, execute="where_execute:execute", environ={**os.environ, **PATHS, **environ}) as pool:
         return [json.loads(result.reason) for result in pool.run(jobs)]
 

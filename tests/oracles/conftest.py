@@ -10,6 +10,8 @@ import torch
 from harness.core.cases import Case
 from harness.judge.run_records import Evidence, Observed, Run
 
+from ..accuracy.conftest import stored_run as stored_run  # type: ignore[import-not-found]
+
 MakeObserved = Callable[..., Observed]
 MakeEvidence = Callable[..., Evidence]
 

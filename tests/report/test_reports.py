@@ -193,9 +193,7 @@ def many(tmp_path: Path, share_bad: float, message: str, num_findings: int) -> R
     """2,000 cases of 20 scenarios, no two with the same parameters, of which a share fails."""
     cases = [make_case(f"scenario-{n % 20}[kernel=tiled,kv=bf16,graph=full,n={n}]") for n in range(2000)]
     cases = [
-        case.model_copy(
-            update={"params": case.params.model_copy(update={"seq_lens": (n + 1, 3, n + 8, 2)}), "seed": n}
-        )
+        case.model_copy(update={"params": case.params.model_copy(update={"seq_lens": (n + 1, 3, n + 8, 2)}), "seed": n})
         for n, case in enumerate(cases)
     ]
     store = RunStore.create(tmp_path, [Job(key=case.id, case=case) for case in cases], command="x")
