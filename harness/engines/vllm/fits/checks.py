@@ -31,7 +31,7 @@ from harness.engines.vllm.patches import Patch, PatchRefused, edited_text, numbe
 from harness.engines.vllm.target import NAMED_IN, llm_options
 
 ROOT = Path(__file__).resolve().parents[4]
-OURS = ("harness/engines/vllm/serve", "harness/judge/targets", "harness/accuracy")
+OURS = ("harness/engines/vllm", "harness/engines/vllm/serve")
 """Where a string that names a variable of vLLM's is one that we set or read."""
 BESIDE = "(FlashInfer that was looked into)"
 REGISTER = "harness.engines.vllm.serve.routing:register"
