@@ -34,9 +34,9 @@ PERSONS: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 def measured(device: str) -> list[dict[str, Any]]:
     """One row for each fault: clean and with the fault, on the point of the matrix where its scenario tries it."""
-    from harness.core.cases import Job
+    from harness.core.cases import AskFirstNan, Job
     from harness.core.catalog import FAULTS
-    from harness.judge.first_nan import execute, first_writer
+    from harness.judge.run_case import run_case
     from harness.scenario.device import on_device
     from harness.scenario.expand import fault_cases
     from harness.scenario.load import load_scenarios
@@ -45,11 +45,11 @@ def measured(device: str) -> list[dict[str, Any]]:
     declared = [pair for scenario in load_scenarios() for pair in fault_cases(scenario, seed=0)]
     for fault, (op, tensors, why) in PERSONS.items():
         case = next(case for use, case in declared if use.name == fault and case.system == "engine")
-        job = Job(key=case.id, case=on_device(case, device), device=device)
-        clean = first_writer(job)
-        result = execute(job.model_copy(update={"fault": fault, "first_nan": case.poison.sites}))
+        job = Job(key=case.id, case=on_device(case, device), device=device, ask=AskFirstNan(sites=case.poison.sites))
+        clean = run_case(job).first_nan
+        result = run_case(job.model_copy(update={"fault": fault}))
         found = result.first_nan
-        if found is None:
+        if found is None or clean is None:
             raise SystemExit(f"{case.id} with {fault}: {result.verdict.value}: {result.reason}")
         rows.append({
             "fault": fault, "ref": FAULTS.get(fault).ref, "case": case.id, "device": device,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.core.cases import Job
+from harness.core.cases import Case, Job
 from harness.run.runner import WorkerPool
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
@@ -14,6 +14,11 @@ from harness.scenario.selection import select
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "kernels"
 ORDER = ("good", "illegal-address", "good", "device-assert", "good", "out-of-memory", "good", "hangs", "good")
 HANG_SECONDS = 8.0
+
+
+def with_kernel(case: Case, kernel: str) -> Case:
+    """`case` with another kernel."""
+    return case.model_copy(update={"params": case.params.model_copy(update={"kernel": kernel})})
 
 
 def main() -> None:
@@ -24,7 +29,7 @@ def main() -> None:
         kernel = "triton" if is_good else f"cuda-{name}"
         plugins = () if is_good else (str(FIXTURES / f"cuda_{name.replace('-', '_')}.py"),)
         return Job(
-            key=f"{place}-{name}", case=case.model_copy(update={"params": {**case.params, "kernel": kernel}}),
+            key=f"{place}-{name}", case=with_kernel(case, kernel),
             device="cuda", plugins=plugins, timeout_seconds=60.0 if is_good else HANG_SECONDS,
         )  # fmt: skip
 

@@ -88,10 +88,9 @@ def numbers(release: str) -> tuple[int, ...]:
 
 def vllm_kernels() -> list[str]:
     """Names of vLLM's and FlashInfer's kernels, planners left out: they are judged through their decode."""
-    from harness.engines.flashinfer.specs import FLASHINFER_KERNELS
-    from harness.engines.vllm.kernels.specs import VLLM_KERNELS
+    from harness.core.catalog import ENGINES, KERNELS
 
-    return [spec.name for spec in (*VLLM_KERNELS, *FLASHINFER_KERNELS) if spec.op != "mla_decode_plan"]
+    return [spec.name for spec in KERNELS if spec.origin in ENGINES and spec.op != "mla_decode_plan"]
 
 
 def run(args: argparse.Namespace) -> int:

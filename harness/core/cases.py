@@ -68,7 +68,7 @@ class Case(Record):
         op = values.get("op") or given.pop("op", None)
         try:
             model = SYSTEMS.get(values.get("system", "")).model(op)
-        except (UnknownNameError, KeyError) as error:
+        except UnknownNameError as error:
             raise ValueError(str(error)) from None
         return values | {"op": op, "params": model.model_validate(given, context=info.context)}
 

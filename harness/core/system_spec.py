@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from harness.core.errors import UnknownNameError
+from harness.core.registry import nearest
+
 if TYPE_CHECKING:
     from harness.core.params import Params
 
@@ -42,9 +45,13 @@ class SystemSpec:
     records_first_nan: bool = False
 
     def model(self, op: str | None = None) -> type[Params]:
-        """The model of the parameters of a case. Raises KeyError for an op that has none."""
+        """The model of the parameters of a case. Raises UnknownNameError for an op that has none."""
         found = attribute_at(self.params)
-        return cast("type[Params]", found[op] if self.with_op else found)
+        if not self.with_op:
+            return cast("type[Params]", found)
+        if op not in found:
+            raise UnknownNameError(f"system {self.name} has no op {op!r}; {nearest(str(op), list(found))}")
+        return cast("type[Params]", found[op])
 
     def ops(self) -> list[str]:
         """The ops that a case can be about; empty for a system without."""

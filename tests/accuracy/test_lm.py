@@ -65,12 +65,13 @@ def test_lm_eval_finds_the_model_by_its_registered_name(
 
 @pytest.mark.parametrize("spec", ["fixtures/canary-mla", "engine:", "hf:gpt2", ""])
 def test_a_model_that_is_none_of_the_three_kinds_is_an_input_error(spec: str) -> None:
-    with pytest.raises(InputError, match=r"write engine:DIR, vllm:PATH or server:"):
+    with pytest.raises(InputError, match=r"write engine:DIR, server:URL or vllm:PATH"):
         parse_model(spec)
 
 
 def test_a_server_address_keeps_its_colons() -> None:
-    assert parse_model("server:http://host:8000/v1") == ("server", "http://host:8000/v1")
+    kind, where = parse_model("server:http://host:8000/v1")
+    assert (kind.name, where) == ("server", "http://host:8000/v1")
 
 
 def test_an_engine_without_a_checkpoint_is_an_input_error(tmp_path: Any) -> None:

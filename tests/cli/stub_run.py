@@ -19,10 +19,15 @@ from harness.scenario.schema import FaultUse
 from harness.store.run_folder import Control, RunStore
 
 
+def stub_case(number: int, does: str, seconds: float) -> Case:
+    """A case that does what `tests/run/stub_execute.py` knows, after so many seconds."""
+    tags = (f"does={does}", f"seconds={seconds}")
+    return Case(id=f"stub[n={number}]", scenario="stub", system="kernel", op="write_kv", tags=tags)
+
+
 def planned_selftest(out: Path, does: list[str], faulty: list[str], seconds: float = 0.0) -> RunStore:
-    """A selftest whose clean cases and cases with a fault do what `tests/run/stub_execute.py` knows."""
-    params = [{"does": word, "seconds": seconds} for word in [*does, *faulty]]
-    cases = [Case(id=f"stub[n={n}]", scenario="stub", system="stub", params=each) for n, each in enumerate(params)]
+    """A selftest whose clean cases and cases with a fault do what these words say."""
+    cases = [stub_case(n, word, seconds) for n, word in enumerate([*does, *faulty])]
     uses = [FaultUse(name=name, caught_by="finite", blames=("output",)) for name in FAULTS.names()[: len(faulty)]]
     controls = [
         Control(use=use, job=Job(key=f"{case.id}!{use.name}", case=case, fault=use.name))
@@ -42,7 +47,7 @@ def main() -> None:
     elif is_selftest:
         store = planned_selftest(out, ["pass"] * 2, ["fail"] * 6, seconds)
     else:
-        cases = [Case(id=f"stub[n={n}]", scenario="stub", system="stub", params={"seconds": seconds}) for n in range(8)]
+        cases = [stub_case(n, "pass", seconds) for n in range(8)]
         store = RunStore.create(out, [Job(key=case.id, case=case) for case in cases], command="stub")
     print(store.path, flush=True)
     stubs: dict[str, Any] = {"execute": "stub_execute:execute", "environ": {"PYTHONPATH": stub}}

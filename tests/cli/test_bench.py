@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.records import Case, Verdict
+from harness.core.cases import Case
+from harness.core.records import Verdict
 from harness.judge import bench
 from harness.memory.poison.allocations import AllocationPoison
 from harness.scenario.load import load_scenarios

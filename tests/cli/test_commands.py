@@ -201,7 +201,7 @@ def test_resume_refuses_a_new_plan(cli: Cli, scenarios: Path) -> None:
 
 
 def test_a_case_under_the_sanitizer_is_not_resumed_without_it(cli: Cli, tmp_path: Path) -> None:
-    job = Job(key="a", case=Case(id="a", scenario="a", system="kernel"), device="cpu")
+    job = Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"), device="cpu")
     store = RunStore.create(tmp_path, [job], command="x", sanitizer="memcheck")
     code, out, err = cli("run", "--resume", store.path)
     assert (code, out) == (2, "") and "--sanitizer: watches kernels on a GPU" in err

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.cli.session import Devices, exit_code, find_blame
 
 from harness.cli.run import perform
-from harness.cli.session import Devices, exit_code, find_blame
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import CaseResult, Finding, Verdict
@@ -51,13 +51,15 @@ def result_of(job: Job, *, guilty: bool) -> CaseResult:
 
 
 def failing_job(name: str = "a") -> tuple[Job, CaseResult]:
-    case = Case(id=name, scenario="s", system="kernel", poison=PoisonPlan(sites=("output", "kv.tail", "kv.free")))
+    case = Case(
+        id=name, scenario="s", system="kernel", op="write_kv", poison=PoisonPlan(sites=("output", "kv.tail", "kv.free"))
+    )
     job = Job(key=name, case=case)
     return job, result_of(job, guilty=True)
 
 
 def kernel_case(kernel: str) -> Case:
-    return Case(id="c", scenario="s", system="kernel", params={"op": "mla_decode", "kernel": kernel})
+    return Case(id="c", scenario="s", system="kernel", op="mla_decode", params={"kernel": kernel})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from harness.cli.main import exit_code_of
 from harness.core.cases import Job
 from harness.core.catalog import KERNELS
 from harness.core.ops import OPS
-from harness.judge.run_case import execute
+from harness.judge.run_case import run_case
 from harness.report.susceptibility import cell_of
 from harness.scenario.susceptibility import case_of, cases, declared
 
@@ -89,21 +89,21 @@ def test_a_plugin_without_a_cell_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_every_op_but_the_planner_has_cells() -> None:
-    assert {case.params["op"] for case in cases(list(KERNELS))} == {op.name for op in OPS} - {"mla_decode_plan"}
+    assert {case.op for case in cases(list(KERNELS))} == {op.name for op in OPS} - {"mla_decode_plan"}
 
 
 def test_a_sparse_kernel_that_loads_what_is_not_there_is_seen_and_one_that_does_not_is_clean() -> None:
     case = case_of("susceptibility[kernel=mla_decode_sparse/gather,kv=bf16,site=kv.null,pattern=nan]")
     assert case is not None
     for fault, outcome in ((None, "clean"), ("sparse.invalid-index-clamped", "NaN")):
-        assert cell_of(execute(Job(key="k", case=case, device="cpu", fault=fault)), case).outcome == outcome
+        assert cell_of(run_case(Job(key="k", case=case, device="cpu", fault=fault)), case).outcome == outcome
 
 
 def test_decode_is_asked_with_several_query_tokens_too_and_the_id_says_so() -> None:
     found = cases([KERNELS.get("mla_decode/tiled-multiply")])
     several = [case for case in found if "tokens=4" in case.id]
     assert {case.poison.sites for case in several} == {("kv.tail",), ("kv.free",), ("kv.null",)}
-    assert all(case.params["query_len"] == 4 and case_of(case.id) == case for case in several)
+    assert all(case.params.query_len == 4 and case_of(case.id) == case for case in several)
     assert case_of("susceptibility[kernel=mla_decode/tiled,kv=bf16,tokens=3,site=kv.tail,pattern=nan]") is None
     assert case_of("susceptibility[kernel=write_kv/torch,kv=bf16,tokens=4,site=kv.free,pattern=nan]") is None
 
@@ -112,5 +112,5 @@ def test_decode_is_asked_with_several_query_tokens_too_and_the_id_says_so() -> N
 def test_several_query_tokens_tell_a_multiplying_kernel_from_a_selecting_one(kernel: str, outcome: str) -> None:
     case = case_of(f"susceptibility[kernel=mla_decode/{kernel},kv=bf16,tokens=4,site=kv.tail,pattern=nan]")
     assert case is not None
-    cell = cell_of(execute(Job(key="k", case=case, device="cpu")), case)
+    cell = cell_of(run_case(Job(key="k", case=case, device="cpu")), case)
     assert (cell.kernel, cell.outcome) == (f"mla_decode/{kernel}, 4 tokens", outcome)

@@ -8,7 +8,7 @@ import torch
 from harness.core import cuda_failures
 from harness.core.cases import Case, Job
 from harness.core.records import Verdict
-from harness.judge import run_case as execute
+from harness.judge import run_case
 from harness.judge.targets.kernel import KernelTarget
 
 ILLEGAL = """CUDA error: an illegal memory access was encountered
@@ -52,12 +52,12 @@ def test_a_finding_of_a_device_names_its_case(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError(ILLEGAL)
 
     monkeypatch.setattr(KernelTarget, "run", broken)
-    monkeypatch.setattr(execute, "why_not", lambda case, device, fault=None: "")
+    monkeypatch.setattr(run_case, "why_not", lambda case, device, fault=None: "")
     case = Case(
         id="merge-kernel[kernel=torch]", scenario="merge-kernel", system="kernel",
-        params={"op": "merge_attn_states", "kernel": "torch"},
+        op="merge_attn_states", params={"kernel": "torch"},
     )  # fmt: skip
-    result = execute.execute(Job(key=case.id, case=case, device="cuda"))
+    result = run_case.run_case(Job(key=case.id, case=case, device="cuda"))
     assert result.verdict is Verdict.CRASH
     (finding,) = result.findings
     assert finding.message.startswith("merge-kernel[kernel=torch]: CUDA error: an illegal memory access")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.cases import Job
+from harness.core.cases import AskReaders, Job
 from harness.core.cure_names import parse
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, CureResult, Finding, Verdict
 from harness.diagnose.cure import HIDES, NO_HELP, REMOVES, judge_cure
-from harness.judge.readers import execute
+from harness.judge.run_case import run_case
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 
@@ -37,7 +37,7 @@ class HerePool:
 
     def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:
         self.seen += jobs
-        return [execute(job) for job in jobs]
+        return [run_case(job) for job in jobs]
 
 
 def job_of(case_id: str, *faults: str) -> Job:
@@ -128,14 +128,14 @@ def test_a_cure_that_breaks_the_numbers_does_not_help(tmp_path):
 def test_nothing_is_read_where_no_bug_is_put_back(case_id):
     from harness.core.catalog import SITES
 
-    result = execute(job_of(case_id).model_copy(update={"sites": tuple(SITES.names())}))
+    result = run_case(job_of(case_id).model_copy(update={"ask": AskReaders(sites=tuple(SITES.names()))}))
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
     assert result.looked_at["compared"] > 0
 
 
 def test_an_index_that_nobody_wrote_is_found_even_if_its_value_changes_nothing():
-    job = job_of(PADDED, *IDS).model_copy(update={"sites": ("router.ids",)})
-    (finding,) = execute(job).findings
+    job = job_of(PADDED, *IDS).model_copy(update={"ask": AskReaders(sites=("router.ids",))})
+    (finding,) = run_case(job).findings
     assert (finding.site, finding.message, finding.tensor) == ("router.ids", "apply_experts", "ids")
 
 
@@ -152,7 +152,7 @@ class DyingPool(HerePool):
 
     def _result(self, job: Job) -> CaseResult:
         if job.sites is None:
-            return execute(job)
+            return run_case(job)
         dies = "kv.tail" in job.sites
         findings = (Finding(oracle="crash", message="the worker died: SIGSEGV"),) if dies else ()
         verdict = Verdict.CRASH if dies else Verdict.PASS

@@ -77,7 +77,8 @@ def test_the_numbers_of_a_script_are_those_of_its_case() -> None:
     fault, case = next(pair for pair in DECLARED if pair[0] == "kv.tail-masked-by-multiply")
     text = script_of(fault, case)
     assert f"SEED = {case.seed}\n" in text and "SEQ_LENS = [1, 63, 64, 65, 130]\n" in text
-    other = case.model_copy(update={"params": {**case.params, "seq_lens": [7, 200], "num_heads": 3}, "seed": 5})
+    params = case.params.model_copy(update={"seq_lens": (7, 200), "num_heads": 3})
+    other = case.model_copy(update={"params": params, "seed": 5})
     assert "SEED = 5\n" in (changed := script_of(fault, other)) and "SEQ_LENS = [7, 200]\n" in changed
     assert "PAGE, RANK, ROPE, HEADS = 64, 512, 64, 3\n" in changed
 

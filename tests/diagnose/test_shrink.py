@@ -9,10 +9,9 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import InputError
-from harness.core.params import KERNEL_PARAMS
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.shrink import job_of, shrink
-from harness.judge.run_case import execute
+from harness.judge.run_case import run_case
 from harness.scenario.expand import fault_cases
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
@@ -44,10 +43,9 @@ class StubPool:
 
 
 def decode_job(fault: str | None = None, **params: object) -> Job:
-    values = KERNEL_PARAMS["mla_decode"](**params).model_dump(mode="json")
     poison = PoisonPlan(patterns=("nan", "zeros"), sites=("output", "kv.tail", "kv.free"))
     case = Case(
-        id="s", scenario="s", system="kernel", params={"op": "mla_decode", **values}, poison=poison,
+        id="s", scenario="s", system="kernel", op="mla_decode", params=params, poison=poison,
         oracles=("finite",),
     )  # fmt: skip
     return Job(key="k", case=case, fault=fault)
@@ -58,13 +56,13 @@ def poisoned(job: Job, site: str = "kv.tail") -> bool:
 
 
 def fails_with_a_long_request(job: Job) -> tuple[Finding, ...]:
-    return (NAN,) if poisoned(job) and max(job.case.params["seq_lens"]) >= 65 else ()
+    return (NAN,) if poisoned(job) and max(job.case.params.seq_lens) >= 65 else ()
 
 
 def test_only_what_the_failure_needs_is_left():
     found = shrink(StubPool(fails_with_a_long_request), decode_job())
-    assert found.case.params["seq_lens"] == [65]
-    assert found.case.params["num_heads"] == 1
+    assert found.case.params.seq_lens == (65,)
+    assert found.case.params.num_heads == 1
     assert found.case.poison.sites == ("kv.tail",)
     assert found.case.poison.patterns == ("nan",)
     assert found.is_smallest
@@ -90,32 +88,32 @@ def test_the_number_of_workers_changes_neither_the_way_nor_its_end(num_workers):
 def test_a_failure_of_another_site_is_another_reason():
     def behave(job: Job) -> tuple[Finding, ...]:
         other = NAN.model_copy(update={"site": "kv.free"})
-        return (NAN if len(job.case.params["seq_lens"]) > 2 else other,) if poisoned(job) else ()
+        return (NAN if len(job.case.params.seq_lens) > 2 else other,) if poisoned(job) else ()
 
-    assert len(shrink(StubPool(behave), decode_job()).case.params["seq_lens"]) == 3
+    assert len(shrink(StubPool(behave), decode_job()).case.params.seq_lens) == 3
 
 
 def test_a_failure_of_another_oracle_is_another_reason():
     def behave(job: Job) -> tuple[Finding, ...]:
         wrong = Finding(oracle="reference", message="off")
-        return (NAN if job.case.params["num_heads"] > 4 else wrong,) if poisoned(job) else ()
+        return (NAN if job.case.params.num_heads > 4 else wrong,) if poisoned(job) else ()
 
-    assert shrink(StubPool(behave), decode_job()).case.params["num_heads"] == 5
+    assert shrink(StubPool(behave), decode_job()).case.params.num_heads == 5
 
 
 def test_a_smaller_case_that_fails_without_the_fault_too_is_not_taken():
     def behave(job: Job) -> tuple[Finding, ...]:
-        is_degenerate = job.case.params["num_heads"] < 3
+        is_degenerate = job.case.params.num_heads < 3
         return (NAN,) if poisoned(job) and (job.fault or is_degenerate) else ()
 
-    assert shrink(StubPool(behave), decode_job(fault="f")).case.params["num_heads"] == 3
+    assert shrink(StubPool(behave), decode_job(fault="f")).case.params.num_heads == 3
 
 
 def test_a_smaller_case_that_fails_with_nothing_poisoned_is_not_taken():
     def behave(job: Job) -> tuple[Finding, ...]:
-        return (NAN,) if poisoned(job) or job.case.params["num_heads"] < 3 else ()
+        return (NAN,) if poisoned(job) or job.case.params.num_heads < 3 else ()
 
-    assert shrink(StubPool(behave), decode_job()).case.params["num_heads"] == 3
+    assert shrink(StubPool(behave), decode_job()).case.params.num_heads == 3
 
 
 def test_a_case_that_fails_whatever_is_poisoned_keeps_no_site():
@@ -128,7 +126,7 @@ def test_when_the_time_is_up_the_smallest_so_far_is_given_and_said_to_be_that():
     found = shrink(StubPool(fails_with_a_long_request, seconds=0.02), decode_job(), seconds=0.15)
     assert not found.is_smallest
     assert found.steps
-    assert found.case.params["seq_lens"] == [1, 63, 64, 65, 130] or max(found.case.params["seq_lens"]) >= 65
+    assert found.case.params.seq_lens == (1, 63, 64, 65, 130) or max(found.case.params.seq_lens) >= 65
 
 
 def test_no_time_at_all_gives_the_case_itself():
@@ -145,7 +143,7 @@ def test_a_case_that_passes_is_refused():
 
 
 def test_a_measurement_of_accuracy_is_refused():
-    job = Job(key="k", case=Case(id="a", scenario="a", system="accuracy"))
+    job = Job(key="k", case=Case(id="a", scenario="a", system="accuracy", params={"task": "gsm_symbolic"}))
     with pytest.raises(InputError, match="takes too long a trial"):
         shrink(StubPool(lambda job: ()), job)
 
@@ -156,7 +154,7 @@ class HerePool:
     num_workers = 2
 
     def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:
-        return [execute(job) for job in jobs]
+        return [run_case(job) for job in jobs]
 
 
 def fault_job(scenario_name: str, fault: str) -> Job:
@@ -178,13 +176,13 @@ def test_a_real_failure_is_shrunk_to_a_case_whose_id_alone_fails_so_again(scenar
     job = fault_job(scenario, fault)
     found = shrink(HerePool(), job, seconds=60)
     assert found.is_smallest
-    assert found.case.params.items() >= lost.items()
+    assert found.case.values().items() >= lost.items()
     for site in kept.get("sites", ()):
         assert found.case.poison.sites == (site,)
     (again,) = select(load_scenarios(None), [found.case.id])
     assert again == found.case
-    assert found.finding in execute(job_of(job, found)).findings
-    assert execute(job_of(job, found).model_copy(update={"fault": None})).verdict is Verdict.PASS
+    assert found.finding in run_case(job_of(job, found)).findings
+    assert run_case(job_of(job, found).model_copy(update={"fault": None})).verdict is Verdict.PASS
 
 
 def test_a_drawn_case_is_shrunk_too():
@@ -192,9 +190,9 @@ def test_a_drawn_case_is_shrunk_too():
     for number in range(40):
         (case,) = select(known, [f"fuzz[seed=5,draw={number}]"])
         job = Job(key=case.id, case=case, fault="kv.tail-masked-by-multiply")
-        if case.params.get("op") == "mla_decode" and execute(job).findings:
+        if case.op == "mla_decode" and run_case(job).findings:
             break
     found = shrink(HerePool(), job, seconds=30)
     assert found.case.id.startswith(f"{case.id}@")
-    assert len(found.case.params["seq_lens"]) == 1
-    assert execute(job_of(job, found)).findings
+    assert len(found.case.params.seq_lens) == 1
+    assert run_case(job_of(job, found)).findings

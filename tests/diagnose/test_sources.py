@@ -46,9 +46,8 @@ def test_an_engine_bug_without_a_recipe_is_refused_in_one_line(monkeypatch: pyte
 
 @pytest.mark.parametrize("kernel", ["vllm-cuda", "vllm-triton"])
 def test_a_vllm_kernel_is_imported_by_its_own_path(kernel: str) -> None:
-    params = {"op": "merge_attn_states", "kernel": kernel, "num_tokens": 3, "num_with_context": 2,
-              "empty_prefix_rows": 0, "empty_lse": "-inf", "num_heads": 1, "v_head_dim": 8}  # fmt: skip
-    case = Case(id="x", scenario="merge-kernel", system="kernel", params=params)
+    params = {"kernel": kernel, "num_tokens": 3, "num_with_context": 2, "num_heads": 1, "v_head_dim": 8}
+    case = Case(id="x", scenario="merge-kernel", system="kernel", op="merge_attn_states", params=params)
     text = script_of(None, case)
     path = {"vllm-cuda": "vllm._custom_ops", "vllm-triton": "vllm.v1.attention.ops.triton_merge_attn_states"}[kernel]
     assert path in text and "kernel = merge_attn_states" in text.replace("_triton", "")

@@ -6,13 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.engine.engine import Engine
+from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.block_pool import BlockPool, block_hashes
+from harness.engine.schedule.config import model_config
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import Sequence
+from harness.memory.poison.patterns import Poison
 
 from .conftest import Advance  # type: ignore[import-not-found]
 
@@ -109,11 +113,15 @@ def test_a_flush_forgets_every_prefix_and_names_the_free_blocks() -> None:
 
 
 @pytest.mark.parametrize("features", [{"layers": ("kda", "mla")}, {"layers": ("window", "mla")}])
-def test_states_and_windows_of_another_request_cannot_be_shared(
-    make_engine: MakeEngine, features: dict[str, Any]
-) -> None:
-    with pytest.raises(InputError, match="prefix_caching shares pages of full and sparse layers"):
-        make_engine(EngineParams.model_validate({"prefix_caching": True, **features}))
+def test_states_and_windows_of_another_request_cannot_be_shared(features: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="prefix_caching shares pages of full and sparse layers"):
+        EngineParams.model_validate({"prefix_caching": True, **features})
+
+
+def test_an_engine_refuses_a_model_whose_layers_its_parameters_do_not_know_of() -> None:
+    model = CausalLM(model_config(EngineParams(layers=("kda", "mla"))))
+    with pytest.raises(InputError, match=r"prefix_caching shares pages .*; leave one of them out"):
+        Engine(model, EngineParams(prefix_caching=True), Poison("nan", frozenset()), 150)
 
 
 def test_a_flush_between_requests_only(make_engine: MakeEngine) -> None:

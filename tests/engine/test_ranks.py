@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from harness.core.cases import Case
 from harness.core.catalog import SITES
+from harness.core.engine_params import EngineParams
 from harness.core.errors import IllegalAddress
 from harness.engine import cache_scales, context_ranks
 from harness.engine.block_quantize import apply_scales
@@ -27,7 +29,7 @@ def served(**params: Any) -> Evidence:
     torch.set_num_threads(1)
     params = {"layers": ("mla",), "requests": ((5, 2), (70, 2)), "max_batched_tokens": 40, **params}
     case = Case(id="case", scenario="s", system="engine", params=params, seed=3)
-    assert EngineTarget.supports(case) is None
+    assert not EngineTarget.why_not(case)
     return Evidence(case, [EngineTarget(case).run(NAN)])
 
 
@@ -64,8 +66,8 @@ def test_a_rank_without_keys_is_an_empty_side() -> None:
 
 
 def test_experts_that_do_not_divide_evenly_are_refused() -> None:
-    case = Case(id="c", scenario="s", system="engine", params={"num_experts": 4, "expert_ranks": 3})
-    assert "equal share" in (EngineTarget.supports(case) or "")
+    with pytest.raises(ValidationError, match="expert_ranks 3 with 4 experts: each rank holds an equal share"):
+        EngineParams(num_experts=4, expert_ranks=3)
 
 
 def test_every_id_is_local_to_one_rank_and_a_wrong_one_stays_wrong() -> None:

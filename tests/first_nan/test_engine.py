@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.core.cases import AskFirstNan, Case, Job
 from harness.core.catalog import FAULTS
-from harness.core.records import Case, FirstNan, Job
+from harness.core.records import FirstNan
 from harness.core.seams import inject
-from harness.judge.first_nan import execute, first_writer
 from harness.judge.probes.recorder import cache_rows, recorder_on
+from harness.judge.run_case import run_case
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import fault_cases
@@ -26,7 +27,10 @@ DECLARED = {
 
 def writer(fault: str, put_back: bool = True) -> FirstNan:
     case = DECLARED[fault]
-    return first_writer(Job(key=case.id, case=case, fault=fault if put_back else None))
+    job = Job(key=case.id, case=case, fault=fault if put_back else None, ask=AskFirstNan())
+    found = run_case(job).first_nan
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -116,9 +120,9 @@ def test_a_window_sees_its_last_keys_only() -> None:
 def test_a_job_with_the_recorder_tells_writer_reader_and_sites() -> None:
     fault = "kv.skip-zero-new-blocks"
     case: Case = DECLARED[fault]
-    result = execute(Job(key="k", case=case, fault=fault, first_nan=("kv.new",)))
+    result = run_case(Job(key="k", case=case, fault=fault, ask=AskFirstNan(sites=("kv.new",))))
     found = result.first_nan
     assert found is not None and result.verdict.value == "fail"
     assert found.sites == ("kv.new",) and found.reader.startswith("mla_decode") and "step" in found.reader_at
-    silent = execute(Job(key="k", case=case, first_nan=("kv.new",))).first_nan
+    silent = run_case(Job(key="k", case=case, ask=AskFirstNan(sites=("kv.new",)))).first_nan
     assert silent == FirstNan(sites=("kv.new",))

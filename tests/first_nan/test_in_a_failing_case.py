@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from harness.cli.session import with_first_nan
-from harness.core.cases import Case, Job, PoisonPlan
+
+from harness.core.cases import AskFirstNan, Case, Job, PoisonPlan
 from harness.core.records import Blame, CaseResult, Finding, FirstNan, Verdict
 from harness.diagnose.first_nan import recorded_job, why_not
+from harness.engines.vllm.params import VllmParams
 from harness.report.terminal import console_for, print_failure
 from harness.report.wording import first_nan_lines
 from harness.report.write import write_reports
@@ -25,8 +26,10 @@ SEEN = FirstNan(
 
 
 def job(system: str = "engine", key: str = "a") -> Job:
-    case = Case(id=key, scenario="s", system=system, poison=PoisonPlan(sites=("kv.new", "output")))
-    return Job(key=key, case=case)
+    op = "write_kv" if system == "kernel" else None
+    params = {"task": "gsm_symbolic"} if system == "accuracy" else {}
+    poison = PoisonPlan(sites=("kv.new", "output"))
+    return Job(key=key, case=Case(id=key, scenario="s", system=system, op=op, params=params, poison=poison))
 
 
 def failure(of: Job) -> CaseResult:
@@ -49,19 +52,19 @@ class Pool:
 def test_a_failing_engine_case_is_run_once_more_for_the_sites_to_blame() -> None:
     pool, own = Pool(), job()
     found = with_first_nan(pool, [(own, failure(own))], {"a": Blame(sites=("kv.new",), how="so")})  # type: ignore[arg-type]
-    assert [one.first_nan for one in pool.asked] == [("kv.new",)]
+    assert [one.ask for one in pool.asked] == [AskFirstNan(sites=("kv.new",))]
     assert found == {"a": Blame(sites=("kv.new",), how="so", first_nan=SEEN)}
-    assert recorded_job(own, Blame()).first_nan == ("kv.new", "output")
+    assert recorded_job(own, Blame()).ask == AskFirstNan(sites=("kv.new", "output"))
 
 
 def test_a_failing_case_of_vllm_is_served_once_more_with_fewer_questions() -> None:
     pool, own = Pool(), job("vllm")
-    params = {"limit": None, "epochs": 5, "compare_eager": True, "max_num_seqs": 64}
+    params = VllmParams(limit=None, epochs=5, compare_eager=True, max_num_seqs=64)
     own = own.model_copy(update={"case": own.case.model_copy(update={"params": params}), "directory": "/answers"})
     found = with_first_nan(pool, [(own, failure(own))], {"a": Blame(how="not sought")})  # type: ignore[arg-type]
     assert found["a"].first_nan == SEEN and found["a"].sites == ()
     (asked,) = pool.asked
-    assert asked.case.params == {"limit": 32, "epochs": 1, "compare_eager": False, "max_num_seqs": 64}
+    assert asked.case.params == VllmParams(limit=32, epochs=1, compare_eager=False, max_num_seqs=64)
     # Its answers are not those of the measurement.
     assert asked.directory is None
 

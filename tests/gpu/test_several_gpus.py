@@ -27,7 +27,7 @@ from harness.core.cases import Case, Job
 from harness.run.runner import WorkerPool
 
 def asked(count, workers=1):
-    jobs = [Job(key=str(n), case=Case(id=str(n), scenario="s", system="kernel"), device="cuda") for n in range(count)]
+    jobs = [Job(key=str(n), case=Case(id=str(n), scenario="s", system="engine"), device="cuda") for n in range(count)]
     with WorkerPool(workers, execute="where_execute:execute") as pool:
         return [json.loads(result.reason) for result in pool.run(jobs)]
 """
@@ -38,7 +38,7 @@ def _uuids() -> list[str]:
 
 
 def _asked(count: int, workers: int, **environ: str) -> list[dict[str, Any]]:
-    jobs = [Job(key=str(n), case=Case(id=str(n), scenario="s", system="kernel"), device="cuda") for n in range(count)]
+    jobs = [Job(key=str(n), case=Case(id=str(n), scenario="s", system="engine"), device="cuda") for n in range(count)]
     with WorkerPool(workers, execute="where_execute:execute", environ={**os.environ, **PATHS, **environ}) as pool:
         return [json.loads(result.reason) for result in pool.run(jobs)]
 

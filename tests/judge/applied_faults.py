@@ -18,7 +18,7 @@ def findings(oracle: str, params: dict[str, Any], sites: set[str], pattern: str 
     """What `oracle` finds in one run of the engine under `pattern`; it must have looked at something."""
     torch.set_num_threads(1)
     case = Case(id="case", scenario="s", system="engine", params=params, seed=7)
-    assert EngineTarget.supports(case) is None
+    assert not EngineTarget.why_not(case)
     run = EngineTarget(case).run(Poison(pattern, frozenset(sites)))
     judgement = ORACLES.get(oracle).judge(Evidence(case, [run]))
     assert judgement.looked_at

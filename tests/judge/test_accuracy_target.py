@@ -11,7 +11,7 @@ import torch
 from harness.accuracy.answer_log import FILE_NAME, read_run
 from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, Verdict
-from harness.judge.run_case import execute, why_not
+from harness.judge.run_case import run_case, why_not
 from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenarios, shipped_directory
 
@@ -26,11 +26,11 @@ def one_thread() -> None:
 def small(scenario: str, task: str, **params: object) -> Case:
     """A shipped measurement with fewer questions."""
     case = next(case for case in expand(SCENARIOS[scenario]) if case.id == f"{scenario}[accuracy={task}]")
-    return case.model_copy(update={"params": case.params | params})
+    return case.model_copy(update={"params": case.params.model_copy(update=params)})
 
 
 def run(case: Case, fault: str | None = None, directory: Path | None = None) -> CaseResult:
-    return execute(Job(key=case.id, case=case, fault=fault, directory=str(directory) if directory else None))
+    return run_case(Job(key=case.id, case=case, fault=fault, directory=str(directory) if directory else None))
 
 
 def test_a_clean_canary_is_flat_and_its_record_is_in_the_result() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from harness.core.cases import Case
 from harness.core.catalog import ORACLES, SITES
@@ -139,12 +140,12 @@ def test_the_null_block_is_guarded() -> None:
     assert torch.equal(guard.before, guard.after)
 
 
-def test_a_case_whose_rank_kernels_cannot_tell_is_skipped_with_the_reason() -> None:
-    assert EngineTarget.supports(case()) is None
-    reason = EngineTarget.supports(case(kv_lora_rank=24))
-    assert reason is not None and "rank of a latent of 40 to be 32" in reason
+def test_there_is_no_case_whose_rank_kernels_cannot_tell() -> None:
+    with pytest.raises(ValidationError, match="kv_lora_rank 24 is not the largest power of two below"):
+        case(kv_lora_rank=24)
 
 
-def test_a_case_whose_pool_is_too_small_is_skipped_with_the_reason() -> None:
-    assert EngineTarget.supports(case(num_blocks=5)) is None
-    assert EngineTarget.supports(case(num_blocks=4)) == "num_blocks 4 leaves 2 blocks, a request needs 3"
+def test_there_is_no_case_whose_pool_is_too_small() -> None:
+    assert not EngineTarget.why_not(case(num_blocks=5))
+    with pytest.raises(ValidationError, match="num_blocks 4 leaves 2 blocks, a request needs 3"):
+        case(num_blocks=4)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.records import Case, Finding
@@ -116,11 +117,18 @@ def test_rejected_drafts_are_judged_too() -> None:
 @pytest.mark.parametrize(
     ("params", "reason"),
     [
-        ({"layers": ("window", "mla"), "decode_kernel": "triton"}, "has no argument `window`"),
         ({"layers": ("window", "mla"), "num_blocks": 7}, "a request needs 6"),
         ({"layers": ("kda", "mla"), "prefix_caching": True}, "prefix_caching shares pages"),
         ({"speculative_tokens": 2, "max_batched_tokens": 2}, "verifies 3 tokens"),
     ],
 )
-def test_what_cannot_be_served_is_a_skip_with_its_reason(params: dict[str, Any], reason: str) -> None:
-    assert reason in (EngineTarget.supports(case(**params)) or "")
+def test_of_parameters_that_no_engine_can_serve_there_is_no_case(params: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        case(**params)
+
+
+def test_a_kernel_without_windows_is_a_skip_with_its_reason() -> None:
+    windowed = case(layers=("window", "mla"), decode_kernel="triton")
+    assert EngineTarget.why_not(windowed) == (
+        "mla_decode/triton has no argument `window`, which layers with a sliding window need"
+    )

@@ -44,7 +44,7 @@ def _forget_what_a_test_registers() -> Iterator[None]:
 
 def case_of(op: str, **params: Any) -> Case:
     values = KERNEL_PARAMS[op].model_validate(params).model_dump(mode="json")
-    return Case(id="case", scenario="s", system="kernel", params={"op": op, **values}, seed=7)
+    return Case(id="case", scenario="s", system="kernel", op=op, params=values, seed=7)
 
 
 def decode_case(**changes: Any) -> Case:

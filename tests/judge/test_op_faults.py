@@ -63,7 +63,7 @@ CAUGHT = [
 def findings(op: str, params: dict[str, Any], oracle: str, sites: set[str]) -> list[Finding]:
     torch.set_num_threads(1)
     values = KERNEL_PARAMS[op].model_validate(params).model_dump(mode="json")
-    case = Case(id="case", scenario="s", system="kernel", params={"op": op, **values}, seed=7)
+    case = Case(id="case", scenario="s", system="kernel", op=op, params=values, seed=7)
     runs = [KernelTarget(case).run(Poison(pattern, frozenset(sites))) for pattern in ("nan", "zeros")]
     return ORACLES.get(oracle).judge(Evidence(case, runs)).findings
 

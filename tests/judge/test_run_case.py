@@ -1,22 +1,24 @@
-"""`execute` with targets that do as they are told: each way a case can end."""
+"""`run_case` with targets that do as they are told: each way a case can end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import CaptureError, IllegalAddress, KernelError
 from harness.core.fault_spec import FaultSpec
 from harness.core.kernel_spec import KernelSpec
-from harness.core.params import EngineParams
-from harness.core.records import Case, Job, PoisonPlan, Verdict
+from harness.core.records import Verdict
 from harness.core.seams import seam
-from harness.judge import run_case as module
-from harness.judge.run_case import execute
+from harness.judge import verdict
+from harness.judge.run_case import run_case
 from harness.judge.run_records import Observed, Run
+from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
 
@@ -30,14 +32,15 @@ def observed(tensor: torch.Tensor | None = None) -> Observed:
     return Observed("out", got, torch.ones(3, dtype=torch.bool), want, "mla_decode.out.fp32")
 
 
-class StubTarget:
+class StubTarget(Target):
     """Calls `behave`; remembers every poison it was given."""
 
     behave: Callable[[Poison], Run] = staticmethod(lambda poison: Run(poison.pattern, [observed()]))
     seen: list[Poison]
     made: list[tuple[Case, str]]
 
-    def __init__(self, case: Case, device: str) -> None:
+    def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
+        super().__init__(case, device, **more)
         type(self).made.append((case, device))
 
     def run(self, poison: Poison) -> Run:
@@ -50,7 +53,6 @@ class StubEngine(StubTarget):
 
     seen: list[Poison] = []  # noqa: RUF012
     made: list[tuple[Case, str]] = []  # noqa: RUF012
-    supports = staticmethod(lambda case: None)
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[StubTarget]:
         seen: list[Poison] = []  # noqa: RUF012
         made: list[tuple[Case, str]] = []  # noqa: RUF012
 
-    monkeypatch.setattr(module, "KernelTarget", Fresh)
+    monkeypatch.setattr("harness.judge.targets.kernel.KernelTarget", Fresh)
     return Fresh
 
 
@@ -68,7 +70,8 @@ def job(**changes: object) -> Job:
         "id": "decode[kv=fp32]",
         "scenario": "decode",
         "system": "kernel",
-        "params": {"op": "mla_decode", "kernel": "tiled", "kv": "fp32"},
+        "op": "mla_decode",
+        "params": {"kernel": "tiled", "kv": "fp32"},
         "poison": PoisonPlan(patterns=("nan", "zeros"), sites=("kv.tail", "output")),
         "oracles": ("finite", "sentinel", "reference", "non_interference"),
         "seed": 7,
@@ -79,7 +82,7 @@ def job(**changes: object) -> Job:
 
 
 def test_a_right_answer_passes_and_every_oracle_says_how_much_it_saw(stub):
-    result = execute(job())
+    result = run_case(job())
     assert (result.verdict, result.findings, result.reason) == (Verdict.PASS, (), "")
     assert result.looked_at == {"finite": 48, "sentinel": 48, "reference": 48, "non_interference": 24, "crash": 2}
     assert (result.key, result.id, result.scenario) == ("k", "decode[kv=fp32]", "decode")
@@ -87,25 +90,25 @@ def test_a_right_answer_passes_and_every_oracle_says_how_much_it_saw(stub):
 
 
 def test_one_run_for_each_pattern_on_the_sites_of_the_case(stub):
-    execute(job())
+    run_case(job())
     assert [poison.pattern for poison in stub.seen] == ["nan", "zeros"]
     assert all(poison.sites == {"kv.tail", "output"} and poison.seed == 7 for poison in stub.seen)
 
 
 def test_the_sites_of_a_job_replace_those_of_its_case(stub):
-    execute(job(sites=()))
-    execute(job(sites=("kv.tail",)))
+    run_case(job(sites=()))
+    run_case(job(sites=("kv.tail",)))
     assert [poison.sites for poison in stub.seen[::2]] == [frozenset(), frozenset({"kv.tail"})]
 
 
 def test_the_target_is_told_the_device(stub):
-    execute(job())
+    run_case(job())
     assert stub.made[0][1] == "cpu"
 
 
 def test_a_wrong_answer_fails_with_the_findings_of_all_oracles_that_saw_it(stub):
     stub.behave = staticmethod(lambda poison: Run(poison.pattern, [observed(torch.full((3, 8), float("nan")))]))
-    result = execute(job())
+    result = run_case(job())
     assert result.verdict is Verdict.FAIL
     assert {finding.oracle for finding in result.findings} == {"finite", "reference", "non_interference"}
     assert result.reason == result.findings[0].message
@@ -116,7 +119,7 @@ def test_an_answer_that_depends_on_the_poison_fails_by_non_interference(stub):
         return Run(poison.pattern, [observed(answer().float() * (1 + (poison.pattern == "zeros") * 1e-6))])
 
     stub.behave = staticmethod(behave)
-    result = execute(job())
+    result = run_case(job())
     assert result.verdict is Verdict.FAIL
     assert [finding.oracle for finding in result.findings] == ["non_interference"]
 
@@ -132,7 +135,7 @@ def test_a_run_that_the_kernel_ended_is_a_crash_and_no_other_oracle_is_asked(stu
         return Run(poison.pattern, error=error)
 
     stub.behave = staticmethod(behave)
-    result = execute(job())
+    result = run_case(job())
     assert result.verdict is Verdict.CRASH
     assert [finding.oracle for finding in result.findings] == ["crash"]
     assert result.looked_at == {"crash": 1}
@@ -144,7 +147,7 @@ def test_an_exception_of_the_harness_is_an_error_with_the_end_of_the_traceback(s
         raise RuntimeError("slipped\nand fell")
 
     stub.behave = staticmethod(behave)
-    result = execute(job())
+    result = run_case(job())
     assert result.verdict is Verdict.ERROR
     assert result.reason == "RuntimeError: slipped"
     assert "in behave" in result.log
@@ -154,7 +157,7 @@ def test_an_exception_of_the_harness_is_an_error_with_the_end_of_the_traceback(s
 @pytest.mark.parametrize("oracle", ["finite", "reference", "non_interference", "replay", "address"])
 def test_an_oracle_that_looked_at_nothing_makes_the_case_an_error(stub, oracle):
     stub.behave = staticmethod(lambda poison: Run(poison.pattern))
-    result = execute(job(oracles=(oracle,)))
+    result = run_case(job(oracles=(oracle,)))
     assert result.verdict is Verdict.ERROR
     assert f"nothing was looked at by {oracle}" in result.reason
 
@@ -166,12 +169,12 @@ def test_a_case_whose_runs_have_no_live_row_is_an_error(stub):
         return Run(poison.pattern, [seen])
 
     stub.behave = staticmethod(behave)
-    assert execute(job()).verdict is Verdict.ERROR
+    assert run_case(job()).verdict is Verdict.ERROR
 
 
 def test_findings_outweigh_an_oracle_that_looked_at_nothing(stub):
     stub.behave = staticmethod(lambda poison: Run(poison.pattern, [observed(torch.zeros(3, 8))]))
-    result = execute(job(oracles=("replay", "reference")))
+    result = run_case(job(oracles=("replay", "reference")))
     assert result.verdict is Verdict.FAIL
 
 
@@ -179,8 +182,8 @@ def test_findings_outweigh_an_oracle_that_looked_at_nothing(stub):
     ("changes", "reason"),
     [
         ({"device": "cuda"}, "CUDA"),
-        ({"params": {"op": "mla_decode", "kernel": "only-bf16", "kv": "fp32"}}, "reads a cache of bf16, not of fp32"),
-        ({"params": {"op": "mla_decode", "kernel": "gpu-only", "kv": "fp32"}}, "runs on cuda, not on cpu"),
+        ({"params": {"kernel": "only-bf16", "kv": "fp32"}}, "reads a cache of bf16, not of fp32"),
+        ({"params": {"kernel": "gpu-only", "kv": "fp32"}}, "runs on cuda, not on cpu"),
     ],
 )
 def test_a_case_that_cannot_run_here_is_skipped_with_the_reason(stub, monkeypatch, changes, reason):
@@ -192,14 +195,14 @@ def test_a_case_that_cannot_run_here_is_skipped_with_the_reason(stub, monkeypatc
         entries[spec.name] = spec
     monkeypatch.setattr(KERNELS, "_entries", entries)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = execute(job(**changes))
+    result = run_case(job(**changes))
     assert result.verdict is Verdict.SKIP
     assert reason in result.reason
     assert stub.seen == []
 
 
 def test_an_unknown_kernel_is_an_error_that_names_the_nearest(stub):
-    result = execute(job(params={"op": "mla_decode", "kernel": "tield"}))
+    result = run_case(job(params={"kernel": "tield"}))
     assert result.verdict is Verdict.ERROR
     assert "did you mean 'mla_decode/tiled'?" in result.reason
 
@@ -224,34 +227,33 @@ def test_a_fault_is_in_place_during_the_runs_and_gone_afterwards(stub, monkeypat
         raise IllegalAddress("x")
 
     stub.behave = staticmethod(behave)
-    result = execute(job(fault="stub.fault"))
+    result = run_case(job(fault="stub.fault"))
     assert (result.verdict, result.fault) == (Verdict.CRASH, "stub.fault")
     assert during == ["wrong"]
     assert right() == "right"
 
 
 def test_a_case_that_the_engine_cannot_serve_is_skipped_with_the_reason():
-    params = EngineParams(num_blocks=4, requests=((300, 4),)).model_dump(mode="json")
-    result = execute(job(system="engine", params=params))
+    result = run_case(job(system="engine", op=None, params={"amax_rows": "batch"}))
     assert result.verdict is Verdict.SKIP
-    assert "num_blocks 4" in result.reason
+    assert "mla_decode/tiled leaves rows of empty requests as they were" in result.reason
 
 
 def test_an_unknown_fault_is_an_error(stub):
-    assert "unknown fault 'nonsense'" in execute(job(fault="nonsense")).reason
+    assert "unknown fault 'nonsense'" in run_case(job(fault="nonsense")).reason
 
 
 def test_a_fault_whose_code_no_run_came_to_is_said_to_have_shown_nothing(stub):
-    result = execute(job(fault="index.page-offset-32-bit"))
+    result = run_case(job(fault="index.page-offset-32-bit"))
     assert (result.verdict, result.reason) == (Verdict.PASS, "no run came to the code of index.page-offset-32-bit")
 
 
 def test_on_cuda_it_is_skipped_where_the_engine_runs_other_kernels(stub, monkeypatch):
-    monkeypatch.setattr(module, "EngineTarget", StubEngine)
-    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
-    params = {**EngineParams().model_dump(mode="json"), "decode_kernel": "triton", "plan_kernel": "triton"}
-    case = {"system": "engine", "params": params, "device": "cuda", "fault": "plan.split-count-of-capture"}
-    result = execute(job(**case))
+    monkeypatch.setattr("harness.judge.targets.engine.EngineTarget", StubEngine)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    params = {"decode_kernel": "triton", "plan_kernel": "triton"}
+    case = {"system": "engine", "op": None, "params": params}
+    result = run_case(job(**case, device="cuda", fault="plan.split-count-of-capture"))
     assert result.verdict is Verdict.SKIP
     assert result.reason.startswith("the code of plan.split-count-of-capture is not run on CUDA, where this case has ")
     assert "mla_decode_plan/triton" in result.reason
@@ -263,7 +265,7 @@ def test_a_bad_index_that_a_check_found_is_named_rather_than_the_fault_it_led_to
         raise error
 
     stub.behave = staticmethod(behave)
-    monkeypatch.setattr(module, "bad_index", lambda: IllegalAddress("block_table: index outside [0, 4)"))
-    monkeypatch.setattr(module, "is_device_failure", lambda raised: True)
-    result = execute(job())
+    monkeypatch.setattr(verdict, "bad_index", lambda: IllegalAddress("block_table: index outside [0, 4)"))
+    monkeypatch.setattr(verdict, "is_device_failure", lambda raised: True)
+    result = run_case(job())
     assert result.verdict is Verdict.CRASH and result.findings[0].site == "block_table.pad"

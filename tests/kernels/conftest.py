@@ -10,7 +10,6 @@ import torch
 
 from harness.core.cases import Case
 from harness.core.catalog import ORACLES, SITES
-from harness.core.params import KERNEL_PARAMS
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence
 from harness.judge.targets.kernel import KernelTarget
@@ -36,8 +35,7 @@ def judge() -> Judge:
         strict: bool = False,
         **params: Any,
     ) -> list[Finding]:
-        values = KERNEL_PARAMS[op].model_validate(params).model_dump(mode="json")
-        case = Case(id=f"test[{op}]", scenario="test", system="kernel", params={"op": op, **values}, seed=11)
+        case = Case(id=f"test[{op}]", scenario="test", system="kernel", op=op, params=params, seed=11)
         target = KernelTarget(case)
         evidence = Evidence(case, [target.run(Poison(pattern, sites, strict)) for pattern in patterns])
         crash = ORACLES.get("crash").judge(evidence).findings

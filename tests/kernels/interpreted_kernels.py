@@ -42,7 +42,8 @@ def test_decode_is_right_at_the_sizes_of_deepseek(judge: Judge, kv: str) -> None
 
 @pytest.mark.parametrize("query_len", [2, 5])
 def test_decode_is_causal_over_the_last_query_tokens(judge: Judge, query_len: int) -> None:
-    assert not judge("mla_decode", kv="fp32", seq_lens=[1, 3, 64, 66, 130, 0], query_len=query_len, **SMALL)
+    lengths = [query_len, query_len + 1, 64, 66, 130, 0]
+    assert not judge("mla_decode", kv="fp32", seq_lens=lengths, query_len=query_len, **SMALL)
 
 
 def test_decode_is_clean_under_infinite_and_random_poison(judge: Judge) -> None:

@@ -7,9 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
-from harness.core.errors import InputError
-from harness.core.params import QuantizeBlocksParams
-from harness.kernels.ops import block_inputs, block_reference
+from harness.kernels.ops import block_reference
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, magnitudes, num_scale_rows
 
 NVFP4, MXFP4, MXFP8 = FORMATS["nvfp4"], FORMATS["mxfp4"], FORMATS["mxfp8"]
@@ -61,9 +59,3 @@ def test_the_reference_leaves_rows_of_nobody_undefined_and_their_scales_unused()
     assert want.live.tolist() == [True, True, True, False, False]
     assert bool(want.values[3:].isnan().all())
     assert [row for row in range(256) if bool(want.scales[row].any())] == [0, 1, 128]
-
-
-@pytest.mark.parametrize("changes", [{"width": 24}, {"expert_rows": (0, 0)}, {"width": 48, "block_format": "mxfp4"}])
-def test_inputs_that_no_format_has_are_refused_in_one_line(changes: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="give a multiple of"):
-        block_inputs.quantize_blocks(QuantizeBlocksParams.model_validate(changes), 0)

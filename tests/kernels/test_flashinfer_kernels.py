@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from harness.engines.flashinfer.specs import FLASHINFER_KERNELS
 
 from harness.core.ops import OPS
 from harness.engines.flashinfer import mla as flashinfer_mla
+from harness.engines.flashinfer.tables import KERNELS
 from harness.kernels.ops import reference
 from harness.kernels.plugins import check_signature
 
@@ -43,7 +43,7 @@ class Wrapper:
         return want.out.flatten(0, 1).float(), want.lse.transpose(1, 2).flatten(0, 1).float()
 
 
-@pytest.mark.parametrize("spec", FLASHINFER_KERNELS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
 def test_it_loads_without_flashinfer_takes_the_ops_arguments_and_says_why_it_is_skipped(spec: Any) -> None:
     check_signature(OPS.get(spec.op), spec.short_name, spec.load())
     assert spec.why_not("cpu") == "flashinfer" or "cuda" in str(spec.why_not("cpu"))

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.errors import InputError
-from harness.core.params import (
-    ContextAttentionParams,
-    MergeAttnStatesParams,
-    MlaDecodeParams,
-    QuantizeFp8Params,
-    RouteExpertsParams,
-    WriteKvParams,
-)
+from harness.core.params import MlaDecodeParams, WriteKvParams
 from harness.kernels.ops import inputs
 
 
@@ -68,25 +59,3 @@ def test_padded_tokens_of_write_kv_have_negative_slots_and_no_live_slot_is_in_th
     assert made.slot_mapping[-3:].tolist() == [-1, -1, -1]
     live = made.slot_mapping[:-3]
     assert int(live.min()) >= 64 and len(set(live.tolist())) == 6
-
-
-@pytest.mark.parametrize(
-    ("make", "params"),
-    [
-        (inputs.mla_decode, small(kv_lora_rank=48)),
-        (inputs.mla_decode, small(qk_rope_head_dim=24)),
-        (inputs.mla_decode, small(seq_lens=())),
-        (inputs.context_attention, ContextAttentionParams(query_lens=(1, 2), context_lens=(3,))),
-        (inputs.merge_attn_states, MergeAttnStatesParams(num_tokens=3, num_with_context=4)),
-        (inputs.merge_attn_states, MergeAttnStatesParams(num_with_context=4, empty_prefix_rows=5)),
-        (inputs.write_kv, WriteKvParams(num_tokens=3, num_padded=4)),
-        (inputs.quantize_fp8, QuantizeFp8Params(num_tokens=3, num_live=4)),
-        (inputs.quantize_fp8, QuantizeFp8Params(num_tokens=3, num_live=0)),
-        (inputs.route_experts, RouteExpertsParams(num_experts=3, num_experts_per_tok=4)),
-    ],
-)
-def test_parameters_that_contradict_each_other_are_refused_in_one_line(make: object, params: object) -> None:
-    assert callable(make)
-    with pytest.raises(InputError) as refused:
-        make(params, 1)
-    assert "\n" not in str(refused.value)

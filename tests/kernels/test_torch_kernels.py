@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.core.params import ContextAttentionParams
 from harness.core.records import Finding
+from harness.kernels.ops import inputs, reference
+from harness.kernels.torch.context import context_attention
 
 Judge = Callable[..., list[Finding]]
 
@@ -33,7 +37,7 @@ def test_decode_is_right_when_long_requests_are_split(judge: Judge, kernel: str,
 @pytest.mark.parametrize("query_len", [2, 5])
 @pytest.mark.parametrize("kernel", DECODE)
 def test_decode_is_causal_over_the_last_query_tokens(judge: Judge, kernel: str, query_len: int) -> None:
-    lengths = [1, 3, 64, 66, 130, 0]
+    lengths = [query_len, query_len + 1, 64, 66, 130, 0]
     assert not judge("mla_decode", kernel=kernel, kv="fp32", seq_lens=lengths, query_len=query_len, **SMALL)
 
 
@@ -64,8 +68,15 @@ def test_context_attention_is_right_and_declares_its_empty_rows(
     assert not judge("context_attention", kernel=kernel, query_lens=[5, 3, 4], context_lens=context_lens)
 
 
-def test_context_attention_allows_a_request_without_new_tokens(judge: Judge) -> None:
-    assert not judge("context_attention", query_lens=[0, 3], context_lens=[4, 9])
+def test_context_attention_allows_a_request_without_new_tokens() -> None:
+    # A case refuses such a request; the op does not.
+    params = ContextAttentionParams(num_heads=2, qk_head_dim=24, v_head_dim=16)
+    given = inputs.context_attention(params.model_copy(update={"query_lens": (0, 3), "context_lens": (4, 9)}), 11)
+    call = given.q, given.k, given.v, given.query_start_loc, given.chunk_start_loc
+    out, lse = context_attention(*call, scale=given.scale)
+    want = reference.context_attention(*call, scale=given.scale)
+    torch.testing.assert_close(out.double(), want.out, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(lse.double(), want.lse, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("empty_lse", ["-inf", "+inf"])

@@ -76,7 +76,7 @@ def test_a_captured_quantizer_follows_the_number_of_live_rows() -> None:
 
 def _judge(op: str, **params: Any) -> None:
     values = KERNEL_PARAMS[op].model_validate({"kernel": "triton", **params}).model_dump(mode="json")
-    case = Case(id=f"test[{op}]", scenario="test", system="kernel", params={"op": op, **values}, seed=11)
+    case = Case(id=f"test[{op}]", scenario="test", system="kernel", op=op, params=values, seed=11)
     sites = frozenset(SITES.names())
     target = KernelTarget(case, device="cuda")
     evidence = Evidence(case, [target.run(Poison(pattern, sites)) for pattern in ("nan", "zeros", "max")])

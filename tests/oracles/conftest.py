@@ -10,6 +10,8 @@ import torch
 from harness.core.cases import Case
 from harness.judge.run_records import Evidence, Observed, Run
 
+from ..accuracy.conftest import stored_run as stored_run  # type: ignore[import-not-found]
+
 MakeObserved = Callable[..., Observed]
 MakeEvidence = Callable[..., Evidence]
 
@@ -50,7 +52,7 @@ def evidence() -> MakeEvidence:
     """Evidence of runs under the patterns nan, zeros, max in this order."""
 
     def make(*runs: Run) -> Evidence:
-        return Evidence(Case(id="case", scenario="scenario", system="kernel"), list(runs))
+        return Evidence(Case(id="case", scenario="scenario", system="kernel", op="write_kv"), list(runs))
 
     return make
 

@@ -15,7 +15,12 @@ from harness.judge.oracles.accuracy import judge
 from harness.judge.run_records import Evidence, Run
 
 MakeRun = Callable[..., AccuracyRun]
-CASE = Case(id="kv-cache-full[accuracy=gsm_symbolic]", scenario="kv-cache-full", system="accuracy")
+CASE = Case(
+    id="kv-cache-full[accuracy=gsm_symbolic]",
+    scenario="kv-cache-full",
+    system="accuracy",
+    params={"task": "gsm_symbolic"},
+)
 
 
 def all_right(number: int) -> Baseline:

@@ -60,7 +60,10 @@ def _baseline(questions: tuple[str, ...], marks: str, run: AccuracyRun) -> Basel
 
 
 def stored(folder: Path, *records: AccuracyRecord) -> RunStore:
-    cases = [Case(id=f"measured[n={n}]", scenario="measured", system="accuracy") for n in range(len(records))]
+    cases = [
+        Case(id=f"measured[n={n}]", scenario="measured", system="accuracy", params={"task": "gsm_symbolic"})
+        for n in range(len(records))
+    ]
     store = RunStore.create(folder, [Job(key=case.id, case=case) for case in cases], command="x")
     for case, record in zip(cases, records, strict=True):
         store.add(
@@ -183,7 +186,10 @@ def test_junit_has_the_accuracy_of_each_epoch_as_properties(tmp_path: Path) -> N
 def test_many_cases_with_pictures_stay_below_two_megabytes(tmp_path: Path) -> None:
     full = measured("10" * 659, "1101" * 329 + "00", "1" * 1318, baseline="1" * 1318)
     few = measured("1" * 16, "1" * 16)
-    cases = [Case(id=f"measured[n={n}]", scenario="measured", system="accuracy") for n in range(2000)]
+    cases = [
+        Case(id=f"measured[n={n}]", scenario="measured", system="accuracy", params={"task": "gsm_symbolic"})
+        for n in range(2000)
+    ]
     store = RunStore.create(tmp_path, [Job(key=case.id, case=case) for case in cases], command="x")
     results = [
         CaseResult(

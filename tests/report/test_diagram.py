@@ -9,7 +9,7 @@ from harness.core.records import Blame, Finding
 from harness.report.diagram import CHAR, ROW, WIDTH, Diagram, diagram
 
 CASE = Case(
-    id="decode[kernel=tiled]", scenario="decode", system="kernel", params={"op": "mla_decode", "kernel": "tiled"},
+    id="decode[kernel=tiled]", scenario="decode", system="kernel", op="mla_decode", params={"kernel": "tiled"},
     oracles=("finite", "sentinel", "reference"),
 )  # fmt: skip
 TRIALS = {"nothing": "pass", "kv.tail": "fail", "kv.free": "pass", "lse": "pass", "all but kv.tail": "pass"}

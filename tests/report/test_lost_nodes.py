@@ -15,7 +15,9 @@ NODE = "10.0.0.2 (0a1b2c3d)"
 
 
 def store(path: Path, verdict: Verdict) -> RunStore:
-    jobs = [Job(key=name, case=Case(id=f"case[n={name}]", scenario="stub", system="stub")) for name in "ab"]
+    jobs = [
+        Job(key=name, case=Case(id=f"case[n={name}]", scenario="stub", system="kernel", op="write_kv")) for name in "ab"
+    ]
     made = RunStore.create(path, jobs, command="stub")
     for job in jobs:
         nodes = (NODE,) if job.key == "a" else ()

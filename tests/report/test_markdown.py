@@ -14,7 +14,10 @@ from harness.store.source import Source
 
 
 def store_of(root: Path, verdicts: dict[str, Verdict], message: str = "NaN in live rows") -> RunStore:
-    cases = {key: Case(id=key, scenario=key.partition("[")[0], system="kernel", refs=("a/b#1",)) for key in verdicts}
+    cases = {
+        key: Case(id=key, scenario=key.partition("[")[0], system="kernel", op="write_kv", refs=("a/b#1",))
+        for key in verdicts
+    }
     store = RunStore.create(root, [Job(key=key, case=case) for key, case in cases.items()], command="mla-harness run")
     store.note_source(Source(commit="abcdef0123", branch="main"))
     for key, verdict in verdicts.items():

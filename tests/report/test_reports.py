@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.params import MlaDecodeParams
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report import junit, page, table
 from harness.report.command import reproduce, show
@@ -30,7 +31,7 @@ HOSTILE = "<script>alert('x')</script> ]]> & \"quoted\" \x00\x1b[31mred\x07 \ud8
 def make_case(name: str) -> Case:
     return Case(
         id=name, scenario=name.partition("[")[0], system="kernel", refs=("vllm-project/vllm#36540",), tags=("kernel",),
-        params={"op": "mla_decode", "kernel": "tiled", "kv": "bf16"}, oracles=("finite",),
+        op="mla_decode", params={"kernel": "tiled", "kv": "bf16"}, oracles=("finite",),
         poison=PoisonPlan(sites=("output", "kv.tail")), seed=7,
     )  # fmt: skip
 
@@ -188,13 +189,11 @@ def test_all_reports_are_written_and_again_equal(mixed: RunStore) -> None:
     assert first == again
 
 
-def many(tmp_path: Path, share_bad: float, message: str, num_findings: int, **params: object) -> RunStore:
+def many(tmp_path: Path, share_bad: float, message: str, num_findings: int) -> RunStore:
     """2,000 cases of 20 scenarios, no two with the same parameters, of which a share fails."""
     cases = [make_case(f"scenario-{n % 20}[kernel=tiled,kv=bf16,graph=full,n={n}]") for n in range(2000)]
     cases = [
-        case.model_copy(
-            update={"params": {**case.params, **params, "n": n, "requests": [[n, 3], [n + 7, 2]]}, "seed": n}
-        )
+        case.model_copy(update={"params": case.params.model_copy(update={"seq_lens": (n + 1, 3, n + 8, 2)}), "seed": n})
         for n, case in enumerate(cases)
     ]
     store = RunStore.create(tmp_path, [Job(key=case.id, case=case) for case in cases], command="x")
@@ -228,7 +227,7 @@ def test_two_thousand_cases_stay_below_two_megabytes(
 
 def test_the_pages_data_cannot_end_its_own_element(tmp_path: Path) -> None:
     case = make_case("a</script><!--<script>[n=1]")
-    case = case.model_copy(update={"params": {"op": "</script>\u2028"}, "tags": ("</SCRIPT >",)})
+    case = case.model_copy(update={"params": MlaDecodeParams(kernel="</script>\u2028"), "tags": ("</SCRIPT >",)})
     text = page.render(make_store(tmp_path, [make_result(case, reason="-->")], [case]))
     inside = text.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
     assert not set("<>&\u2028") & set(inside)

@@ -99,7 +99,7 @@ def test_without_an_earlier_run_there_are_no_trends() -> None:
 
 
 def test_the_page_has_a_section_of_trends_only_with_them_and_escapes_what_is_in_it(tmp_path: Path) -> None:
-    case = Case(id="decode[n=0]", scenario="decode", system="kernel")
+    case = Case(id="decode[n=0]", scenario="decode", system="kernel", op="write_kv")
     store = RunStore.create(tmp_path, [Job(key=case.id, case=case)], command="x")
     findings = (Finding(oracle="finite", tensor="out"),)
     store.add(CaseResult(key=case.id, id=case.id, scenario="decode", verdict=Verdict.FAIL, findings=findings))

@@ -1,4 +1,4 @@
-"""A stand-in for `harness.judge.run_case` whose cases do what their id says; imported in the worker only."""
+"""A stand-in for `harness.judge.run_case`. Its cases do what their tags say; imported in the worker only."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def _result(job: Job, verdict: Verdict = Verdict.PASS, **more: object) -> CaseRe
 
 
 def execute(job: Job) -> CaseResult:
-    """Behave as the parameter `does` says."""
-    does = job.case.params.get("does", "pass")
-    seconds = float(job.case.params.get("seconds", 0.0))
-    time.sleep(seconds)
-    if "started" in job.case.params:
-        with Path(job.case.params["started"]).open("a") as stream:
+    """Behave as the tags say, such as `does=exit` or `seconds=0.2`."""
+    told = dict(tag.split("=", maxsplit=1) for tag in job.case.tags)
+    does = told.get("does", "pass")
+    time.sleep(float(told.get("seconds", 0.0)))
+    if "started" in told:
+        with Path(told["started"]).open("a") as stream:
             stream.write(job.case.id + "\n")
-    if "until" in job.case.params:
-        while not Path(job.case.params["until"]).exists():
+    if "until" in told:
+        while not Path(told["until"]).exists():
             time.sleep(0.05)
     if does == "exit":
         os._exit(7)
@@ -39,7 +39,7 @@ def execute(job: Job) -> CaseResult:
     if does == "fork_and_hang":
         if os.fork() == 0:
             time.sleep(3600)
-        Path(job.case.params["pid_file"]).write_text(str(os.getpid()))
+        Path(told["pid_file"]).write_text(str(os.getpid()))
         time.sleep(3600)
     if does == "raise":
         raise ValueError("planned by the stub")
@@ -80,7 +80,7 @@ def execute(job: Job) -> CaseResult:
     if does == "read_plugin":
         return _result(job, reason=f"{job.plugins[0]}: {Path(job.plugins[0]).read_text()}")
     if does == "environ":
-        return _result(job, reason=os.environ.get(job.case.params["variable"], "not set"))
+        return _result(job, reason=os.environ.get(told["variable"], "not set"))
     if does == "gpus":
         return _result(job, reason=str(job.gpus))
     if does == "pid":

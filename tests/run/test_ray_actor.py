@@ -38,7 +38,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def stub(does: str, **more: object) -> str:
-    case = Case(id=does, scenario="stub", system="stub", params={"does": does})
+    case = Case(id=does, scenario="stub", system="kernel", op="write_kv", tags=(f"does={does}",))
     return Job(key=does, case=case, timeout_seconds=30.0, **more).model_dump_json()  # type: ignore[arg-type]
 
 

@@ -107,7 +107,7 @@ def pool_on(
     return pool, cluster
 
 
-def job(key: str, device: str = "cpu", system: str = "kernel") -> Job:
+def job(key: str, device: str = "cpu", system: str = "engine") -> Job:
     return Job(key=key, case=Case(id=key, scenario="stub", system=system), device=device)
 
 

@@ -23,7 +23,7 @@ def result(verdict: Verdict = Verdict.PASS) -> CaseResult:
 
 
 def job(device: str = "cuda") -> Job:
-    return Job(key="a", case=Case(id="a", scenario="a", system="kernel"), device=device)
+    return Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"), device=device)
 
 
 def test_errors_of_the_report_fail_a_case_that_passed_and_say_the_first() -> None:

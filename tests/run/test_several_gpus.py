@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,9 +17,10 @@ STUB = {"PYTHONPATH": str(Path(__file__).parent)}
 GPUS = tuple(Gpu(name="stub", capability="9.0", memory_bytes=1, uuid=f"uuid-{index}") for index in range(3))
 
 
-def job(name: str, *, num_gpus: int = 1, device: str = "cpu", **params: Any) -> Job:
-    shown = {"does": "gpus", "tensor_parallel": num_gpus, **params}
-    return Job(key=name, case=Case(id=name, scenario="stub", system="vllm", params=shown), device=device)
+def job(name: str, *, num_gpus: int = 1, device: str = "cpu", does: str = "gpus", seconds: float = 0.0) -> Job:
+    tags = (f"does={does}", f"seconds={seconds}")
+    case = Case(id=name, scenario="stub", system="vllm", tags=tags, params={"tensor_parallel": num_gpus})
+    return Job(key=name, case=case, device=device)
 
 
 @pytest.fixture

@@ -47,10 +47,10 @@ def test_each_task_is_a_small_case_and_one_for_the_night(served: Scenario) -> No
     ]  # fmt: skip
     assert small.system == "accuracy" and small.oracles == ("accuracy",)
     assert small.poison.patterns == ("natural",) and small.poison.sites == ()
-    assert [small.params[name] for name in ("task", "limit", "epochs", "num_blocks", "kv", "canary")] == [
+    assert [getattr(small.params, name) for name in ("task", "limit", "epochs", "num_blocks", "kv", "canary")] == [
         "gsm_symbolic", 8, 4, 40, "fp8_e4m3", "hybrid",
     ]  # fmt: skip
-    assert (full.params["limit"], full.params["num_blocks"], full.params["kv"]) == (None, 400, "fp8_e4m3")
+    assert (full.params.limit, full.params.num_blocks, full.params.kv) == (None, 400, "fp8_e4m3")
     assert small.tags == ("hybrid", "accuracy") and full.tags == ("hybrid", "accuracy", "nightly")
 
 
@@ -74,7 +74,7 @@ def test_another_kernel_is_measured_only_when_accuracy_is_asked_for(served: Scen
     assert [case.id for case in measured] == [
         "served[kernel=tiled-identity,accuracy=gsm_symbolic]", "served[kernel=tiled-identity,accuracy=aime_shaped]",
     ]  # fmt: skip
-    assert measured[0].params["decode_kernel"] == "tiled-identity"
+    assert measured[0].params.decode_kernel == "tiled-identity"
 
 
 def test_a_fault_is_tried_on_the_case_of_the_task_that_it_names(served: Scenario) -> None:

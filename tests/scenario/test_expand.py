@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.core.catalog import SITES
+from harness.core.params import MergeAttnStatesParams
 from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
@@ -19,9 +20,8 @@ def scenario_of(tmp_path: Path, text: str) -> Scenario:
 
 def test_case_of_a_kernel_carries_its_op_and_every_parameter(tmp_path: Path) -> None:
     (case,) = expand(scenario_of(tmp_path, "system: kernel\nop: merge_attn_states\nparams: {num_tokens: 20}\n"))
-    assert case.params["op"] == "merge_attn_states"
-    assert case.params["num_tokens"] == 20
-    assert case.params["kernel"] == "torch"
+    assert case.op == "merge_attn_states"
+    assert case.params == MergeAttnStatesParams(num_tokens=20, kernel="torch")
     assert case.tags == ("kernel", "merge_attn_states")
 
 

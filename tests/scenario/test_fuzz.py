@@ -58,18 +58,17 @@ def test_seeds_draw_different_cases() -> None:
 
 
 def test_draws_cover_every_op_and_the_engine() -> None:
-    assert {case.params.get("op") for case in DRAWN} == {None, *KERNEL_PARAMS}
+    assert {case.op for case in DRAWN} == {None, *KERNEL_PARAMS}
 
 
 def test_draws_are_legal_parameters() -> None:
     for case in DRAWN:
-        op = case.params.get("op")
-        params = {key: value for key, value in case.params.items() if key != "op"}
-        (KERNEL_PARAMS[op] if op else EngineParams).model_validate(params)
+        model = KERNEL_PARAMS[case.op] if case.op else EngineParams
+        assert model.model_validate(case.params.model_dump(mode="json")) == case.params
 
 
 def test_override_judges_one_kernel_by_the_draws_of_its_op() -> None:
     override = KernelOverride.named("write_kv/torch")
     cases = expand(FUZZ, seed=7, override=override)
-    assert {case.params.get("op") for case in cases} == {None, "write_kv"}
+    assert {case.op for case in cases} == {None, "write_kv"}
     assert select([FUZZ], [cases[0].id], override=override) == [cases[0]]

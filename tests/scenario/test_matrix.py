@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.params import MergeAttnStatesParams
 from harness.scenario.load import load_scenario
 from harness.scenario.matrix import case_id, points
 from harness.scenario.schema import Scenario
@@ -42,20 +43,20 @@ def test_axes_keep_the_order_of_the_file_and_the_last_varies_fastest(parse) -> N
 
 
 def test_label_stands_for_its_value(parse) -> None:  # type: ignore[no-untyped-def]
-    (point,) = points(parse("matrix:\n  num_tokens: {few: 2}\n"))
-    assert point.labels == {"num_tokens": "few"}
-    assert point.params == {"num_tokens": 2}
+    (point,) = points(parse("matrix:\n  num_tokens: {many: 20}\n"))
+    assert point.labels == {"num_tokens": "many"}
+    assert point.params == MergeAttnStatesParams(num_tokens=20)
 
 
 def test_axis_that_is_no_parameter_sets_several_at_once(parse) -> None:  # type: ignore[no-untyped-def]
     (point,) = points(parse("matrix:\n  shape:\n    small: {num_tokens: 2, num_with_context: 1}\n"))
     assert point.labels == {"shape": "small"}
-    assert point.params == {"num_tokens": 2, "num_with_context": 1}
+    assert point.params == MergeAttnStatesParams(num_tokens=2, num_with_context=1)
 
 
 def test_matrix_overrides_the_common_parameters(parse) -> None:  # type: ignore[no-untyped-def]
     (point,) = points(parse("params: {num_tokens: 9, num_heads: 2}\nmatrix:\n  num_tokens: [12]\n"))
-    assert point.params == {"num_tokens": 12, "num_heads": 2}
+    assert point.params == MergeAttnStatesParams(num_tokens=12, num_heads=2)
 
 
 def test_exception_leaves_out_every_point_that_has_all_its_labels(parse) -> None:  # type: ignore[no-untyped-def]

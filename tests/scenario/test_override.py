@@ -18,7 +18,7 @@ def test_kernel_is_judged_by_kernel_and_engine_scenarios_alike() -> None:
     cases = select(SCENARIOS, override=MINE)
     assert {case.system for case in cases} == {"kernel", "engine"}
     for case in cases:
-        assert case.params["kernel" if case.system == "kernel" else "decode_kernel"] == "mine"
+        assert case.kernels()["kernel" if case.system == "kernel" else "decode_kernel"] == "mla_decode/mine"
         assert case.id.startswith(f"{case.scenario}[kernel=mine")
 
 

@@ -23,7 +23,7 @@ def result(key: str, *findings: Finding, seconds: float = 1.0, log: str = "") ->
 
 
 def store(path: Path, results: Sequence[CaseResult], how: str = "alone") -> RunStore:
-    jobs = [Job(key=one.key, case=Case(id=one.key, scenario="stub", system="stub")) for one in results]
+    jobs = [Job(key=one.key, case=Case(id=one.key, scenario="stub", system="kernel", op="write_kv")) for one in results]
     made = RunStore.create(path, sorted(jobs, key=lambda job: len(job.key)), command="stub")
     for one in results:
         made.add(one)

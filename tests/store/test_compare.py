@@ -105,7 +105,7 @@ def test_names_mean_runs_of_the_history(filled: Fill, make_run: MakeRun, tmp_pat
 
 
 def store_of(root: Path, **verdicts: Verdict) -> RunStore:
-    jobs = [Job(key=key, case=Case(id=key, scenario="a", system="kernel", seed=5)) for key in verdicts]
+    jobs = [Job(key=key, case=Case(id=key, scenario="a", system="kernel", op="write_kv", seed=5)) for key in verdicts]
     store = RunStore.create(root, jobs, command="mla-harness run")
     for key, verdict in verdicts.items():
         finding = Finding(oracle="finite", message="NaN\nin live rows")
@@ -125,7 +125,7 @@ def test_run_folders_are_compared_without_any_history(tmp_path: Path) -> None:
 
 def test_an_entry_holds_what_the_folder_says_and_leaves_out_what_never_ran(tmp_path: Path) -> None:
     store = store_of(tmp_path, a=Verdict.FAIL)
-    store.extend_jobs([Job(key="b", case=Case(id="b", scenario="a", system="kernel"))])
+    store.extend_jobs([Job(key="b", case=Case(id="b", scenario="a", system="kernel", op="write_kv"))])
     store.add_blame("a", Blame(sites=("kv.tail",)))
     entry = entry_of(store)
     (case,) = entry.cases

@@ -16,7 +16,7 @@ KEYS = ("a", "b", "c")
 
 
 def job(name: str) -> Job:
-    return Job(key=name, case=Case(id=name, scenario="stub", system="kernel"))
+    return Job(key=name, case=Case(id=name, scenario="stub", system="kernel", op="write_kv"))
 
 
 def shard(

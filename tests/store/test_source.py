@@ -91,7 +91,9 @@ def test_no_program_that_a_repository_names_is_started(repository: Path, tmp_pat
 
 def test_a_run_resumed_with_other_code_is_of_neither(tmp_path: Path) -> None:
     first, second = Source(commit="aaa", branch="b"), Source(commit="bbb", branch="b")
-    store = RunStore.create(tmp_path, [Job(key="a", case=Case(id="a", scenario="a", system="kernel"))], command="x")
+    store = RunStore.create(
+        tmp_path, [Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"))], command="x"
+    )
     store.note_source(first)
     assert RunStore.open(store.path).plan.source == first
     store.note_source(first)
@@ -101,7 +103,9 @@ def test_a_run_resumed_with_other_code_is_of_neither(tmp_path: Path) -> None:
 
 
 def test_a_run_of_unknown_code_does_not_become_one_of_the_code_it_is_resumed_with(tmp_path: Path) -> None:
-    store = RunStore.create(tmp_path, [Job(key="a", case=Case(id="a", scenario="a", system="kernel"))], command="x")
+    store = RunStore.create(
+        tmp_path, [Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"))], command="x"
+    )
     store.add(CaseResult(key="a", id="a", scenario="a", verdict=Verdict.PASS))
     store.note_source(Source(commit="aaa"))
     assert store.plan.source.commit == ""

@@ -16,7 +16,9 @@ from harness.store.summary import summarise, to_json
 
 
 def job(name: str) -> Job:
-    return Job(key=name, case=Case(id=name, scenario="stub", system="kernel", refs=("vllm-project/vllm#36540",)))
+    return Job(
+        key=name, case=Case(id=name, scenario="stub", system="kernel", op="write_kv", refs=("vllm-project/vllm#36540",))
+    )
 
 
 def result(name: str, verdict: Verdict = Verdict.PASS, **more: object) -> CaseResult:

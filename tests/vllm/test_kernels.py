@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness.engines.vllm.kernels.specs import VLLM_KERNELS
 
 from harness.core.ops import OPS
 from harness.engines.vllm.kernels import blackwell as vllm_blackwell
@@ -18,6 +17,7 @@ from harness.engines.vllm.kernels.flashmla import mla_decode_fp8, mla_decode_spa
 from harness.engines.vllm.kernels.merge import merge_attn_states_triton
 from harness.engines.vllm.kernels.triton import mla_decode as triton_decode
 from harness.engines.vllm.kernels.write_kv import write_kv
+from harness.engines.vllm.tables import KERNELS
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
@@ -33,7 +33,7 @@ def decode_inputs(num_tokens: int = 1) -> tuple[torch.Tensor, ...]:
     return q, cache, torch.tensor([[1, 2], [3, 0]], dtype=torch.int32), torch.tensor([70, 0], dtype=torch.int32)
 
 
-@pytest.mark.parametrize("spec", VLLM_KERNELS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
 def test_a_kernel_of_vllm_loads_without_vllm_and_takes_its_ops_arguments(spec: Any) -> None:
     from harness.kernels.plugins import check_signature
 
@@ -41,7 +41,7 @@ def test_a_kernel_of_vllm_loads_without_vllm_and_takes_its_ops_arguments(spec: A
     assert spec.devices == ("cuda",) and spec.origin == "vllm"
 
 
-@pytest.mark.parametrize("spec", VLLM_KERNELS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
 def test_without_vllm_or_a_gpu_every_kernel_says_why_it_is_skipped(spec: Any) -> None:
     assert spec.why_not("cpu") is not None
     if vllm_support.installed_version() is None:

@@ -19,7 +19,7 @@ from harness.engines.vllm.ranks import collected, rank_environ
 from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.settings import ServePoison
 from harness.engines.vllm.target import environ, llm_options
-from harness.judge.run_case import execute
+from harness.judge.run_case import run_case
 from harness.memory.first_nan.report import first_of_ranks
 from harness.report.wording import first_nan_lines
 from harness.scenario.variant import changed
@@ -31,7 +31,7 @@ SITES = ("context.output", "context.lse")
 
 
 def case(**params: Any) -> Case:
-    settings = VllmParams(limit=4, epochs=1, **{"tensor_parallel": 2, **params}).model_dump(mode="json")
+    settings = VllmParams(limit=4, epochs=1, **{"tensor_parallel": 2, **params})
     plan = PoisonPlan(patterns=("nan",), sites=SITES)
     return Case(id="x", scenario="x", system="vllm", params=settings, oracles=("answers",), poison=plan)
 
@@ -54,7 +54,7 @@ def ranks(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def test_poison_and_fault_reach_every_worker_process(tmp_path: Path) -> None:
-    result = execute(job(tmp_path))
+    result = run_case(job(tmp_path))
     assert (result.verdict, result.findings[0].oracle) == (Verdict.FAIL, "answers"), result.reason
     told = ranks(tmp_path)
     assert [(one["rank"], one["fault"]) for one in told] == [(0, FAULT), (1, FAULT)]
@@ -63,23 +63,23 @@ def test_poison_and_fault_reach_every_worker_process(tmp_path: Path) -> None:
 
 
 def test_without_the_fault_both_ranks_pass_under_the_same_poison(tmp_path: Path) -> None:
-    result = execute(job(tmp_path, fault=None))
+    result = run_case(job(tmp_path, fault=None))
     assert (result.verdict, result.reason) == (Verdict.PASS, "")
     assert [one["fault"] for one in ranks(tmp_path)] == ["", ""]
 
 
 def test_a_worker_that_lacks_the_fault_makes_the_case_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "lacking")
-    result = execute(job(tmp_path))
+    result = run_case(job(tmp_path))
     assert result.verdict is Verdict.ERROR
     assert "rank 1" in result.reason and f"runs with no fault, not with {FAULT}" in result.reason
 
 
 def test_the_recorder_names_the_rank_on_which_a_nan_began(tmp_path: Path) -> None:
     failing = job(tmp_path, poison_rank=1, max_num_seqs=4)
-    assert execute(failing).verdict is Verdict.FAIL
+    assert run_case(failing).verdict is Verdict.FAIL
     assert [one["context_rows"] for one in ranks(tmp_path)] == [0, 3]
-    result = execute(recorded_job(failing, Blame()))
+    result = run_case(recorded_job(failing, Blame()))
     found = result.first_nan
     assert found is not None, result.reason
     assert (found.rank, found.writer, found.step) == (1, "layers.0.0.forward_mha", 0)
@@ -92,7 +92,7 @@ def test_the_recorder_names_the_rank_on_which_a_nan_began(tmp_path: Path) -> Non
 
 def test_a_vllm_that_dies_before_its_recorders_told_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "rank-dies")
-    result = execute(recorded_job(job(tmp_path), Blame()))
+    result = run_case(recorded_job(job(tmp_path), Blame()))
     assert result.first_nan is not None, result.reason
     assert not result.first_nan.writer
     assert result.first_nan.statement.startswith("rank 0, 1 ended before its recorder told: vLLM's process ended with")
@@ -105,7 +105,7 @@ def test_ranks_that_hang_are_a_crash_after_the_time_limit_and_leave_no_process(
     pids = tmp_path / "pids"
     pids.mkdir()
     monkeypatch.setenv("FAKE_PIDS", str(pids))
-    result = execute(job(tmp_path, fault=None, timeout_seconds=30))
+    result = run_case(job(tmp_path, fault=None, timeout_seconds=30))
     assert result.verdict is Verdict.CRASH and "vLLM hung: no end after 30 s" in result.reason
     hung = [int(path.name) for path in pids.iterdir()]
     assert len(hung) == 2
@@ -120,7 +120,7 @@ def test_workers_that_do_not_answer_for_themselves_make_the_case_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "mute")
-    result = execute(job(tmp_path, fault=None))
+    result = run_case(job(tmp_path, fault=None))
     assert result.verdict is Verdict.ERROR
     assert "workers did not answer for themselves: RPC call timed out" in result.reason
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_split_here_is_skipped_with_that_reason(
     params: dict[str, Any], num_gpus: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
-    result = execute(job(tmp_path, **params))
+    result = run_case(job(tmp_path, **params))
     assert result.verdict is Verdict.SKIP and words in result.reason
 
 

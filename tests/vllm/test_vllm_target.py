@@ -14,7 +14,7 @@ from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
 from harness.engines.vllm.serve.worker_state import check, summed
 from harness.engines.vllm.target import VllmTarget, _last_words, environ, llm_options
-from harness.judge.run_case import execute
+from harness.judge.run_case import run_case
 from harness.memory.poison.patterns import Poison
 
 pytest.importorskip("lm_eval")
@@ -22,7 +22,7 @@ FAKE = Path(__file__).parent / "fake"
 
 
 def case(**params: Any) -> Case:
-    settings = VllmParams(limit=4, epochs=2, **params).model_dump(mode="json")
+    settings = VllmParams(limit=4, epochs=2, **params)
     return Case(
         id="x", scenario="x", system="vllm", params=settings, oracles=("answers", "streams"),
         poison=PoisonPlan(patterns=("nan",), sites=()),
@@ -37,7 +37,7 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(tmp_path: Path, subject: Case, fault: str | None = None) -> Any:
-    return execute(Job(key="x", case=subject, fault=fault, device="cpu", directory=str(tmp_path)))
+    return run_case(Job(key="x", case=subject, fault=fault, device="cpu", directory=str(tmp_path)))
 
 
 def test_a_serving_process_that_answers_right_passes_with_and_without_graphs(tmp_path: Path) -> None:

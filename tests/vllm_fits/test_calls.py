@@ -13,6 +13,7 @@ import pytest
 from harness.core.catalog import ENGINES, KERNELS
 from harness.engines.vllm.fits.calls import calls_of
 
+OF_ENGINES = [spec for spec in KERNELS if spec.origin in ENGINES]
 ADAPTER = """
 import importlib
 
@@ -60,7 +61,7 @@ def test_a_function_that_is_not_there_is_no_empty_list_of_calls(adapter: str) ->
         calls_of(f"{adapter}:gone")
 
 
-@pytest.mark.parametrize("spec", [spec for spec in KERNELS if spec.origin in ENGINES], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", OF_ENGINES, ids=lambda spec: spec.name)
 def test_every_kernel_of_vllm_is_seen_to_call_what_it_imports(spec: object) -> None:
     impl = str(spec.impl)  # type: ignore[attr-defined]
     calls = calls_of(impl)
@@ -69,9 +70,8 @@ def test_every_kernel_of_vllm_is_seen_to_call_what_it_imports(spec: object) -> N
 
 def test_every_module_that_an_adapter_imports_by_name_is_among_the_calls() -> None:
     """An import that the reader cannot follow would go unchecked."""
-    specs = [spec for spec in KERNELS if spec.origin in ENGINES]
-    called = {call.path.partition(":")[0] for spec in specs for call in calls_of(str(spec.impl))}
-    for name in {str(spec.impl).partition(":")[0] for spec in specs}:
+    called = {call.path.partition(":")[0] for spec in OF_ENGINES for call in calls_of(str(spec.impl))}
+    for name in {str(spec.impl).partition(":")[0] for spec in OF_ENGINES}:
         tree = ast.parse(inspect.getsource(importlib.import_module(name)))
         words = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         named = {word for word in words if word.startswith(("vllm.", "flashinfer.")) and " " not in word}

@@ -11,7 +11,7 @@ import pytest
 from harness.core.cases import Job
 from harness.core.records import Verdict
 from harness.engines.vllm import host_target as vllm_host
-from harness.judge.run_case import execute
+from harness.judge.run_case import run_case
 from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenarios, shipped_directory
 
@@ -32,7 +32,7 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run(name: str, fault: str | None = None) -> Any:
-    return execute(Job(key="x", case=expand(SCENARIOS[name])[0], fault=fault))
+    return run_case(Job(key="x", case=expand(SCENARIOS[name])[0], fault=fault))
 
 
 def test_without_vllm_every_case_is_skipped_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
