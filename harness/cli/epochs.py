@@ -165,7 +165,7 @@ def _perform(
     from harness.cli.session import stoppable
     from harness.core.errors import HarnessError, InputError
     from harness.report.terminal_accuracy import EpochProgress
-    from harness.run.model_process import ModelDied
+    from harness.run.child import ChildDied
     from harness.store.epochs import judged
 
     trouble: HarnessError | None = None
@@ -182,7 +182,7 @@ def _perform(
         raise
     except HarnessError as error:
         trouble = error
-    died = isinstance(trouble, ModelDied)
+    died = isinstance(trouble, ChildDied)
     words = "interrupted" if is_interrupted else str(trouble) if trouble else ""
     result = judged(store, trouble=words, log=getattr(trouble, "log", ""), died=died)
     store.add(result)

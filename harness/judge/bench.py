@@ -1,6 +1,5 @@
-"""What the harness costs, measured: `python -m harness.judge.bench ANSWER.json` with a request on standard input.
-
-Started by `mla-harness bench` as a process of its own and imported by nobody. A case is timed whole: inputs, runs
+"""What the harness costs, measured: the child of `mla-harness bench`, `python -m harness.judge.bench`.
+ A case is timed whole: inputs, runs
 under each of its patterns, reference and oracles. Its unpoisoned twin is the same case on zeroed memory with the
 interception of allocations taken out. The two take turns, after one untimed turn each, so that a slow moment of the
 machine hits both.
@@ -9,12 +8,9 @@ machine hits both.
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +19,8 @@ from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, Verdict
 from harness.judge.run_case import run_case
 from harness.kernels.call import BoundKernel
+from harness.run.protocol import answer_once
+from harness.run.requests import MeasureCases
 
 
 @contextlib.contextmanager
@@ -155,14 +153,11 @@ def summary(ratios: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Read the request, measure, write the answer."""
+def answer(request: MeasureCases) -> dict[str, Any]:
+    """The measurements that are asked for, on one thread."""
     torch.set_num_threads(1)
-    request = json.load(sys.stdin)
-    cases = [Case.model_validate(case) for case in request["cases"]]
-    answer = measure(cases, int(request["repeats"]))
-    Path(sys.argv[1]).write_text(json.dumps(answer, allow_nan=False), encoding="utf-8")
+    return measure(list(request.cases), request.repeats)
 
 
 if __name__ == "__main__":
-    main()
+    answer_once(MeasureCases, answer)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import bench
 from harness.core.cases import Case
 from harness.core.records import Verdict
 from harness.engine.capture import DecodeGraphs
 from harness.engine.paged_model import PagedModel
+from harness.judge import bench
 from harness.kernels.call import BoundKernel
 from harness.memory.poison.allocations import AllocationPoison
 from harness.scenario.load import load_scenarios
