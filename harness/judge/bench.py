@@ -1,8 +1,8 @@
 """What the harness costs, measured: the child of `mla-harness bench`, `python -m harness.judge.bench`.
- A case is timed whole: inputs, runs
-under each of its patterns, reference and oracles. Its unpoisoned twin is the same case on zeroed memory with the
-interception of allocations taken out. The two take turns, after one untimed turn each, so that a slow moment of the
-machine hits both.
+
+A case is timed whole: inputs, runs under each of its patterns, reference and oracles. Its unpoisoned twin is the same
+case on zeroed memory with the interception of allocations taken out. The two take turns, after one untimed turn each,
+so that a slow moment of the machine hits both.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ def main(parent: Parent) -> None:
             parent.reply(Reply(result={}))
             os.kill(os.getpid(), signal.SIGTERM)
         elif do.what == "close_replies":
-            os.closerange(3, 20)
+            os.closerange(3, 256)
             time.sleep(3600)
         elif do.what == "garble":
-            for descriptor in range(3, 20):
+            for descriptor in range(3, 256):
                 try:
                     os.write(descriptor, b"garbage\n")
                 except OSError:

@@ -160,10 +160,10 @@ class VllmTarget(Target):
         wanted = poison if first_nan is None else None
         check(filled, self._params.tensor_parallel, fault=self.fault, routing=routing, poison=wanted)
 
-    def _reply(self, request: ServeRequest, environ: dict[str, str]) -> dict[str, Any]:
+    def _reply(self, request: ServeRequest, settings: dict[str, str]) -> dict[str, Any]:
         """What the serving process replies. Raises InputError if it refuses, and KernelError if it ends otherwise."""
         seconds, log = self._params.timeout_seconds, Path(request.directory) / "vllm.log"
-        with Child("harness.engines.vllm.serve.child", name="vLLM's process", environ=environ, log=log) as child:
+        with Child("harness.engines.vllm.serve.child", name="vLLM's process", environ=settings, log=log) as child:
             child.send(request, seconds)
             reply = None
             with contextlib.suppress(ChildDied):
