@@ -231,14 +231,15 @@ class Child:
             return f"{self.name} died of {cause}", cause
         return f"{self.name} exited with code {code} in the middle of its work", f"exit code {code}"
 
-    def log(self, num_bytes: int = LOG_TAIL_BYTES) -> str:
-        """The end of what is in the log."""
-        return self._log_part(num_bytes, self._log_size())
+    def log(self, num_bytes: int = LOG_TAIL_BYTES, end: int | None = None) -> str:
+        """The last bytes of the log, or of its first `end` bytes."""
+        end = self._log_size() if end is None else end
+        begin = max(0, end - num_bytes)
+        return os.pread(self._log.fileno(), end - begin, begin).decode("utf-8", "replace")
 
     def printed(self, num_bytes: int = LOG_TAIL_BYTES) -> str:
         """The end of what the child printed itself: without the stack that a crash or a hang left in the log."""
-        end = self._log_size() if self._stack_begins is None else self._stack_begins
-        text = self._log_part(num_bytes, end)
+        text = self.log(num_bytes, self._stack_begins)
         died_of_signal = self._death is not None and self._death.code is not None and self._death.code < 0
         return text.rpartition(CRASH_TITLE)[0] if died_of_signal and CRASH_TITLE in text else text
 
@@ -263,19 +264,18 @@ class Child:
             return
         self._kill()
         os.close(self._stream)
-        for stream in (self._process.stdin, self._log):
-            with contextlib.suppress(OSError):
-                if stream is not None:
-                    stream.close()
+        self._log.close()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def _kill(self) -> None:
         # Once only: the group's id is ours until its last member is gone, and another program's some time after.
-        if self._is_killed:
-            return
-        self._is_killed = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if not self._is_killed:
+            self._is_killed = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _start_clock(self, seconds: float) -> None:
         self._budget_seconds = seconds
@@ -286,10 +286,6 @@ class Child:
 
     def _log_size(self) -> int:
         return os.fstat(self._log.fileno()).st_size
-
-    def _log_part(self, num_bytes: int, end: int) -> str:
-        begin = max(0, end - num_bytes)
-        return os.pread(self._log.fileno(), end - begin, begin).decode("utf-8", "replace")
 
 
 def ask(
