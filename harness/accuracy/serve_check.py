@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.accuracy.backends import Backend
+from harness.core.params import Record
 from harness.core.records import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Record):
     """What to ask of which server."""
 
     url: str

@@ -1,25 +1,24 @@
-"""The child of `mla-harness canary train`, which starts it with the eight values of `main`."""
+"""The child of `mla-harness canary train`."""
 
 from __future__ import annotations
 
-import sys
-
 from harness.canary.train import train
 from harness.core.errors import InputError
+from harness.run.protocol import Parent, Reply, run_child
+from harness.run.requests import TrainCanary
 
 
-def main() -> None:
-    """Train; progress goes to standard output line by line, one line about bad input to standard error."""
-    task, out, architecture, minutes, device, seed, experts, limit = sys.argv[1:]
+def main(parent: Parent) -> None:
+    """Train what is asked for; each line of progress is a reply. Bad input is refused."""
+    asked = parent.request(TrainCanary)
+    if asked is None:
+        return
     try:
-        train(
-            task, out, architecture, float(minutes), device, int(seed), num_experts=int(experts),
-            limit=int(limit) or None, progress=lambda line: print(line, flush=True),
-        )  # fmt: skip
+        train(**asked.model_dump(), progress=lambda line: parent.reply(Reply(progress={"line": line})))
     except ValueError as error:
-        print(f"canary train: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(InputError.exit_code)
+        raise InputError(f"canary train: {error}") from error
+    parent.reply(Reply(result={}))
 
 
 if __name__ == "__main__":
-    main()
+    run_child(main)

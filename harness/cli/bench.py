@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from harness.cli.options import Json, Scenarios, Seed, Selectors, Tag
-from harness.core.python_path import python_path
-
-START = "harness.judge.bench"
+from harness.report.terminal import console_for
+from harness.run.child import ONE_THREAD, ask
+from harness.run.requests import MeasureCases
+from harness.scenario.load import load_scenarios
+from harness.scenario.selection import select
 
 
 def bench(
@@ -23,10 +27,6 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure what the harness itself costs."""
-    from harness.core.errors import HarnessError
-    from harness.scenario.load import load_scenarios
-    from harness.scenario.selection import select
-
     known = load_scenarios(scenarios)
     cases = select(known, tuple(selectors or ()), tag=tag, seed=seed)
     if not selectors and tag is None:
@@ -34,43 +34,15 @@ def bench(
         # answers questions is no measure of the harness.
         wanted = {one.name for one in known if one.fuzz is None and one.device == "any"}
         cases = [case for case in cases if case.scenario in wanted and case.kind.shows_launches]
-    request = {"repeats": repeats, "cases": [case.model_dump(mode="json") for case in cases]}
-    answer = _measure(request)
-    if answer is None:
-        raise HarnessError("bench: the measuring process died; its last words are above")
+    request = MeasureCases(cases=tuple(cases), repeats=repeats)
+    answer = ask("harness.judge.bench", request, name="bench: the measuring process", environ=ONE_THREAD)
     if json:
-        import json as jsonlib
-
         sys.stdout.write(jsonlib.dumps(answer, allow_nan=False, indent=1) + "\n")
     else:
         _print(answer)
 
 
-def _measure(request: dict[str, Any]) -> dict[str, Any] | None:
-    """Measure in a child, which is single-threaded from its start; its kernels may print where they like."""
-    import json as jsonlib
-    import os
-    import subprocess
-    import tempfile
-
-    environ = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory(prefix="mla-harness-bench-") as folder:
-        answer = Path(folder) / "answer.json"
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", START, str(answer)], input=jsonlib.dumps(request), text=True,
-            stdout=sys.stderr.fileno(), env=environ, check=False,
-        )  # fmt: skip
-        if done.returncode != 0 or not answer.is_file():
-            return None
-        found: dict[str, Any] = jsonlib.loads(answer.read_text(encoding="utf-8"))
-        return found
-
-
 def _print(answer: dict[str, Any]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from harness.report.terminal import console_for
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("measured", "median", "worst", "cases", "worst case"):

@@ -5,22 +5,28 @@ from __future__ import annotations
 import json as jsonlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from harness.cli.options import Device, Json, Scenarios, Seed, Tag, Timeout, Workers
-from harness.core.python_path import python_path
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from harness.report.bisect import Column
+from harness.core.errors import InputError
+from harness.core.records import Verdict
+from harness.report.bisect import Column, in_order, is_good, reasons, rows, to_object
+from harness.report.terminal import console_for
+from harness.report.wording import printable
+from harness.run.child import Child, ChildDied
+from harness.run.planning import Wanted, load
+from harness.run.requests import CommandLine
+from harness.scenario.selection import select
+from harness.store.run_folder import RunStore
 
 
 def bisect(
@@ -44,15 +50,10 @@ def bisect(
     json: Json = False,
 ) -> None:
     """Run the same scenarios under several installed versions; name the first bad one of each."""
-    from harness.report.bisect import in_order, is_good, to_object
-    from harness.report.terminal import console_for
-    from harness.run.planning import Wanted, load
-    from harness.scenario.selection import select
-
     subjects = _subjects(python or [], site or [])
     named, tag = _selection(selectors or [], tag, load(Wanted(scenarios=scenarios)))
     select(load(Wanted(scenarios=scenarios)), named, tag=tag)
-    options = [*named, "--device", device, "--seed", str(seed), "--timeout", str(timeout), "--json"]
+    options = [*named, "--device", device, "--seed", str(seed), "--timeout", str(timeout)]
     options += ["-m", tag] if tag else []
     options += ["-n", str(workers)] if workers else []
     options += ["--scenarios", str(scenarios.resolve())] if scenarios else []
@@ -70,8 +71,6 @@ def bisect(
 
 def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | None]]:
     """Interpreter and folder of each column. Raises InputError for what is not there."""
-    from harness.core.errors import InputError
-
     found = [_interpreter(name) for name in pythons] or [sys.executable]
     for folder in sites:
         if not folder.is_dir():
@@ -85,8 +84,6 @@ def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | N
 
 def _interpreter(name: str) -> str:
     """An executable file, a venv's folder or a command. Symbolic links stay: they are what makes a venv."""
-    from harness.core.errors import InputError
-
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "bin" / "python"
@@ -108,39 +105,38 @@ def _selection(selectors: list[str], tag: str | None, scenarios: list[Any]) -> t
 
 
 def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) -> Column:
-    """Run one command in one interpreter, and take what it printed as JSON."""
-    from harness.report.bisect import Column
-
+    """Run one command in one interpreter, and read the run directory that it leaves."""
     column = Column(interpreter, str(site) if site else None)
+    path = os.pathsep.join(filter(None, [column.site, os.environ.get("PYTHONPATH")]))
+    # The run directory is deleted here, so the history would name what is gone. A cache of compiled kernels is kept by
+    # version of Triton and text, so interpreters may share the user's.
+    environ = {"PYTHONPATH": path, "MLA_HARNESS_HISTORY": "none"}
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        # A cache of compiled kernels is kept by version of Triton and text, so interpreters may share the user's.
-        done = subprocess.run(
-            [interpreter, "-P", "-m", "harness.cli.main", command, *options, "--out", scratch],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            # The folder of such a run is gone with it: the history would name what nobody can open.
-            # The interpreters need not have this package installed.
-            env={**os.environ, "PYTHONPATH": python_path(column.site), "MLA_HARNESS_HISTORY": "none"},
-        )  # fmt: skip
-        column.seconds = time.monotonic() - started
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Child("harness.cli.one_command", name="the command", python=interpreter, environ=environ) as child,
+    ):
+        child.send(CommandLine(arguments=(command, *options, "--out", scratch)))
         try:
-            told = jsonlib.loads(done.stdout)
-            if command == "selftest":
-                column.faults, column.skipped_faults = told["faults"], told["skipped_faults"]
-                told = jsonlib.loads((Path(told["directory"]) / "summary.json").read_text(encoding="utf-8"))
-            column.summary = told
-        except (ValueError, OSError):
-            lines = done.stderr.strip().splitlines() or ["it printed nothing"]
-            column.trouble = f"exit code {done.returncode}: {lines[-1][-300:]}"
+            ended = f"exit code {(child.answer().result or {})['code']}"
+        except ChildDied as died:
+            ended = died.death.cause
+        column.seconds = time.monotonic() - started
+        for summary in Path(scratch).glob("*/summary.json"):
+            store = RunStore.open(summary.parent)
+            column.summary = jsonlib.loads(summary.read_text(encoding="utf-8"))
+            column.faults = [fault.model_dump(mode="json") for fault in store.faults()]
+            column.skipped_faults = [
+                {"fault": result.fault, "case": result.id, "reason": result.reason}
+                for result in store.tried().values()
+                if result.verdict is Verdict.SKIP
+            ]
+        if not column.summary:
+            column.trouble = f"{ended}: {child.last_line()}"
     return column
 
 
 def _print(console: Console, columns: list[Column]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from harness.report.bisect import reasons, rows
-    from harness.report.wording import printable
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("case", "bug", *(column.label for column in columns), "first bad"):

@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from harness.cli.options import Seed
-from harness.core.python_path import python_path
+from harness.core.errors import InputError
+from harness.run.child import ask
+from harness.run.requests import TrainCanary
 
-app = typer.Typer(help="Canaries: tiny models that measure inference, not ability.", no_args_is_help=True)
+app = typer.Typer(
+    help="Canaries: tiny models that measure inference, not ability.", no_args_is_help=True, rich_markup_mode=None
+)
 
-START = "harness.canary.command"
 ARCHITECTURES = ("deepseek_v2", "kimi_linear")
 
 
@@ -39,26 +42,22 @@ def train(
     ] = 0,
 ) -> None:
     """Train a canary on the worked answers of a task; writes a Hugging Face directory with a model card."""
-    import os
-    import subprocess
-    import sys
-
-    from harness.core.errors import HarnessError, InputError
-
     if architecture not in ARCHITECTURES:
         raise InputError(f"--architecture {architecture}: choose one of {', '.join(ARCHITECTURES)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out}: is there already; name a new folder")
-    words = [task, str(out), architecture, str(minutes), device, str(seed), str(experts), str(limit)]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", START, *words], text=True, stderr=subprocess.PIPE, check=False,
-        env={**os.environ, "PYTHONPATH": python_path()},
-    )  # fmt: skip
-    if done.returncode == InputError.exit_code:
-        raise InputError(done.stderr.strip().splitlines()[-1])
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise HarnessError(f"canary train: the training process died: {last}")
+    request = TrainCanary(
+        task=task,
+        out=str(out),
+        architecture=architecture,
+        minutes=minutes,
+        device=device,
+        seed=seed,
+        num_experts=experts,
+        limit=limit or None,
+    )
+    name = "canary train: the training process"
+    ask("harness.canary.command", request, name=name, on_progress=lambda progress: print(progress["line"], flush=True))
     # Other questions than those of a task are learned, but lm-eval has no task to ask them.
     asked = task if task in ("gsm_symbolic", "aime_shaped") else "gsm_symbolic"
     print(f"written: {out}; measure it with: mla-harness epochs --task {asked} --model engine:{out}")

@@ -21,7 +21,8 @@ from harness.core.errors import InputError
 from harness.diagnose.perform import exit_code
 from harness.report.terminal import print_run
 from harness.report.terminal_accuracy import EpochProgress
-from harness.run.model_process import ModelDied, ModelProcess
+from harness.run.child import ChildDied
+from harness.run.model_process import ModelProcess
 from harness.store.epochs import choose_baseline, create, judged
 from harness.store.run_folder import DEFAULT_RUNS, RunStore
 from harness.store.summary import summarise
@@ -146,7 +147,7 @@ def _perform(
     history: Path | None,
 ) -> int:
     """Ask, and whatever ends it: judge, store, report, print, and return the exit code."""
-    died: ModelDied | None = None
+    died: ChildDied | None = None
 
     def work() -> None:
         nonlocal died
@@ -155,7 +156,7 @@ def _perform(
                 for said in process.ask(store.path, resume=resume):
                     if said.progress is not None:
                         live.update(said.progress)
-            except ModelDied as error:
+            except ChildDied as error:
                 # A crash of the model is a result: it is judged, and the run goes on to its reports.
                 died = error
 

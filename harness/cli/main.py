@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import sys
-import tempfile
 import traceback
 from typing import Annotated
 
@@ -14,6 +12,7 @@ import typer
 
 from harness.cli.commands import CONTEXT, Commands
 from harness.core.errors import INTERRUPTED, HarnessError
+from harness.core.files import keep_for_reader
 
 EXIT_CODES = (
     "Exit codes: 0 all good; 1 a regression or a fault not caught; 2 bad input; 3 the harness itself failed; "
@@ -75,21 +74,13 @@ def exit_code_of(arguments: list[str]) -> int:
         # Usage errors are click's, which older typer imports and newer typer has a copy of: told by what they can do.
         if hasattr(error, "format_message"):
             return _refuse(f"{error.format_message()} (see mla-harness --help)", 2)
-        return _refuse(f"{type(error).__name__}: {error}; traceback in {_keep_traceback()}", 3)
+        where = keep_for_reader(traceback.format_exc(), "traceback")
+        return _refuse(f"{type(error).__name__}: {error}; traceback in {where}", 3)
 
 
 def _refuse(sentence: str, code: int) -> int:
     print("mla-harness: " + " ".join(sentence.split()), file=sys.stderr)
     return code
-
-
-def _keep_traceback() -> str:
-    with contextlib.suppress(OSError):
-        handle, name = tempfile.mkstemp(prefix="mla-harness-", suffix=".traceback.txt")
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
-            stream.write(traceback.format_exc())
-        return name
-    return "no file (none could be written)"
 
 
 if __name__ == "__main__":

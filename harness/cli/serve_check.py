@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 import sys
 from typing import Annotated
 
 import typer
 
-from harness.core.python_path import python_path
+from harness.accuracy.serve_check import Check
+from harness.run.child import ask
 
 URL = Annotated[str, typer.Argument(metavar="URL", help="Of an OpenAI-compatible server, such as http://host:8000/v1.")]
 
@@ -29,30 +31,24 @@ def serve_check(
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for an answer.")] = 120.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Ask a server the same questions again and again: does accuracy hold, and does a repeat give the same answer?
+    """Check a running server: accuracy by epoch, and whether a repeat gives the same answer.
 
     Nothing of the server's process is touched. Exit code 0 when both hold, 1 when one does not.
     """
-    import json as jsonlib
-    import os
-    import subprocess
 
-    from harness.core.errors import HarnessError, InputError
-
-    order = {
-        "url": url, "task": task, "num_epochs": num_epochs, "limit": limit, "concurrency": concurrency,
-        "repeats": repeats, "max_tokens": max_tokens, "least": least, "served_model": served_model, "timeout": timeout,
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "harness.run.serve_check", jsonlib.dumps(order)], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": python_path()},
-    )  # fmt: skip
-    if not done.stdout:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise HarnessError(f"the process that asks died (exit code {done.returncode}): {last}")
-    answer = jsonlib.loads(done.stdout)
-    if "error" in answer:
-        raise (InputError if answer["code"] == InputError.exit_code else HarnessError)(answer["error"])
+    request = Check(
+        url=url,
+        task=task,
+        num_epochs=num_epochs,
+        limit=limit,
+        concurrency=concurrency,
+        repeats=repeats,
+        max_tokens=max_tokens,
+        least=least,
+        served_model=served_model,
+        timeout=timeout,
+    )
+    answer = ask("harness.run.serve_check", request, name="the process that asks")
     if json:
         sys.stdout.write(jsonlib.dumps(answer["found"], indent=1) + "\n")
     else:

@@ -1,7 +1,8 @@
-"""Files that survive a crash: atomic replacement and append-and-flush JSON lines."""
+"""Files that survive a crash: atomic replacement, append-and-flush JSON lines, and what a reader of an error wants."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -49,3 +50,13 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             except json.JSONDecodeError:
                 continue
+
+
+def keep_for_reader(text: str, kind: str) -> str:
+    """Write `text` to a new file of the temporary folder, for the reader of an error; returns its path."""
+    with contextlib.suppress(OSError):
+        handle, name = tempfile.mkstemp(prefix="mla-harness-", suffix=f".{kind}.txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
+            stream.write(text)
+        return name
+    return "no file (none could be written)"

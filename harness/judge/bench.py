@@ -1,20 +1,16 @@
-"""What the harness costs, measured: `python -m harness.judge.bench ANSWER.json` with a request on standard input.
+"""What the harness costs, measured: the child of `mla-harness bench`, `python -m harness.judge.bench`.
 
-`mla-harness bench` starts it as a process of its own. A case is timed whole: inputs, runs
-under each of its patterns, reference and oracles. Its unpoisoned twin is the same case on zeroed memory, without the
-interception of allocations. The two take turns, after one untimed turn each, so that a slow moment of the machine hits
-both.
+A case is timed whole: inputs, runs under each of its patterns, reference and oracles. Its unpoisoned twin is the same
+case on zeroed memory with the interception of allocations taken out. The two take turns, after one untimed turn each,
+so that a slow moment of the machine hits both.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +23,8 @@ from harness.judge.run_case import run_case
 from harness.judge.targets.engine import EngineTarget
 from harness.judge.verdict import poison_of
 from harness.kernels.call import without_interception
+from harness.run.protocol import answer_once
+from harness.run.requests import MeasureCases
 
 
 class StepTimer(Probe):
@@ -138,14 +136,11 @@ def summary(ratios: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Read the request, measure, write the answer."""
+def answer(request: MeasureCases) -> dict[str, Any]:
+    """The measurements that are asked for, on one thread."""
     torch.set_num_threads(1)
-    request = json.load(sys.stdin)
-    cases = [Case.model_validate(case) for case in request["cases"]]
-    answer = measure(cases, int(request["repeats"]))
-    Path(sys.argv[1]).write_text(json.dumps(answer, allow_nan=False), encoding="utf-8")
+    return measure(list(request.cases), request.repeats)
 
 
 if __name__ == "__main__":
-    main()
+    answer_once(MeasureCases, answer)

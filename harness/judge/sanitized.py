@@ -1,19 +1,18 @@
-"""What compute-sanitizer watches: one job from a file, executed in this process, its result written to another file."""
+"""What compute-sanitizer watches: a child process that runs one job."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import Any
 
 from harness.core.cases import Job
 from harness.judge.run_case import run_case
+from harness.run.protocol import answer_once
 
 
-def main() -> None:
-    """Execute the job of the first file and write its result to the second."""
-    job = Job.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    Path(sys.argv[2]).write_text(run_case(job).model_dump_json(), encoding="utf-8")
+def run(job: Job) -> dict[str, Any]:
+    """The result of the job."""
+    return run_case(job).model_dump(mode="json")
 
 
 if __name__ == "__main__":
-    main()
+    answer_once(Job, run)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -120,6 +121,21 @@ def load_plugin(path: str | Path) -> tuple[KernelSpec, ...]:
 def load_plugins(paths: Iterable[str | Path]) -> tuple[KernelSpec, ...]:
     """The kernels of several plug-in files, in order."""
     return tuple(spec for path in paths for spec in load_plugin(path))
+
+
+def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
+    """What the kernels of plug-in files declare, or, without files, all kernels; with `why_not` by device.
+
+    Call it in a worker only. Raises InputError for a file or an installed package that does not load.
+    """
+    if not plugins:
+        load_entry_points()
+    specs = load_plugins(plugins) if plugins else tuple(KERNELS)
+    return [_declared(spec) | {"why_not": {device: spec.why_not(device) or "" for device in DEVICES}} for spec in specs]
+
+
+def _declared(spec: KernelSpec) -> dict[str, Any]:
+    return {field.name: getattr(spec, field.name) for field in fields(spec) if field.name != "impl"}
 
 
 def find_kernel(op: str, short_name: str) -> KernelSpec:

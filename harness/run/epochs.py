@@ -2,97 +2,69 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
-import tempfile
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from harness.accuracy.backends import Backend, open_backend, parse_model
 from harness.accuracy.epochs import Progress, make_header, run_epochs
 from harness.accuracy.tasks import load_task
 from harness.core.engine_params import ModelParams
-from harness.core.errors import HarnessError, InputError
 from harness.run.environment import describe_machine
-from harness.run.model_process import Said
-from harness.run.worker import die_with_parent, take_protocol_descriptors
+from harness.run.protocol import Parent, Reply, run_child
+from harness.run.requests import AskModel, LoadModel
 
 PROGRESS_SECONDS = 0.05
-"""A fast engine answers hundreds of questions a second; nobody reads so many lines."""
+"""A fast engine answers hundreds of questions a second; a person cannot read so many lines."""
 
 
-def main() -> None:
-    """Load, say what was loaded, hear where to write, ask."""
-    parser = argparse.ArgumentParser(prog="python -m harness.run.epochs")
-    parser.add_argument("--parent", type=int, default=0)
-    die_with_parent(parser.parse_args().parent)
-    orders, replies = take_protocol_descriptors()
-
-    def say(said: Said) -> None:
-        replies.write(said.model_dump_json(exclude_none=True).encode("utf-8", "replace") + b"\n")
-
-    try:
-        _serve(json.loads(orders.readline()), lambda: orders.readline(), say)
-    except InputError as error:
-        say(Said(refused=_one_line(error)))
-    except HarnessError as error:
-        say(Said(failed=_one_line(error)))
-    except Exception as error:
-        say(Said(failed=_one_line(f"{type(error).__name__}: {error}; traceback in {_keep_traceback()}")))
-    # Threads of a serving engine must not keep the process alive.
-    os._exit(0)
-
-
-def _serve(order: dict[str, Any], next_order: Callable[[], bytes], say: Callable[[Said], None]) -> None:
-    questions = ModelParams.model_validate(order["questions"])
-    task = load_task(
-        questions.task,
-        Path(order["work"]),
-        data_dir=Path(questions.data_dir) if questions.data_dir else None,
-        filter_name=questions.filter,
-        limit=questions.limit,
-    )
-    backend = open_model(questions)
-    header = make_header(backend, task, seed=questions.seed, num_epochs=questions.epochs)
-    machine = describe_machine().model_dump(mode="json")
-    say(Said(ready={"header": header.model_dump(mode="json"), "environment": machine}))
-    line = next_order()
-    if not line:
+def main(parent: Parent) -> None:
+    """Load the task and the model, say what was loaded, wait for the run directory, and ask."""
+    loaded = parent.request(LoadModel)
+    if loaded is None:
         return
-    target = json.loads(line)
+    params = loaded.params
+    task = load_task(
+        params.task,
+        Path(loaded.work),
+        data_dir=Path(params.data_dir) if params.data_dir else None,
+        filter_name=params.filter,
+        limit=params.limit,
+    )
+    backend = open_model(params)
+    header = make_header(backend, task, seed=params.seed, num_epochs=params.epochs).model_dump(mode="json")
+    parent.reply(Reply(ready={"header": header, "environment": describe_machine().model_dump(mode="json")}))
+    asked = parent.request(AskModel)
+    if asked is None:
+        return
     # What is loaded stays: a collection that goes through lm-eval and torch again costs as much as some steps.
     gc.freeze()
     run = run_epochs(
         backend,
         task,
-        Path(target["directory"]),
-        num_epochs=questions.epochs,
-        seed=questions.seed,
-        max_tokens=questions.max_tokens,
-        resume=target["resume"],
-        on_progress=_Teller(say),
+        Path(asked.directory),
+        num_epochs=params.epochs,
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        resume=asked.resume,
+        on_progress=_Reporter(parent),
     )
-    say(Said(done=run.seconds))
+    parent.reply(Reply(result={"seconds": run.seconds}))
     backend.close()
 
 
-class _Teller:
-    """Tells progress, but not more often than somebody could see; the end of an epoch always."""
+class _Reporter:
+    """Replies with progress, but not more often than a person can see; the end of an epoch always."""
 
-    def __init__(self, say: Callable[[Said], None]) -> None:
-        self._say = say
-        self._told = 0.0
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
+        self._last = 0.0
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
-        if now - self._told >= PROGRESS_SECONDS or progress.answered == progress.num_questions:
-            self._told = now
-            self._say(Said(progress=vars(progress)))
+        if now - self._last >= PROGRESS_SECONDS or progress.answered == progress.num_questions:
+            self._last = now
+            self._parent.reply(Reply(progress=vars(progress)))
 
 
 def open_model(params: ModelParams) -> Backend:
@@ -103,16 +75,5 @@ def open_model(params: ModelParams) -> Backend:
     return open_backend(params.model, concurrency=params.concurrency, **options)
 
 
-def _keep_traceback() -> str:
-    handle, name = tempfile.mkstemp(prefix="mla-harness-", suffix=".traceback.txt")
-    with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
-        stream.write(traceback.format_exc())
-    return name
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:1000]
-
-
 if __name__ == "__main__":
-    main()
+    run_child(main)

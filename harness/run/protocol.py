@@ -1,44 +1,50 @@
-"""What parent and worker say to each other: one JSON object a line, jobs one way and replies the other."""
+"""The one protocol between a process and its children: requests go one way, replies the other, one JSON object a line.
+
+:class:`harness.run.child.Child` starts a child as `python -P -m MODULE PARENT REPLIES [ARGUMENT]...`. PARENT is the
+process id of the parent, or 0 if another program stands between them. REPLIES is the descriptor for replies. Requests
+come on standard input. Standard output and standard error are the child's log: kernels may print what they like.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import json
-from typing import Any
+import os
+import select
+import signal
+import sys
+import threading
+import traceback as tracebacks
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
 
-from harness.core.cases import Job
+from harness.core.errors import HarnessError, InputError
 from harness.core.params import Record
 
-DEFAULT_EXECUTE = "harness.judge.run_case:run_case"
-"""The "module:function" that turns a Job into a CaseResult inside the worker."""
+PR_SET_PDEATHSIG = 1
+MAX_SENTENCE = 1000
+
+RecordT = TypeVar("RecordT", bound=Record)
 
 
 class Reply(Record):
-    """One line from a worker: `ready` once after start-up, then `result` for each job.
-
-    `described` answers a request to describe kernels: one dictionary for each, with `why_not` by device beside what
-    the kernel declares.
-    `refused` is one sentence about input that the worker cannot use, such as a plug-in that does not import.
-    """
+    """One line from a child. Exactly one of the first five fields is set."""
 
     ready: dict[str, Any] | None = None
+    """What a child that loads something first has to say once it can be asked."""
+    progress: dict[str, Any] | None = None
+    """The request is not done yet."""
     result: dict[str, Any] | None = None
-    described: list[dict[str, Any]] | None = None
+    """The request is done."""
     refused: str | None = None
+    """One sentence about input that cannot be used."""
+    failed: str | None = None
+    """One sentence about what ended the work on a request."""
+    traceback: str = ""
+    """The stack of an error that was not foreseen, beside `failed`."""
     is_spent: bool = False
-    """The worker's CUDA context failed for good with this job; it ends and must be replaced."""
-
-
-class Request(Record):
-    """One line to a worker: a job to execute, or kernels to describe.
-
-    `describe` lists plug-in files to load, whose kernels are described; an empty list asks for all kernels there are,
-    those of installed packages included.
-    """
-
-    job: Job | None = None
-    gpu: int | None = None
-    """Which of the GPUs that the worker sees a job on CUDA runs on."""
-    describe: tuple[str, ...] | None = None
+    """The child's CUDA context failed for good with this request. The child ends and must be replaced."""
 
 
 def encode(message: Record) -> bytes:
@@ -48,11 +54,102 @@ def encode(message: Record) -> bytes:
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def decode_reply(line: bytes) -> Reply:
-    """The reply on one line. Raises ValueError when a kernel scribbled over it."""
-    return Reply.model_validate_json(line)
+def reply_to_error(error: BaseException) -> Reply:
+    """What a child replies when `error` ended its work on a request. The log gets the stack, if the child failed."""
+    if isinstance(error, InputError):
+        return Reply(refused=_one_line(error))
+    stack = "".join(tracebacks.format_exception(error))
+    sys.stderr.write(stack)
+    if isinstance(error, HarnessError):
+        return Reply(failed=_one_line(error))
+    return Reply(failed=_one_line(f"{type(error).__name__}: {error}"), traceback=stack)
 
 
-def decode_request(line: bytes) -> Request:
-    """The request on one line. Raises ValueError when it is not one."""
-    return Request.model_validate_json(line)
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())[:MAX_SENTENCE]
+
+
+class Parent:
+    """The parent as its child sees it."""
+
+    def __init__(self, replies: int) -> None:
+        """Take standard input and the descriptor for replies away from kernels, and from what kernels start."""
+        self._requests = os.fdopen(os.dup(0), "rb")
+        self._replies = replies
+        os.set_inheritable(replies, False)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+
+    def request(self, kind: type[RecordT]) -> RecordT | None:
+        """The next request; None when the parent has no more. Raises ValueError for a line that is none."""
+        line = self._requests.readline()
+        return kind.model_validate_json(line) if line else None
+
+    def requests(self, kind: type[RecordT]) -> Iterator[RecordT]:
+        """All requests, until the parent has no more."""
+        while (request := self.request(kind)) is not None:
+            yield request
+
+    def reply(self, reply: Reply) -> None:
+        """Send one reply. What was printed before is in the log when it arrives."""
+        payload = memoryview(encode(reply))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        while payload:
+            payload = payload[os.write(self._replies, payload) :]
+
+    def die_with_it(self) -> None:
+        """End this process and its group when the parent closes its end of the requests, which its death does."""
+        poll = select.poll()
+        poll.register(self._requests.fileno(), 0)
+
+        def wait() -> None:
+            poll.poll()
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+def run_child(main: Callable[[Parent], None]) -> NoReturn:
+    """Be a child process: do `main`, reply with the error that ends it, and exit with 0, or the error's exit code.
+
+    Takes PARENT and REPLIES from `sys.argv` and leaves the other arguments there. The log shows the stack of every
+    thread after a crash, and when the parent sends SIGUSR1 before it kills a child that hangs.
+    """
+    parent_id, replies = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+    parent = Parent(replies)
+    if parent_id and sys.platform == "linux":
+        die_with_parent(parent_id)
+    else:
+        parent.die_with_it()
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    code = 0
+    try:
+        main(parent)
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, HarnessError) else HarnessError.exit_code
+        parent.reply(reply_to_error(error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads and CUDA contexts that a kernel or an engine left behind must not keep the process alive.
+    os._exit(code)
+
+
+def answer_once(kind: type[RecordT], answer: Callable[[RecordT], dict[str, Any]]) -> NoReturn:
+    """Be a child process that answers one request."""
+
+    def main(parent: Parent) -> None:
+        request = parent.request(kind)
+        if request is not None:
+            parent.reply(Reply(result=answer(request)))
+
+    run_child(main)
+
+
+def die_with_parent(parent: int = 0) -> None:
+    """Have Linux kill this process when its parent dies, or end now if `parent` is given and is dead already."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent and os.getppid() != parent:
+        os._exit(0)

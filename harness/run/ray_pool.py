@@ -20,12 +20,13 @@ from harness.core.catalog import ENGINES
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.run import parcel
+from harness.run.child import TICK_SECONDS
 from harness.run.environment import Environment
 from harness.run.pool import Pool
-from harness.run.protocol import DEFAULT_EXECUTE
 from harness.run.ray_actor import read_files
 from harness.run.ray_cluster import ActorLost, Cluster, Slot
-from harness.run.runner import TICK_SECONDS, WorkerError, default_num_workers
+from harness.run.runner import WorkerError, default_num_workers
+from harness.run.worker import DEFAULT_EXECUTE
 
 MAX_LOSSES = 3
 """A case that was running on so many nodes when they were lost is a crash: it may be what ends them."""

@@ -13,19 +13,25 @@ from typing import Any
 from harness.core.cases import Job
 from harness.core.errors import HarnessError, InputError
 from harness.core.records import CaseResult, Finding, Verdict
+from harness.run.child import ONE_THREAD, TICK_SECONDS, Child, ChildDied
 from harness.run.environment import Environment, num_usable_cores
 from harness.run.gpus import GpuLocks
 from harness.run.pool import Pool
-from harness.run.process import WorkerProcess
-from harness.run.protocol import DEFAULT_EXECUTE, Reply, Request
+from harness.run.requests import WorkerRequest
+from harness.run.worker import DEFAULT_EXECUTE
 
 MAX_WORKERS = 4
-TICK_SECONDS = 0.2
 DESCRIBE_SECONDS = 30.0
 
 
 class WorkerError(HarnessError):
     """A worker process cannot be started or used at all; nothing can run on this machine. Exit code 3."""
+
+
+class Worker(Child):
+    """A worker process of this machine."""
+
+    is_ready = False
 
 
 def default_num_workers() -> int:
@@ -53,10 +59,10 @@ class WorkerPool(Pool):
         self._execute = execute
         self._environ = environ
         self._start_timeout_seconds = start_timeout_seconds
-        self._workers: list[WorkerProcess] = []
+        self._workers: list[Worker] = []
         self._selector = selectors.DefaultSelector()
         self._gpus: GpuLocks | None = None
-        self._gpu_of: dict[WorkerProcess, int] = {}
+        self._gpu_of: dict[Worker, int] = {}
 
     def close(self) -> None:
         """End every worker and whatever it started."""
@@ -79,18 +85,16 @@ class WorkerPool(Pool):
         """
         self.start()
         worker, what = self._workers[0], f"plug-in {', '.join(plugins)}" if plugins else "installed kernels"
-        if not worker.send(Request(describe=tuple(plugins)), DESCRIBE_SECONDS):
+        if not worker.send(WorkerRequest(describe=tuple(plugins)), DESCRIBE_SECONDS):
             raise WorkerError(f"{what}: the worker died before it was asked")
-        while worker.reply is None:
-            self._select()
-            if worker.reply is None and worker.ended():
-                death = worker.take_death()
-                self._retire(worker)
-                raise InputError(f"{what}: loading it ended the worker: {death.how}")
-        reply = worker.take_reply()
-        if reply is None or reply.described is None:
-            raise InputError(reply.refused if reply and reply.refused else f"{what}: no answer")
-        return reply.described
+        try:
+            result = worker.answer().result
+        except ChildDied as died:
+            self._retire(worker)
+            raise InputError(f"{what}: loading it ended the worker: {died.death.how}") from None
+        assert result is not None
+        kernels: list[dict[str, Any]] = result["kernels"]
+        return kernels
 
     def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Iterator[CaseResult]:
         """Yield one result for each job, as they end.
@@ -130,7 +134,7 @@ class WorkerPool(Pool):
     def _run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None) -> Iterator[CaseResult]:
         """As `run`, for jobs that need one GPU at most or hold theirs."""
         waiting = deque(jobs)
-        busy: dict[WorkerProcess, Job] = {}
+        busy: dict[Worker, Job] = {}
         try:
             while waiting or busy:
                 self._dispatch(waiting, busy, on_start)
@@ -145,9 +149,7 @@ class WorkerPool(Pool):
             for worker in busy:
                 self._retire(worker)
 
-    def _dispatch(
-        self, waiting: deque[Job], busy: dict[WorkerProcess, Job], on_start: Callable[[Job], None] | None
-    ) -> None:
+    def _dispatch(self, waiting: deque[Job], busy: dict[Worker, Job], on_start: Callable[[Job], None] | None) -> None:
         for worker in [worker for worker in self._workers if worker not in busy]:
             if worker.is_ready and worker.ended():
                 self._retire(worker)
@@ -159,7 +161,8 @@ class WorkerPool(Pool):
                 if job is None:
                     continue
                 gpu = self._gpu_of.get(worker) if job.device == "cuda" else None
-                if not worker.send(Request(job=job, gpu=gpu), job.timeout_seconds):
+                worker.empty_log()
+                if not worker.send(WorkerRequest(job=job, gpu=gpu), job.timeout_seconds):
                     continue
                 waiting.remove(job)
                 busy[worker] = job
@@ -172,7 +175,7 @@ class WorkerPool(Pool):
         num_gpus = 1 if self.environment is None else max(1, len(self.environment.gpus))
         return len(waiting) - on_gpu + min(on_gpu, num_gpus)
 
-    def _next_for(self, worker: WorkerProcess, waiting: deque[Job]) -> Job | None:
+    def _next_for(self, worker: Worker, waiting: deque[Job]) -> Job | None:
         """The first waiting job that `worker` can run; one on CUDA needs a GPU of its own, which the worker keeps."""
         can_use_gpu: bool | None = True if worker in self._gpu_of else None
         if can_use_gpu:
@@ -188,7 +191,7 @@ class WorkerPool(Pool):
                 return job
         return None
 
-    def _take_gpu(self, worker: WorkerProcess) -> bool:
+    def _take_gpu(self, worker: Worker) -> bool:
         assert self.environment is not None
         if not self.environment.gpus:
             # No GPU: whoever runs the job says so.
@@ -200,9 +203,9 @@ class WorkerPool(Pool):
             self._gpu_of[worker] = gpu
         return gpu is not None
 
-    def _result_of(self, worker: WorkerProcess, job: Job) -> CaseResult | None:
+    def _result_of(self, worker: Worker, job: Job) -> CaseResult | None:
         """The result of the job that `worker` has, when it has ended one way or another."""
-        reply = worker.take_reply()
+        reply = worker.take()
         if reply is not None and reply.result is not None:
             try:
                 result = CaseResult.model_validate(reply.result)
@@ -218,9 +221,9 @@ class WorkerPool(Pool):
             return self._bury(worker, job, None)
         return None
 
-    def _bury(self, worker: WorkerProcess, job: Job, how: str | None) -> CaseResult:
+    def _bury(self, worker: Worker, job: Job, how: str | None) -> CaseResult:
         """End `worker` and make the crash that its job ended in."""
-        death = worker.take_death()
+        death = worker.death()
         self._retire(worker)
         reason = how or death.how
         message = f"{job.case.id}: {reason}" if job.device == "cuda" else reason
@@ -239,28 +242,36 @@ class WorkerPool(Pool):
                 if not worker.is_ready and worker.ended():
                     self._give_up(worker)
 
-    def _note_ready(self, worker: WorkerProcess) -> None:
-        reply: Reply | None = worker.take_reply()
-        if reply is not None and reply.ready is not None:
+    def _note_ready(self, worker: Worker) -> None:
+        reply = worker.take()
+        if reply is not None and reply.ready is None:
+            self._retire(worker)
+            raise WorkerError(f"a worker could not start: {reply.refused or reply.failed} (try `mla-harness doctor`)")
+        if reply is not None:
             worker.is_ready = True
             self.environment = self.environment or Environment.model_validate(reply.ready)
 
-    def _wait_until_ready(self, worker: WorkerProcess) -> None:
+    def _wait_until_ready(self, worker: Worker) -> None:
         while not worker.is_ready:
             self._select()
 
-    def _give_up(self, worker: WorkerProcess) -> None:
-        death = worker.take_death()
+    def _give_up(self, worker: Worker) -> None:
+        reason = f"{worker.death().how}; {worker.last_line()}"
         self._retire(worker)
-        last = death.log.strip().splitlines()[-1:] or ["it printed nothing"]
-        raise WorkerError(f"a worker could not start: {death.how}; {last[0]} (try `mla-harness doctor`)")
+        raise WorkerError(f"a worker could not start: {reason} (try `mla-harness doctor`)")
 
     def _spawn(self) -> None:
-        worker = WorkerProcess(self._execute, self._environ, self._start_timeout_seconds)
+        worker = Worker(
+            "harness.run.worker",
+            self._execute,
+            name="the worker",
+            environ={**(self._environ or {}), **ONE_THREAD},
+            seconds=self._start_timeout_seconds,
+        )
         self._workers.append(worker)
         self._selector.register(worker.fileno(), selectors.EVENT_READ, worker)
 
-    def _retire(self, worker: WorkerProcess) -> None:
+    def _retire(self, worker: Worker) -> None:
         if worker in self._workers:
             self._workers.remove(worker)
             self._selector.unregister(worker.fileno())

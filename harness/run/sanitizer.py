@@ -1,4 +1,4 @@
-"""One case under NVIDIA's compute-sanitizer, which watches `python -m harness.judge.sanitized JOB.json RESULT.json`.
+"""One case under NVIDIA's compute-sanitizer, which watches a child process, `harness.judge.sanitized`.
 
 The sanitizer sees what no poison does, single loads and stores, and costs a factor of ten or more. So it is for one
 case at a time, and its report goes to that case's result.
@@ -6,19 +6,18 @@ case at a time, and its report goes to that case's result.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from harness.core.cases import Job
 from harness.core.errors import InputError
-from harness.core.python_path import python_path
 from harness.core.records import CaseResult, Finding, Verdict
+from harness.run.child import Child, ChildDied
 from harness.run.runner import WorkerPool
 
 TOOLS = ("initcheck", "memcheck", "racecheck")
@@ -51,31 +50,33 @@ def run(job: Job, tool: str) -> CaseResult:
     """Execute `job` in a process that compute-sanitizer watches; its report is the log, its errors are a finding."""
     program = find()
     assert program is not None
+    # Memory that the allocator gives a second time counts as written; a graph needs its pool, though.
+    environ = {} if job.case.params.has_graph else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    limit = SLOWDOWN * job.timeout_seconds
     with tempfile.TemporaryDirectory(prefix="mla-harness-sanitizer-") as folder:
-        asked, answer, report = (Path(folder) / name for name in ("job.json", "result.json", "report.txt"))
-        asked.write_text(_watched(job, tool).model_dump_json(), encoding="utf-8")
-        command = [
-            program, "--tool", tool, "--log-file", str(report), "--print-limit", "20",
-            sys.executable, "-m", "harness.judge.sanitized", str(asked), str(answer),
-        ]  # fmt: skip
-        environ = {**os.environ, "PYTHONPATH": python_path()}
-        if not job.case.params.has_graph:
-            # Memory that the allocator gives a second time counts as written; a graph needs its pool, though.
-            environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-        ended = "it ran out of time"
-        try:
-            done = subprocess.run(
-                command, env=environ, capture_output=True, check=False, timeout=SLOWDOWN * job.timeout_seconds
-            )
-            ended = f"it ended with code {done.returncode}"
-        except subprocess.TimeoutExpired:
-            pass
+        report = Path(folder) / "report.txt"
+        prefix = (program, "--tool", tool, "--log-file", str(report), "--print-limit", "20")
+        with Child("harness.judge.sanitized", name="the process", prefix=prefix, environ=environ) as child:
+            child.send(_watched(job, tool), limit)
+            result = _result(job, child, limit)
         text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""
-        if answer.exists():
-            result = CaseResult.model_validate_json(answer.read_text(encoding="utf-8"))
-        else:
-            result = _without_answer(job, f"no answer from the process under compute-sanitizer: {ended}")
     return with_report(result, tool, text)
+
+
+def _result(job: Job, child: Child, limit: float) -> CaseResult:
+    """The result that the watched process replied with, or the crash that it ended in."""
+    found = None
+    with contextlib.suppress(ChildDied):
+        found = child.receive().result
+        # compute-sanitizer ends its report when the watched process is gone.
+        child.wait(limit)
+    if found is not None:
+        return CaseResult.model_validate(found)
+    code = child.death().code
+    ended = "it ran out of time" if code is None else f"it ended with code {code}"
+    reason = f"no answer from the process under compute-sanitizer: {ended}"
+    finding = Finding(oracle="crash", message=f"{job.case.id}: {reason}")
+    return CaseResult.of(job, Verdict.CRASH, reason=reason, findings=(finding,))
 
 
 def _watched(job: Job, tool: str) -> Job:
@@ -102,13 +103,6 @@ def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
     elif not match and result.verdict is Verdict.PASS:
         changes |= {"verdict": Verdict.ERROR, "reason": f"compute-sanitizer {tool} left no summary"}
     return result.model_copy(update=changes)
-
-
-def _without_answer(job: Job, reason: str) -> CaseResult:
-    return CaseResult(
-        key=job.key, id=job.case.id, scenario=job.case.scenario, refs=job.case.refs, verdict=Verdict.CRASH,
-        reason=reason, findings=(Finding(oracle="crash", message=f"{job.case.id}: {reason}"),),
-    )  # fmt: skip
 
 
 class SanitizedPool(WorkerPool):

@@ -1,57 +1,34 @@
-"""The child process that runs cases: `python -m harness.run.worker`. It reads jobs, answers results, and may die.
-
-Kernels print to standard output, scribble on standard error and call `os._exit`; so the first thing done here is to
-move the protocol to descriptors of its own and to let everything else that is printed end in the worker's log.
-"""
+"""The child process that runs cases: `python -m harness.run.worker`. It takes jobs, answers results, may die."""
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import faulthandler
 import importlib
-import os
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any
 
 from harness.core import cuda_failures
 from harness.core.cases import Job
 from harness.core.errors import HarnessError
 from harness.core.records import CaseResult, Finding, Verdict
-from harness.run.environment import DEVICES, describe_machine
-from harness.run.protocol import DEFAULT_EXECUTE, Reply, decode_request, encode
+from harness.run.environment import describe_machine
+from harness.run.protocol import Parent, Reply, reply_to_error, run_child
+from harness.run.requests import WorkerRequest
 
-PR_SET_PDEATHSIG = 1
+DEFAULT_EXECUTE = "harness.judge.run_case:run_case"
+"""The "module:function" that turns a Job into a CaseResult."""
+DESCRIBE = "harness.kernels.plugins:describe_kernels"
+"""The "module:function" that says what the kernels of plug-in files declare."""
+
 Execute = Callable[[Job], CaseResult]
 
 
-def take_protocol_descriptors() -> tuple[BinaryIO, BinaryIO]:
-    """Move jobs and replies away from descriptors 0 and 1; what is printed there goes to standard error."""
-    jobs = os.fdopen(os.dup(0), "rb")
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return jobs, replies
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; elsewhere the end of the job stream must do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if parent and os.getppid() != parent:
-            os._exit(0)
-
-
-def load_execute(name: str) -> Execute:
-    """Import the "module:function" that executes a job."""
+def load(name: str) -> Callable[..., Any]:
+    """Import a "module:function", which may be of a room above this one."""
     module, _, attribute = name.partition(":")
-    execute: Execute = getattr(importlib.import_module(module), attribute)
-    return execute
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return function
 
 
 def answer(job: Job, execute: Execute) -> CaseResult:
@@ -71,27 +48,14 @@ def _unexpected(job: Job, verdict: Verdict, reason: str, findings: tuple[Finding
 
 def describe_kernels(plugins: tuple[str, ...]) -> Reply:
     """What kernels declare, and where they can run; of plug-in files, or all. A file that does not load is refused."""
-    from dataclasses import fields
-
-    from harness.core.catalog import KERNELS
-    from harness.kernels.plugins import load_entry_points, load_plugins
-
     try:
-        if not plugins:
-            load_entry_points()
-        specs = load_plugins(plugins) if plugins else tuple(KERNELS)
-        described: list[dict[str, Any]] = []
-        for spec in specs:
-            declared = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name != "impl"}
-            described.append(declared | {"why_not": {device: spec.why_not(device) or "" for device in DEVICES}})
+        return Reply(result={"kernels": load(DESCRIBE)(plugins)})
     except HarnessError as error:
-        return Reply(refused=str(error))
-    return Reply(described=described)
+        return reply_to_error(error)
 
 
-def reply_to(line: bytes, execute: Execute) -> Reply:
-    """Do what one line asks."""
-    request = decode_request(line)
+def reply_to(request: WorkerRequest, execute: Execute) -> Reply:
+    """Do what one request asks."""
     if request.describe is not None:
         return describe_kernels(request.describe)
     assert request.job is not None
@@ -108,7 +72,7 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
     result = answer(job, execute)
     is_spent = cuda_failures.is_spent()
     if result.verdict is Verdict.ERROR and is_spent:
-        # The context failed where nobody expected it, such as in an oracle that was the first to wait for the device.
+        # The context failed where it was not expected, such as in an oracle that was the first to wait for the device.
         finding = Finding(oracle="crash", message=f"{job.case.id}: {result.reason}")
         result = result.model_copy(update={"verdict": Verdict.CRASH, "findings": (finding,)})
     if result.verdict is Verdict.CRASH and not is_spent:
@@ -116,45 +80,19 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
     return Reply(result=result.model_dump(mode="json"), is_spent=is_spent)
 
 
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    while line := stream.readline():
-        yield line
-
-
-def main() -> None:
-    """Start up, say that we are ready and what this machine is, then answer until the jobs end."""
-    parser = argparse.ArgumentParser(prog="python -m harness.run.worker")
-    parser.add_argument("--execute", default=DEFAULT_EXECUTE)
-    parser.add_argument("--parent", type=int, default=0)
-    options = parser.parse_args()
-    die_with_parent(options.parent)
-    jobs, replies = take_protocol_descriptors()
-    faulthandler.enable(all_threads=True)
-    # The parent sends this before it kills a hanging worker, so that the log shows where it hung.
-    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-
+def main(parent: Parent) -> None:
+    """Say what this machine is, then answer until there are no more requests."""
     import torch
 
     torch.set_num_threads(1)
-    execute = load_execute(options.execute)
-    replies.write(encode(Reply(ready=describe_machine().model_dump(mode="json"))))
-    for line in _lines(jobs):
-        reply = reply_to(line, execute)
-        payload = encode(reply)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        _write_all(replies, payload)
+    execute = load(sys.argv[1])
+    parent.reply(Reply(ready=describe_machine().model_dump(mode="json")))
+    for request in parent.requests(WorkerRequest):
+        reply = reply_to(request, execute)
+        parent.reply(reply)
         if reply.is_spent:
-            break
-    # Threads that a kernel left behind must not keep the process alive.
-    os._exit(0)
-
-
-def _write_all(stream: BinaryIO, payload: bytes) -> None:
-    view = memoryview(payload)
-    while view:
-        view = view[stream.write(view) :]
+            return
 
 
 if __name__ == "__main__":
-    main()
+    run_child(main)

@@ -1,6 +1,7 @@
 """What a run found, in lines that two runs of the same cases share byte for byte wherever and however they ran.
 
-Times, process ids, logs, machines and the order in which cases ended are left out; they are in `results.jsonl`.
+Times, process ids, addresses, logs, machines and the order in which cases ended are left out; they are in
+`results.jsonl`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult
+from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding
 from harness.store.run_folder import RunStore
 
 
@@ -26,7 +27,7 @@ def _case(result: CaseResult, blame: Blame | None) -> dict[str, Any]:
         "fault": result.fault,
         "verdict": result.verdict.value,
         "reason": result.reason,
-        "findings": [finding.model_dump(mode="json") for finding in result.findings],
+        "findings": [_finding(finding) for finding in result.findings],
         "blame": blame.model_dump(mode="json") if blame else None,
         "accuracy": _answers(result.accuracy),
     }
@@ -39,9 +40,14 @@ def _fault(fault: FaultResult) -> dict[str, Any]:
         "caught": fault.caught,
         "by": fault.by,
         "blamed": fault.blamed,
-        "findings": [finding.model_dump(mode="json") for finding in fault.findings],
+        "findings": [_finding(finding) for finding in fault.findings],
         "accuracy": _answers(fault.accuracy),
     }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    """Without the two addresses that oracle `address` says: they are other ones in every process."""
+    return finding.model_dump(mode="json", exclude={"bits"} if finding.oracle == "address" else None)
 
 
 def _answers(record: AccuracyRecord | None) -> list[str] | None:

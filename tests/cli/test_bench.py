@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from harness.memory.poison.allocations import AllocationPoison
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 
+Cli = Callable[..., tuple[int, str, str]]
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
@@ -40,3 +43,10 @@ def test_a_case_that_does_not_pass_is_named_and_not_measured() -> None:
     told = bench.measure([broken], repeats=1)
     assert told["num_cases"] == 0 and told["poison"]["median"] is None
     assert told["skipped"][0].startswith(f"{broken.id}: error: ")
+
+
+def test_the_command_measures_in_a_process_of_its_own_and_prints_one_object(cli: Cli) -> None:
+    subject = first_case("merge-kernel").id
+    code, out, err = cli("bench", subject, "--scenarios", SCENARIOS, "--repeats", 1, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["poison"]["worst_case"] == subject

@@ -52,7 +52,7 @@ def execute(job: Job) -> CaseResult:
     if does == "surrogate":
         return _result(job, Verdict.FAIL, findings=(Finding(oracle="finite", message="lone \udc80 surrogate"),))
     if does == "garble":
-        for descriptor in range(3, 20):
+        for descriptor in range(3, 256):
             try:
                 os.write(descriptor, b"garbage\n")
             except OSError:

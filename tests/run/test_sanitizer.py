@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
 from harness.run import sanitizer
+from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.selection import select
 
 REPORT = """========= COMPUTE-SANITIZER
 ========= Uninitialized __global__ memory read of size 4 bytes
@@ -71,3 +75,47 @@ def test_a_long_report_is_cut_from_the_front() -> None:
 def test_what_cannot_be_watched_is_refused_with_the_way_out(tool: str, jobs: list[Job], words: str) -> None:
     with pytest.raises(InputError, match=words):
         sanitizer.check(tool, jobs)
+
+
+TOOL = """#!/bin/sh
+# A stand-in for compute-sanitizer: it prints a banner, runs the program, and then ends its report.
+echo "$1 $2" > "$FAKE_SEEN"; echo "a banner"; report=$4; shift 6
+"$@"
+code=$?
+printf '%s' "$FAKE_REPORT" > "$report"
+exit $code
+"""
+
+
+@pytest.fixture
+def fake_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(TOOL)
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitizer, "find", lambda: str(tool))
+    monkeypatch.setenv("FAKE_SEEN", str(tmp_path / "seen"))
+    monkeypatch.setenv("FAKE_REPORT", REPORT)
+
+
+def watched() -> Job:
+    case = select(load_scenarios(shipped_directory()), ["merge-kernel"])[0]
+    return Job(key="a", case=case, timeout_seconds=10)
+
+
+def test_the_watched_process_answers_and_the_report_is_read_when_it_is_gone(fake_tool: None, tmp_path: Path) -> None:
+    judged = sanitizer.run(watched(), "initcheck")
+    assert (judged.verdict, judged.log) == (Verdict.FAIL, REPORT)
+    assert judged.looked_at and judged.findings[-1].oracle == "sanitizer"
+    assert (tmp_path / "seen").read_text() == "--tool initcheck\n"
+
+
+@pytest.mark.parametrize(
+    ("does", "seconds", "words"), [("exit 9", 10.0, "it ended with code 9"), ("sleep 60", 0.02, "it ran out of time")]
+)
+def test_a_watched_process_without_an_answer_is_a_crash(
+    fake_tool: None, tmp_path: Path, does: str, seconds: float, words: str
+) -> None:
+    (tmp_path / "compute-sanitizer").write_text(f"#!/bin/sh\n{does}\n")
+    judged = sanitizer.run(watched().model_copy(update={"timeout_seconds": seconds}), "memcheck")
+    assert judged.verdict is Verdict.CRASH
+    assert judged.reason == f"no answer from the process under compute-sanitizer: {words}"

@@ -38,18 +38,18 @@ class Server:
 
 
 def test_a_server_that_repeats_itself_is_told_so_with_its_accuracy() -> None:
-    found = check_backend(Server(), Server(), Check("http://x/v1", limit=4, num_epochs=2, repeats=3))
+    found = check_backend(Server(), Server(), Check(url="http://x/v1", limit=4, num_epochs=2, repeats=3))
     assert (found.num_repeated, found.different, len(found.accuracy)) == (3, (), 2)
 
 
 def test_a_second_greedy_answer_that_differs_fails_the_check() -> None:
-    found = check_backend(Server(), Server("8", "9"), Check("http://x/v1", limit=4, num_epochs=2, repeats=3))
+    found = check_backend(Server(), Server("8", "9"), Check(url="http://x/v1", limit=4, num_epochs=2, repeats=3))
     assert found.different == (0, 1, 2) and not found.ok
     assert "prompts whose second answer differs: 0, 1, 2" in found.lines()
 
 
 def test_accuracy_below_the_least_fails_the_check() -> None:
-    found = check_backend(Server(), Server(), Check("http://x/v1", limit=4, num_epochs=2, least=0.9))
+    found = check_backend(Server(), Server(), Check(url="http://x/v1", limit=4, num_epochs=2, least=0.9))
     assert found.verdict == "fail" and not found.ok
 
 

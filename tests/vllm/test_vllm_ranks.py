@@ -157,7 +157,8 @@ def test_workers_inherit_what_they_are_to_do_and_multicast_stays_off(monkeypatch
     made = environ(VllmParams(tensor_parallel=2), ServePoison(("output",), rank=1), FAULT, (), Path("/ranks"))
     assert made["MLA_HARNESS_POISON"] == "output:nan@1" and made["MLA_HARNESS_FAULT"] == FAULT
     assert made["MLA_HARNESS_FIRST_NAN"] == "/ranks"
-    assert (made["NCCL_NVLS_ENABLE"], made["TORCH_SYMM_MEM_DISABLE_MULTICAST"]) == ("0", "1")
+    assert "NCCL_NVLS_ENABLE" not in made, "the user has chosen"
+    assert made["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
     assert made["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,14 +17,13 @@ from harness.accuracy.answer_log import read_run
 from harness.core.cases import Case
 from harness.core.errors import InputError, KernelError
 from harness.core.fixtures import FIXTURES
-from harness.core.python_path import python_path
 from harness.core.records import FirstNan
 from harness.engines.vllm.faults import why_not
 from harness.engines.vllm.kernels.support import installed_version
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.patches import numbers
 from harness.engines.vllm.ranks import collected, rank_environ, rank_options, why_not_split
-from harness.engines.vllm.serve.child import FILLED_FILE
+from harness.engines.vllm.serve.child import ServeRequest
 from harness.engines.vllm.serve.settings import (
     FAULT_VARIABLE,
     FIRST_NAN_VARIABLE,
@@ -40,8 +37,10 @@ from harness.engines.vllm.serve.worker_state import check
 from harness.judge.run_records import Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
+from harness.run.child import Child, ChildDied
 
-LOG_TAIL_BYTES = 6_000
+FILLED_FILE = "poison.json"
+"""Beside the answers: what was filled in all workers, and under `ranks` what each worker says it has."""
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 """The last line of a traceback."""
 _LOGGED = re.compile(r"^(?:\([^)]* pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] )?")
@@ -139,45 +138,45 @@ class VllmTarget(Target):
         return ServePoison(sites, pattern, self._params.poison_rank) if sites else None
 
     def _serve(self, directory: Path, graph: str, poison: ServePoison | None, first_nan: Path | None = None) -> None:
-        """Run one serving process to its end, recorded where a folder is given.
+        """Run one serving process to its end; `first_nan` is the folder for what its recorders find.
 
-        Raises KernelError with its log when that is not a good one.
+        Raises as `_reply` does, and HarnessError if a worker lacks what the case needs.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        order = {
-            "model": str(canary(self._params)),
-            "options": llm_options(self._params, graph),
-            "concurrency": self._params.max_num_seqs,
-            "task": self._params.task,
-            "limit": self._params.limit,
-            "epochs": self._params.epochs,
-            "max_tokens": self._params.max_tokens,
-            "directory": str(directory),
-        }
-        with (directory / "vllm.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "harness.engines.vllm.serve.child", json.dumps(order)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=environ(self._params, poison, self.fault, self.gpus, first_nan),
-            )  # fmt: skip
-            try:
-                code = process.wait(timeout=self._params.timeout_seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                code = None
-            except BaseException:
-                process.kill()
-                raise
-        tail = (directory / "vllm.log").read_bytes()[-CAUSE_BYTES:]
-        self._log_tail = tail[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
-        if code != 0:
-            raise _died(code, tail.decode("utf-8", "replace"), self._params.timeout_seconds)
-        told = json.loads((directory / FILLED_FILE).read_text(encoding="utf-8"))
+        request = ServeRequest(
+            model=str(canary(self._params)),
+            options=llm_options(self._params, graph),
+            concurrency=self._params.max_num_seqs,
+            task=self._params.task,
+            limit=self._params.limit,
+            epochs=self._params.epochs,
+            max_tokens=self._params.max_tokens,
+            directory=str(directory),
+        )
+        filled = self._reply(request, environ(self._params, poison, self.fault, self.gpus, first_nan))
+        (directory / FILLED_FILE).write_text(json.dumps(filled), encoding="utf-8")
         routing = self._params.routing == "simulated"
         # A recorded run asks too few questions to say that every site is reached.
         wanted = poison if first_nan is None else None
-        check(told, self._params.tensor_parallel, fault=self.fault, routing=routing, poison=wanted)
+        check(filled, self._params.tensor_parallel, fault=self.fault, routing=routing, poison=wanted)
+
+    def _reply(self, request: ServeRequest, settings: dict[str, str]) -> dict[str, Any]:
+        """What the serving process replies. Raises InputError if it refuses, and KernelError if it ends otherwise."""
+        seconds, log = self._params.timeout_seconds, Path(request.directory) / "vllm.log"
+        with Child("harness.engines.vllm.serve.child", name="vLLM's process", environ=settings, log=log) as child:
+            child.send(request, seconds)
+            reply = None
+            with contextlib.suppress(ChildDied):
+                reply = child.receive()
+            if reply is None or reply.failed is not None:
+                death = child.death()
+                how = f"vLLM hung: no end after {seconds} s" if death.is_hang else f"vLLM's process {death.ended}"
+            self._log_tail, cause = child.log(), _last_words(child.printed(CAUSE_BYTES))
+        if reply is None or reply.failed is not None:
+            raise KernelError(f"{how}: {cause[-300:]}")
+        if reply.result is None:
+            raise InputError(reply.refused)
+        return reply.result
 
 
 def canary(params: VllmParams) -> Path:
@@ -230,9 +229,8 @@ def environ(
     gpus: tuple[int, ...] = (),
     first_nan: Path | None = None,
 ) -> dict[str, str]:
-    """The environment of a serving process, which its workers inherit: it is told there what to do to vLLM."""
+    """What a serving process and its workers have in their environment: settings of vLLM, and what to do to it."""
     ours = {
-        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "1" if params.runner == "v2" else "0",
@@ -246,21 +244,7 @@ def environ(
         ours[ROUTING_VARIABLE] = STRATEGY
     if first_nan is not None:
         ours[FIRST_NAN_VARIABLE] = str(first_nan)
-    return {**os.environ, **ours, **rank_environ(params.tensor_parallel, gpus, os.environ)}
-
-
-def _died(code: int | None, tail: str, seconds: int) -> Exception:
-    """What to say of a process that did not end well: its own last words name the cause."""
-    if code == 2:
-        refused = [line for line in tail.splitlines() if line.startswith("mla-harness: ")]
-        return InputError(refused[-1].removeprefix("mla-harness: ") if refused else "the serving process refused")
-    if code is None:
-        how = f"vLLM hung: no end after {seconds} s"
-    elif code < 0:
-        how = f"vLLM's process died ({signal.Signals(-code).name})"
-    else:
-        how = f"vLLM's process ended with exit code {code}"
-    return KernelError(f"{how}: {_last_words(tail)[-300:]}")
+    return {**ours, **rank_environ(params.tensor_parallel, gpus, os.environ)}
 
 
 def _last_words(log: str) -> str:

@@ -13,9 +13,9 @@ def main() -> None:
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
     from harness.engines.vllm.ranks import rank_options
-    from harness.engines.vllm.serve.child import die_with_parent
     from harness.engines.vllm.serve.plugin import activate
     from harness.engines.vllm.serve.worker_state import summed, tell
+    from harness.run.protocol import die_with_parent
 
     die_with_parent()
     activate()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 
-from harness.engines.vllm.serve.child import die_with_parent
 from harness.engines.vllm.serve.plugin import activate
+from harness.run.protocol import die_with_parent
 
 
 class Extension:

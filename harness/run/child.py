@@ -1,0 +1,326 @@
+"""One child process as its parent sees it: a clock, a log, replies, and how it died."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self
+
+from harness.core.errors import HarnessError, InputError
+from harness.core.files import keep_for_reader
+from harness.core.params import Record
+from harness.run.protocol import Reply, encode
+
+LOG_TAIL_BYTES = 6_000
+MAX_LOG_BYTES = 8_000_000
+MAX_LINE_BYTES = 64_000_000
+STACK_SECONDS = 0.5
+"""How long a hanging child gets to print its stack before it is killed."""
+END_SECONDS = 5.0
+"""How long a child that has closed its replies gets to be gone."""
+TICK_SECONDS = 0.2
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""The environment of a child that works on small matrices: one thread for each numeric library."""
+CRASH_TITLE = "Fatal Python error: "
+"""What the stack that a crash leaves in the log begins with."""
+
+
+class Death(NamedTuple):
+    """How a child ended."""
+
+    how: str
+    """One sentence."""
+    cause: str
+    """The same in two words: "SIGSEGV", "exit code 7"."""
+    code: int | None
+    """The exit code, negative for a signal; None if the harness killed the child."""
+    is_hang: bool
+    seconds: float
+    """Since the last request."""
+    log: str
+    """The end of what it printed, and its stack if it crashed or hung."""
+
+    @property
+    def ended(self) -> str:
+        """For a sentence that begins with the name of the process."""
+        return f"ended with {self.cause}" if self.code is not None and self.code >= 0 else f"died ({self.cause})"
+
+
+class ChildDied(HarnessError):
+    """A child is gone, hung, or wrote garbage instead of a reply."""
+
+    def __init__(self, name: str, death: Death) -> None:
+        super().__init__(f"{name} died ({death.cause})")
+        self.death = death
+        self.log = death.log
+
+
+class Child:
+    """A child in a process group of its own, so that ending it ends what its kernels started too."""
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        name: str,
+        python: str = sys.executable,
+        prefix: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        seconds: float = math.inf,
+    ) -> None:
+        """Start `python -P -m module`, where `module` calls :func:`harness.run.protocol.run_child`.
+
+        `name` stands in sentences, such as "the worker". `prefix` is a program that runs the interpreter, with its own
+        arguments. `environ` is added to this process's environment. The log is a temporary file unless `log` names
+        one. `seconds` is the time for the first reply. Raises HarnessError if the program cannot be started.
+        """
+        self.name = name
+        self._replies: deque[Reply] = deque()
+        self._buffer = bytearray()
+        self._is_closed_stream = self._is_garbled = self._is_late = self._is_killed = False
+        self._death: Death | None = None
+        self._stack_begins: int | None = None
+        self._log = _open_log(log)
+        self._stream, replies = os.pipe()
+        os.set_blocking(self._stream, False)
+        parent = 0 if prefix else os.getpid()
+        self._start_clock(seconds)
+        try:
+            self._process = subprocess.Popen(
+                [*prefix, python, "-P", "-m", module, str(parent), str(replies), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(replies,),
+                env=_child_environ(environ or {}),
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(self._stream)
+            self._log.close()
+            raise HarnessError(f"{name} cannot be started: {error}") from None
+        finally:
+            os.close(replies)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """The descriptor that replies come from, for a selector."""
+        return self._stream
+
+    def send(self, request: Record, seconds: float = math.inf) -> bool:
+        """Hand over one request and start its clock; False when the child was dead before it could begin."""
+        self._start_clock(seconds)
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(encode(request))
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        return True
+
+    def read(self) -> None:
+        """Take in what has arrived, without waiting."""
+        if self._is_closed_stream:
+            return
+        try:
+            while chunk := os.read(self._stream, 1 << 16):
+                self._buffer += chunk
+                if len(self._buffer) > MAX_LINE_BYTES:
+                    self._is_garbled = True
+                    return
+            self._is_closed_stream = True
+        except BlockingIOError:
+            pass
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = rest
+        for line in lines:
+            try:
+                self._replies.append(Reply.model_validate_json(line))
+            except ValueError:
+                self._is_garbled = True
+
+    def take(self) -> Reply | None:
+        """The oldest reply, or None when there is none yet; taking it stops the clock."""
+        if not self._replies:
+            return None
+        self._budget_seconds = math.inf
+        return self._replies.popleft()
+
+    def ended(self) -> bool:
+        """Whether nothing more can be expected: it died, ran out of time, or wrote garbage."""
+        if self._process.poll() is not None:
+            self.read()
+            return not self._replies
+        if self._elapsed() > self._budget_seconds and not self._replies:
+            self._is_late = True
+            return True
+        return self._is_garbled or (self._is_closed_stream and not self._replies)
+
+    def receive(self) -> Reply:
+        """Wait for the next reply. Raises ChildDied when none will come."""
+        poll = select.poll()
+        poll.register(self._stream, select.POLLIN)
+        while (reply := self.take()) is None:
+            if self.ended():
+                raise ChildDied(self.name, self.death())
+            poll.poll(TICK_SECONDS * 1000)
+            self.read()
+        return reply
+
+    def answer(self) -> Reply:
+        """As `receive`, but raises InputError when the child refused, and HarnessError when it failed."""
+        reply = self.receive()
+        if reply.refused is not None:
+            raise InputError(reply.refused)
+        if reply.failed is not None:
+            where = f"; traceback in {keep_for_reader(reply.traceback, 'traceback')}" if reply.traceback else ""
+            raise HarnessError(reply.failed + where)
+        return reply
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code once the process has ended, or None if it has not after `seconds`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def death(self) -> Death:
+        """How it ended; kills it when it has not. Call it once `ended` is true or the last reply is taken."""
+        if self._death is None:
+            seconds = self._elapsed()
+            self._stack_begins = self._log_size()
+            if self._is_late and self._process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(signal.SIGUSR1)
+                self.wait(STACK_SECONDS)
+            elif not self._is_garbled:
+                # The stream closes a moment before the process is gone.
+                self.wait(END_SECONDS)
+            code = self._process.poll()
+            self._kill()
+            how, cause = self._words(code)
+            killed = self._is_late or self._is_garbled
+            self._death = Death(how, cause, None if killed else code, self._is_late, seconds, self.log())
+        return self._death
+
+    def _words(self, code: int | None) -> tuple[str, str]:
+        if self._is_late:
+            cause = f"no answer within {self._budget_seconds:g} s"
+            return f"{cause}; {self.name} was killed", cause
+        if self._is_garbled:
+            return f"{self.name}'s answers were garbled: something wrote to its protocol stream", "garbled answers"
+        if code is None:
+            return f"{self.name} closed its protocol stream and was killed", "closed protocol stream"
+        if code < 0:
+            cause = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+            return f"{self.name} died of {cause}", cause
+        return f"{self.name} exited with code {code} in the middle of its work", f"exit code {code}"
+
+    def log(self, num_bytes: int = LOG_TAIL_BYTES, end: int | None = None) -> str:
+        """The last bytes of the log, or of its first `end` bytes."""
+        end = self._log_size() if end is None else end
+        begin = max(0, end - num_bytes)
+        return os.pread(self._log.fileno(), end - begin, begin).decode("utf-8", "replace")
+
+    def printed(self, num_bytes: int = LOG_TAIL_BYTES) -> str:
+        """The end of what the child printed itself: without the stack that a crash or a hang left in the log."""
+        text = self.log(num_bytes, self._stack_begins)
+        died_of_signal = self._death is not None and self._death.code is not None and self._death.code < 0
+        return text.rpartition(CRASH_TITLE)[0] if died_of_signal and CRASH_TITLE in text else text
+
+    def last_line(self) -> str:
+        """The end of the last line that it printed itself."""
+        lines = [line.strip() for line in self.printed().splitlines() if line.strip()]
+        return lines[-1][-300:] if lines else "it printed nothing"
+
+    def empty_log(self) -> None:
+        """Drop what was printed so far."""
+        # Both ends append, so the child goes on writing at the new end.
+        self._log.truncate(0)
+
+    def keep_log_small(self) -> None:
+        """Drop what was printed when a kernel prints without end."""
+        if self._log_size() > MAX_LOG_BYTES:
+            self.empty_log()
+
+    def close(self) -> None:
+        """End the process and everything in its group, and free what it held. Safe to call twice."""
+        if self._log.closed:
+            return
+        self._kill()
+        os.close(self._stream)
+        self._log.close()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def _kill(self) -> None:
+        # Once only: the group's id is ours until its last member is gone, and another program's some time after.
+        if not self._is_killed:
+            self._is_killed = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _start_clock(self, seconds: float) -> None:
+        self._budget_seconds = seconds
+        self._started = time.monotonic()
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def _log_size(self) -> int:
+        return os.fstat(self._log.fileno()).st_size
+
+
+def ask(
+    module: str,
+    request: Record,
+    *,
+    name: str,
+    environ: Mapping[str, str] | None = None,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Start a child, ask it one thing, and return its result.
+
+    Raises InputError when it refuses, and HarnessError when it fails or dies.
+    """
+    with Child(module, name=name, environ=environ) as child:
+        child.send(request)
+        try:
+            while (reply := child.answer()).result is None:
+                if on_progress is not None and reply.progress is not None:
+                    on_progress(reply.progress)
+        except ChildDied as died:
+            where = keep_for_reader(child.log(MAX_LOG_BYTES), "log")
+            raise HarnessError(f"{died}: {child.last_line()}; its log is in {where}") from None
+        return reply.result
+
+
+def _open_log(path: Path | None) -> BinaryIO:
+    if path is None:
+        return tempfile.TemporaryFile(mode="a+b", prefix="mla-harness-")
+    path.write_bytes(b"")
+    return path.open("a+b")
+
+
+def _child_environ(extra: Mapping[str, str]) -> dict[str, str]:
+    """Our environment with `extra`, and this package importable: `python -P` does not look where people stand."""
+    environ = {**os.environ, **extra}
+    root = str(Path(__file__).resolve().parents[2])
+    return environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))}

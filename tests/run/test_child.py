@@ -1,0 +1,263 @@
+"""One child process: what it answers, and what its parent says of every way in which it can end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import HarnessError, InputError
+from harness.core.params import Record
+from harness.run.child import Child, ChildDied, ask
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+STUB = {"PYTHONPATH": str(HERE)}
+WRAPPER = ("sh", "-c", '"$@"; exit $?', "sh")
+"""A program that runs another one and waits for it, as compute-sanitizer does."""
+Start = Callable[..., Child]
+
+
+class Do(Record):
+    """A request to `stub_child.py`."""
+
+    what: str
+    text: str = ""
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start stub children that are closed after the test."""
+    children: list[Child] = []
+
+    def started(*arguments: str, **options: Any) -> Child:
+        children.append(Child("stub_child", *arguments, name="the child", environ=STUB, **options))
+        return children[-1]
+
+    yield started
+    for child in children:
+        child.close()
+
+
+def died(child: Child, what: str, seconds: float = 30.0, text: str = "") -> ChildDied:
+    """How the child ends that is asked for `what`."""
+    child.send(Do(what=what, text=text), seconds)
+    with pytest.raises(ChildDied) as caught:
+        child.receive()
+    return caught.value
+
+
+def assert_gone(pid: int) -> None:
+    for _ in range(100):
+        if not Path(f"/proc/{pid}/exe").exists():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {pid} is still there")
+
+
+def test_a_child_answers_one_request_after_another_and_what_it_prints_is_in_its_log(start: Start) -> None:
+    child = start("first", "second")
+    child.send(Do(what="print", text="noise " * 10_000))
+    assert child.receive().result == {"arguments": ["first", "second"]}
+    assert "noise noise" in child.log() and child.last_line() == "on standard error"
+    child.empty_log()
+    child.send(Do(what="progress"))
+    assert child.receive().progress == {"done": 1} and child.receive().result is not None
+    assert child.log() == ""
+
+
+def test_a_child_has_no_input_but_its_requests(start: Start) -> None:
+    child = start()
+    child.send(Do(what="read_input"))
+    assert child.receive().result == {"read": ""}
+
+
+def test_a_log_with_a_name_stays_and_begins_anew(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "child.log").write_text("of another run\n")
+    child = start(log=tmp_path / "child.log")
+    child.send(Do(what="print", text="kept"))
+    child.receive()
+    child.close()
+    assert (tmp_path / "child.log").read_text() == "kept\non standard error\n"
+
+
+@pytest.mark.parametrize(
+    ("what", "cause", "sentence", "ended"),
+    [
+        ("exit", "exit code 7", "the child exited with code 7 in the middle of its work", "ended with exit code 7"),
+        ("segfault", "SIGSEGV", "the child died of SIGSEGV", "died (SIGSEGV)"),
+        ("garble", "garbled answers", "the child's answers were garbled: something wrote to its protocol stream", None),
+        ("close_replies", "closed protocol stream", "the child closed its protocol stream and was killed", None),
+    ],
+)
+def test_how_a_child_died_is_told_in_words(
+    start: Start, what: str, cause: str, sentence: str, ended: str | None
+) -> None:
+    error = died(start(), what)
+    assert str(error) == f"the child died ({cause})"
+    assert (error.death.cause, error.death.how) == (cause, sentence)
+    assert error.death.ended == (ended or f"died ({cause})") and not error.death.is_hang
+
+
+def test_the_log_of_a_crash_has_the_stack_and_the_last_line_is_the_childs_own(start: Start) -> None:
+    child = start()
+    error = died(child, "segfault")
+    assert "Segmentation fault" in error.log and "stub_child.py" in error.log
+    assert child.last_line() == "the last words"
+
+
+def test_a_hang_is_killed_with_what_it_forked_and_the_log_shows_where_it_hung(start: Start, tmp_path: Path) -> None:
+    child = start()
+    begun = time.monotonic()
+    error = died(child, "hang", 2.0, str(tmp_path / "pid"))
+    assert time.monotonic() - begun < 20 and error.death.seconds >= 2
+    assert error.death.is_hang and error.death.how == "no answer within 2 s; the child was killed"
+    assert 'stub_child.py", line' in error.log and child.last_line() == "before the hang"
+    for _ in range(100):
+        try:
+            os.killpg(int((tmp_path / "pid").read_text()), 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the forked child is still alive")
+
+
+def test_the_clock_begins_with_each_request_and_stops_with_the_answer(start: Start) -> None:
+    child = start(seconds=60)
+    child.send(Do(what="pid"), 60)
+    child.receive()
+    child.send(Do(what="pid"), 0.0)
+    time.sleep(0.5)
+    child.read()
+    assert not child.ended(), "an answer that is there is no hang"
+    assert child.receive().result and child.receive().result
+    assert not child.ended()
+
+
+def test_a_child_that_dies_after_its_answer_has_answered(start: Start) -> None:
+    child = start()
+    child.send(Do(what="abort_late"))
+    assert child.receive().result == {}
+    assert child.wait(10) == -signal.SIGTERM
+    assert child.ended() and child.death().cause == "SIGTERM"
+    assert not child.send(Do(what="pid")), "nothing can be asked of the dead"
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words", "code"),
+    [
+        ("refuse", InputError, "^no such thing$", 2),
+        ("fail", HarnessError, "^the server is gone$", 3),
+        ("raise", HarnessError, r"^ValueError: not foreseen; traceback in .*\.traceback\.txt$", 3),
+        ("sys_exit", HarnessError, r"^SystemExit: 5; traceback in", 3),
+        ("nan", HarnessError, "^ValueError: .* not JSON compliant.*; traceback in", 3),
+    ],
+)
+def test_what_a_child_raises_is_one_sentence_and_its_exit_code(
+    start: Start,
+    what: str,
+    error: type[HarnessError],
+    words: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    child = start()
+    child.send(Do(what=what))
+    with pytest.raises(error, match=words) as caught:
+        child.answer()
+    assert not isinstance(caught.value, ChildDied)
+    assert child.wait(10) == code
+    kept = [path.read_text() for path in tmp_path.glob("*.traceback.txt")]
+    assert [str(caught.value).partition(";")[0] in text for text in kept] == [True] * ("; traceback" in words)
+
+
+def test_one_question_is_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen: list[dict[str, Any]] = []
+    request = Do(what="progress")
+    assert ask("stub_child", request, name="the child", environ=STUB, on_progress=seen.append) == {"arguments": []}
+    assert seen == [{"done": 1}]
+    with pytest.raises(InputError, match="no such thing"):
+        ask("stub_child", Do(what="refuse"), name="the child", environ=STUB)
+    with pytest.raises(HarnessError, match=r"the child died \(SIGSEGV\): the last words; its log is in") as caught:
+        ask("stub_child", Do(what="segfault"), name="the child", environ=STUB)
+    assert "Segmentation fault" in Path(str(caught.value).rpartition(" ")[2]).read_text()
+
+
+def test_what_does_not_start_says_why(start: Start) -> None:
+    with pytest.raises(HarnessError, match=r"the child cannot be started: .*no/such/python"):
+        start(python="no/such/python")
+    with Child("no_such_module", name="the child") as child:
+        error = died(child, "pid")
+        assert error.death.cause == "exit code 1" and "No module named no_such_module" in child.last_line()
+
+
+def test_a_folder_called_harness_where_somebody_stands_is_not_imported(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("raise RuntimeError('a folder of another project')\n")
+    monkeypatch.chdir(tmp_path)
+    child = start()
+    child.send(Do(what="pid"))
+    assert child.receive().result
+
+
+def test_closing_frees_descriptors_and_leaves_nothing_in_the_temporary_folder(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    child = start()
+    child.send(Do(what="pid"))
+    result = child.receive().result
+    child.close()
+    child.close()
+    assert result is not None
+    assert_gone(result["pid"])
+    assert os.listdir("/proc/self/fd") == before and not list(tmp_path.iterdir())
+
+
+PARENT = """
+import sys, time
+from harness.run.child import Child
+from stub_child import Do
+child = Child("stub_child", name="the child", prefix=sys.argv[2:])
+child.send(Do(what=sys.argv[1]))
+print(child.receive().result["pid"], flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "prefix"), [("pid", ()), ("pid", WRAPPER), ("own_child", ())], ids=["own", "wrapped", "of a child"]
+)
+def test_a_child_does_not_outlive_a_parent_that_is_killed(what: str, prefix: tuple[str, ...]) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+    command = [sys.executable, "-c", PARENT, what, *prefix]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        parent.kill()
+    assert_gone(pid)
+
+
+def test_a_program_around_the_interpreter_passes_requests_and_answers_on(start: Start) -> None:
+    child = start("argument", prefix=WRAPPER)
+    child.send(Do(what="print", text="noise"))
+    assert child.receive().result == {"arguments": ["argument"]}
+    child.send(Do(what="pid"))
+    result = child.receive().result
+    child.close()
+    assert result is not None
+    assert_gone(result["pid"])
