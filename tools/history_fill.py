@@ -48,7 +48,7 @@ def planned() -> tuple[list[CaseEntry], list[FaultEntry]]:
         for case in select(scenarios, (), tag=None, seed=0)
     ]  # fmt: skip
     faults = [
-        FaultEntry(use.name, case.scenario, case.id, caught=True, seconds=1.0, by=(use.caught_by,))
+        FaultEntry(use.name, case.scenario, case.id, caught=True, seconds=1.0, oracles=(use.caught_by,))
         for scenario in scenarios
         for use, case in fault_cases(scenario, seed=0)
     ]

@@ -12,7 +12,8 @@ from harness.cli.recording import History
 from harness.cli.run import Json, Out
 
 if TYPE_CHECKING:
-    from harness.store.history.compare import Comparison
+    from harness.store.history.compare import Change, Comparison
+    from harness.store.history.entry import Entry, RunEntry
 
 
 def compare(
@@ -49,13 +50,21 @@ def compare(
 
 def _to_json(found: Comparison) -> str:
     import json as jsonlib
-    from dataclasses import asdict
+    from dataclasses import fields
 
-    told = asdict(found)
-    for side in ("before", "after"):
-        run = getattr(found, side)
-        told[side] = {
-            "run_id": run.run_id, "started": run.started, "seconds": run.seconds, "folder": run.folder,
-            **run.source.model_dump(),
-        }  # fmt: skip
-    return jsonlib.dumps(told, allow_nan=False, indent=1) + "\n"
+    shown = {field.name: getattr(found, field.name) for field in fields(found)}
+    shown |= {"before": _of_run(found.before), "after": _of_run(found.after)}
+    return jsonlib.dumps(shown, default=_of_change, allow_nan=False, indent=1) + "\n"
+
+
+def _of_run(run: RunEntry) -> dict[str, object]:
+    return {name: getattr(run, name) for name in ("run_id", "started", "seconds", "folder")} | run.source.model_dump()
+
+
+def _of_change(change: Change) -> dict[str, object]:
+    before = change.before and _of_entry(change.before)
+    return {"key": change.key, "scenario": change.after.scenario, "before": before, "after": _of_entry(change.after)}
+
+
+def _of_entry(entry: Entry) -> dict[str, object]:
+    return {name: getattr(entry, name) for name in ("verdict", "seconds", "accuracy", "note", "oracles", "blamed")}

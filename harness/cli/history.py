@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ from harness.cli.run import Json
 if TYPE_CHECKING:
     import sqlite3
 
-    from harness.store.history.runs import Filter, Jobs
+    from harness.store.history.runs import Filter
 
 MAX_RUNS = 100_000
 
@@ -76,14 +76,13 @@ def _list(connection: sqlite3.Connection, wanted: Filter, limit: int, *, as_json
 def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: int, *, as_json: bool) -> None:
     from harness.report.terminal import console_for
     from harness.report.terminal_history import print_case, print_scenario
-    from harness.store.history.runs import Jobs, results_of, run_ids
+    from harness.store.history.runs import results_of, run_ids
     from harness.store.history.trends import trends_over
 
     is_case = "[" in name
-    jobs = Jobs("key" if is_case else "scenario", name)
-    _refuse_unknown(connection, name, jobs)
-    runs = run_ids(connection, wanted, jobs=jobs, limit=limit)[::-1]
-    found = trends_over(connection, runs, jobs)
+    _refuse_unknown(connection, name)
+    runs = run_ids(connection, replace(wanted, name=name), limit=limit)[::-1]
+    found = trends_over(connection, runs, name)
     results = results_of(connection, name, runs) if is_case else []
     if as_json:
         told = [result and asdict(result) for result in results]
@@ -94,12 +93,12 @@ def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: in
         print_scenario(console_for(), name, found)
 
 
-def _refuse_unknown(connection: sqlite3.Connection, name: str, jobs: Jobs) -> None:
+def _refuse_unknown(connection: sqlite3.Connection, name: str) -> None:
     from harness.core.errors import UnknownNameError
     from harness.core.registry import nearest
-    from harness.store.history.runs import knows, scenarios
+    from harness.store.history.runs import Filter, run_ids, scenarios
 
-    if knows(connection, jobs):
+    if run_ids(connection, Filter(name=name), limit=1):
         return
     hint = nearest(name.partition("[")[0], scenarios(connection), see="mla-harness history")
     raise UnknownNameError(f"the history has no result of {name!r}; {hint}")

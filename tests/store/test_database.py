@@ -119,7 +119,7 @@ def test_a_step_to_a_new_version_that_fails_half_way_leaves_the_old_one(
         assert "nowhere" in refused(path)
     with opened(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
-        columns = [row["name"] for row in connection.execute("PRAGMA table_info(run)")]
+        columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(run)")]
         assert "commit_id" in columns and "machine" not in columns
 
 
