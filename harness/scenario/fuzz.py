@@ -1,10 +1,11 @@
-"""Cases that are drawn instead of listed. An id `fuzz[seed=7,draw=12]` reproduces its case alone."""
+"""Cases that are drawn instead of listed. The id `fuzz[seed=7,draw=12]` alone reproduces its case."""
 
 from __future__ import annotations
 
 import re
 
 from harness.core.records import Case, PoisonPlan
+from harness.scenario.draws import draw
 from harness.scenario.kernel_override import KernelOverride
 from harness.scenario.matrix import case_id
 from harness.scenario.schema import Scenario
@@ -34,10 +35,7 @@ def case_of(scenario: Scenario, identity: str, override: KernelOverride | None =
 
 
 def _case(scenario: Scenario, seed: int, number: int, override: KernelOverride | None) -> Case | None:
-    # Imported here because drawing needs hypothesis, which `list` and `--help` should not wait for.
-    from harness.scenario import draws
-
-    drawn = draws.draw(f"{seed}:{number}")
+    drawn = draw(f"{seed}:{number}")
     params, labels = drawn.params, {"seed": str(seed), "draw": str(number)}
     if override is not None:
         replaced = override.apply(drawn.system, drawn.op, params)
