@@ -80,8 +80,9 @@ def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: in
     from harness.store.history.trends import trends_over
 
     is_case = "[" in name
-    _refuse_unknown(connection, name)
     runs = run_ids(connection, replace(wanted, name=name), limit=limit)[::-1]
+    if not runs:
+        _refuse_unknown(connection, name)
     found = trends_over(connection, runs, name)
     results = results_of(connection, name, runs) if is_case else []
     if as_json:

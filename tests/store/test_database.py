@@ -21,7 +21,7 @@ Fill = Callable[..., Path]
 
 def refused(path: Path) -> str:
     with pytest.raises(InputError) as caught, opened(path) as connection:
-        connection.execute("SELECT * FROM run").fetchall()
+        newest(connection)
     told = str(caught.value)
     assert told.startswith(str(path)) and "\n" not in told
     return told
