@@ -48,7 +48,7 @@ def planned() -> tuple[list[CaseEntry], list[FaultEntry]]:
         for case in select(scenarios, (), tag=None, seed=0)
     ]  # fmt: skip
     faults = [
-        FaultEntry(use.name, case.scenario, case.id, caught=True, seconds=1.0, by=(use.caught_by,))
+        FaultEntry(use.name, case.scenario, case.id, caught=True, seconds=1.0, oracles=(use.caught_by,))
         for scenario in scenarios
         for use, case in fault_cases(scenario, seed=0)
     ]
@@ -122,7 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--history", type=Path, help="a file that is not there yet; a temporary one if left out")
-    parser.add_argument("--limit-seconds", type=float, default=1.0)
+    parser.add_argument("--limit-seconds", type=float, default=1.5)
     parser.add_argument("--repeats", type=int, default=5, help="how often each command is timed; the best counts")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

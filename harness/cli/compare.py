@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +16,9 @@ from harness.core.errors import InputError
 from harness.report.terminal import console_for
 from harness.report.terminal_history import print_comparison
 from harness.store.history.choose import choose
-from harness.store.history.compare import Comparison
+from harness.store.history.compare import Change, Comparison
 from harness.store.history.compare import compare as compare_runs
+from harness.store.history.entry import Entry, RunEntry
 from harness.store.run_folder import DEFAULT_RUNS
 
 
@@ -46,11 +47,19 @@ def compare(
 
 
 def _to_json(found: Comparison) -> str:
-    told = asdict(found)
-    for side in ("before", "after"):
-        run = getattr(found, side)
-        told[side] = {
-            "run_id": run.run_id, "started": run.started, "seconds": run.seconds, "folder": run.folder,
-            **run.source.model_dump(),
-        }  # fmt: skip
-    return jsonlib.dumps(told, allow_nan=False, indent=1) + "\n"
+    shown = {field.name: getattr(found, field.name) for field in fields(found)}
+    shown |= {"before": _of_run(found.before), "after": _of_run(found.after)}
+    return jsonlib.dumps(shown, default=_of_change, allow_nan=False, indent=1) + "\n"
+
+
+def _of_run(run: RunEntry) -> dict[str, object]:
+    return {name: getattr(run, name) for name in ("run_id", "started", "seconds", "folder")} | run.source.model_dump()
+
+
+def _of_change(change: Change) -> dict[str, object]:
+    before = change.before and _of_entry(change.before)
+    return {"key": change.key, "scenario": change.after.scenario, "before": before, "after": _of_entry(change.after)}
+
+
+def _of_entry(entry: Entry) -> dict[str, object]:
+    return {name: getattr(entry, name) for name in ("verdict", "seconds", "accuracy", "note", "oracles", "blamed")}

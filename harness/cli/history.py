@@ -6,7 +6,7 @@ import json as json_module
 import sqlite3
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +22,7 @@ from harness.report.wording import num
 from harness.store.history.database import opened
 from harness.store.history.dates import moment
 from harness.store.history.entry import entry_of
-from harness.store.history.runs import Filter, Jobs, knows, results_of, run_ids, scenarios
+from harness.store.history.runs import Filter, results_of, run_ids, scenarios
 from harness.store.history.trends import trends_over
 from harness.store.history.write import write_run
 from harness.store.run_folder import DEFAULT_RUNS, RunStore
@@ -72,10 +72,10 @@ def _list(connection: sqlite3.Connection, wanted: Filter, limit: int, *, as_json
 
 def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: int, *, as_json: bool) -> None:
     is_case = "[" in name
-    jobs = Jobs("key" if is_case else "scenario", name)
-    _refuse_unknown(connection, name, jobs)
-    runs = run_ids(connection, wanted, jobs=jobs, limit=limit)[::-1]
-    found = trends_over(connection, runs, jobs)
+    runs = run_ids(connection, replace(wanted, name=name), limit=limit)[::-1]
+    if not runs:
+        _refuse_unknown(connection, name)
+    found = trends_over(connection, runs, name)
     results = results_of(connection, name, runs) if is_case else []
     if as_json:
         told = [result and asdict(result) for result in results]
@@ -86,8 +86,8 @@ def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: in
         print_scenario(console_for(), name, found)
 
 
-def _refuse_unknown(connection: sqlite3.Connection, name: str, jobs: Jobs) -> None:
-    if knows(connection, jobs):
+def _refuse_unknown(connection: sqlite3.Connection, name: str) -> None:
+    if run_ids(connection, Filter(name=name), limit=1):
         return
     hint = nearest(name.partition("[")[0], scenarios(connection), see="mla-harness history")
     raise UnknownNameError(f"the history has no result of {name!r}; {hint}")

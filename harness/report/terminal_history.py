@@ -13,7 +13,7 @@ from rich.text import Text
 from harness.core.records import Verdict
 from harness.report.terminal import STYLES, verdict_text
 from harness.report.wording import num, one_line, printable
-from harness.store.history.compare import Change, Comparison, gain, slowdown
+from harness.store.history.compare import Change, Comparison
 from harness.store.history.entry import CaseEntry, RunEntry
 from harness.store.history.runs import RunPoint
 from harness.store.history.trends import LETTERS, CaseTrend, Trends
@@ -122,10 +122,9 @@ def change_line(change: Change) -> str:
             parts.append("blame " + ", ".join(after.blamed))
         if after.note:
             parts.append(one_line(after.note, 200))
-    if gain(change) not in (None, 0.0) and before is not None:
+    if change.gain and before is not None:
         parts.append(f"accuracy {before.accuracy:.4f} -> {after.accuracy:.4f}")
-    longer = slowdown(change)
-    if longer is not None and before is not None:
+    if change.slowdown is not None and before is not None:
         parts.append(f"{before.seconds:.2f} s -> {after.seconds:.2f} s")
     return "; ".join(parts)
 

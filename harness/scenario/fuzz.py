@@ -1,4 +1,4 @@
-"""Cases that are drawn instead of listed. An id `fuzz[seed=7,draw=12]` reproduces its case alone."""
+"""Cases that are drawn instead of listed. The id `fuzz[seed=7,draw=12]` alone reproduces its case."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 from harness.core.cases import Case, PoisonPlan
 from harness.core.catalog import SYSTEMS
+from harness.scenario.draws import draw
 from harness.scenario.kernel_override import KernelOverride
 from harness.scenario.matrix import case_id
 from harness.scenario.schema import Scenario
@@ -35,12 +36,8 @@ def case_of(scenario: Scenario, identity: str, override: KernelOverride | None =
 
 
 def _case(scenario: Scenario, seed: int, number: int, override: KernelOverride | None) -> Case | None:
-    # Imported here because drawing needs hypothesis, which `list` and `--help` should not wait for.
-    from harness.scenario import draws
-
-    drawn = draws.draw(f"{seed}:{number}")
-    system = SYSTEMS.get(drawn.system)
-    params = system.model(drawn.op).model_validate(drawn.params)
+    drawn = draw(f"{seed}:{number}")
+    system, params = SYSTEMS.get(drawn.system), drawn.params
     labels = {"seed": str(seed), "draw": str(number)}
     if override is not None:
         replaced = override.apply(system, drawn.op, params)

@@ -1,21 +1,26 @@
-"""Drawn cases: reproducible from their id alone, legal, varied, and without traces on disk."""
+"""Drawn cases: reproducible from their id alone, legal, and varied."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.core.cases import Case
 from harness.core.engine_params import EngineParams
+from harness.core.ops import PAGE_SIZE
 from harness.core.params import KERNEL_PARAMS
 from harness.scenario import fuzz
+from harness.scenario.draws import draw
 from harness.scenario.expand import expand
 from harness.scenario.kernel_override import KernelOverride
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 
+ROOT = Path(__file__).parents[2]
 (FUZZ,) = [s for s in load_scenarios(shipped_directory()) if s.fuzz is not None]
 DRAWN = expand(FUZZ, seed=7)
 
@@ -43,13 +48,11 @@ def test_other_ids_are_no_draws(wrong: str) -> None:
     assert fuzz.case_of(FUZZ, wrong) is None
 
 
-def test_draws_are_the_same_in_a_process_that_loaded_other_modules(tmp_path: Path) -> None:
-    code = "import tarfile, decimal, difflib\nfrom harness.scenario import draws\nprint(draws.draw('7:31'))\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    from harness.scenario import draws
-
-    assert done.stdout.strip() == repr(draws.draw("7:31"))
-    assert list(tmp_path.iterdir()) == []
+def test_draws_are_the_same_in_every_process() -> None:
+    code = "from harness.scenario.draws import draw; print(draw('7:31'))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "5"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == repr(draw("7:31"))
 
 
 def test_seeds_draw_different_cases() -> None:
@@ -61,10 +64,25 @@ def test_draws_cover_every_op_and_the_engine() -> None:
     assert {case.op for case in DRAWN} == {None, *KERNEL_PARAMS}
 
 
-def test_draws_are_legal_parameters() -> None:
-    for case in DRAWN:
+@pytest.mark.parametrize("seed", range(5))
+def test_draws_are_legal(seed: int) -> None:
+    for case in expand(FUZZ, seed=seed):
         model = KERNEL_PARAMS[case.op] if case.op else EngineParams
         assert model.model_validate(case.params.model_dump(mode="json")) == case.params
+
+
+def test_draws_reach_the_edges_of_pages_and_every_feature_of_the_engine() -> None:
+    drawn = [case for seed in range(20) for case in expand(FUZZ, seed=seed)]
+
+    def values(field: str, among: list[Case]) -> set[object]:
+        return {value for case in among for value in getattr(case.params, field)}
+
+    decoding = [case for case in drawn if case.op == "mla_decode"]
+    assert {0, 1, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE} <= values("seq_lens", decoding)
+    engines = [case for case in drawn if case.system == "engine"]
+    assert values("layers", engines) == {"mla", "kda", "window", "sparse"}
+    for field in ("prefix_caching", "flush", "drafter", "dummy_steps", "zero_fill_output"):
+        assert {getattr(case.params, field) for case in engines} == {True, False}, field
 
 
 def test_override_judges_one_kernel_by_the_draws_of_its_op() -> None:

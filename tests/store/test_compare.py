@@ -12,7 +12,7 @@ from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.store.history.choose import choose, previous_of
-from harness.store.history.compare import Change, compare, gain
+from harness.store.history.compare import Change, compare
 from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry, entry_of
 from harness.store.run_folder import RunStore
 
@@ -60,7 +60,7 @@ def test_a_failure_is_another_one_when_another_oracle_or_site_is(
 def test_a_fault_that_is_no_longer_caught_is_a_new_failure_and_its_fallen_accuracy_is_no_change(
     make_run: MakeRun,
 ) -> None:
-    caught = FaultEntry("kv.tail", "a", "a[x=1]", True, 1.0, by=("finite",), accuracies=(0.5,))
+    caught = FaultEntry("kv.tail", "a", "a[x=1]", True, 1.0, oracles=("finite",), accuracies=(0.5,))
     missed = replace(caught, caught=False, note="the case ended in pass", accuracies=(1.0,))
     before, after = make_run(1, {}, faults=(caught,)), make_run(2, {}, faults=(missed,))
     assert keys(compare(before, after).new_failures) == ["a[x=1]!kv.tail"]
@@ -77,7 +77,7 @@ def test_accuracy_and_time_are_told_with_the_largest_change_first(make_run: Make
     )
     after = make_run(2, {"m1": measured("m1", 1.4, 0.95), "m2": measured("m2", 2.0, 0.25), "m3": measured("m3", 3.0)})
     found = compare(before, after)
-    assert [(change.key, gain(change)) for change in found.accuracy] == [("m2", -0.75), ("m1", 0.05)]
+    assert [(change.key, change.gain) for change in found.accuracy] == [("m2", -0.75), ("m1", 0.05)]
     assert keys(found.time) == ["m3", "m2"], "0.4 s is the machine's mood"
     assert keys(compare(after, before).accuracy) == ["m1", "m2"]
 

@@ -21,7 +21,7 @@ Fill = Callable[..., Path]
 
 def refused(path: Path) -> str:
     with pytest.raises(InputError) as caught, opened(path) as connection:
-        connection.execute("SELECT * FROM run").fetchall()
+        newest(connection)
     told = str(caught.value)
     assert told.startswith(str(path)) and "\n" not in told
     return told
@@ -119,7 +119,7 @@ def test_a_step_to_a_new_version_that_fails_half_way_leaves_the_old_one(
         assert "nowhere" in refused(path)
     with opened(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
-        columns = [row["name"] for row in connection.execute("PRAGMA table_info(run)")]
+        columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(run)")]
         assert "commit_id" in columns and "machine" not in columns
 
 

@@ -10,8 +10,8 @@ import pytest
 from harness.core.errors import InputError
 from harness.store.history.database import opened
 from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry
-from harness.store.history.runs import Filter, Jobs, newest, results_of, run_ids
-from harness.store.history.trends import Trends, durations, flakiness, read_trends, trends_of, trends_over
+from harness.store.history.runs import Filter, newest, results_of, run_ids
+from harness.store.history.trends import Trends, durations, read_trends, trends_of, trends_over
 
 MakeRun = Callable[..., RunEntry]
 Fill = Callable[..., Path]
@@ -84,9 +84,18 @@ def test_another_seed_or_device_is_no_flake(filled: Fill, make_run: MakeRun, oth
     assert over_all(path).flaky == ()
 
 
-def test_a_skip_is_no_verdict_to_differ_from() -> None:
-    assert flakiness([["pass"], ["fail"], ["pass", "pass"]]) is None
-    assert flakiness([["pass", "crash"], ["pass", "pass"]]) is not None
+def test_a_skip_is_no_verdict_to_differ_from(filled: Fill, make_run: MakeRun) -> None:
+    path = filled(*(make_run(number, {"a": word}) for number, word in enumerate(["pass", "skip", "pass"])))
+    assert over_all(path).flaky == ()
+
+
+def test_groups_of_runs_that_were_alike_are_counted_apart(filled: Fill, make_run: MakeRun) -> None:
+    words = {"c1": ["pass", "crash"], "c2": ["pass", "pass", "pass"], "c3": ["fail"]}
+    runs = [(commit, word) for commit, verdicts in words.items() for word in verdicts]
+    path = filled(*(make_run(number, {"a": word}, commit=commit) for number, (commit, word) in enumerate(runs)))
+    (case,) = over_all(path).flaky
+    assert case.flaky is not None and case.flaky.share == 0.5, "a run alone is no group"
+    assert (case.flaky.num_runs, case.flaky.verdicts) == (5, {"crash": 1, "pass": 4})
 
 
 def test_the_flakiest_case_comes_first(filled: Fill, make_run: MakeRun) -> None:
@@ -107,8 +116,8 @@ def test_faults_have_trends_of_their_own(filled: Fill, make_run: MakeRun) -> Non
         make_run(3, {}, faults=put_back(False)),
     )  # fmt: skip
     with opened(path) as connection:
-        runs = run_ids(connection, Filter(), jobs=Jobs("scenario", "a"), limit=9)[::-1]
-        found = trends_over(connection, runs, Jobs("scenario", "a"))
+        runs = run_ids(connection, Filter(name="a"), limit=9)[::-1]
+        found = trends_over(connection, runs, "a")
     assert [(fault.fault, fault.outcomes) for fault in found.faults] == [("kv.tail", "y.n")]
     assert [(run.num_caught, run.num_faults) for run in found.runs] == [(1, 1), (0, 0), (0, 1)]
     assert trends_of(path, "run-0003").runs[0].run_id == "run-0001", "a fault in common is something in common"
@@ -139,9 +148,9 @@ def test_runs_are_filtered_by_time_branch_and_the_first_digits_of_a_commit(fille
         make_run(30, {"b": "pass"}, branch="main", commit="%"),
     )  # fmt: skip
 
-    def kept(jobs: Jobs | None = None, **wanted: str) -> list[str]:
+    def kept(**wanted: str) -> list[str]:
         with opened(path) as connection:
-            found = trends_over(connection, run_ids(connection, Filter(**wanted), jobs=jobs, limit=9))
+            found = trends_over(connection, run_ids(connection, Filter(**wanted), limit=9))
             return [run.run_id for run in found.runs]
 
     assert kept() == ["run-0030", "run-0002", "run-0001"]
@@ -149,7 +158,7 @@ def test_runs_are_filtered_by_time_branch_and_the_first_digits_of_a_commit(fille
     assert kept(branch="main") == ["run-0030", "run-0001"]
     assert kept(commit="ab") == ["run-0002", "run-0001"] and kept(commit="abd") == ["run-0002"]
     assert kept(commit="%") == ["run-0030"], "a commit is no pattern"
-    assert kept(Jobs("key", "a"), branch="main") == ["run-0001"]
+    assert kept(name="a", branch="main") == ["run-0001"]
 
 
 def test_a_case_has_its_reasons_run_by_run(filled: Fill, make_run: MakeRun) -> None:

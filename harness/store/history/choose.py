@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from harness.core.errors import InputError
 from harness.core.registry import nearest
-from harness.store.history.database import REBUILD, opened
+from harness.store.history.database import REBUILD, opened, query
 from harness.store.history.entry import RunEntry, entry_of
 from harness.store.history.runs import earlier, newest, number_of, read_run
 from harness.store.run_folder import RunStore, find_run
@@ -28,34 +28,27 @@ def choose(names: Sequence[str], history: Path | None, root: Path, *, branch: st
     (older,) = first or [PREVIOUS]
     if newer == PREVIOUS:
         raise InputError(f"{PREVIOUS}: is the run before the one that it is compared with; write it first")
-    with _connected(history) as connection:
+    with opened(history) if history and history.is_file() else nullcontext() as connection:
         after = _named(newer, connection, root)
-        if older != PREVIOUS:
-            return _named(older, connection, root), after
-        found = earlier(connection, after, branch=branch) if connection else []
-        if connection is None or not found:
-            where = f" on branch {branch!r}" if branch else ""
-            raise InputError(
-                f"{PREVIOUS}: the history has no run{where} before {after.run_id} with a case in common; name two "
-                f"runs, or take run folders in with: {REBUILD}"
-            )
-        return read_run(connection, found[0]), after
+        before = _named(older, connection, root) if older != PREVIOUS else _previous(connection, after, branch)
+    if before is None:
+        where = f" on branch {branch!r}" if branch else ""
+        raise InputError(
+            f"{PREVIOUS}: the history has no run{where} before {after.run_id} with a case in common; name two runs, or "
+            f"take run folders in with: {REBUILD}"
+        )
+    return before, after
 
 
 def previous_of(run: RunEntry, history: Path) -> RunEntry | None:
     """The run that `previous` means for `run`, or None when there is none. Raises InputError as :func:`choose` does."""
     with opened(history) as connection:
-        found = earlier(connection, run)
-        return read_run(connection, found[0]) if found else None
+        return _previous(connection, run)
 
 
-@contextmanager
-def _connected(history: Path | None) -> Iterator[sqlite3.Connection | None]:
-    if history is None or not history.is_file():
-        yield None
-        return
-    with opened(history) as connection:
-        yield connection
+def _previous(connection: sqlite3.Connection | None, run: RunEntry, branch: str = "") -> RunEntry | None:
+    found = earlier(connection, run, branch=branch) if connection else []
+    return read_run(connection, found[0]) if connection and found else None
 
 
 def _named(name: str, connection: sqlite3.Connection | None, root: Path) -> RunEntry:
@@ -67,10 +60,7 @@ def _named(name: str, connection: sqlite3.Connection | None, root: Path) -> RunE
             return read_run(connection, number)
     if name == LATEST or (root / name / "run.json").is_file():
         return entry_of(RunStore.open(find_run(name, root)))
-    known = [row["run_id"] for row in connection.execute("SELECT run_id FROM run")] if connection else []
-    near = f"; {nearest(name, known, see='')}" if 0 < len(known) <= 5 or _is_near(name, known) else ""
+    known = list(query(connection, "SELECT run_id FROM run")["run_id"]) if connection else []
+    is_near = 0 < len(known) <= 5 or nearest(name, known).startswith("did you mean")
+    near = f"; {nearest(name, known, see='')}" if is_near else ""
     raise InputError(f"no run {name!r}: give a run id, a run folder, '{LATEST}' or '{PREVIOUS}'{near}")
-
-
-def _is_near(name: str, known: list[str]) -> bool:
-    return nearest(name, known).startswith("did you mean")

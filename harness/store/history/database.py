@@ -1,12 +1,15 @@
-"""Opening the SQLite file of the history: write-ahead log, versions, and what is wrong told in one line."""
+"""The SQLite file of the history: opening it, its version, reading tables from it, and one line for what is wrong."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import pandas as pd
 
 from harness.core.errors import InputError
 from harness.store.history.schema import APPLICATION_ID, MIGRATIONS
@@ -34,14 +37,13 @@ def opened(path: Path, *, create: bool = False) -> Iterator[sqlite3.Connection]:
             f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=LOCK_SECONDS
         )
     except (OSError, sqlite3.Error) as error:
-        raise _told(path, error) from None
+        raise _explained(path, error) from None
     try:
-        connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA foreign_keys = ON")
         _prepare(path, connection)
         yield connection
     except sqlite3.Error as error:
-        raise _told(path, error) from None
+        raise _explained(path, error) from None
     finally:
         connection.close()
 
@@ -50,13 +52,23 @@ def opened(path: Path, *, create: bool = False) -> Iterator[sqlite3.Connection]:
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """All that is written inside, or none of it; other writers wait, readers see what was there before."""
     connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:
         yield
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
+
+
+def query(connection: sqlite3.Connection, sql: str, **values: str | int | Sequence[str | int] | None) -> pd.DataFrame:
+    """The table that `sql` selects; `:name` stands for one of `values`, ``json_each(:name)`` for the entries of a list.
+
+    Raises sqlite3.Error, which :func:`opened` turns into one line.
+    """
+    plain = {
+        name: value if isinstance(value, str | int | None) else json.dumps(list(value))
+        for name, value in values.items()
+    }
+    try:
+        return pd.read_sql_query(sql, connection, params=plain)
+    except pd.errors.DatabaseError as error:
+        raise error.__cause__ or error from None
 
 
 def _prepare(path: Path, connection: sqlite3.Connection) -> None:
@@ -103,7 +115,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
             time.sleep(0.02)
 
 
-def _told(path: Path, error: Exception) -> InputError:
+def _explained(path: Path, error: Exception) -> InputError:
     if isinstance(error, OSError):
         return InputError(f"{path}: cannot be made: {error.strerror}; name another file with --history")
     code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF

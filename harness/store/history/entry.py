@@ -15,8 +15,8 @@ from harness.store.source import Source
 
 MAX_NOTE = 400
 """Characters kept of a reason; the run directory has all of it."""
-FAILED = ("fail", "crash", "error")
-"""Verdicts that somebody has to look at."""
+CAUGHT, MISSED = "caught", "missed"
+"""The verdicts of a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class CaseEntry:
     """One finished job of a run."""
 
     key: str
-    """The case id, or `id!fault` where a fault was put back."""
+    """The case id, or `id!fault` where a fault was injected."""
     scenario: str
     verdict: str
     seconds: float
@@ -42,15 +42,10 @@ class CaseEntry:
         """The lowest epoch: a mean would hide the one that collapsed."""
         return min(self.accuracies, default=None)
 
-    @property
-    def is_bad(self) -> bool:
-        """Whether somebody has to look at it."""
-        return self.verdict in FAILED
-
 
 @dataclass(frozen=True, slots=True)
 class FaultEntry:
-    """What became of one fault that was put back."""
+    """What became of one fault that was injected."""
 
     fault: str
     scenario: str
@@ -58,14 +53,26 @@ class FaultEntry:
     caught: bool
     seconds: float = 0.0
     note: str = ""
-    by: tuple[str, ...] = ()
+    oracles: tuple[str, ...] = ()
     blamed: tuple[str, ...] = ()
     accuracies: tuple[float, ...] = ()
 
     @property
     def key(self) -> str:
-        """What it is called where cases and faults are listed together."""
+        """Its name where cases and faults are listed together."""
         return f"{self.case}!{self.fault}"
+
+    @property
+    def verdict(self) -> str:
+        """Caught or missed."""
+        return CAUGHT if self.caught else MISSED
+
+    @property
+    def accuracy(self) -> None:
+        """None: a fault is meant to lower accuracy, so its fall is no news."""
+
+
+Entry = CaseEntry | FaultEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,7 @@ def _case(job: Job, result: CaseResult, blame: Blame | None) -> CaseEntry:
 def _fault(fault: FaultResult) -> FaultEntry:
     return FaultEntry(
         fault=fault.fault, scenario=fault.scenario, case=fault.case, caught=fault.caught, seconds=fault.seconds,
-        note=_line(fault.reason), by=fault.by, blamed=fault.blamed, accuracies=_accuracies(fault.accuracy),
+        note=_line(fault.reason), oracles=fault.by, blamed=fault.blamed, accuracies=_accuracies(fault.accuracy),
     )  # fmt: skip
 
 

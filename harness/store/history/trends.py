@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-import statistics
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from harness.core.errors import HarnessError
-from harness.store.history.database import opened
-from harness.store.history.runs import Jobs, RunPoint, earlier, number_of, numbers, points, read_run
+from harness.store.history.database import opened, query
+from harness.store.history.runs import RunPoint, cases_of, earlier, faults_of, number_of, points, read_run
 
 LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e"}
 ABSENT = "."
@@ -27,14 +29,14 @@ class Flakiness:
     num_groups: int
     """Groups of two or more runs that were alike."""
     num_mixed: int
-    """Those of them with different verdicts."""
+    """Groups with different verdicts."""
     num_runs: int
     """Runs in these groups."""
     verdicts: dict[str, int]
 
     @property
     def share(self) -> float:
-        """Of the groups, how many are mixed."""
+        """The part of the groups that is mixed."""
         return self.num_mixed / self.num_groups
 
 
@@ -69,13 +71,13 @@ class ScenarioTrend:
 
 @dataclass(frozen=True, slots=True)
 class FaultTrend:
-    """A fault that was put back in one case; everything is aligned with the runs."""
+    """A fault injected in one case; everything is aligned with the runs."""
 
     fault: str
     case: str
     scenario: str
     outcomes: str
-    """`y` caught, `n` not caught, a dot for a run that did not put it back."""
+    """`y` caught, `n` not caught, a dot for a run without the fault."""
     seconds: tuple[float | None, ...]
 
 
@@ -91,7 +93,8 @@ class Trends:
     @property
     def flaky(self) -> tuple[CaseTrend, ...]:
         """The flaky cases, worst first."""
-        return tuple(sorted((case for case in self.cases if case.flaky), key=_flaky_first))
+        ranked = [(-case.flaky.share, case.key, case) for case in self.cases if case.flaky]
+        return tuple(case for *_, case in sorted(ranked, key=lambda one: one[:2]))
 
 
 def trends_of(path: Path, run_id: str, *, num_runs: int = NUM_RUNS) -> Trends:
@@ -104,7 +107,7 @@ def trends_of(path: Path, run_id: str, *, num_runs: int = NUM_RUNS) -> Trends:
         if number is None:
             return Trends((), (), ())
         before = earlier(connection, read_run(connection, number), limit=num_runs - 1)
-        return trends_over(connection, [*reversed(before), number], Jobs("run", number))
+        return trends_over(connection, [*reversed(before), number], of_last=True)
 
 
 def read_trends(path: Path | None, run_id: str) -> Trends | None:
@@ -118,129 +121,105 @@ def read_trends(path: Path | None, run_id: str) -> Trends | None:
     return found if found.runs else None
 
 
-def trends_over(connection: sqlite3.Connection, runs: Sequence[int], jobs: Jobs | None = None) -> Trends:
-    """What became of `jobs`, or of all, in `runs`, which are in order of time."""
-    where, values = jobs.where() if jobs else ("1", [])
-    column = {run: index for index, run in enumerate(runs)}
-    cases: dict[str, _Rows] = {}
-    marks = ",".join("?" * len(runs))
-    rows = connection.execute(
-        "SELECT key, scenario, run, verdict, result.seconds, seed, device, accuracies, commit_id, changes, variant "
-        "FROM result JOIN run ON run.id = result.run JOIN job ON job.id = result.job "
-        f"WHERE result.run IN ({marks}) AND {where} ORDER BY job.id",
-        [*runs, *values],
-    )
-    for row in rows:
-        if row["key"] not in cases:
-            cases[row["key"]] = _Rows(row["key"], row["scenario"], len(runs))
-        cases[row["key"]].add(column[row["run"]], row)
-    found = tuple(kept.trend() for kept in cases.values())
-    return Trends(tuple(points(connection, runs)), _by_scenario(found), found, _faults_over(connection, column, jobs))
+def trends_over(
+    connection: sqlite3.Connection, runs: Sequence[int], name: str = "", *, of_last: bool = False
+) -> Trends:
+    """What became of the cases and faults in `runs`, which are in order of time.
 
-
-def _faults_over(connection: sqlite3.Connection, column: dict[int, int], jobs: Jobs | None) -> tuple[FaultTrend, ...]:
-    where, values = jobs.where_fault() if jobs else ("1", [])
-    marks = ",".join("?" * len(column))
-    rows = connection.execute(
-        f"SELECT * FROM fault WHERE run IN ({marks}) AND {where} ORDER BY scenario, name, case_id",
-        [*column, *values],
-    )
-    found: dict[tuple[str, str, str], list[sqlite3.Row | None]] = {}
-    for row in rows:
-        identity = (row["name"], row["case_id"], row["scenario"])
-        found.setdefault(identity, [None] * len(column))[column[row["run"]]] = row
-    return tuple(
-        FaultTrend(
-            *identity,
-            outcomes="".join(ABSENT if row is None else "ny"[row["caught"]] for row in kept),
-            seconds=tuple(None if row is None else row["seconds"] for row in kept),
-        )
-        for identity, kept in found.items()
+    `name` asks for one scenario or one case; `of_last` for what the last of the runs has.
+    """
+    cases, faults = cases_of(connection, runs, name), faults_of(connection, runs, name)
+    if of_last:
+        cases, faults = (table[table["key"].isin(table["key"][table["run"] == runs[-1]])] for table in (cases, faults))
+    lowest = [min(json.loads(epochs), default=None) for epochs in cases["accuracies"]]
+    cases = cases.assign(letter=cases["verdict"].map(LETTERS), accuracy=pd.Series(lowest, cases.index, dtype=float))
+    # A skipped case took no time and measured nothing.
+    cases.loc[cases["verdict"] == "skip", ["seconds", "accuracy"]] = None
+    return Trends(
+        runs=points(connection, runs),
+        scenarios=_scenario_trends(cases, runs),
+        cases=_case_trends(cases, runs),
+        faults=_fault_trends(faults, runs),
     )
 
 
 def durations(path: Path, keys: Iterable[str], *, device: str | None = None) -> dict[str, float]:
     """The seconds that each job usually takes: the median of its newest 20 results, on `device` if one is given.
 
-    Jobs that never ran to an end are left out, so that a caller may tell them from quick ones. Raises InputError when
+    Jobs that never ran to an end are left out, so that a caller can tell them from quick ones. Raises InputError when
     the history cannot be read.
     """
-    found = {}
     with opened(path) as connection:
-        for key in keys:
-            rows = connection.execute(
-                "SELECT seconds FROM result WHERE job = (SELECT id FROM job WHERE key = ?1) "
-                "AND verdict NOT IN ('skip', 'error') AND (?2 IS NULL OR device = ?2) ORDER BY run DESC LIMIT ?3",
-                (key, device, NUM_DURATIONS),
-            ).fetchall()
-            if rows:
-                found[key] = statistics.median(row["seconds"] for row in rows)
+        found = query(
+            connection,
+            """SELECT key, seconds FROM result JOIN job ON job.id = job
+            WHERE key IN (SELECT value FROM json_each(:keys)) AND run IN (
+                SELECT run FROM result WHERE job = job.id AND verdict NOT IN ('skip', 'error')
+                    AND coalesce(:device, device) = device ORDER BY run DESC LIMIT :num)""",
+            keys=list(keys),
+            device=device,
+            num=NUM_DURATIONS,
+        )
+    medians: dict[str, float] = found.groupby("key")["seconds"].median().to_dict()
+    return medians
+
+
+def _scenario_trends(cases: pd.DataFrame, runs: Sequence[int]) -> tuple[ScenarioTrend, ...]:
+    counted = {"num_passed": ["pass"], "num_failed": ["fail", "crash", "error"], "num_skipped": ["skip"]}
+    cases = cases.assign(
+        first_job=cases.groupby("scenario")["job"].transform("min"),
+        **{name: cases["verdict"].isin(verdicts) for name, verdicts in counted.items()},
+    )
+    groups = cases.groupby(["first_job", "scenario", "run"])
+    sums = groups[[*counted, "seconds"]].sum(min_count=1).assign(accuracy=groups["accuracy"].min()).reset_index()
+    sums["seconds"] = [round(seconds, 3) for seconds in sums["seconds"]]
+    counts = (_by_run(sums, ["first_job", "scenario"], name, runs).fillna(0).astype(int) for name in counted)
+    seconds, accuracies = (_by_run(sums, ["first_job", "scenario"], name, runs) for name in ("seconds", "accuracy"))
+    names = seconds.index.get_level_values("scenario")
+    return tuple(map(ScenarioTrend, names, *map(_tuples, counts), _tuples(seconds), _tuples(accuracies)))
+
+
+def _case_trends(cases: pd.DataFrame, runs: Sequence[int]) -> tuple[CaseTrend, ...]:
+    identity = ["job", "key", "scenario"]
+    letters, seconds, accuracies = (_by_run(cases, identity, name, runs) for name in ("letter", "seconds", "accuracy"))
+    keys, scenarios = (letters.index.get_level_values(name) for name in ("key", "scenario"))
+    flaky = map(_flakiness(cases).get, keys)
+    return tuple(map(CaseTrend, keys, scenarios, _joined(letters), _tuples(seconds), _tuples(accuracies), flaky))
+
+
+def _fault_trends(faults: pd.DataFrame, runs: Sequence[int]) -> tuple[FaultTrend, ...]:
+    identity = ["scenario", "fault", "case"]
+    faults = faults.assign(letter=faults["caught"].map({True: "y", False: "n"}))
+    letters, seconds = (_by_run(faults, identity, name, runs) for name in ("letter", "seconds"))
+    scenarios, names, cases = (letters.index.get_level_values(name) for name in identity)
+    return tuple(map(FaultTrend, names, cases, scenarios, _joined(letters), _tuples(seconds)))
+
+
+def _flakiness(cases: pd.DataFrame) -> dict[str, Flakiness]:
+    """The cases that ended differently in runs that were alike, by their keys."""
+    alike = ["key", "commit_id", "changes", "variant", "seed", "device"]
+    # Without a commit it is unknown whether the code was the same.
+    known = cases[(cases["verdict"] != "skip") & (cases["commit_id"] != "")]
+    # A row for each group of runs that were alike, a column for each verdict.
+    groups = known.groupby([*alike, "verdict"]).size().unstack(fill_value=0)
+    groups = groups[groups.sum(axis=1) > 1]
+    is_mixed = (groups > 0).sum(axis=1) > 1
+    found = {}
+    for key, mixed in is_mixed[is_mixed.groupby("key").transform("any")].groupby("key"):
+        counts = groups.loc[mixed.index].sum()
+        found[key] = Flakiness(len(mixed), int(mixed.sum()), int(counts.sum()), counts[counts > 0].to_dict())
     return found
 
 
-class _Rows:
-    """Collects the results of one job."""
-
-    def __init__(self, key: str, scenario: str, num_runs: int) -> None:
-        self._key, self._scenario = key, scenario
-        self._verdicts = [ABSENT] * num_runs
-        self._seconds: list[float | None] = [None] * num_runs
-        self._accuracies: list[float | None] = [None] * num_runs
-        self._alike: dict[tuple[str | int, ...], list[str]] = {}
-
-    def add(self, column: int, row: sqlite3.Row) -> None:
-        verdict = row["verdict"]
-        self._verdicts[column] = LETTERS[verdict]
-        if verdict == "skip":
-            return
-        self._seconds[column] = row["seconds"]
-        self._accuracies[column] = min(numbers(row["accuracies"]), default=None)
-        # Without a commit nobody knows whether the code was the same.
-        if row["commit_id"]:
-            same = (row["commit_id"], row["changes"], row["variant"], row["seed"], row["device"])
-            self._alike.setdefault(same, []).append(verdict)
-
-    def trend(self) -> CaseTrend:
-        return CaseTrend(
-            self._key, self._scenario, "".join(self._verdicts), tuple(self._seconds), tuple(self._accuracies),
-            flakiness(self._alike.values()),
-        )  # fmt: skip
+def _by_run(table: pd.DataFrame, identity: list[str], value: str, runs: Sequence[int]) -> pd.DataFrame:
+    """`value` in a row for each `identity` and a column for each run."""
+    return table.pivot(index=identity, columns="run", values=value).reindex(columns=runs)
 
 
-def flakiness(alike: Iterable[Sequence[str]]) -> Flakiness | None:
-    """Judge groups of verdicts of runs that were alike; None when no group is mixed."""
-    groups = [group for group in alike if len(group) > 1]
-    mixed = [group for group in groups if len(set(group)) > 1]
-    if not mixed:
-        return None
-    counts = Counter(verdict for group in groups for verdict in group)
-    return Flakiness(len(groups), len(mixed), sum(map(len, groups)), dict(sorted(counts.items())))
+def _joined(letters: pd.DataFrame) -> list[str]:
+    return ["".join(row) for row in _tuples(letters, ABSENT)]
 
 
-def _by_scenario(cases: Sequence[CaseTrend]) -> tuple[ScenarioTrend, ...]:
-    groups: dict[str, list[CaseTrend]] = {}
-    for case in cases:
-        groups.setdefault(case.scenario, []).append(case)
-    return tuple(_together(name, group) for name, group in groups.items())
-
-
-def _together(scenario: str, cases: Sequence[CaseTrend]) -> ScenarioTrend:
-    columns = ["".join(letters) for letters in zip(*(case.verdicts for case in cases), strict=True)]
-    seconds = [_known(column) for column in zip(*(case.seconds for case in cases), strict=True)]
-    accuracies = [_known(column) for column in zip(*(case.accuracies for case in cases), strict=True)]
-    return ScenarioTrend(
-        scenario=scenario,
-        num_passed=tuple(column.count("p") for column in columns),
-        num_failed=tuple(sum(column.count(letter) for letter in "fce") for column in columns),
-        num_skipped=tuple(column.count("s") for column in columns),
-        seconds=tuple(round(sum(known), 3) if known else None for known in seconds),
-        accuracies=tuple(min(known, default=None) for known in accuracies),
-    )
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _flaky_first(case: CaseTrend) -> tuple[float, str]:
-    return (-(case.flaky.share if case.flaky else 0.0), case.key)
+def _tuples(table: pd.DataFrame, absent: str | None = None) -> list[tuple[Any, ...]]:
+    """The rows, with `absent` where a run has no value."""
+    return [tuple(row) for row in table.to_numpy(dtype=object, na_value=absent)]

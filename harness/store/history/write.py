@@ -1,27 +1,32 @@
-"""One run into the history: in one transaction, and in the place of what was known of that run before."""
+"""Writing one run to the history: in one transaction, and in place of what the history had of that run."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from harness.store.history.database import transaction
-from harness.store.history.entry import RunEntry
+from harness.store.history.entry import Entry, RunEntry
 
-_RUN = """INSERT INTO run
-    (run_id, started, seconds, command, commit_id, branch, changes, variant, folder, num_planned)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (run_id) DO UPDATE SET started = excluded.started, seconds = excluded.seconds,
-        command = excluded.command, commit_id = excluded.commit_id, branch = excluded.branch,
-        changes = excluded.changes, variant = excluded.variant, folder = excluded.folder,
-        num_planned = excluded.num_planned"""
+# A run that is written again keeps its number. Its results and faults are deleted with the row that is replaced.
+_RUN = """INSERT OR REPLACE INTO run
+    (id, run_id, started, seconds, command, commit_id, branch, changes, variant, folder, num_planned)
+    VALUES ((SELECT id FROM run WHERE run_id = :run_id), :run_id, :started, :seconds, :command, :commit, :branch,
+        :changes, :variant, :folder, :num_planned)"""
+_JOB = "INSERT INTO job (key, scenario) VALUES (:key, :scenario) ON CONFLICT (key) DO NOTHING"
+_NOTE = "INSERT INTO note (text) SELECT :note WHERE :note <> '' ON CONFLICT (text) DO NOTHING"
 _RESULT = """INSERT OR REPLACE INTO result
     (job, run, verdict, seconds, seed, device, note, oracles, blamed, accuracies)
-    VALUES ((SELECT id FROM job WHERE key = ?), ?, ?, ?, ?, ?, (SELECT id FROM note WHERE text = ?), ?, ?, ?)"""
+    SELECT job.id, run.id, :verdict, :seconds, :seed, :device, (SELECT id FROM note WHERE text = :note), :oracles,
+        :blamed, :accuracies
+    FROM job, run WHERE key = :key AND run_id = :run_id"""
 _FAULT = """INSERT OR REPLACE INTO fault
     (run, name, scenario, case_id, caught, seconds, note, oracles, blamed, accuracies)
-    VALUES (?, ?, ?, ?, ?, ?, (SELECT id FROM note WHERE text = ?), ?, ?, ?)"""
+    SELECT id, :fault, :scenario, :case, :caught, :seconds, (SELECT id FROM note WHERE text = :note), :oracles,
+        :blamed, :accuracies
+    FROM run WHERE run_id = :run_id"""
 
 
 def write_run(connection: sqlite3.Connection, entry: RunEntry) -> None:
@@ -29,51 +34,24 @@ def write_run(connection: sqlite3.Connection, entry: RunEntry) -> None:
 
     A process killed inside leaves the history as it was before.
     """
-    source = entry.source
+    cases, faults = _rows(entry.run_id, entry.cases), _rows(entry.run_id, entry.faults)
     with transaction(connection):
-        connection.execute(
-            _RUN,
-            (
-                entry.run_id, entry.started, entry.seconds, entry.command, source.commit, source.branch,
-                source.changes, entry.variant, entry.folder, entry.num_planned,
-            ),
-        )  # fmt: skip
-        (run,) = connection.execute("SELECT id FROM run WHERE run_id = ?", (entry.run_id,)).fetchone()
-        connection.execute("DELETE FROM result WHERE run = ?", (run,))
-        connection.execute("DELETE FROM fault WHERE run = ?", (run,))
-        _write_names(connection, entry)
-        connection.executemany(
-            _RESULT,
-            (
-                (
-                    case.key, run, case.verdict, case.seconds, case.seed, case.device, case.note,
-                    ",".join(case.oracles), ",".join(case.blamed), _numbers(case.accuracies),
-                )
-                for case in entry.cases
-            ),
-        )  # fmt: skip
-        connection.executemany(
-            _FAULT,
-            (
-                (
-                    run, fault.fault, fault.scenario, fault.case, fault.caught, fault.seconds, fault.note,
-                    ",".join(fault.by), ",".join(fault.blamed), _numbers(fault.accuracies),
-                )
-                for fault in entry.faults
-            ),
-        )  # fmt: skip
+        connection.execute(_RUN, asdict(replace(entry, cases=(), faults=())) | entry.source.model_dump())
+        connection.executemany(_JOB, cases)
+        connection.executemany(_NOTE, cases + faults)
+        connection.executemany(_RESULT, cases)
+        connection.executemany(_FAULT, faults)
 
 
-def _write_names(connection: sqlite3.Connection, entry: RunEntry) -> None:
-    connection.executemany(
-        "INSERT INTO job (key, scenario) VALUES (?, ?) ON CONFLICT (key) DO NOTHING",
-        ((case.key, case.scenario) for case in entry.cases),
-    )
-    notes = {case.note for case in entry.cases} | {fault.note for fault in entry.faults}
-    connection.executemany(
-        "INSERT INTO note (text) VALUES (?) ON CONFLICT (text) DO NOTHING", ((note,) for note in sorted(notes) if note)
-    )
-
-
-def _numbers(accuracies: Sequence[float]) -> str | None:
-    return json.dumps(list(accuracies), allow_nan=False) if accuracies else None
+def _rows(run_id: str, entries: Sequence[Entry]) -> list[dict[str, object]]:
+    """The values of each entry's row by name; lists become text."""
+    return [
+        asdict(one)
+        | {
+            "run_id": run_id,
+            "oracles": ",".join(one.oracles),
+            "blamed": ",".join(one.blamed),
+            "accuracies": json.dumps(one.accuracies, allow_nan=False) if one.accuracies else None,
+        }
+        for one in entries
+    ]
