@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.engines.patches import Edit, Patch, PatchRefused
 from harness.engines.vllm.faults import PATCHES, patch_for, why_not
-from harness.engines.vllm.patches import Edit, Patch, PatchRefused
 
 SOURCE = """
 LIMIT = 3
