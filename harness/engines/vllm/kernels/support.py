@@ -5,7 +5,7 @@ A kernel's KernelSpec names one of these functions as `requires`; each answers w
 
 from __future__ import annotations
 
-from harness.engines.base import installed_version, release_of, why_no_kernels, why_not_built
+from harness.engines import base
 from harness.engines.vllm.tables import ENGINE
 
 OLDEST = "0.20"
@@ -19,23 +19,23 @@ def on_any(device: str) -> str | None:
 
 def on_hopper(device: str) -> str | None:
     """For kernels built for compute capability 9.0 alone."""
-    return _missing(device) or why_not_built((9,), "Hopper (9.0)")
+    return _missing(device) or base.why_not_built((9,), "Hopper (9.0)")
 
 
 def on_hopper_or_blackwell(device: str) -> str | None:
     """For kernels built for compute capabilities 9.0 and 10.0."""
-    return _missing(device) or why_not_built((9, 10), "Hopper (9.0) or data-center Blackwell (10.0)")
+    return _missing(device) or base.why_not_built((9, 10), "Hopper (9.0) or data-center Blackwell (10.0)")
 
 
 def on_blackwell(device: str) -> str | None:
     """For kernels built for compute capability 10.x alone."""
-    return _missing(device) or why_not_built((10,), "data-center Blackwell (10.0, 10.3)")
+    return _missing(device) or base.why_not_built((10,), "data-center Blackwell (10.0, 10.3)")
 
 
 def _missing(device: str) -> str | None:
-    if reason := why_no_kernels(ENGINE, device):
+    if reason := base.why_no_kernels(ENGINE, device):
         return reason
-    found = str(installed_version(ENGINE))
-    if found != "unknown" and release_of(found) < release_of(OLDEST):
+    found = str(base.installed_version(ENGINE))
+    if found != "unknown" and base.release_of(found) < base.release_of(OLDEST):
         return f"vLLM {found} is older than {OLDEST}, whose signatures are called"
     return None
