@@ -12,13 +12,15 @@ class EngineSpec:
     """A serving engine, or a package of kernels, that the harness judges.
 
     `name` is its folder, `title` how people write it, `distribution` its package in pip's words, `package` the one to
-    import. Environment variables that begin with one of `variables` decide what it does, and travel with a case.
+    import, `install` what users give to pip unless it is the distribution. Environment variables that begin with one
+    of `variables` decide what it does, and travel with a case.
     """
 
     name: str
     title: str
     distribution: str
     package: str
+    install: str = ""
     variables: tuple[str, ...] = ()
 
     @property

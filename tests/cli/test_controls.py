@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from harness.cli.session import Wanted, plan_controls
+
 from harness.core.cases import Case, Job
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.judge_fault import judge_fault

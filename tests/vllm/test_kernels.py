@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from harness.core.ops import OPS
+from harness.engines import base
 from harness.engines.vllm.kernels import blackwell as vllm_blackwell
 from harness.engines.vllm.kernels import support as vllm_support
 from harness.engines.vllm.kernels.flash_attention import mla_decode as fa3_decode
@@ -17,7 +18,7 @@ from harness.engines.vllm.kernels.flashmla import mla_decode_fp8, mla_decode_spa
 from harness.engines.vllm.kernels.merge import merge_attn_states_triton
 from harness.engines.vllm.kernels.triton import mla_decode as triton_decode
 from harness.engines.vllm.kernels.write_kv import write_kv
-from harness.engines.vllm.tables import KERNELS
+from harness.engines.vllm.tables import ENGINE, KERNELS
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
@@ -44,17 +45,17 @@ def test_a_kernel_of_vllm_loads_without_vllm_and_takes_its_ops_arguments(spec: A
 @pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
 def test_without_vllm_or_a_gpu_every_kernel_says_why_it_is_skipped(spec: Any) -> None:
     assert spec.why_not("cpu") is not None
-    if vllm_support.installed_version() is None:
+    if base.installed_version(ENGINE) is None:
         assert "vLLM is not installed" in str(spec.why_not("cuda"))
 
 
 def test_blackwell_kernels_name_the_gpu_that_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_support, "installed_version", lambda: "0.22.1")
+    monkeypatch.setattr(base, "installed_version", lambda engine: "0.22.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert vllm_support.on_blackwell("cuda") == "built for data-center Blackwell (10.0, 10.3); this GPU is 9.0"
     assert vllm_support.on_hopper("cuda") is None
-    monkeypatch.setattr(vllm_support, "installed_version", lambda: "0.19.2")
+    monkeypatch.setattr(base, "installed_version", lambda engine: "0.19.2")
     assert "older than 0.20" in str(vllm_support.on_any("cuda"))
 
 

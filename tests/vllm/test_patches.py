@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.engines.patches import Edit, Patch, PatchRefused
 from harness.engines.vllm.faults import PATCHES, patch_for, why_not
-from harness.engines.vllm.patches import Edit, Patch, PatchRefused
+from harness.engines.vllm.tables import ENGINE
 
 SOURCE = """
 LIMIT = 3
@@ -33,7 +34,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def patch(*edits: Edit) -> Patch:
-    return Patch("vllm.test", "0.20.0", "0.25.0", edits)
+    return Patch(ENGINE, "vllm.test", "0.20.0", "0.25.0", edits)
 
 
 def test_a_function_is_recompiled_with_all_its_edits_in_its_own_namespace(module: str) -> None:

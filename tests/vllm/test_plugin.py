@@ -54,14 +54,14 @@ def test_off_it_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_bug_is_put_back_before_anything_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_injected_before_hooks_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     for name, value in {"POISON": "context.output", "FAULT": "vllm.some-bug", "FIRST_NAN": "1"}.items():
         monkeypatch.setenv(f"MLA_HARNESS_{name}", value)
     for name in ("_active", "_recording", "_routing", "_fault"):
         monkeypatch.setattr(plugin, name, "" if name == "_fault" else False)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0"))
-    monkeypatch.setattr("harness.engines.vllm.faults.put_back", lambda name, version: order.append(name))
+    monkeypatch.setattr("harness.engines.vllm.faults.inject", lambda name, version: order.append(name))
     monkeypatch.setattr("harness.engines.vllm.serve.first_nan.install", lambda where: order.append("recorder"))
     monkeypatch.setattr("harness.engines.vllm.serve.hooks.install", lambda poison: order.append("poison"))
     plugin.activate()

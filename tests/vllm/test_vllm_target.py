@@ -120,7 +120,7 @@ def test_a_backend_of_another_gpu_is_skipped_with_that_reason(tmp_path: Path, mo
 def test_what_a_release_cannot_serve_is_skipped_with_that_reason(
     version: str, params: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.engines.vllm.target.installed_version", lambda: version)
+    monkeypatch.setattr("harness.engines.base.installed_version", lambda engine: version)
     result = run(tmp_path, case(**params))
     assert result.verdict is Verdict.SKIP and words in result.reason
 

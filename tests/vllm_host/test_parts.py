@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.cases import Job
 from harness.core.records import Verdict
+from harness.engines import base
 from harness.engines.vllm import host_target as vllm_host
 from harness.judge.run_case import run_case
 from harness.scenario.expand import expand, fault_cases
@@ -36,7 +37,7 @@ def run(name: str, fault: str | None = None) -> Any:
 
 
 def test_without_vllm_every_case_is_skipped_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_host, "installed_version", lambda: None)
+    monkeypatch.setattr(base, "installed_version", lambda engine: None)
     for name in SCENARIOS:
         result = run(name)
         assert result.verdict is Verdict.SKIP
@@ -123,7 +124,7 @@ def test_a_package_missing_deeper_inside_is_an_error_that_names_it(
 @pytest.mark.parametrize(
     ("lacks", "reason"),
     [
-        ("no-package", "InputError: vLLM's Python needs fastapi (pip install mla-harness[vllm-host])"),
+        ("no-package", "vLLM's Python needs fastapi (pip install mla-harness[vllm-host])"),
         ("no-module", "RuntimeError: vLLM 0.22.1: ModuleNotFoundError: No module named 'vllm.moved'"),
     ],
 )

@@ -7,13 +7,13 @@ the functions, as those of vLLM are.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.engines.vllm.kernels.support import other_capability
+from harness.engines.base import why_no_kernels, why_not_built
+from harness.engines.flashinfer.tables import ENGINE
 from harness.kernels.torch.plan import num_pages
 
 RANK = 512
@@ -23,12 +23,12 @@ WORKSPACE_BYTES = 128 << 20
 
 def on_ampere(device: str) -> str | None:
     """For the FA2 back end, which runs from compute capability 8.0 on."""
-    return _missing(device) or other_capability(range(8, 100), "Ampere (8.0) and later")
+    return why_no_kernels(ENGINE, device) or why_not_built(range(8, 100), "Ampere (8.0) and later")
 
 
 def on_hopper(device: str) -> str | None:
     """For the FA3 back end, of compute capability 9.0."""
-    return _missing(device) or other_capability((9,), "Hopper (9.0)")
+    return why_no_kernels(ENGINE, device) or why_not_built((9,), "Hopper (9.0)")
 
 
 def mla_decode_fa2(
@@ -72,11 +72,3 @@ def _decode(
 def _offsets(counts: Tensor) -> Tensor:
     """[B] -> [B + 1] int32: where each request's pages begin among all."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(torch.int32)
-
-
-def _missing(device: str) -> str | None:
-    if device != "cuda":
-        return f"FlashInfer's kernels run on cuda, not on {device}"
-    if importlib.util.find_spec("flashinfer") is None:
-        return "FlashInfer is not installed (pip install flashinfer-python)"
-    return None if torch.cuda.is_available() else "no CUDA device on this machine"

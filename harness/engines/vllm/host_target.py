@@ -10,10 +10,11 @@ import torch
 
 from harness.core.cases import Case
 from harness.core.errors import InputError, KernelError
+from harness.engines import base
 from harness.engines.vllm.faults import why_not
 from harness.engines.vllm.host.child import HostRequest
-from harness.engines.vllm.kernels.support import installed_version
 from harness.engines.vllm.params import VllmHostParams
+from harness.engines.vllm.tables import ENGINE
 from harness.judge.run_records import Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
@@ -32,7 +33,7 @@ class VllmHostTarget(Target):
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
         """See :meth:`Target.why_not`."""
-        version = installed_version()
+        version = base.installed_version(ENGINE)
         if version is None:
             return f"vLLM is not installed ({INSTALL})"
         missing = [name for name in NEEDED if find_spec(name) is None]
@@ -59,7 +60,7 @@ class VllmHostTarget(Target):
         if reply.refused is not None:
             raise InputError(reply.refused)
         # Not a crash of vLLM's: its code is other than what the harness calls.
-        raise RuntimeError(f"vLLM {installed_version()}: {reply.failed}")
+        raise RuntimeError(f"vLLM {base.installed_version(ENGINE)}: {reply.failed}")
 
 
 ENVIRON = {

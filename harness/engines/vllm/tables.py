@@ -7,7 +7,9 @@ from harness.core.fault_spec import FaultSpec
 from harness.core.kernel_spec import KernelSpec
 from harness.core.system_spec import SystemSpec
 
-ENGINE = EngineSpec("vllm", "vLLM", distribution="vllm", package="vllm", variables=("VLLM_",))
+ENGINE = EngineSpec(
+    "vllm", "vLLM", distribution="vllm", package="vllm", install="mla-harness[vllm]", variables=("VLLM_",)
+)
 
 SYSTEMS = (
     SystemSpec(

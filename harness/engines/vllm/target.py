@@ -18,10 +18,9 @@ from harness.core.cases import Case
 from harness.core.errors import InputError, KernelError
 from harness.core.fixtures import FIXTURES
 from harness.core.records import FirstNan
+from harness.engines import base
 from harness.engines.vllm.faults import why_not
-from harness.engines.vllm.kernels.support import installed_version
 from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.patches import numbers
 from harness.engines.vllm.ranks import collected, rank_environ, rank_options, why_not_split
 from harness.engines.vllm.serve.child import ServeRequest
 from harness.engines.vllm.serve.settings import (
@@ -34,6 +33,7 @@ from harness.engines.vllm.serve.settings import (
     ServePoison,
 )
 from harness.engines.vllm.serve.worker_state import check
+from harness.engines.vllm.tables import ENGINE
 from harness.judge.run_records import Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
@@ -71,9 +71,10 @@ class VllmTarget(Target):
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
         """See :meth:`Target.why_not`."""
-        version = installed_version()
-        if version is None:
-            return "vLLM is not installed (pip install mla-harness[vllm])"
+        if reason := base.why_not_installed(ENGINE):
+            return reason
+        version = str(base.installed_version(ENGINE))
+        release = base.release_of(version)
         if not torch.cuda.is_available():
             return "vLLM serves on CUDA, and there is no CUDA device on this machine"
         missing = [name for name in ("lm_eval", "tokenizers") if find_spec(name) is None]
@@ -84,9 +85,13 @@ class VllmTarget(Target):
             major, minor = torch.cuda.get_device_capability()
             if major != 10:
                 return f"{params.backend} is built for data-center Blackwell (10.0, 10.3); this GPU is {major}.{minor}"
-        if params.backend == "TRITON_MLA" and params.graph == "full" and numbers(version) < TRITON_IN_FULL_GRAPHS:
+        if (
+            params.backend == "TRITON_MLA"
+            and params.graph == "full"
+            and release < TRITON_IN_FULL_GRAPHS
+        ):
             return f"vLLM {version} refuses full graphs with TRITON_MLA"
-        if params.quantization != "none" and numbers(version)[:2] == (0, 22) and find_spec("humming") is None:
+        if params.quantization != "none" and release[:2] == (0, 22) and find_spec("humming") is None:
             return f"vLLM {version} imports humming-kernels for any quantization, which is not installed"
         if not (canary(params) / "config.json").is_file():
             return f"{canary(params)} is not there: train one with `canary train`"

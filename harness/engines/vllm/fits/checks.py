@@ -22,13 +22,14 @@ import griffe
 from harness.core.catalog import ENGINES, KERNELS
 from harness.core.fixtures import FIXTURES
 from harness.core.kernel_spec import KernelSpec
+from harness.engines.base import release_of
+from harness.engines.patches import Patch, PatchRefused, edited_text
 from harness.engines.vllm.faults import PATCHES, patch_for
 from harness.engines.vllm.fits.calls import calls_of
 from harness.engines.vllm.fits.release import Release
 from harness.engines.vllm.fits.signatures import Call, declared, mismatches, parameters
 from harness.engines.vllm.objects import RELIED, Relied
 from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.patches import Patch, PatchRefused, edited_text, numbers
 from harness.engines.vllm.target import NAMED_IN, llm_options
 
 FOLDER = Path(__file__).parents[1]
@@ -82,8 +83,8 @@ def _relied(release: Release, part: str) -> Fit:
 
 
 def _is_for(relied: Relied, version: str) -> bool:
-    after_first = not relied.first or numbers(version) >= numbers(relied.first)
-    return after_first and (not relied.last or numbers(version) < numbers(relied.last))
+    after_first = not relied.first or release_of(version) >= release_of(relied.first)
+    return after_first and (not relied.last or release_of(version) < release_of(relied.last))
 
 
 def _differences(ours: griffe.Object | griffe.Alias, theirs: griffe.Object) -> list[str]:

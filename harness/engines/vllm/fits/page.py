@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from harness.engines.base import release_of
 from harness.engines.vllm.fits.checks import Fit
-from harness.engines.vllm.patches import numbers
 
 Fits = dict[str, list[Fit]]
 """By release."""
@@ -38,7 +38,7 @@ is named beside the release.
 
 def table(found: Fits) -> list[str]:
     """A row for each part, a column for each release, oldest first."""
-    releases = sorted(found, key=numbers)
+    releases = sorted(found, key=release_of)
     rows = [f"| what of the harness | {' | '.join(releases)} |", "| --- |" + " --- |" * len(releases)]
     by_part = {release: {fit.part: fit for fit in found[release]} for release in releases}
     for part in dict.fromkeys(fit.part for release in releases for fit in found[release]):
@@ -57,7 +57,7 @@ def missing(found: Fits) -> list[str]:
     """One line for each name that a release lacks; none when all fit."""
     lines = [
         f"- {release}, {fit.part}: {what}"
-        for release in sorted(found, key=numbers)
+        for release in sorted(found, key=release_of)
         for fit in found[release]
         for what in fit.missing
     ]
@@ -67,7 +67,7 @@ def missing(found: Fits) -> list[str]:
 def document(found: Fits, docs: Path) -> str:
     """The page in Markdown. The cases that ran are read from the pages in the folder `docs`."""
     rows = ["| vLLM | run on a GPU | host side run on a CPU | fits by its code |", "| --- | --- | --- | --- |"]
-    for release in sorted(found, key=numbers):
+    for release in sorted(found, key=release_of):
         num_missing = sum(len(fit.missing) for fit in found[release])
         num_names = sum(fit.num_names for fit in found[release])
         fitting = f"no: {num_missing} of {num_names} names are missing" if num_missing else f"yes ({num_names} names)"

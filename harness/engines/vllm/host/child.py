@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import torch
 
 from harness.core.params import Record
+from harness.engines.patches import find_owner
 from harness.engines.vllm.faults import patch_for
 from harness.engines.vllm.host.parts import part
 from harness.engines.vllm.params import VllmHostParams
-from harness.engines.vllm.patches import find_owner
 from harness.memory.poison.patterns import Poison
 from harness.memory.triton_interpreter import prepare
 from harness.run.protocol import Parent, Reply, reply_to_error, run_child

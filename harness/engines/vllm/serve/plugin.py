@@ -48,15 +48,15 @@ def is_routing() -> bool:
 
 
 def _change_vllm() -> None:
-    """Put the bug back, and register the routing strategy, that the environment names."""
+    """Inject the fault and register the routing strategy that the environment names."""
     global _fault, _routing
     name = os.environ.get("MLA_HARNESS_FAULT", "")
     if name and not _fault:
         import importlib
 
-        from harness.engines.vllm.faults import put_back
+        from harness.engines.vllm.faults import inject
 
-        put_back(name, importlib.import_module("vllm").__version__)
+        inject(name, importlib.import_module("vllm").__version__)
         _fault = name
     if os.environ.get("VLLM_MOE_ROUTING_SIMULATION_STRATEGY") == "mla_harness_topk" and not _routing:
         from harness.engines.vllm.serve.routing import register

@@ -1,7 +1,7 @@
-"""Bugs of vLLM put back: one function of a named range of releases, recompiled from its own text with one change.
+"""Known bugs of engines, injected: a function of a named range of releases is recompiled from its own text, edited.
 
-A patch names the text that it expects. Where that text is not there exactly once, the code is not what the patch was
-written for, and it refuses: a fault that silently did nothing would read as a harness that cannot see it.
+A patch names the text that it replaces. Unless that text is there exactly once, the patch refuses to apply: a fault
+that does nothing would look like a harness that does not see it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from harness.core.engine_spec import EngineSpec
 from harness.core.errors import InputError
+from harness.engines.base import release_of
 
 
 class PatchRefused(InputError):
-    """The code is not what the patch expects; one sentence says what differs."""
+    """The code is not what the patch expects. The message says what differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,12 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One bug: the releases `first <= version < last` in which its fix stands, and the edits that take it out.
+    """One bug of `engine`: releases `first <= version < last` have its fix, and the edits remove the fix.
 
-    `as_released` are releases `version < as_released` that have the bug themselves.
+    Releases before `as_released` have the bug themselves.
     """
 
+    engine: EngineSpec
     fault: str
     first: str
     last: str
@@ -45,15 +48,15 @@ class Patch:
     as_released: str = ""
 
     def why_not(self, version: str) -> str | None:
-        """Why the bug is not put back in `version`; None where it can be tried."""
-        if self.as_released and numbers(version) < numbers(self.as_released):
-            return f"vLLM {version} has this bug as released; its fix came with {self.as_released}"
-        if not numbers(self.first) <= numbers(version) < numbers(self.last):
-            return f"written for vLLM {self.first} up to, not including, {self.last}; this is {version}"
+        """Why the bug cannot be injected into `version`, by its number alone; None when it can be tried."""
+        if self.as_released and release_of(version) < release_of(self.as_released):
+            return f"{self.engine.title} {version} has this bug as released; its fix came with {self.as_released}"
+        if not release_of(self.first) <= release_of(version) < release_of(self.last):
+            return f"written for {self.engine.title} {self.first} up to, not including, {self.last}; this is {version}"
         return None
 
     def apply(self, version: str) -> None:
-        """Put the bug back for the life of this process. Raises PatchRefused and then changes nothing."""
+        """Inject the bug for the life of this process. Raises PatchRefused, and then changes nothing."""
         reason = self.why_not(version)
         if reason:
             raise PatchRefused(f"fault {self.fault}: {reason}")
@@ -118,12 +121,3 @@ def find_owner(target: str) -> tuple[Any, str]:
     except (ImportError, AttributeError, KeyError) as error:
         raise PatchRefused(f"{target} is not there ({error})") from None
     return owner, name
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """0.22.1 -> (0, 22, 1); what follows a release number is left out."""
-    parts = []
-    for part in version.split(".")[:3]:
-        digits = "".join(c for c in part if c.isdigit())
-        parts.append(int(digits or 0))
-    return tuple(parts)
