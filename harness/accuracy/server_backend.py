@@ -91,7 +91,7 @@ class ServerBackend:
         return asyncio.run(self._in_flight(ask, prompts, on_answer))
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """By `echo` and `logprobs`, which vLLM offers and many servers do not (InputError then)."""
+        """By `echo` and `logprobs`, which not every server offers (InputError then)."""
 
         async def ask(client: httpx.AsyncClient, pair: tuple[str, str]) -> tuple[float, bool]:
             context, continuation = pair

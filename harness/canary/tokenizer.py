@@ -36,7 +36,7 @@ def train(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, directory: str | Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` as transformers and vLLM read them."""
+    """Write `tokenizer.json` and `tokenizer_config.json` as transformers reads them."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))

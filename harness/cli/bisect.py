@@ -31,7 +31,7 @@ from harness.store.run_folder import RunStore
 
 def bisect(
     selectors: Annotated[
-        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As of `run`, or one tag such as vllm-host.")
+        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As of `run`, or one tag.")
     ] = None,
     python: Annotated[
         list[str] | None, typer.Option("--python", metavar="PYTHON", help="An interpreter or its venv; repeat it.")
@@ -74,9 +74,9 @@ def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | N
     found = [_interpreter(name) for name in pythons] or [sys.executable]
     for folder in sites:
         if not folder.is_dir():
-            raise InputError(f"--site {folder}: no such folder; make one with python -m harness.engines.vllm.download")
+            raise InputError(f"--site {folder}: no such folder; make one with pip install --no-deps --target")
     if len(found) > 1 and sites:
-        raise InputError("--site: with several interpreters it is not clear whose; give one --python, or no --site")
+        raise InputError("--site: the folders are for one interpreter; give one --python, or no --site")
     if not pythons and not sites:
         raise InputError("nothing to compare: name interpreters with --python, or folders of packages with --site")
     return [(found[0], folder.resolve()) for folder in sites] if sites else [(name, None) for name in found]

@@ -1,4 +1,4 @@
-"""`mla-harness epochs`: accuracy by epoch of the reference engine, of vLLM, or of any OpenAI-compatible server."""
+"""`mla-harness epochs`: accuracy by epoch of an engine, or of any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def epochs(
         int | None, typer.Option("--max-tokens", min=1, help="Cut answers here, if the task does not before.")
     ] = None,
     kv: Annotated[
-        str | None, typer.Option("--kv", metavar="TYPE", help="KV cache type: fp32, bf16, fp8_e4m3 (engine, vllm).")
+        str | None, typer.Option("--kv", metavar="TYPE", help="KV cache type: fp32, bf16, fp8_e4m3 (not of a server).")
     ] = None,
     graph: Annotated[
-        str | None, typer.Option("--graph", metavar="none|full", help="Captured graphs (engine, vllm).")
+        str | None, typer.Option("--graph", metavar="none|full", help="Captured graphs (not of a server).")
     ] = None,
     num_blocks: Annotated[
         int | None, typer.Option("--num-blocks", min=4, help="Blocks of the KV pool: few are recycled often (engine).")

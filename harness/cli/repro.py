@@ -48,7 +48,7 @@ MAX_CASES = 16
 
 def repro(
     reference: Annotated[
-        str, typer.Argument(metavar="PR", help="36540 or vllm-project/vllm#36540; with --script also a case id.")
+        str, typer.Argument(metavar="PR", help="36540 or OWNER/NAME#36540; with --script also a case id.")
     ],
     script: Annotated[
         Path | None, typer.Option("--script", metavar="FILE", help="Write a failing case as a script of its own.")

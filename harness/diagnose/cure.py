@@ -1,7 +1,7 @@
 """Whether a proposed cure removes the cause of a failure or hides it.
 
-A failure that is gone says little: vllm-project/vllm#37442 filled an output with zeros, a NaN was gone, and its cause
-was still there (vllm-project/vllm#38359). So the case is run again with the cure, with one site at a time filled with
+A failure that is gone says little: PR 37442 filled an output with zeros, a NaN was gone, and its cause
+was still there (PR 38359). So the case is run again with the cure, with one site at a time filled with
 one pattern after another, and what every kernel launch computed is compared. Whatever differs depends on memory that
 nobody wrote, also where the answer does not. A site that the cure itself fills is tried with other finite fills: if it
 matters what it is filled with, somebody still reads it.
@@ -28,7 +28,7 @@ _FAILED = (Verdict.FAIL, Verdict.CRASH)
 def why_not(job: Job) -> str:
     """Why a cure cannot be judged on a job, in a sentence; empty when it can be."""
     if not job.case.kind.shows_launches:
-        able = " or ".join(system.name for system in SYSTEMS if system.shows_launches)
+        able = " or ".join(spec.name for spec in SYSTEMS if spec.shows_launches)
         return f"launches of system {job.case.system} are not seen; choose a case of {able}"
     return "" if job.device == "cpu" else "launches inside CUDA graphs are not seen; use --device cpu"
 

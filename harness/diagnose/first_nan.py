@@ -11,7 +11,7 @@ def why_not(job: Job) -> str:
     """Why a failing job is not run with the recorder, in a sentence; empty when it can be."""
     if job.case.kind.records_first_nan:
         return ""
-    able = " and ".join(system.name for system in SYSTEMS if system.records_first_nan)
+    able = " and ".join(spec.name for spec in SYSTEMS if spec.records_first_nan)
     return f"the recorder watches {able}, not system {job.case.system}"
 
 

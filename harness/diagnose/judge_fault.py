@@ -14,7 +14,7 @@ def judge_fault(use: FaultUse, result: CaseResult, blame: Blame, trial_seconds: 
     if result.verdict not in (Verdict.FAIL, Verdict.CRASH):
         problems.append(f"the case ended in {result.verdict.value}" + (f": {result.reason}" if result.reason else ""))
     elif use.caught_by not in by and not (use.caught_by == "answers" and by == ("crash",)):
-        # vLLM that died answered nothing; which of the two happens is up to what the stale memory holds.
+        # An engine that died answered no question. Whether it dies depends on what the stale memory holds.
         problems.append(f"expected {use.caught_by} to fire, not {', '.join(by)}")
     if not problems and sorted(blame.sites) != sorted(use.blames):
         expected, got = ", ".join(use.blames) or "no site", ", ".join(blame.sites) or "no site"

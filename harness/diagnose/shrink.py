@@ -57,7 +57,7 @@ def why_not(job: Job) -> str:
     """Why a job cannot be shrunk, in a sentence; empty when it can be."""
     if job.case.kind.shows_launches:
         return ""
-    able = " or ".join(system.name for system in SYSTEMS if system.shows_launches)
+    able = " or ".join(spec.name for spec in SYSTEMS if spec.shows_launches)
     return f"a case of system {job.case.system} takes too long a trial; shrink one of {able}"
 
 

@@ -1,4 +1,4 @@
-"""An MLA layer on the paged cache: absorbed decode, and prefill as vLLM does it (suffix, context chunks, merges)."""
+"""An MLA layer on the paged cache: absorbed decode, and prefill in parts: suffix, context chunks, merges."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class PagedMLA:
 
         Each chunk of context is merged into what is known so far. The first merge is told where tokens without context
         begin. In later ones, rows whose context ended in an earlier chunk have an lse of -inf and an output that nobody
-        wrote (vllm-project/vllm#36540, #49294).
+        wrote (PR 36540, PR 49294).
         """
         attention = self._attention
         first = requests[0].start
@@ -134,14 +134,14 @@ def rows_of_prompts(
     q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, first: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The rows of a mixed batch that belong to prompts: all three tensors from the same row `first` on, behind those
-    of decoding requests, of which there may be none (vllm-project/vllm#14253)."""
+    of decoding requests, of which there may be none (PR 14253)."""
     return q[first:], kv_c[first:], k_pe[first:]
 
 
 def store_live_rows(out: torch.Tensor, seq_lens: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     """Rows of requests of `out` [B, S, H, R] in the persistent buffer `output`, whose other rows stay zero.
 
-    What vllm-project/vllm#37442 did, where the kernel itself skips empty rows of a buffer zeroed once.
+    What PR 37442 did, where the kernel itself skips empty rows of a buffer zeroed once.
     """
     live = (seq_lens > 0).view(-1, 1, 1, 1)
     return output.copy_(torch.where(live, out, torch.zeros_like(out)))

@@ -170,7 +170,7 @@ def prompts_in_order(prompts: list[ScheduledSequence]) -> list[ScheduledSequence
     """Prompts with the longest context first, so that those with any stand before all that have none.
 
     The attention counts on it: of N prompts with context it takes the first N for them. In an order by new tokens alone
-    a short prompt without context comes before a longer chunk that has some (vllm-project/vllm#47381).
+    a short prompt without context comes before a longer chunk that has some (PR 47381).
     """
     return sorted(prompts, key=lambda item: -item.sequence.num_computed_tokens)
 
@@ -252,7 +252,7 @@ def padding_slot(padding: Padding) -> int:
     """The slot that the engine gives to tokens of padding and of dummy batches.
 
     A dummy's hidden state is garbage, and 0 would be a real address: the null block, which every padded table entry
-    points to (vllm-project/vllm#39444).
+    points to (PR 39444).
     """
     return padding.slot
 
@@ -274,9 +274,9 @@ def pad_requests(decode: DecodeInputs, num_live: int, filler: int, num_keys: int
     """Make the rows from `num_live` on those of padding, and their table's first entry the null block.
 
     They have no keys, or as many as the engine is told to give to each query token; a key is one of the null block,
-    which then has to stay finite (vllm-project/vllm#38436, sgl-project/sglang#1779). A kernel may look up the last page
+    which then has to stay finite (PR 38436, sgl-project/sglang#1779). A kernel may look up the last page
     of an empty request too. -1 marks a slot to skip, never a block: kernels use block ids as offsets
-    (vllm-project/vllm#35431).
+    (PR 35431).
     """
     for table in (decode.block_table, decode.window_table):
         if table is not None:
@@ -313,8 +313,8 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
 def fill_dummy(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
     """Put a batch that belongs to nobody into the static inputs: first its slots, then what backends copy of them.
 
-    Built in the other order, a backend's copy still names slots of the step before, and the graph stores through them
-    (vllm-project/vllm-ascend#15417).
+     Built in the other order, a backend's copy still names slots of the step before, and the graph stores through them
+    .
     """
     fill_static(static, dummy, poison, padding)
 
@@ -335,7 +335,7 @@ def build_backend(static: Batch) -> None:
 @seam("null.warmup-writes-slot-zero")
 def dummy_slots(num_tokens: int, slot: int, device: torch.device) -> torch.Tensor:
     """Slots [T] int64 of a batch of nobody's, warm-ups included: those of padding, never 0, which is a real address
-    (vllm-project/vllm#38719)."""
+    (PR 38719)."""
     return torch.full((num_tokens,), slot, dtype=torch.int64, device=device)
 
 

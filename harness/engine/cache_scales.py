@@ -15,6 +15,6 @@ NOT_LOADED = torch.finfo(torch.float32).min
 def settled(loaded: float) -> float:
     """The scale to divide by, once the checkpoint is loaded: the default in the place of one that it did not have.
 
-    A sentinel that stays divides every latent to 0 (vllm-project/vllm-omni#5262).
+    A sentinel that stays divides every latent to 0.
     """
     return KV_SCALE if loaded == NOT_LOADED else loaded

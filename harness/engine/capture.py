@@ -1,6 +1,6 @@
 """Captured decode steps, and the two ways in which engines keep a graph's split-KV plan up to date.
 
-`PersistentPlans` (vLLM's model runner V1): a builder plans before each replay, and the plan is copied into the tensors
+`PersistentPlans` (model runner V1): a builder plans before each replay, and the plan is copied into the tensors
 that the graph captured. `LazyPlans` (runner V2): the forward plans when its metadata has no plan yet, so the planning
 launch itself is captured, and each replay plans anew.
 """

@@ -20,6 +20,6 @@ def rank_without_kv(out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor,
     """What a rank adds that holds nothing of a chunk, shaped as `out` [T, H, V] and `lse` [H, T]: an empty side.
 
     Its lse is -inf. An lse of 0 is that of a key with score 0, and takes weight from the others
-    (vllm-project/vllm#38416).
+    (PR 38416).
     """
     return torch.zeros_like(out), torch.full_like(lse, float("-inf"))

@@ -26,7 +26,7 @@ from harness.memory.poison.patterns import Poison
 
 
 class Engine:
-    """Greedy decoding of many requests over one block pool, as a vLLM engine serves an MLA model.
+    """Greedy decoding of many requests over one block pool, as a serving engine does it for an MLA model.
 
     `model` gives the weights and sizes, `params` the rest: caches, kernels, graphs, limits. `max_model_len` bounds the
     tokens of a request. The same arguments and requests give the same bits. With `observe` each graph replay is run a

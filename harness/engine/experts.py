@@ -95,7 +95,7 @@ def hand_over_ids(ids: torch.Tensor, poison: Poison) -> torch.Tensor:
     """The expert ids as the experts' kernel reads them, [T, k] int32: what the router wrote, at the width it wrote.
 
     A router that writes 32-bit ids into a buffer of 64-bit ones leaves half of it to chance
-    (vllm-project/vllm#38359, #55147).
+    (PR 38359, PR 55147).
     """
     return ids
 
@@ -126,6 +126,6 @@ def apply_experts(
 def present_experts(ids: torch.Tensor, num_experts: int) -> torch.Tensor:
     """Which of the `num_experts` weights [T, k] each id means, trap included; -1 stays none, and is never an index.
 
-    Counted from the end it would be an expert of the rank that was not chosen (vllm-project/vllm#46408).
+    Counted from the end it would be an expert of the rank that was not chosen (PR 46408).
     """
     return ids

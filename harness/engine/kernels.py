@@ -58,6 +58,6 @@ def bind(params: EngineParams, poison: Poison) -> Kernels:
 def planned_itemsize(kv: KvType) -> int:
     """The bytes of an element of the cache, as the planner is told: those of the type that the cache really has.
 
-    A planner that takes every cache to be bfloat16 lays out pieces for another kernel (vllm-project/vllm#38719).
+    A planner that takes every cache to be bfloat16 lays out pieces for another kernel (PR 38719).
     """
     return _ITEMSIZE[kv]

@@ -46,7 +46,7 @@ def update_states(
     """One token for each of B requests: x [B, hidden], state_blocks [B] int32 -> [B, hidden].
 
     Rows whose block is the null block are padding: their output is undefined and no state is written for them
-    (vllm-project/vllm#39064). Raises IllegalAddress for a block outside the pool.
+    (PR 39064). Raises IllegalAddress for a block outside the pool.
     """
     blocks = state_rows(state_blocks, conv.shape[0])
     # A select instead of a list of live rows, whose length a graph could not know: padding writes back what it read.
@@ -64,7 +64,7 @@ def owns_state(blocks: torch.Tensor) -> torch.Tensor:
     """Which of `blocks` [B] hold a request's state: all but the null block, by which padding is known.
 
     The guard follows what padding is marked with. One that asks for a negative block takes padding for requests since
-    that is marked with 0 (vllm-project/vllm#39064).
+    that is marked with 0 (PR 39064).
     """
     return blocks != NULL_BLOCK
 
@@ -74,6 +74,6 @@ def state_rows(state_blocks: torch.Tensor, num_blocks: int) -> torch.Tensor:
     """The rows [B] int64 of the states that belong to `state_blocks` [B]. Raises IllegalAddress outside the pool.
 
     An id past the end is an error to report, not one to clip: clipped ids all mean the last row, and requests share a
-    state (vllm-project/tpu-inference#2366).
+    state.
     """
     return check_indices(state_blocks, num_blocks, "state_blocks")

@@ -3,8 +3,8 @@
 A block is a run of bytes in each of a few slots. An MLA layer reads a block of its slot as a page of latents in the
 cache's type (window layers may have a type of their own, sparse layers keep index keys behind the latents); a
 linear-attention layer reads the same bytes as its float32 state. Layers of one group have slots of their own, layers
-of different groups share one, as in vLLM's hybrid allocator: a block that changes hands changes its meaning, and
-float32 states read as bfloat16 latents are NaN once in five hundred values (vllm-project/vllm#43961).
+of different groups share one, as in a hybrid allocator: a block that changes hands changes its meaning, and
+float32 states read as bfloat16 latents are NaN once in five hundred values (PR 43961).
 """
 
 from __future__ import annotations
@@ -198,6 +198,6 @@ def zero_listed_blocks(memory: PagedMemory, step: Step) -> None:
     """Zero the blocks that the scheduler lists, before anything reads them.
 
     The list is a promise between two parts of an engine; a runner that is written anew has to keep it too
-    (vllm-project/vllm#43990).
+    (PR 43990).
     """
     memory.zero(step.blocks_to_zero)

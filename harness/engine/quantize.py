@@ -70,6 +70,6 @@ def rows_of_amax(batch: Batch) -> torch.Tensor | None:
     """How many of the batch's first rows a scale covers, [1] int32, or None for all: the live ones.
 
     Decode kernels never write rows of padding, so a maximum over them is one over unwritten memory
-    (vllm-project/vllm#37442, #38359).
+    (PR 37442, PR 38359).
     """
     return live_rows(batch)

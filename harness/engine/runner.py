@@ -275,6 +275,6 @@ def reachable_sizes(capture_sizes: tuple[int, ...], max_num_seqs: int) -> list[i
 def take_logits(forwarded: Forwarded, num_live: int) -> torch.Tensor:
     """Logits [B, vocab] of the live rows, copied out before another graph of the pool may reuse their memory.
 
-    The next replay is the drafter's, and comes before these are read (vllm-project/vllm#53488).
+    The next replay is the drafter's, and comes before these are read (PR 53488).
     """
     return forwarded.logits[:num_live].clone()

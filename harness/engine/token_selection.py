@@ -64,7 +64,7 @@ def take_topk(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Po
     """The positions [T, K] int32 of the K largest of the first `lengths` [T] logits of each row; -1 for none.
 
     Every element is written, whatever the logits hold: with NaN among them, comparisons choose nothing, and what they
-    did not choose must not be left as memory was (vllm-project/vllm#49896).
+    did not choose must not be left as memory was (PR 49896).
     """
     out = torch.full((logits.shape[0], topk), -1, dtype=torch.int32, device=logits.device)
     positions = torch.arange(logits.shape[1], device=logits.device)
@@ -78,7 +78,7 @@ def take_topk(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Po
 def store_decode_rows(selected: torch.Tensor, tiles: torch.Tensor, num_decode_tokens: int) -> None:
     """Put the rows of decodes into `selected` [T, K]; `tiles` has rows of padding behind them.
 
-    Those must not be stored: the rows of prompts follow in the same buffer (vllm-project/vllm#32175).
+    Those must not be stored: the rows of prompts follow in the same buffer (PR 32175).
     """
     selected[:num_decode_tokens] = tiles[:num_decode_tokens]
 

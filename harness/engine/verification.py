@@ -18,7 +18,7 @@ def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
     """The token [rows] int64 with the largest logit of each row of [rows, vocab], rows of padding included.
 
     A row of NaN gives some token of the vocabulary too, never one past its end: it may be a row of padding, which
-    nobody reports but the drafter's embedding looks up (vllm-project/vllm#53029).
+    nobody reports but the drafter's embedding looks up (PR 53029).
     """
     return logits.argmax(dim=-1)
 

@@ -40,9 +40,9 @@ class Workspace:
     def counters(self, num_requests: int) -> torch.Tensor:
         """The counters for a batch of `num_requests`: the same memory for every batch, and used for nothing else.
 
-        A smaller one that grows when a batch does leaves graphs with the old address (vllm-project/vllm#45487). One
+        A smaller one that grows when a batch does leaves graphs with the old address (PR 45487). One
         made when a capture first needs it lies in the graph's pool (ROCm/aiter#5393). One that other kernels use as
-        scratch is not zero (vllm-project/vllm#25520).
+        scratch is not zero (PR 25520).
         """
         return self._words[: min(num_requests, self.num_requests)]
 
@@ -55,6 +55,6 @@ class Workspace:
 def num_counters(params: EngineParams) -> int:
     """Requests that a batch can hold, padding included: more than run at once, where graphs are captured for more.
 
-    Each limit alone is too small for somebody (vllm-project/vllm#41016).
+    Each limit alone is too small for somebody (PR 41016).
     """
     return max(params.max_num_seqs, *params.capture_sizes)

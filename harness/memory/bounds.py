@@ -15,7 +15,7 @@ def check_indices(indices: torch.Tensor, size: int, what: str) -> torch.Tensor:
     """Return `indices` (any int dtype) as int64 after checking that each lies in [0, size).
 
     Raises IllegalAddress naming the first offender. A GPU would fault, or read whatever lies there
-    (vllm-project/vllm#33664, #43869); `tensor[-1]` in Python would quietly read the last element.
+    (PR 33664, PR 43869); `tensor[-1]` in Python would quietly read the last element.
 
     On CUDA nothing waits for the device, so that the check can stand in a captured graph: its verdict is left for
     `raise_bad_indices`, and a bad index is brought inside, as a fault would end the process.

@@ -74,7 +74,7 @@ def rows(columns: Sequence[Column]) -> list[Row]:
     cases = []
     for name, refs in found.items():
         verdicts = [_verdict(column, name) for column in columns]
-        versions = [column.label.removeprefix("vLLM ") for column in columns]
+        versions = [column.label.rpartition(" ")[2] for column in columns]
         cells = tuple(_case_cell(column, name) for column in columns)
         cases.append(Row(name, refs, cells, first_bad(versions, verdicts)))
     faults = _fault_rows(columns, found)

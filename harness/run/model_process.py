@@ -1,6 +1,6 @@
 """The process that asks a model, as its parent sees it.
 
-vLLM, an engine on a GPU and a user's checkpoint may take their process with them. They live in a child, which writes
+A real engine, a GPU and a user's checkpoint may take their process with them. They live in a child, which writes
 every answer to the run's directory itself. The parent draws the progress and writes the reports.
 """
 

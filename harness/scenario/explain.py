@@ -79,7 +79,7 @@ def _sentence(kind: str, given: Any, context: dict[str, Any], message: str) -> s
 
 
 _FORMS = {
-    r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+$": "write owner/repository#number, such as vllm-project/vllm#36540",
+    r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+$": "write owner/repository#number, such as flashinfer-ai/flashinfer#941",
     r"^[a-z0-9][a-z0-9-]*$": "use small letters, digits and hyphens",
     r"^[a-z][a-z0-9_-]*$": "use small letters, digits, hyphens and underscores",
     r"^[a-z][a-z0-9_]*$": "an axis is named like a parameter: small letters, digits and underscores",

@@ -57,9 +57,9 @@ def _enum(names: list[str]) -> WithJsonSchema:
 OracleName = Annotated[str, AfterValidator(_known(ORACLES)), _enum(ORACLES.names())]
 SiteName = Annotated[str, AfterValidator(_known(SITES)), _enum(SITES.names())]
 FaultName = Annotated[str, AfterValidator(_known(FAULTS)), _enum(FAULTS.names())]
-IN_SCENARIOS: Registry[SystemSpec] = Registry("system", tuple(system for system in SYSTEMS if system.in_scenarios))
+IN_SCENARIOS: Registry[SystemSpec] = Registry("system", tuple(spec for spec in SYSTEMS if spec.in_scenarios))
 SystemName = Annotated[str, AfterValidator(_known(IN_SCENARIOS)), _enum(IN_SCENARIOS.names())]
-OpName = Annotated[str, AfterValidator(_known(OPS)), _enum([op for system in IN_SCENARIOS for op in system.ops()])]
+OpName = Annotated[str, AfterValidator(_known(OPS)), _enum([op for spec in IN_SCENARIOS for op in spec.ops()])]
 Given = dict[str, JsonValue]
 """Parameters as a file gives them, before their model has checked them."""
 TaskName = Literal["gsm_symbolic", "aime_shaped"]
@@ -136,7 +136,7 @@ class Scenario(Record):
     summary: Annotated[str, StringConstraints(min_length=1, max_length=120)]
     why: str = Field(default="", description="what went wrong once, for a reader new to it")
     refs: tuple[Annotated[str, StringConstraints(pattern=REF)], ...] = Field(
-        default=(), description="upstream references such as vllm-project/vllm#36540"
+        default=(), description="upstream references such as flashinfer-ai/flashinfer#941"
     )
     tags: tuple[Annotated[str, StringConstraints(pattern=TAG)], ...] = ()
     system: SystemName | None = Field(
@@ -195,7 +195,7 @@ def json_schema() -> dict[str, Any]:
     """The JSON Schema of a scenario file, with the parameters of every system under `$defs`."""
     schema = Scenario.model_json_schema(by_alias=True)
     definitions = schema.setdefault("$defs", {})
-    models: list[type[Params]] = [system.model(op) for system in IN_SCENARIOS for op in system.ops() or [""]]
+    models: list[type[Params]] = [spec.model(op) for spec in IN_SCENARIOS for op in spec.ops() or [""]]
     models.append(AccuracyParams)
     for model in models:
         definitions[model.__name__] = model.model_json_schema()

@@ -1,6 +1,6 @@
 """A kernel's own source, cut out of its module with all that it uses, so that a script can hold it.
 
-For vLLM's kernels this is the few lines that call them under their own import path; for a kernel of this project it is
+For an engine's kernel this is the few lines that call it under its own import path. For a kernel of this project it is
 the kernel. What is cut out of the project is joined in one place, so names of this project's modules disappear.
 """
 

@@ -9,12 +9,12 @@ from harness.engine.schedule.scheduler import ScheduledSequence
 
 
 def minus_inf_only(lse: Tensor) -> Tensor:
-    """Take -inf alone for an empty side, where the backend writes +inf (vllm-project/vllm#15492)."""
+    """Take -inf alone for an empty side, where the backend writes +inf (PR 15492)."""
     return lse == float("-inf")
 
 
 def unguarded_shift(maximum: Tensor) -> Tensor:
-    """Take the larger lse from both, -inf too where both sides are empty (vllm-project/vllm#27491)."""
+    """Take the larger lse from both, -inf too where both sides are empty (PR 27491)."""
     return maximum
 
 
@@ -26,7 +26,7 @@ def weigh_all(
 
 
 def suffix_by_prefix_strides(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
-    """Read the suffix at the offsets of the prefix (local-inference-lab/vllm#17)."""
+    """Read the suffix at the offsets of the prefix."""
     return torch.as_strided(suffix_out, suffix_out.shape, prefix_out.stride())
 
 
@@ -35,22 +35,22 @@ def lse_left_stale(lse: Tensor, rows: slice, value: float) -> None:
 
 
 def lse_of_base_2(lse_base_2: Tensor) -> Tensor:
-    """Hand a base-2 lse to a merge that takes natural ones (vllm-project/vllm#52796)."""
+    """Hand a base-2 lse to a merge that takes natural ones (PR 52796)."""
     return lse_base_2
 
 
 def reshaped_lse(lse_by_token: Tensor) -> Tensor:
-    """Read [T, H] as [H, T] without transposing (vllm-project/vllm#26397)."""
+    """Read [T, H] as [H, T] without transposing (PR 26397)."""
     return lse_by_token.reshape(lse_by_token.shape[1], lse_by_token.shape[0])
 
 
 def zero_lse(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Let a rank without keys add an lse of 0, as zeroed memory holds it (vllm-project/vllm#38416)."""
+    """Let a rank without keys add an lse of 0, as zeroed memory holds it (PR 38416)."""
     return torch.zeros_like(out), torch.zeros_like(lse)
 
 
 def latents_from_the_front(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Take the first latents of the batch for prompts: they belong to decodes (vllm-project/vllm#14253)."""
+    """Take the first latents of the batch for prompts: they belong to decodes (PR 14253)."""
     count = len(q) - first
     return q[first:], kv_c[:count], k_pe[:count]
 
@@ -58,7 +58,7 @@ def latents_from_the_front(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) ->
 def fewest_tokens_first(prompts: list[ScheduledSequence]) -> list[ScheduledSequence]:
     """Order prompts by their new tokens alone. The merge counts prompts with context, and needs them first.
 
-    vllm-project/vllm#47381 repaired this order for decodes; the count is that of #36540.
+    PR 47381 repaired this order for decodes; the count is that of #36540.
     """
     return sorted(prompts, key=lambda item: item.num_new_tokens)
 
@@ -71,7 +71,7 @@ def merge_all_tokens(
     *,
     num_tokens_with_context: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The merge before vllm-project/vllm#36540: without the count, it weighs unwritten prefix rows too.
+    """The merge before PR 36540: without the count, it weighs unwritten prefix rows too.
 
     An empty side has weight 0, but 0 times an unwritten NaN is NaN; an unwritten lse makes a weight of any size.
     Shapes as in :func:`harness.kernels.torch.merge.merge_attn_states`.
@@ -91,5 +91,5 @@ def merge_all_tokens(
 
 
 def finite_lse(convention: float) -> float:
-    """The lse of a row without keys as vllm-project/vllm#49294 had it: 0, so that its unwritten output is merged."""
+    """The lse of a row without keys as PR 49294 had it: 0, so that its unwritten output is merged."""
     return 0.0

@@ -21,25 +21,25 @@ def write_items_in_use(items: torch.Tensor, begin: torch.Tensor, end: torch.Tens
 
 def room_for_this_plan(num_splits: torch.Tensor) -> int:
     """Make room for the pieces of this plan only. A graph keeps the number of its capture, where requests were short
-    (vllm-project/vllm#20301)."""
+    (PR 20301)."""
     return max(int(num_splits.amax()), 1)
 
 
 def itemsize_of_bfloat16(kv: KvType) -> int:
-    """Plan without asking for the type of the cache (vllm-project/vllm#38719)."""
+    """Plan without asking for the type of the cache (PR 38719)."""
     return 2
 
 
 def counters_in_scratch(workspace: Workspace, num_requests: int) -> torch.Tensor:
-    """Count in the scratch that all kernels share: the last kernel left it dirty (vllm-project/vllm#25520)."""
+    """Count in the scratch that all kernels share: the last kernel left it dirty (PR 25520)."""
     return workspace.scratch.view(torch.int32).flatten()[:num_requests]
 
 
 def rebind_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
-    """Keep the new plan, and leave the tensors that the graph captured as they were (vllm-project/vllm#35175)."""
+    """Keep the new plan, and leave the tensors that the graph captured as they were (PR 35175)."""
     plans[size] = fresh
 
 
 def share_warmup_metadata(warmed_up: DecodeMetadata) -> DecodeMetadata:
-    """Capture with the metadata of the warm-up. It has a plan, so no planning is captured (vllm-project/vllm#42444)."""
+    """Capture with the metadata of the warm-up. It has a plan, so no planning is captured (PR 42444)."""
     return warmed_up

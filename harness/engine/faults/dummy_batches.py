@@ -10,7 +10,7 @@ from harness.memory.poison.patterns import Poison
 
 def build_then_clear(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
     """Build the metadata before the slots are cleared, so that the backend's copy has the slots of the last live step
-    (vllm-project/vllm-ascend#15417)."""
+    ."""
     last_step = static.slot_mapping.clone()
     fill_static(static, dummy, poison, padding)
     if static.backend_slots is not None:
@@ -18,10 +18,10 @@ def build_then_clear(static: Batch, dummy: Batch, poison: Poison, padding: Paddi
 
 
 def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> torch.Tensor:
-    """A buffer of zeros: slot 0 is the first of the null block (vllm-project/vllm#38719)."""
+    """A buffer of zeros: slot 0 is the first of the null block (PR 38719)."""
     return torch.zeros(num_tokens, dtype=torch.int64, device=device)
 
 
 def slot_zero(padding: Padding) -> int:
-    """Leave slots of padding and of dummy batches at 0: the first slot of the null block (vllm-project/vllm#39444)."""
+    """Leave slots of padding and of dummy batches at 0: the first slot of the null block (PR 39444)."""
     return 0

@@ -17,7 +17,7 @@ def padding_unmasked(ids: Tensor, num_live: Tensor) -> Tensor:
 
 def top_by_greater_than(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
     """Keep a score that is greater than the best so far, starting at expert 0. In a row of NaN no score is, so that
-    expert 0 is chosen k times (vllm-project/vllm#39593)."""
+    expert 0 is chosen k times (PR 39593)."""
     left = torch.where(scores.isnan(), -torch.inf, scores)
     chosen = []
     for _ in range(num_experts_per_tok):
@@ -29,14 +29,14 @@ def top_by_greater_than(scores: Tensor, num_experts_per_tok: int) -> tuple[Tenso
 
 
 def ids_from_the_end(ids: Tensor, num_experts: int) -> Tensor:
-    """Take -1 for the last expert of the rank, the one before the trap (vllm-project/vllm#46408)."""
+    """Take -1 for the last expert of the rank, the one before the trap (PR 46408)."""
     return torch.where(ids == -1, num_experts - 2, ids)
 
 
 def ids_in_int64_buffer(ids: torch.Tensor, poison: Poison) -> torch.Tensor:
     """Write 32-bit ids into the lower halves of 64-bit elements, and read that memory as 32-bit ids.
 
-    Every second id that is read is an unwritten upper half (vllm-project/vllm#38359, #55147).
+    Every second id that is read is an unwritten upper half (PR 38359, PR 55147).
     """
     buffer = poison.empty(*ids.shape, dtype=torch.int64, site="router.ids", device=ids.device)
     halves = buffer.view(torch.int32)

@@ -13,7 +13,7 @@ from harness.memory.graph.launch import ACTIVE
 
 def counters_that_grow(workspace: Workspace, num_requests: int) -> torch.Tensor:
     """Begin with nothing and make a larger tensor when a batch needs one; graphs keep the old one
-    (vllm-project/vllm#45487)."""
+    (PR 45487)."""
     grown: torch.Tensor | None = vars(workspace).get("grown")
     if grown is None or len(grown) < num_requests:
         grown = torch.zeros(num_requests, dtype=torch.int32)
@@ -32,7 +32,7 @@ def counters_made_in_a_capture(workspace: Workspace, num_requests: int) -> torch
 
 
 def request_limit(params: EngineParams) -> int:
-    """Count the requests that run at once; the largest graph has more (vllm-project/vllm#41016)."""
+    """Count the requests that run at once; the largest graph has more (PR 41016)."""
     return params.max_num_seqs
 
 
@@ -46,5 +46,5 @@ def replace_table(static: DecodeInputs, live: DecodeInputs) -> None:
 
 
 def borrow_logits(forwarded: Forwarded, num_live: int) -> torch.Tensor:
-    """Hand out the graph's own memory, which the drafter's graph may reuse (vllm-project/vllm#53488)."""
+    """Hand out the graph's own memory, which the drafter's graph may reuse (PR 53488)."""
     return forwarded.logits[:num_live]

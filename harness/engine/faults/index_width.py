@@ -12,11 +12,11 @@ def offsets_in_32_bits(blocks: torch.Tensor, page_stride: int) -> torch.Tensor:
 
 def clipped_rows(state_blocks: torch.Tensor, num_blocks: int) -> torch.Tensor:
     """Assume states for half the pool and clip larger ids to the last one, so that requests share a state
-    (vllm-project/tpu-inference#2366)."""
+    ."""
     return state_blocks.to(torch.int64).clamp(0, num_blocks // 2 - 1)
 
 
 def slots_from_the_end(slot_mapping: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index as Python does: slot -1 of a padded token is the last slot of the last block (vllm-project/vllm#43869)."""
+    """Index as Python does: slot -1 of a padded token is the last slot of the last block (PR 43869)."""
     tokens = torch.arange(slot_mapping.shape[0], device=slot_mapping.device)
     return tokens, slot_mapping.to(torch.int64) % num_slots

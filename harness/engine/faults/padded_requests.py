@@ -17,13 +17,13 @@ def reset_full_layers_only(static: Batch, num_live: int, slot: int) -> None:
 
 
 def from_block_zero_on(blocks: torch.Tensor) -> torch.Tensor:
-    """Skip negative blocks: padding was marked with -1 once, and is marked with 0 now (vllm-project/vllm#39064)."""
+    """Skip negative blocks: padding was marked with -1 once, and is marked with 0 now (PR 39064)."""
     return blocks >= 0
 
 
 def one_key_each(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
     """Give padded requests one key so that no softmax is empty: it is read from the null block
-    (vllm-project/vllm#38436, sgl-project/sglang#1779)."""
+    (PR 38436, sgl-project/sglang#1779)."""
     for table in (decode.block_table, decode.window_table):
         if table is not None:
             table[num_live:] = NULL_BLOCK
@@ -38,17 +38,17 @@ def null_block_as_trash(pool: BlockPool) -> int:
 
 
 def all_rows(batch: Batch) -> None:
-    """Take the maximum over every row of the batch, rows of padding included (vllm-project/vllm#37442)."""
+    """Take the maximum over every row of the batch, rows of padding included (PR 37442)."""
     return None
 
 
 def divide_without_guard(accumulated: Tensor, total: Tensor) -> Tensor:
-    """accumulated [..., R] / total [...]. Both are 0 where no key was seen: NaN (vllm-project/vllm#57017)."""
+    """accumulated [..., R] / total [...]. Both are 0 where no key was seen: NaN (PR 57017)."""
     return accumulated / total[..., None]
 
 
 def block_minus_one(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
-    """Pad tables with -1 and lengths with 1, so that a kernel uses -1 as an offset (vllm-project/vllm#35431)."""
+    """Pad tables with -1 and lengths with 1, so that a kernel uses -1 as an offset (PR 35431)."""
     decode.block_table[num_live:] = -1
     decode.seq_lens[num_live:] = 1
     decode.state_blocks[num_live:] = NULL_BLOCK

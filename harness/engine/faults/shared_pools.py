@@ -13,18 +13,18 @@ from harness.engine.schedule.zeroing import CacheGroup, Group
 
 
 def ignore_zero_list(memory: PagedMemory, step: Step) -> None:
-    """Never look at the scheduler's list of blocks to zero, as a new model runner did (vllm-project/vllm#43990)."""
+    """Never look at the scheduler's list of blocks to zero, as a new model runner did (PR 43990)."""
 
 
 def gate_by_kind(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
     """Zero only in models with states. A model with fp8 full attention and a bfloat16 window needs it too
-    (vllm-project/vllm#47574, #51749)."""
+    (PR 47574, PR 51749)."""
     names = {group.name for group in groups}
     return frozenset({"attention"}) if "state" in names else frozenset()
 
 
 def zero_states_only(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """Zero new blocks of states, which start from zeros anyway, and no pages (vllm-project/vllm#35219)."""
+    """Zero new blocks of states, which start from zeros anyway, and no pages (PR 35219)."""
     return frozenset({"state"})
 
 
@@ -40,7 +40,7 @@ def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
 
 
 def skip_attention_blocks(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """Zero no page: the check asks for full-attention layers, and MLA is another kind (vllm-project/vllm#43961)."""
+    """Zero no page: the check asks for full-attention layers, and MLA is another kind (PR 43961)."""
     return frozenset()
 
 

@@ -10,7 +10,7 @@ from harness.memory.poison.patterns import Poison
 
 
 def load_clamped(kv_cache: torch.Tensor, indices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Load slot 0 for an index of -1 and trust the mask of the scores (vllm-project/vllm#57156)."""
+    """Load slot 0 for an index of -1 and trust the mask of the scores (PR 57156)."""
     slots = check_indices(indices.clamp(min=0), kv_cache.shape[0] * kv_cache.shape[1], "indices")
     return gather_slots(kv_cache, slots)
 
@@ -18,7 +18,7 @@ def load_clamped(kv_cache: torch.Tensor, indices: torch.Tensor, chosen: torch.Te
 def topk_by_threshold(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Poison) -> torch.Tensor:
     """Choose the logits that are at least as large as the K-th largest, with unwritten logits among them.
 
-    No logit reaches a threshold of NaN, so that positions stay unwritten (vllm-project/vllm#49896).
+    No logit reaches a threshold of NaN, so that positions stay unwritten (PR 49896).
     """
     out = poison.empty(logits.shape[0], topk, dtype=torch.int32, site="sparse.topk", device=logits.device)
     thresholds = logits.topk(min(topk, logits.shape[1]), dim=-1).values[:, -1:]
@@ -30,6 +30,6 @@ def topk_by_threshold(logits: torch.Tensor, lengths: torch.Tensor, topk: int, po
 
 
 def store_whole_tiles(selected: torch.Tensor, tiles: torch.Tensor, num_decode_tokens: int) -> None:
-    """Store the rows of padding of the last tile too, over the first rows of prompts (vllm-project/vllm#32175)."""
+    """Store the rows of padding of the last tile too, over the first rows of prompts (PR 32175)."""
     rows = min(len(selected), len(tiles))
     selected[:rows] = tiles[:rows]

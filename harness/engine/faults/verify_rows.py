@@ -7,7 +7,7 @@ import torch
 
 def token_above_all(logits: torch.Tensor) -> torch.Tensor:
     """Start from the vocabulary's size and take a token if its logit is greater than the best so far. In a row of NaN
-    no logit is, and the token does not exist (vllm-project/vllm#53029)."""
+    no logit is, and the token does not exist (PR 53029)."""
     vocab_size = logits.shape[-1]
     best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)
     return torch.where(logits.isnan().all(dim=-1), vocab_size, best)

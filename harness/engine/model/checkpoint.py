@@ -25,12 +25,12 @@ _EXPERT_NAMES = {
     "deepseek_v2": {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"},
     "kimi_linear": {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
 }
-# vLLM keeps these in float32 whatever the model's dtype, and so does `load`.
+# Serving engines keep these in float32 whatever the model's dtype, and so does `load`.
 _FLOAT32_NAMES = ("A_log", "dt_bias", "e_score_correction_bias")
 
 
 def save(model: CausalLM, directory: str | Path, tokenizer: str | Path | None = None) -> Path:
-    """Write `model` in its own dtype; vLLM and transformers load the directory as it is.
+    """Write `model` in its own dtype; engines and transformers load the directory as it is.
 
     `tokenizer` names a directory whose tokenizer files are copied beside the weights. Returns the directory.
     """
@@ -125,7 +125,7 @@ def _to_hf(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
         parameter = model.get_parameter(name)
         yield from zip(names, parameter.unbind(0) if ".experts." in name else (parameter,), strict=True)
     if model.config.architecture == "kimi_linear" and model.config.num_experts:
-        # vLLM's Kimi Linear always has a correction bias; zero leaves the choice of experts as it is.
+        # A served Kimi Linear always has a correction bias; zero leaves the choice of experts as it is.
         for i in range(model.config.num_layers):
             bias = torch.zeros(model.config.num_experts)
             yield f"model.layers.{i}.block_sparse_moe.gate.e_score_correction_bias", bias

@@ -36,7 +36,7 @@ class GatedRMSNorm(nn.Module):
 
 
 class KimiDeltaAttention(nn.Module):
-    """One KDA layer; parameters carry the names of Hugging Face's and vLLM's Kimi Linear.
+    """One KDA layer; parameters carry the names of Hugging Face's Kimi Linear.
 
     Shapes: H = kda_num_heads, dk = dv = kda_head_dim, P = H * dk, W = conv_kernel_size. A request's memory is
     `conv_state` [3P, W - 1] (the last inputs of the q, k and v convolutions, oldest first, in the model's

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv 2104.09864), interleaved as DeepSeek's (vLLM: `is_neox_style=False`)."""
+"""Rotary position embedding (arXiv 2104.09864), interleaved as DeepSeek's (`is_neox_style=False`)."""
 
 from __future__ import annotations
 

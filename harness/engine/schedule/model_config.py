@@ -100,7 +100,7 @@ class ModelConfig:
         return "kda" in self.layer_types
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of `config.json`, as vLLM and transformers read it for these architectures."""
+        """The content of `config.json`, as engines and transformers read it for these architectures."""
         common: dict[str, Any] = {
             "architectures": [_CLASS_NAMES[self.architecture]],
             "model_type": self.architecture,
@@ -131,7 +131,7 @@ class ModelConfig:
 
     def _hf_deepseek(self) -> dict[str, Any]:
         # Readers take a dense model to be one whose first MoE layer lies past the end: transformers refuses
-        # null for n_routed_experts, and vLLM counts on it when it maps weights.
+        # null for n_routed_experts, and engines need it to map weights.
         return {
             "n_routed_experts": self.num_experts or 1,
             "n_shared_experts": self.num_shared_experts,
@@ -139,8 +139,8 @@ class ModelConfig:
             "moe_intermediate_size": self.moe_intermediate_size or self.intermediate_size,
             "first_k_dense_replace": 0 if self.num_experts else self.num_layers,
             "moe_layer_freq": 1,
-            # Each expert a group of its own: plain top-k, which is what greedy means. vLLM then takes its CUDA kernel;
-            # with one group of all experts it would compile a function in every process that starts.
+            # Each expert is a group of its own: plain top-k, which is what greedy means. An engine then calls its CUDA
+            # kernel. With one group of all experts it would compile a function in every process.
             "n_group": self.num_experts or 1,
             "topk_group": self.num_experts or 1,
             "topk_method": "greedy",

@@ -240,7 +240,7 @@ def written_tokens(sequence: Sequence, num_new_tokens: int) -> int:
     """How many tokens of a request that is being scheduled have their latents in memory, so that others may share them.
 
     Those of earlier steps; the `num_new_tokens` of this one are written when it runs, and a step can be dropped before
-    it does (vllm-project/vllm#50283).
+    it does (PR 50283).
     """
     return sequence.num_computed_tokens
 
@@ -255,6 +255,6 @@ def forget_evicted(window_blocks: list[int], num_evicted: int) -> None:
     """Put the null block in the place of the first `num_evicted` blocks of a request, which are given back.
 
     Their next owner writes what it likes, and a decode kernel that masks by multiplying reads the whole table
-    (vllm-project/vllm#42273).
+    (PR 42273).
     """
     window_blocks[:num_evicted] = [NULL_BLOCK] * num_evicted

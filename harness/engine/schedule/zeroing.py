@@ -23,8 +23,8 @@ def groups_to_zero(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
     """The groups whose new blocks are zeroed: those with pages, when another group of the pool stores another type.
 
     A decode kernel that masks unused slots by multiplying reads whole pages, and bits of another type may be NaN:
-    float32 states read as bfloat16 latents (vllm-project/vllm#35219, #43961), but also bfloat16 latents of
-    sliding-window layers read as fp8 ones (vllm-project/vllm#47574, #51749). So the rule asks for types, not for kinds
+    float32 states read as bfloat16 latents (PR 35219, PR 43961), but also bfloat16 latents of
+    sliding-window layers read as fp8 ones (PR 47574, PR 51749). So the rule asks for types, not for kinds
     of layer. A layer with a state starts from zeros by itself; a pool of one type holds only finite latents.
     """
     if len({group.dtype for group in groups}) < 2:

@@ -85,11 +85,7 @@ class VllmTarget(Target):
             major, minor = torch.cuda.get_device_capability()
             if major != 10:
                 return f"{params.backend} is built for data-center Blackwell (10.0, 10.3); this GPU is {major}.{minor}"
-        if (
-            params.backend == "TRITON_MLA"
-            and params.graph == "full"
-            and release < TRITON_IN_FULL_GRAPHS
-        ):
+        if params.backend == "TRITON_MLA" and params.graph == "full" and release < TRITON_IN_FULL_GRAPHS:
             return f"vLLM {version} refuses full graphs with TRITON_MLA"
         if params.quantization != "none" and release[:2] == (0, 22) and find_spec("humming") is None:
             return f"vLLM {version} imports humming-kernels for any quantization, which is not installed"

@@ -84,7 +84,7 @@ def _bf16_sums(op: str) -> Bound:
 
 
 def _fp8_cache_in_bf16(op: str, output: str) -> Bound:
-    """For kernels that multiply dequantized keys and values rounded to bfloat16 (vLLM's Triton MLA decode)."""
+    """For kernels that multiply dequantized keys and values rounded to bfloat16, as Triton MLA decode does."""
     name = f"{op}.{output}.fp8_e4m3.in_bf16"
     if output == "lse":
         why = (

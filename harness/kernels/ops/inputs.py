@@ -23,7 +23,7 @@ from harness.core.params import (
 from harness.kernels.ops.large_cache import empty_cache
 
 NULL_BLOCK = 0
-"""The block that belongs to nobody, as in vLLM's pool."""
+"""The block that belongs to no request: unused entries of block tables point to it."""
 
 KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
 KV_SCALE = 0.0117

@@ -64,7 +64,7 @@ def scale_rows(num_rows: int, offsets: list[int]) -> Tensor:
 @seam("scale.unwritten-fp4-padding")
 def empty_scales(num_rows: int, num_blocks: int, device: torch.device) -> Tensor:
     """A scale tensor whose rows that round it up to tiles are code 0: GEMMs load whole tiles of scales, and some apply
-    them to real rows (vllm-project/vllm#38148)."""
+    them to real rows (PR 38148)."""
     assert num_rows % SCALE_TILE == 0
     return torch.empty((num_rows, num_blocks), dtype=torch.uint8, device=device).zero_()
 

@@ -43,14 +43,14 @@ def context_attention_ragged(
 
 @seam("merge.lse-base-2")
 def natural_log(lse_base_2: Tensor) -> Tensor:
-    """A log-sum-exp of base 2 as a natural one, which is what a merge weighs with (vllm-project/vllm#52796)."""
+    """A log-sum-exp of base 2 as a natural one, which is what a merge weighs with (PR 52796)."""
     return lse_base_2 * (1 / LOG2_E)
 
 
 @seam("merge.untransposed-lse")
 def by_head(lse_by_token: Tensor) -> Tensor:
     """A log-sum-exp [T, H] as [H, T]: transposed, as the same bytes read in another shape belong to other tokens
-    (vllm-project/vllm#26397)."""
+    (PR 26397)."""
     return lse_by_token.T.contiguous()
 
 

@@ -59,7 +59,7 @@ def mla_decode_multiply(
     """As `mla_decode`, but unused values are multiplied by a probability of 0 (kernel `tiled-multiply`).
 
     So a NaN or Inf in an unused slot of a page it reads reaches live rows: it needs finite tails
-    (flashinfer-ai/flashinfer#941, vllm-project/vllm#43961).
+    (flashinfer-ai/flashinfer#941, PR 43961).
     """
     call = _Call(q, kv_cache, block_table, seq_lens, scale, kv_scale, metadata, window)
     return _decode(call, keep_unused_values, write_empty_rows=False)
@@ -94,7 +94,7 @@ def mla_decode_prefetch(
 ) -> tuple[Tensor, Tensor]:
     """As `mla_decode`, but looks up the last page of every request, empty ones too (kernel `tiled-prefetch`).
 
-    FlashMLA's FP8 decode does so, and faults when a padded request's table holds -1 (vllm-project/vllm#35431).
+    FlashMLA's FP8 decode does so, and faults when a padded request's table holds -1 (PR 35431).
     """
     last_page = (num_pages(seq_lens) - 1).clamp(min=0)
     check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
@@ -119,7 +119,7 @@ def mla_decode_counted(
     Its planner counts pieces in chunks of pages when it is told the cache's type, as those of persistent kernels do.
 
     Arrivals are counted in `workspace`, int32 words of which the kernel is given the address alone: word b is request
-    b's, zero on entry and on return (vllm-project/vllm#25520). Without one the kernel makes its own. TRT-LLM's decode
+    b's, zero on entry and on return (PR 25520). Without one the kernel makes its own. TRT-LLM's decode
     works so. Raises IllegalAddress when the memory ends before the last request's word.
     """
     call = _Call(q, kv_cache, block_table, seq_lens, scale, kv_scale, metadata, window)

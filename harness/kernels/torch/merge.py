@@ -57,7 +57,7 @@ def suffix_as_stored(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
     """The suffix [T, H, V], read with strides of its own.
 
     From the second merge on the prefix is an output of the first and has no gaps, while the suffix may be the first V
-    columns of a wider tensor (local-inference-lab/vllm#17).
+    columns of a wider tensor.
     """
     return suffix_out
 
@@ -65,7 +65,7 @@ def suffix_as_stored(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
 @seam("merge.assume-minus-inf")
 def has_no_keys(lse: Tensor) -> Tensor:
     """Which sides [H, T] are empty: an infinity of either sign says so, as FlashAttention-3 writes -inf there and
-    FlashAttention-2 +inf (vllm-project/vllm#15492)."""
+    FlashAttention-2 +inf (PR 15492)."""
     return lse.isinf()
 
 
@@ -73,7 +73,7 @@ def has_no_keys(lse: Tensor) -> Tensor:
 def common_shift(maximum: Tensor) -> Tensor:
     """What is taken from both exponents: the larger lse [H, T], or 0 where it is -inf.
 
-    Where both sides are empty, -inf - -inf would be NaN and stay in every later merge (vllm-project/vllm#27491).
+    Where both sides are empty, -inf - -inf would be NaN and stay in every later merge (PR 27491).
     """
     return maximum.masked_fill(maximum == float("-inf"), 0.0)
 

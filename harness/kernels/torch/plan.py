@@ -38,7 +38,7 @@ def pages_per_chunk(kv_itemsize: int) -> int:
     """Pages that a piece of work is counted in, for a cache with elements of `kv_itemsize` bytes.
 
     As many as an element has bytes: what a wide type loads at once, a narrow one loads in several chunks. Planner and
-    kernel have to mean the same type (vllm-project/vllm#38719).
+    kernel have to mean the same type (PR 38719).
     """
     return kv_itemsize
 
@@ -81,6 +81,6 @@ def scratch_room(num_splits: torch.Tensor) -> int:
     """How many partial results each request gets scratch for: the most that any plan has, not this one's.
 
     A graph keeps the number of its capture, and a later plan may cut longer requests into more pieces
-    (vllm-project/vllm#20301).
+    (PR 20301).
     """
     return MAX_SPLITS

@@ -39,7 +39,7 @@ def top_experts(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tenso
     """The k largest of scores [T, X] and where they stand, k different places whatever a row holds.
 
     NaN sorts as the largest here. An iterated "greater than" finds nothing in a row of NaN and gives one place k times
-    (vllm-project/vllm#39593).
+    (PR 39593).
     """
     top, chosen = scores.topk(num_experts_per_tok, dim=-1)
     return top, chosen

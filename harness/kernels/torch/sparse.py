@@ -42,7 +42,7 @@ def load_chosen(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
     """The latents [T, K, D] float32 of the slots `indices` [T, K]; zeros where a slot is not `chosen`.
 
     A slot that is not there must not be loaded as another one, such as slot 0 of the null block: the mask of the
-    scores makes its weight 0, and 0 times NaN is NaN (vllm-project/vllm#57156).
+    scores makes its weight 0, and 0 times NaN is NaN (PR 57156).
     """
     page_size = kv_cache.shape[1]
     slots = check_indices(torch.where(chosen, indices, 0), kv_cache.shape[0] * page_size, "indices")

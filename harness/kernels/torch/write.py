@@ -35,7 +35,7 @@ def write_kv(
 def stored_slots(slot_mapping: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
     """The tokens [n] int64 that have a slot, and their slots [n] int64; a negative one of `slot_mapping` [T] has none.
 
-    To whoever indexes as Python does, slot -1 is the last slot of the last block (vllm-project/vllm#43869). Raises
+    To whoever indexes as Python does, slot -1 is the last slot of the last block (PR 43869). Raises
     IllegalAddress for a slot at or past `num_slots`.
     """
     kept = (slot_mapping >= 0).nonzero().flatten()

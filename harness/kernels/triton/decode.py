@@ -112,7 +112,7 @@ def mla_decode_unwritten(
     kv_scale: float | Tensor | None = None,
     metadata: SplitPlan | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `mla_decode`, but rows without keys are left as they are, as FlashMLA and vLLM's Triton MLA do."""
+    """As `mla_decode`, but rows without keys are left as they are, as FlashMLA does."""
     return mla_decode(
         q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata, write_empty_rows=False
     )
@@ -145,7 +145,7 @@ def mla_decode_prefetch(
     kv_scale: float | Tensor | None = None,
     metadata: SplitPlan | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `mla_decode_unwritten`, but looks up the last page of empty requests too (vllm-project/vllm#35431)."""
+    """As `mla_decode_unwritten`, but looks up the last page of empty requests too (PR 35431)."""
     last_page = (num_pages(seq_lens) - 1).clamp(min=0)
     check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
     return mla_decode_unwritten(q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata)

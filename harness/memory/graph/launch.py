@@ -1,7 +1,7 @@
 """The border between host code and device code: a kernel call is one launch, and a graph records launches.
 
 A capture sees launches and ATen ops, never the Python between them. That is why a plan made by host code before the
-capture is not in the graph (vllm-project/vllm#42444) and a tensor rebound after it is not seen (#35175).
+capture is not in the graph (PR 42444) and a tensor rebound after it is not seen (#35175).
 """
 
 from __future__ import annotations
