@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.catalog import FAULTS
+from harness.core.catalog import FAULTS as CATALOG
 from harness.core.errors import InputError, UnknownNameError
-from harness.core.faults import FAULT_SPECS, VLLM_FAULTS
+from harness.core.faults import FAULTS
 from harness.core.seams import find_seam, inject, seam
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def here() -> str:
     return f"{answer.__module__}:answer"
 
 
-@pytest.mark.parametrize("fault", FAULT_SPECS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_fault_has_its_seam_and_a_replacement_that_takes_the_same_arguments(fault) -> None:
     module, _, name = fault.replacement.partition(":")
     replacement = getattr(importlib.import_module(module), name)
@@ -38,7 +38,7 @@ def test_every_fault_has_its_seam_and_a_replacement_that_takes_the_same_argument
 
 def test_a_search_for_the_mark_finds_every_fault() -> None:
     done = subprocess.run(["grep", "-rh", "@seam(", "harness"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not [fault.name for fault in FAULT_SPECS if f'"{fault.name}"' not in done.stdout]
+    assert not [fault.name for fault in FAULTS if f'"{fault.name}"' not in done.stdout]
 
 
 def test_a_mark_that_the_table_does_not_know_is_refused() -> None:
@@ -67,6 +67,6 @@ def test_a_place_that_is_not_marked_is_refused_with_the_nearest() -> None:
 
 
 def test_a_fault_of_a_real_engine_replaces_nothing_here() -> None:
-    with inject(VLLM_FAULTS[0]) as injection:
+    with inject(CATALOG.get("vllm.router-int64-ids")) as injection:
         pass
     assert not injection.was_reached

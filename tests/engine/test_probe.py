@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from harness.core.params import EngineParams
+from harness.core.engine_params import EngineParams
 from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe

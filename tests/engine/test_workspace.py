@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.core.catalog import FAULTS
-from harness.core.params import EngineParams
+from harness.core.engine_params import EngineParams
 from harness.core.seams import inject
 from harness.engine.kernels import bind
 from harness.engine.stray_writes import dirty_workspace

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.cli.session import with_first_nan
 
 from harness.core.cases import AskFirstNan, Case, Job, PoisonPlan
 from harness.core.records import Blame, CaseResult, Finding, FirstNan, Verdict
 from harness.diagnose.first_nan import recorded_job, why_not
+from harness.diagnose.session import Session, with_first_nan
 from harness.engines.vllm.params import VllmParams
 from harness.report.terminal import console_for, print_failure
 from harness.report.wording import first_nan_lines
@@ -51,7 +51,7 @@ class Pool:
 
 def test_a_failing_engine_case_is_run_once_more_for_the_sites_to_blame() -> None:
     pool, own = Pool(), job()
-    found = with_first_nan(pool, [(own, failure(own))], {"a": Blame(sites=("kv.new",), how="so")})  # type: ignore[arg-type]
+    found = with_first_nan(pool, [own], {"a": Blame(sites=("kv.new",), how="so")})  # type: ignore[arg-type]
     assert [one.ask for one in pool.asked] == [AskFirstNan(sites=("kv.new",))]
     assert found == {"a": Blame(sites=("kv.new",), how="so", first_nan=SEEN)}
     assert recorded_job(own, Blame()).ask == AskFirstNan(sites=("kv.new", "output"))
@@ -61,7 +61,7 @@ def test_a_failing_case_of_vllm_is_served_once_more_with_fewer_questions() -> No
     pool, own = Pool(), job("vllm")
     params = VllmParams(limit=None, epochs=5, compare_eager=True, max_num_seqs=64)
     own = own.model_copy(update={"case": own.case.model_copy(update={"params": params}), "directory": "/answers"})
-    found = with_first_nan(pool, [(own, failure(own))], {"a": Blame(how="not sought")})  # type: ignore[arg-type]
+    found = with_first_nan(pool, [own], {"a": Blame(how="not sought")})  # type: ignore[arg-type]
     assert found["a"].first_nan == SEEN and found["a"].sites == ()
     (asked,) = pool.asked
     assert asked.case.params == VllmParams(limit=32, epochs=1, compare_eager=False, max_num_seqs=64)
@@ -81,14 +81,16 @@ def test_what_other_ranks_saw_is_told_below_the_first_writer() -> None:
 def test_what_is_no_case_of_the_engine_or_of_vllm_is_not_run_again(system: str) -> None:
     pool, own = Pool(), job(system)
     assert why_not(own)
-    assert with_first_nan(pool, [(own, failure(own))], {"a": Blame()}) == {}  # type: ignore[arg-type]
-    assert not pool.asked
+    (blame,) = Session(pool).explain([(own, failure(own))]).values()  # type: ignore[arg-type]
+    assert blame.first_nan is None
+    assert not any(isinstance(asked.ask, AskFirstNan) for asked in pool.asked)
 
 
 def test_many_failures_do_not_cost_many_runs() -> None:
     pool, jobs = Pool(), [job(key=str(number)) for number in range(30)]
-    with_first_nan(pool, [(one, failure(one)) for one in jobs], {one.key: Blame() for one in jobs})  # type: ignore[arg-type]
-    assert len(pool.asked) == 8
+    blames = Session(pool).explain([(one, failure(one)) for one in jobs])  # type: ignore[arg-type]
+    assert sum(isinstance(asked.ask, AskFirstNan) for asked in pool.asked) == 8
+    assert sum(blame.first_nan is not None for blame in blames.values()) == 8
 
 
 def test_the_statement_says_what_when_whose_and_what_was_still_good() -> None:

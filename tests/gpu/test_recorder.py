@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import harness
-from harness.memory.first_nan.scan import DTYPES, exponent_mask
+from harness.memory.first_nan.latch import DTYPES, exponent_mask
 from harness.memory.first_nan.table import BUFFERS, Slot, Table
 from harness.memory.poison.sentinels import bits_view
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.catalog import FAULTS, ORACLES
+from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.records import Case
 from harness.core.seams import inject
-from harness.core.sites import SITES
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.records import CaseResult, Finding, Verdict
-from harness.pytest.plugin import describe
+from harness.core.records import Blame, CaseResult, Finding, Verdict
+from harness.pytest.items import CaseFailed, describe
 
 FAILED = CaseResult(
     key="merge[num_tokens=9]",
@@ -21,10 +21,13 @@ FAILED = CaseResult(
 
 
 def test_description_names_oracle_site_reference_and_command() -> None:
-    assert describe(FAILED, {"device": "cuda", "scenarios": "my", "seed": 3}).splitlines() == [
+    blame = Blame(sites=("context.output",), how="fails with it poisoned alone")
+    failed = CaseFailed(FAILED, blame, None)
+    assert describe(failed, {"device": "cuda", "scenarios": "my", "seed": 3}).splitlines() == [
         "fail: merge[num_tokens=9]",
         "  3 live elements of out are NaN",
         "  - finite: 3 live elements of out are NaN (site context.output)",
+        "  blame: context.output (fails with it poisoned alone)",
         "  see vllm-project/vllm#36540",
         "  reproduce: mla-harness run 'merge[num_tokens=9]' --device cuda --scenarios my --seed 3",
     ]
@@ -32,8 +35,8 @@ def test_description_names_oracle_site_reference_and_command() -> None:
 
 def test_description_of_many_findings_stays_short() -> None:
     many = FAILED.model_copy(update={"findings": FAILED.findings * 50})
-    assert describe(many, {}).count("\n") < 15
-    assert "and 42 more findings" in describe(many, {})
+    assert describe(CaseFailed(many, None, None), {}).count("\n") < 15
+    assert "and 42 more findings" in describe(CaseFailed(many, None, None), {})
 
 
 # The answer is made up, so that no kernel has to be broken for this.
@@ -41,7 +44,7 @@ FAILING = f"""
     import harness.run.runner as runner
     from harness.core.records import CaseResult
     failed = CaseResult.model_validate_json({FAILED.model_dump_json()!r})
-    runner.WorkerPool.run = lambda self, jobs, on_start=None: iter([failed])
+    runner.WorkerPool.run = lambda self, jobs, on_start=None: iter([failed] if len(jobs) == 1 else [])
 """
 
 
@@ -50,7 +53,7 @@ def test_failing_case_shows_the_description_and_no_traceback(project: pytest.Pyt
     done = project.runpytest_subprocess("-k", "9]", "scenarios/")
     done.assert_outcomes(failed=1, deselected=1)
     done.stdout.fnmatch_lines(["*finite: 3 live elements of out are NaN (site context.output)"])
-    done.stdout.no_fnmatch_line("*pytest_plugin.py*")
+    done.stdout.no_fnmatch_line("*harness/pytest*")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the commands share: devices, exit codes, and a search for blame that ends in time."""
+"""Devices, exit codes, and a search for blame that ends in time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.cli.session import Devices, exit_code, find_blame
 
-from harness.cli.run import perform
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import CaseResult, Finding, Verdict
+from harness.diagnose.perform import carry_out, exit_code
+from harness.diagnose.session import Limits, Session, find_blame
 from harness.run.environment import Environment, Gpu
+from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
 from harness.store.run_folder import RunStore
 
@@ -41,7 +42,7 @@ class FakePool:
     def run(self, jobs: Sequence[Job], on_start: object = None) -> Iterator[CaseResult]:
         for job in jobs:
             self.num_run += 1
-            yield result_of(job, guilty=self.guilty in (job.sites or ()))
+            yield result_of(job, guilty=self.guilty in job.poisoned_sites)
 
 
 def result_of(job: Job, *, guilty: bool) -> CaseResult:
@@ -76,8 +77,8 @@ def kernel_case(kernel: str) -> Case:
 def test_a_case_runs_on_the_gpu_only_where_its_kernel_does(
     wanted: str, kernel: str, gpus: tuple[Gpu, ...], device: str
 ) -> None:
-    devices = Devices(wanted, FakePool(gpus=gpus), (Path("/mine.py"),))  # type: ignore[arg-type]
-    assert devices.choose(kernel_case(kernel)) == device
+    planner = Planner(Wanted(device=wanted, plugins=(Path("/mine.py"),)), FakePool(gpus=gpus))  # type: ignore[arg-type]
+    assert planner.job_of(kernel_case(kernel)).device == device
 
 
 def test_the_blame_of_several_failures_is_found_together() -> None:
@@ -107,12 +108,20 @@ def test_exit_codes_tell_a_regression_from_our_own_fault(verdicts: list[Verdict]
     assert exit_code(results) == code
 
 
-def test_workers_that_cannot_start_leave_reports_and_end_in_one_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_failure_of_a_session_is_blamed_until_its_limits_are_spent() -> None:
+    session = Session(FakePool("kv.tail"), Limits(num_blamed=2))  # type: ignore[arg-type]
+    assert set(session.explain([failing_job("a")])) == {"a"}
+    assert set(session.explain([failing_job("b"), failing_job("c")])) == {"b"}
+    assert session.explain([failing_job("d")]) == {}
+
+
+def test_workers_that_cannot_start_end_the_work_in_one_error(tmp_path: Path) -> None:
+    class Watcher:
+        def on_start(self, job: Job) -> None: ...
+        def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
+
     store = RunStore.create(tmp_path, [failing_job()[0]], command="x")
     with WorkerPool(1, execute="no_such_module:execute") as pool, pytest.raises(HarnessError) as caught:
-        perform(store, pool, as_json=False)
+        carry_out(store, pool, Watcher())
     assert caught.value.exit_code == 3 and "no_such_module" in str(caught.value)
-    assert (store.path / "report.html").exists()
-    assert "1 case never ran" in capsys.readouterr().out
+    assert [job.key for job in store.unfinished()] == ["a"]

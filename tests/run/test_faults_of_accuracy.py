@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness.cli.session import Wanted, plan_controls
 
 from harness.core.cases import Case, Job
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.judge_fault import judge_fault
-from harness.run.runner import WorkerPool
+from harness.run.environment import Environment
+from harness.run.planning import Planner, Wanted
 from harness.scenario.load import load_scenarios
 from harness.scenario.schema import FaultUse
 from harness.scenario.selection import select
@@ -19,21 +19,26 @@ from harness.store.run_folder import Control, RunStore
 NAME = "kv-cache-full"
 
 
-def controls(monkeypatch: pytest.MonkeyPatch, *selectors: str, **options: object) -> list[str]:
-    monkeypatch.setattr("harness.cli.session.make_jobs", lambda cases, wanted, pool, fault: [_job(*cases, fault)])
-    wanted = Wanted(selectors=selectors, **options)  # type: ignore[arg-type]
-    jobs = [_job(case, None) for case in select(load_scenarios(), selectors, tag=wanted.tag)]
-    return [control.job.key for control in plan_controls(jobs, wanted, WorkerPool(1))]
+class NoGpu:
+    """A pool on a machine without a GPU; no job reaches it."""
+
+    def start(self) -> Environment:
+        return Environment(torch="2.13.0", cuda=None, gpus=())
+
+
+def controls(*selectors: str, **options: object) -> list[str]:
+    planner = Planner(Wanted(selectors=selectors, **options), NoGpu())  # type: ignore[arg-type]
+    return [job.key for _, job in planner.faults_of_accuracy(planner.jobs())]
 
 
 def _job(case: Case, fault: str | None) -> Job:
     return Job(key=f"{case.id}!{fault}" if fault else case.id, case=case, fault=fault)
 
 
-def test_a_named_scenario_brings_its_accuracy_with_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_scenario_brings_its_accuracy_with_the_fault() -> None:
     expected = [f"{NAME}[accuracy=gsm_symbolic]!kv.skip-zero-new-blocks"]
-    assert controls(monkeypatch, NAME) == expected
-    assert controls(monkeypatch, "43961") == expected
+    assert controls(NAME) == expected
+    assert controls("43961") == expected
 
 
 @pytest.mark.parametrize(
@@ -46,9 +51,9 @@ def test_a_named_scenario_brings_its_accuracy_with_the_fault(monkeypatch: pytest
     ],
 )
 def test_a_run_of_everything_of_one_case_or_under_a_fault_does_not(
-    monkeypatch: pytest.MonkeyPatch, selectors: tuple[str, ...], options: dict[str, str]
+    selectors: tuple[str, ...], options: dict[str, str]
 ) -> None:
-    assert controls(monkeypatch, *selectors, **options) == []
+    assert controls(*selectors, **options) == []
 
 
 def test_a_control_is_done_once_across_resumed_stretches_and_apart_from_the_cases(tmp_path: Path) -> None:
