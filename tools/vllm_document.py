@@ -257,13 +257,13 @@ def tally(found: Rounds, own: dict[tuple[str, str], str], release: str) -> str:
 
 def own_bugs(releases: list[str]) -> dict[tuple[str, str], str]:
     """(release, case) -> the bug, where a scenario declares a fault for the case that the release has itself."""
-    from harness import catalog
+    from harness.core.catalog import FAULTS
     from harness.engines.vllm.faults import PATCHES, why_not
     from harness.scenario.expand import fault_cases
     from harness.scenario.load import load_scenarios
 
     return {
-        (release, case.id): catalog.FAULTS.get(use.name).ref
+        (release, case.id): FAULTS.get(use.name).ref
         for scenario in load_scenarios()
         for use, case in (fault_cases(scenario) if scenario.system == "vllm" else ())
         for release in releases
