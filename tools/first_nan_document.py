@@ -34,6 +34,8 @@ PERSONS: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 def measured(device: str) -> list[dict[str, Any]]:
     """One row for each fault: clean and with the fault, on the point of the matrix where its scenario tries it."""
+    import torch
+
     from harness.core.cases import AskFirstNan, Job
     from harness.core.catalog import FAULTS
     from harness.judge.run_case import run_case
@@ -41,6 +43,8 @@ def measured(device: str) -> list[dict[str, Any]]:
     from harness.scenario.expand import fault_cases
     from harness.scenario.load import load_scenarios
 
+    # As in a worker: more threads only wait for one another.
+    torch.set_num_threads(1)
     rows = []
     declared = [pair for scenario in load_scenarios() for pair in fault_cases(scenario, seed=0)]
     for fault, (op, tensors, why) in PERSONS.items():

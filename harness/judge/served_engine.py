@@ -153,7 +153,8 @@ def engine_params(config: ModelConfig, concurrency: int, max_model_len: int, opt
         return EngineParams.model_validate(given | options)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"engine option {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"engine option {where}: {first['msg']}" if where else f"engine: {first['msg']}") from None
 
 
 def _capture_sizes(concurrency: int) -> tuple[int, ...]:

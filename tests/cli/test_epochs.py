@@ -170,10 +170,10 @@ def test_ctrl_c_keeps_the_answers_writes_reports_and_says_how_to_go_on(
 
 def test_a_server_that_is_gone_ends_the_run_so_that_it_can_be_resumed(serve: Serve, data: Path, tmp_path: Path) -> None:
     model = serve(delay=0.2)
-    process = start(tmp_path, *words(model, data, "--epochs", 3))
-    run = wait_for_answers(process, tmp_path, 5)
     port = model.rpartition(":")[2].split("/")[0]
     (owner,) = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _listens(p, port)]
+    process = start(tmp_path, *words(model, data, "--epochs", 3))
+    run = wait_for_answers(process, tmp_path, 5)
     os.kill(int(owner.name), signal.SIGKILL)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 3, out
@@ -200,7 +200,7 @@ def _listens(process: Path, port: str) -> bool:
     [
         (["--model", "engine:x"], "--task is missing"),
         (["--task", "gsm8k"], "--model is missing"),
-        (["--task", "gsm8k", "--model", "llama"], "write engine:DIR, vllm:PATH or server:"),
+        (["--task", "gsm8k", "--model", "llama"], "write engine:DIR, server:URL or vllm:PATH"),
         (["--task", "gsm8k", "--model", "server:http://x/v1", "--kv", "fp8_e4m3"], "--kv: is of engine and vllm"),
         (["--task", "gsm9k", "--model", "engine:canary-mla"], "unknown; did you mean 'gsm8k'?"),
         (["--task", "gsm8k", "--model", "engine:canary-mla", "--data-dir", "nowhere"], "which is not there"),

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.catalog import FAULTS as CATALOG
+from harness.core.catalog import FAULTS as ALL_FAULTS
 from harness.core.errors import InputError, UnknownNameError
 from harness.core.faults import FAULTS
 from harness.core.seams import find_seam, inject, seam
 
 ROOT = Path(__file__).parents[2]
-MERGE = FAULTS.get("merge.assume-minus-inf")
+MERGE = ALL_FAULTS.get("merge.assume-minus-inf")
 
 
 @seam()
@@ -67,6 +67,6 @@ def test_a_place_that_is_not_marked_is_refused_with_the_nearest() -> None:
 
 
 def test_a_fault_of_a_real_engine_replaces_nothing_here() -> None:
-    with inject(CATALOG.get("vllm.router-int64-ids")) as injection:
+    with inject(ALL_FAULTS.get("vllm.router-int64-ids")) as injection:
         pass
     assert not injection.was_reached

@@ -187,13 +187,8 @@ def test_findings_outweigh_an_oracle_that_looked_at_nothing(stub):
     ],
 )
 def test_a_case_that_cannot_run_here_is_skipped_with_the_reason(stub, monkeypatch, changes, reason):
-    entries = dict(KERNELS._entries)
-    for spec in (
-        KernelSpec("mla_decode", "only-bf16", "", "nowhere:f", kv=("bf16",)),
-        KernelSpec("mla_decode", "gpu-only", "", "nowhere:f", devices=("cuda",)),
-    ):
-        entries[spec.name] = spec
-    monkeypatch.setattr(KERNELS, "_entries", entries)
+    KERNELS.add(KernelSpec("mla_decode", "only-bf16", "", "nowhere:f", kv=("bf16",)))
+    KERNELS.add(KernelSpec("mla_decode", "gpu-only", "", "nowhere:f", devices=("cuda",)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = run_case(job(**changes))
     assert result.verdict is Verdict.SKIP

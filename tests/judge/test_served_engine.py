@@ -70,6 +70,11 @@ def test_a_wrong_engine_option_is_an_input_error(options: dict[str, Any], messag
         open_engine(str(CANARY), **options)
 
 
+def test_options_that_the_checkpoint_cannot_have_are_an_input_error() -> None:
+    with pytest.raises(InputError, match=r"^engine: prefix_caching shares pages of full and sparse layers"):
+        open_engine(str(FIXTURES / "canary-hybrid"), prefix_caching=True)
+
+
 def test_a_checkpoint_of_another_kind_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(InputError, match=r"--model engine:"):

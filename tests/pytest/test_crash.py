@@ -8,7 +8,6 @@ import pytest
 
 DYING = """
 import os
-import harness.judge.run_case as execute
 from harness.core.records import CaseResult, Verdict
 
 def dying(job):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case, Job
+from harness.core.engine_spec import engine_versions
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.store.run_folder import NEVER_RAN, RunStore, find_run, new_run_id
@@ -48,6 +49,27 @@ def test_a_run_reads_back_equal(tmp_path: Path) -> None:
     assert again.results()[0].findings == (finding,)
     assert again.blames()["a"].sites == ("output",)
     assert again.faults() == [fault]
+
+
+def test_a_run_of_version_0_1_is_read_as_the_same_jobs(tmp_path: Path) -> None:
+    serving = Case(id="b", scenario="stub", system="engine", params={"kv": "fp32"})
+    questions = Case(id="c", scenario="epochs", system="model", params={"task": "t", "model": "engine:x", "kv": "fp32"})
+    jobs = [job("a"), Job(key="b", case=serving), Job(key="c", case=questions)]
+    store = RunStore.create(tmp_path, jobs, command="mla-harness run")
+    plan = json.loads((store.path / "run.json").read_text())
+    plan["environment"] = {"torch": "2.13.0", "vllm": "0.22.1", "vllm_path": "/vllm", "flashinfer": None}
+    for old in plan["jobs"]:
+        case, params = old["case"], old["case"]["params"]
+        if op := case.pop("op"):
+            params["op"] = op
+        if case["system"] == "model":
+            params["options"] = {name: params.pop(name) for name in ("kv", "graph", "num_blocks", "device")}
+        del old["ask"]
+        old["first_nan"] = None
+    (store.path / "run.json").write_text(json.dumps(plan))
+    again = RunStore.open(store.path).plan
+    assert again.jobs == store.plan.jobs
+    assert engine_versions(again.environment) == {"vllm": "0.22.1"}
 
 
 def test_results_come_in_the_order_of_the_plan_and_what_never_ran_is_an_error(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_package_to_install_is_told_from_a_module_that_vllm_has_no_more(
     monkeypatch.setenv("FAKE_VLLM", lacks)
     result = run("vllm-host-decode-plan")
     assert result.verdict is Verdict.ERROR
-    assert result.reason == reason
+    assert reason in result.reason
 
 
 def test_a_child_that_dies_is_a_crash_and_the_next_case_has_another_child(
