@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from harness.cli.commands import COMMANDS, Commands
 from harness.cli.main import EXIT_CODES, app
 from harness.core.catalog import FAULTS, KERNELS, ORACLES, SITES
 from harness.core.ops import OPS
@@ -25,9 +28,12 @@ def table(first_column: str) -> list[list[str]]:
     return [[cell.strip().replace("`", "") for cell in row] for row in rows]
 
 
-def commands() -> set[str]:
-    single = {(info.name or info.callback.__name__).rstrip("_") for info in app.registered_commands if info.callback}
-    return single | {str(group.name) for group in app.registered_groups}
+def command(name: str) -> Any:
+    group = typer.main.get_command(app)
+    assert isinstance(group, Commands)
+    found = group.get_command(typer.Context(group), name)
+    assert found, name
+    return found
 
 
 def test_oracles_are_those_of_the_catalog() -> None:
@@ -57,7 +63,7 @@ def test_the_list_of_bugs_has_every_fault_on_the_engine_and_the_kernels() -> Non
 
 
 def test_commands_are_those_of_the_program() -> None:
-    assert {row[0].split()[0] for row in table("command")} == commands()
+    assert {row[0].split()[0] for row in table("command")} == set(COMMANDS)
 
 
 def test_exit_codes_are_those_of_the_help() -> None:
@@ -94,9 +100,7 @@ def test_scenario_of_the_first_screen_is_a_valid_excerpt_of_the_shipped_one(tmp_
 
 
 def test_mentioned_options_exist() -> None:
-    from typer.main import get_command
-
-    known = {option for command in get_command(app).commands.values() for p in command.params for option in p.opts}  # type: ignore[attr-defined]
+    known = {option for name in COMMANDS for p in command(name).params for option in p.opts}
     known |= {"--cases", "--help", "--version"}
     told = set(re.findall(r"mla-harness [^`\n]*?(--[a-z-]+)", README)) | {"--resume", "--plugin", "--kernel"}
     assert told <= known
@@ -181,9 +185,6 @@ def test_every_shard_of_the_nightly_is_run_and_merged() -> None:
 
 
 def test_options_and_variables_of_the_history_are_those_of_the_program() -> None:
-    from typer.main import get_command
-
     text = (ROOT / "docs" / "history.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| `(--[a-z]+) [A-Z]+` \| `([A-Z_]+)` \|", text, re.MULTILINE))
-    command = get_command(app).commands["run"]  # type: ignore[attr-defined]
-    assert told == {p.opts[0]: p.envvar for p in command.params if getattr(p, "envvar", None)}
+    assert told == {p.opts[0]: p.envvar for p in command("run").params if getattr(p, "envvar", None)}
