@@ -88,7 +88,7 @@ def run(
     with _pool(workers, sanitizer, executor, ray_address) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
         store.note_source(source_under_test(commit, branch, wanted.plugins))
-        raise typer.Exit(_perform(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
+        raise typer.Exit(perform_run(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
 
 
 def _pool(workers: int | None, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
@@ -122,7 +122,10 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history:
     )
 
 
-def _perform(store: RunStore, pool: Pool, *, as_json: bool, shrink_seconds: float, history: Path | None) -> int:
+def perform_run(
+    store: RunStore, pool: Pool, *, as_json: bool = False, shrink_seconds: float = 0.0, history: Path | None = None
+) -> int:
+    """Run what is unfinished in `store`, diagnose failures, print and report; returns the exit code."""
     screen = console(as_json)
 
     def work() -> None:

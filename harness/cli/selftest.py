@@ -70,7 +70,7 @@ def selftest(
     with pool_for(executor, ray_address, workers) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, no_clean=no_clean)
         store.note_source(source_under_test(commit, branch))
-        raise typer.Exit(_perform(store, pool, as_json=json, history=history_file(history)))
+        raise typer.Exit(perform_selftest(store, pool, as_json=json, history=history_file(history)))
 
 
 def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunStore:
@@ -90,7 +90,8 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunSt
     )
 
 
-def _perform(store: RunStore, pool: Pool, *, as_json: bool, history: Path | None) -> int:
+def perform_selftest(store: RunStore, pool: Pool, *, as_json: bool = False, history: Path | None = None) -> int:
+    """Run what is unfinished in `store`, judge its faults, print and report; returns the exit code."""
     screen = console(as_json)
 
     def work() -> None:

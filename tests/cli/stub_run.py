@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.cli import run, selftest
+from harness.cli.run import perform_run
+from harness.cli.selftest import perform_selftest
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.run.ray_pool import RayPool
@@ -53,7 +54,7 @@ def main() -> None:
     stubs: dict[str, Any] = {"execute": "stub_execute:execute", "environ": {"PYTHONPATH": stub}}
     address = os.environ.get("STUB_RAY_ADDRESS")
     with RayPool(address, **stubs) if address else WorkerPool(2, **stubs) as pool:
-        sys.exit((selftest if is_selftest else run).perform(store, pool, as_json=False))
+        sys.exit((perform_selftest if is_selftest else perform_run)(store, pool))
 
 
 if __name__ == "__main__":
