@@ -10,7 +10,9 @@ from typing import Any
 from harness.core.catalog import ENGINES
 from harness.core.engine_spec import engine_versions
 
-BAD = ("fail", "crash")
+FAILED = ("fail", "crash")
+BAD = (*FAILED, "known")
+"""A known failure is bad in its version, and fails no run."""
 JUDGED = ("pass", *BAD)
 AS_RELEASED = "has this bug as released"
 
@@ -101,7 +103,7 @@ def is_good(columns: Sequence[Column]) -> int:
     if any(column.trouble for column in columns) or "error" in verdicts:
         return 3
     missed = any(not fault["caught"] for column in columns for fault in column.faults)
-    return int(missed or bool(verdicts & set(BAD)))
+    return int(missed or bool(verdicts & set(FAILED)))
 
 
 def to_object(columns: Sequence[Column]) -> dict[str, Any]:
@@ -163,8 +165,12 @@ def _case_cell(column: Column, name: str) -> str:
     if case is None:
         return "-"
     if case["verdict"] in BAD and case["findings"]:
-        return f"{case['verdict'].upper()} {case['findings'][0]['oracle']}"
-    return str(case["verdict"]).upper() if case["verdict"] == "error" else str(case["verdict"])
+        return f"{_shown(case['verdict'])} {case['findings'][0]['oracle']}"
+    return _shown(case["verdict"])
+
+
+def _shown(verdict: str) -> str:
+    return verdict.upper() if verdict in (*FAILED, "error") else verdict
 
 
 def _fault_cell(column: Column, case: str, fault: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from harness.core.cases import Case, Job
 from harness.core.engine_spec import engine_versions
@@ -16,11 +16,9 @@ from harness.report.command import reproduce, show
 from harness.report.diagram import Diagram, diagram
 from harness.report.trend_chart import past_of
 from harness.report.wording import first_nan_lines, num
+from harness.store.history.runs import RunPoint
+from harness.store.history.trends import CaseTrend
 from harness.store.run_folder import RunStore
-
-if TYPE_CHECKING:
-    from harness.store.history.runs import RunPoint
-    from harness.store.history.trends import CaseTrend
 
 MAX_FINDINGS = 25
 """Findings of one case that the page shows; results.jsonl has them all."""
@@ -86,9 +84,9 @@ def of_result(
     """The view of a case that ran."""
     return CaseView(
         anchor=anchor, id=result.id, verdict=result.verdict.value, word=result.verdict.value, reason=result.reason,
-        refs=result.refs, fault=result.fault, blame=blame,
+        refs=_refs(result), fault=result.fault, blame=blame,
         diagram=diagram(blame, result.findings, case=job.case, fault=result.fault, judged=result.looked_at),
-        diagnosis=(*diagnosis(result.findings, shrunk, store, blame), *_past(trend, runs)),
+        diagnosis=(*_known(result), *diagnosis(result.findings, shrunk, store, blame), *_past(trend, runs)),
         facts=facts(job, result, store.plan.environment), params=params(job.case),
         command=reproduce(result, store.plan.options), show_command=show(result.id, store.plan.options), log=result.log,
         seconds=result.seconds, **_seen(result.findings),
@@ -142,6 +140,16 @@ def diagnosis(
         steps = tuple((step.what, step.before, step.after) for step in shrunk.steps)
         found.append(Fact("smallest failing case", text, reproduce(again, store.plan.options), steps))
     return tuple(found)
+
+
+def _refs(result: CaseResult) -> tuple[str, ...]:
+    """The references of a case, and the issue of its known failure."""
+    return tuple(dict.fromkeys((*result.refs, *((result.known.issue,) if result.known else ()))))
+
+
+def _known(result: CaseResult) -> tuple[Fact, ...]:
+    entry = result.known
+    return (Fact("known failure", f"{entry.issue} in {entry.engine} {entry.versions}"),) if entry else ()
 
 
 def _past(trend: CaseTrend | None, runs: Sequence[RunPoint]) -> tuple[Fact, ...]:

@@ -1,4 +1,7 @@
-"""`junit.xml`: what CI servers read. A finding is a failure; a dead worker and our own faults are errors."""
+"""`junit.xml`: what CI servers read. A finding is a failure; a dead worker and errors of the harness are errors.
+
+A known failure counts as skipped, with its issue in the message.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def _add_suite(
         "tests": str(len(results)),
         "failures": str(verdicts.count(Verdict.FAIL)),
         "errors": str(verdicts.count(Verdict.CRASH) + verdicts.count(Verdict.ERROR)),
-        "skipped": str(verdicts.count(Verdict.SKIP)),
+        "skipped": str(verdicts.count(Verdict.SKIP) + verdicts.count(Verdict.KNOWN)),
         "time": f"{sum(result.seconds for result in results):.3f}",
         "timestamp": store.plan.started,
     })  # fmt: skip
@@ -53,7 +56,7 @@ def _add_case(suite: ET.Element, result: CaseResult, store: RunStore, blame: Bla
     element = ET.SubElement(suite, "testcase", {name: printable(value) for name, value in attributes.items()})
     if result.accuracy is not None:
         _add_properties(element, result.accuracy)
-    if result.verdict is Verdict.SKIP:
+    if result.verdict in (Verdict.SKIP, Verdict.KNOWN):
         ET.SubElement(element, "skipped", {"message": one_line(result.reason)})
     elif result.verdict is not Verdict.PASS:
         kind = "failure" if result.verdict is Verdict.FAIL else "error"

@@ -9,7 +9,7 @@ from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult,
 from harness.report.command import reproduce
 from harness.report.terminal import BAD
 from harness.report.terminal_history import change_line, count_line, flaky_line
-from harness.report.wording import accuracy_title, num, one_line
+from harness.report.wording import accuracy_title, known_line, num, one_line
 from harness.store.history.compare import Change, Comparison
 from harness.store.history.trends import Trends
 from harness.store.run_folder import NEVER_RAN, RunStore
@@ -32,6 +32,7 @@ def render(store: RunStore, comparison: Comparison | None = None, trends: Trends
         _totals(results),
         _changes(comparison),
         _failures(store, results),
+        _known(results),
         _faults(faults),
         _accuracy(accuracy_records([*results, *faults])),
         _flaky(trends),
@@ -45,10 +46,12 @@ def _headline(store: RunStore, results: Sequence[CaseResult], faults: Sequence[F
     bad = [f"{num_bad} of {num(len(results), 'case')} not good"] if num_bad else []
     bad += [f"{num(num_missed, 'fault')} not caught"] if num_missed else []
     num_passed = sum(result.verdict is Verdict.PASS for result in results)
-    if not bad and not num_passed and not faults:
+    num_known = sum(result.verdict is Verdict.KNOWN for result in results)
+    if not bad and not num_passed and not num_known and not faults:
         bad = ["nothing was judged"]
     good = [num(num_passed, "case") + " passed"] if num_passed else []
     good += [num(len(faults), "fault") + " caught"] if faults else []
+    good += [num(num_known, "known failure")] if num_known else []
     mark = "\u274c" if bad else "\u2705"
     words = one_line(store.plan.command, 120)
     return f"## {mark} {_escaped(words)}: {', '.join(bad or good)}"
@@ -71,20 +74,21 @@ def _totals(results: Sequence[CaseResult]) -> list[str]:
     groups: dict[str, list[CaseResult]] = {}
     for result in results:
         groups.setdefault(result.scenario, []).append(result)
+    verdicts = list(totals(results))
     # A scenario in which all is well is one of many; they are counted together.
     shown = {name: group for name, group in groups.items() if any(one.verdict in BAD for one in group)}
     rows = [
         # A bar ends a cell of a table even in a code span.
-        [_code(name).replace("|", "\\|"), *_counts(group), _seconds(group)]
+        [_code(name).replace("|", "\\|"), *_counts(group, verdicts), _seconds(group)]
         for name, group in list(shown.items())[:MAX_LISTED]
     ]
     others = [result for name, group in groups.items() if name not in shown for result in group]
     if others:
         named = num(len(groups) - len(shown), "scenario") + (" without a failure" if shown else "")
-        rows.append([named, *_counts(others), _seconds(others)])
+        rows.append([named, *_counts(others, verdicts), _seconds(others)])
     if len(groups) > 1 and shown:
-        rows.append(["**all**", *_counts(results), _seconds(results)])
-    return _table(["scenario", *(verdict.value for verdict in Verdict), "s"], rows)
+        rows.append(["**all**", *_counts(results, verdicts), _seconds(results)])
+    return _table(["scenario", *verdicts, "s"], rows)
 
 
 def _changes(comparison: Comparison | None) -> list[str]:
@@ -100,6 +104,7 @@ def _changes(comparison: Comparison | None) -> list[str]:
     groups: Iterable[tuple[str, Sequence[Change]]] = (
         ("New failures", comparison.new_failures),
         ("Failing in another way", comparison.other_failures),
+        ("Known failures", comparison.known),
         ("Fixed", comparison.fixed),
         ("No longer judged", comparison.not_judged),
         ("Accuracy changed", comparison.accuracy),
@@ -143,6 +148,11 @@ def _failure(result: CaseResult, blame: Blame | None, command: str, *, num_alike
     return told
 
 
+def _known(results: Sequence[CaseResult]) -> list[str]:
+    lines = [known_line(result) for result in results if result.verdict is Verdict.KNOWN]
+    return [f"### Known failures: {len(lines)}", "", *_list(lines, len(lines))] if lines else []
+
+
 def _faults(faults: Sequence[FaultResult]) -> list[str]:
     missed = [fault for fault in faults if not fault.caught]
     if not missed:
@@ -179,8 +189,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ruled + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _counts(results: Sequence[CaseResult]) -> list[str]:
-    return [str(count) if count else "·" for count in totals(results).values()]
+def _counts(results: Sequence[CaseResult], verdicts: Iterable[str]) -> list[str]:
+    counts = totals(results)
+    return [str(counts.get(verdict) or "·") for verdict in verdicts]
 
 
 def _seconds(results: Sequence[CaseResult]) -> str:

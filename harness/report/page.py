@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -21,11 +21,9 @@ from harness.report.case_view import CaseView, of_fault, of_result
 from harness.report.failure_groups import Group, failure_groups
 from harness.report.trend_chart import trend_view
 from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable
+from harness.store.history.trends import Trends
 from harness.store.run_folder import RunStore
 from harness.store.summary import accuracy_records, totals
-
-if TYPE_CHECKING:
-    from harness.store.history.trends import Trends
 
 FOLDER = Path(__file__).parent
 VERDICT_WORDS = {
@@ -34,10 +32,13 @@ VERDICT_WORDS = {
     Verdict.CRASH: "crashed",
     Verdict.SKIP: "skipped",
     Verdict.ERROR: "could not be judged",
+    Verdict.KNOWN: "known to fail",
 }
-ORDER = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR, Verdict.PASS, Verdict.SKIP)
+ORDER = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR, Verdict.KNOWN, Verdict.PASS, Verdict.SKIP)
 """The order of the list of cases: what somebody should look at comes first."""
 BAD = ORDER[:3]
+IN_FULL = ORDER[:4]
+"""Cases that get a view in the markup while there is room; the script makes the view of any other."""
 MAX_PICTURES = 40
 """Measurements of accuracy that the page draws; results.csv has them all."""
 MAX_REASON = 240
@@ -105,10 +106,12 @@ def render(store: RunStore, trends: Trends | None = None) -> str:
         "counts": counts,
         "num_cases": len(results),
         "headline": headline(counts, found),
+        "order": [verdict.value for verdict in ORDER if counts.get(verdict.value)],
         "words": {verdict.value: word for verdict, word in VERDICT_WORDS.items()},
         "scenarios": _scenarios(results),
         "rows": [_row(result, anchors[result.key]) for result in ranked],
         "groups": _groups(store, ranked, anchors),
+        "known": [Row(anchors[r.key], r, _symptom(r)) for r in ranked if r.verdict is Verdict.KNOWN],
         "faults": faults,
         "pictures": _pictures(results, faults, anchors),
         "num_hidden_pictures": max(0, len(accuracy_records([*results, *found])) - MAX_PICTURES),
@@ -122,7 +125,7 @@ def render(store: RunStore, trends: Trends | None = None) -> str:
     room = BUDGET - len(template.render(**shell, views=(), in_full=(), num_left_out=0).encode())
     wanted = _wanted(store, ranked, faults, anchors, jobs, trends)
     views = _within(room, wanted, environment)
-    num_left_out = sum(result.verdict in BAD for result in results) + len(faults) - len(views)
+    num_left_out = sum(result.verdict in IN_FULL for result in results) + len(faults) - len(views)
     return template.render(**shell, views=views.values(), in_full=views, num_left_out=num_left_out)
 
 
@@ -137,11 +140,16 @@ def headline(counts: dict[str, int], faults: list[FaultResult]) -> tuple[str, st
         return f"{missed} of {len(faults)} faults got through unnoticed", "fail"
     if counts["error"]:
         return f"{counts['error']} could not be judged: this run proves nothing about them", "error"
+    num_known = counts.get("known", 0)
+    if num_known and not counts["pass"]:
+        return f"Nothing passed: {num(num_known, 'case')} failed as known", "known"
     if not counts["pass"]:
         if faults and not counts["skip"]:
             return f"All {len(faults)} faults were caught", "pass"
         return "Nothing ran: every case was skipped", "skip"
     caught = f", and all {len(faults)} faults were caught" if faults else ""
+    if num_known:
+        return f"{num(counts['pass'], 'case')} passed, {num_known} failed as known{caught}", "pass"
     return f"All {counts['pass']} cases that ran pass{caught}", "pass"
 
 
@@ -199,6 +207,10 @@ def _row(result: CaseResult, anchor: str) -> Row:
     return Row(anchor, result, one_line(result.reason, MAX_REASON))
 
 
+def _symptom(result: CaseResult) -> str:
+    return one_line(result.findings[0].message if result.findings else result.reason, MAX_REASON)
+
+
 def _groups(store: RunStore, ranked: list[CaseResult], anchors: dict[str, str]) -> list[Group]:
     return failure_groups([result for result in ranked if result.verdict in BAD], store.blames(), anchors)
 
@@ -217,7 +229,7 @@ def _wanted(
     runs = trends.runs if trends else ()
     by_id = {job.case.id: job for job in jobs.values()} | {c.job.case.id: c.job for c in store.plan.controls}
     for result in ranked:
-        if result.verdict in BAD:
+        if result.verdict in IN_FULL:
             yield of_result(
                 store, result, jobs[result.key], anchors[result.key], blame=blames.get(result.key),
                 shrunk=shrunk.get(result.key), trend=past.get(result.key), runs=runs,
@@ -281,5 +293,7 @@ def _facts(store: RunStore) -> list[tuple[str, str]]:
             continue
         if name == "gpus":
             value = ", ".join(f"{gpu['name']} (sm {gpu['capability']})" for gpu in value) or "none"
+        elif name == "engines":
+            value = ", ".join(f"{engine} {version}" for engine, version in value.items()) or "none"
         lines.append((name.replace("_", " "), "not installed" if value is None else str(value)))
     return lines

@@ -17,11 +17,18 @@ from harness.core.cases import Job
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report.command import reproduce, reproduce_case
 from harness.report.terminal_accuracy import print_accuracy
-from harness.report.wording import first_nan_lines, num, one_line, printable
+from harness.report.wording import first_nan_lines, known_line, num, one_line, printable
 from harness.store.run_folder import NEVER_RAN, RunStore
 from harness.store.summary import accuracy_records, totals
 
-STYLES = {"pass": "green", "fail": "bold red", "crash": "bold magenta", "skip": "dim", "error": "bold yellow"}
+STYLES = {
+    "pass": "green",
+    "fail": "bold red",
+    "crash": "bold magenta",
+    "skip": "dim",
+    "error": "bold yellow",
+    "known": "cyan",
+}
 BAD = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR)
 MAX_FAILURES = 20
 MAX_FINDINGS = 3
@@ -91,6 +98,7 @@ def print_run(console: Console, store: RunStore) -> None:
     print_failures(console, store, results, blames)
     for fault in store.faults():
         console.print(fault_line(fault), soft_wrap=True)
+    print_known(console, results)
     print_skips(console, results)
     print_lost(console, results)
     console.print(totals_line(results, store.plan.seconds))
@@ -101,18 +109,25 @@ def verdict_table(results: Sequence[CaseResult]) -> Table:
     """Counts of verdicts, a row for each scenario in the order they ran."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("scenario", no_wrap=True)
-    for verdict in Verdict:
-        table.add_column(verdict.value, justify="right")
+    verdicts = list(totals(results))
+    for verdict in verdicts:
+        table.add_column(verdict, justify="right")
     table.add_column("s", justify="right")
     table.add_column("references", style="dim", overflow="fold")
     groups: dict[str, list[CaseResult]] = {}
     for result in results:
         groups.setdefault(result.scenario, []).append(result)
     for name, group in groups.items():
-        counts = [Text(str(n) if n else "·", style=STYLES[v] if n else "dim") for v, n in totals(group).items()]
+        found = totals(group)
+        counts = [count_text(verdict, found.get(verdict, 0)) for verdict in verdicts]
         seconds = f"{sum(result.seconds for result in group):.1f}"
         table.add_row(printable(name), *counts, seconds, ", ".join(group[0].refs))
     return table
+
+
+def count_text(verdict: str, count: int) -> Text:
+    """A count in the colour of its verdict, and a dim dot for 0."""
+    return Text(str(count), style=STYLES[verdict]) if count else Text("·", style="dim")
 
 
 def print_failures(console: Console, store: RunStore, results: Sequence[CaseResult], blames: dict[str, Blame]) -> None:
@@ -167,6 +182,17 @@ def finding_line(finding: Finding) -> str:
     return f"{finding.oracle}: " + (f"{found}: " if found else "") + one_line(finding.message)
 
 
+def print_known(console: Console, results: Sequence[CaseResult]) -> None:
+    """The known failures, a line each. Nothing when there is none."""
+    known = [result for result in results if result.verdict is Verdict.KNOWN]
+    if known:
+        console.print(f"known failures: {len(known)}", style=STYLES["known"])
+    for result in known[:MAX_FAILURES]:
+        console.print("  " + known_line(result), soft_wrap=True)
+    if len(known) > MAX_FAILURES:
+        console.print(f"  and {len(known) - MAX_FAILURES} more in results.csv")
+
+
 def print_skips(console: Console, results: Sequence[CaseResult]) -> None:
     """Why cases were skipped, each reason once."""
     reasons: dict[str, int] = {}
@@ -187,7 +213,7 @@ def print_lost(console: Console, results: Sequence[CaseResult]) -> None:
 def totals_line(results: Sequence[CaseResult], seconds: float) -> Text:
     """`12 pass, 1 fail in 4.2 s`, in the colour of the worst."""
     counts = {name: count for name, count in totals(results).items() if count}
-    worst = next((name for name in ("fail", "crash", "error", "pass") if name in counts), "skip")
+    worst = next((name for name in ("fail", "crash", "error", "pass", "known") if name in counts), "skip")
     words = ", ".join(f"{count} {name}" for name, count in counts.items()) or "no cases"
     return Text(f"{words} in {seconds:.1f} s", style=STYLES[worst])
 

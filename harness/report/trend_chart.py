@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
-from typing import TYPE_CHECKING
 
 from harness.report.wording import num
-
-if TYPE_CHECKING:
-    from harness.store.history.runs import RunPoint
-    from harness.store.history.trends import CaseTrend, FaultTrend, ScenarioTrend, Trends
+from harness.store.history.runs import RunPoint
+from harness.store.history.trends import ABSENT, LETTERS, CaseTrend, FaultTrend, ScenarioTrend, Trends
 
 WIDTH, HEIGHT = 150, 30
 PAD = 4
 MAX_FLAKY = 20
-WORDS = {"p": "pass", "f": "fail", "c": "crash", "s": "skip", "e": "error", ".": "not run"}
+WORDS = {letter: verdict for verdict, letter in LETTERS.items()} | {ABSENT: "not run"}
 """A letter of a case's verdicts -> its word."""
 NOTABLE = 1.25
 """A time this many times its median, or below the inverse, is said to have changed,"""
@@ -81,6 +79,8 @@ class TrendView:
     flaky: tuple[FlakyLine, ...]
     num_more_flaky: int
     runs: tuple[RunPoint, ...]
+    has_known: bool
+    """Whether a run has a known failure."""
     title: str
 
 
@@ -95,6 +95,7 @@ def trend_view(trends: Trends | None) -> TrendView | None:
         flaky=tuple(_flaky(case) for case in flaky[:MAX_FLAKY]),
         num_more_flaky=max(0, len(flaky) - MAX_FLAKY),
         runs=tuple(reversed(trends.runs)),
+        has_known=any(run.totals.get("known") for run in trends.runs),
         title=f"{len(trends.runs)} runs from {trends.runs[0].started[:10]} to {trends.runs[-1].started[:10]}",
     )
 
@@ -119,22 +120,31 @@ def _line(trend: ScenarioTrend, runs: Sequence[RunPoint]) -> TrendLine:
     step = WIDTH / len(runs)
     bars = []
     for place, run in enumerate(runs):
-        counts = (trend.num_failed[place], trend.num_passed[place], trend.num_skipped[place])
-        if not any(counts):
+        failed, passed, skipped = trend.num_failed[place], trend.num_passed[place], trend.num_skipped[place]
+        known = trend.num_known[place] if trend.num_known else 0
+        worst = {"fail": failed, "known": known, "pass": passed, "skip": skipped}
+        css = next((verdict for verdict, count in worst.items() if count), None)
+        if css is None:
             continue
-        css = "fail" if counts[0] else "pass" if counts[1] else "skip"
-        title = f"{run.started[:16]} {run.short_commit}: {counts[1]} passed, {counts[0]} not, {counts[2]} skipped"
+        title = f"{run.started[:16]} {run.short_commit}: {passed} passed, {failed} not, {skipped} skipped"
+        title += f", {known} known" if known else ""
         bars.append(Bar(round(place * step, 2), round(max(step - 1, 1), 2), css, title))
-    bad = sum(bar.css == "fail" for bar in bars)
-    many = num(len(bars), "run")
     return TrendLine(
         name=trend.scenario,
         detail="",
         bars=tuple(bars),
-        description=f"not all passed in {bad} of {many}" if bad else f"clean in {many}",
+        description=_summary(Counter(bar.css for bar in bars)),
         seconds=_seconds(trend.seconds),
         accuracy=_accuracy(trend.accuracies),
     )
+
+
+def _summary(counts: Counter[str]) -> str:
+    """How many runs of a scenario were not clean. `counts` has the runs by their worst verdict."""
+    many = num(counts.total(), "run")
+    if counts["fail"]:
+        return f"not all passed in {counts['fail']} of {many}"
+    return f"known failures in {counts['known']} of {many}" if counts["known"] else f"clean in {many}"
 
 
 def _fault_line(trend: FaultTrend, runs: Sequence[RunPoint]) -> TrendLine:

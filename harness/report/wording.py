@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.core.records import AccuracyRecord, Blame, EpochAccuracy
+from harness.core.records import AccuracyRecord, Blame, CaseResult, EpochAccuracy
 
 # XML 1.0 has no way to write these, not even escaped; a terminal would obey some of them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
@@ -24,6 +24,13 @@ def one_line(text: str, limit: int = 400) -> str:
 def num(count: int, noun: str) -> str:
     """`1 case`, `2 cases`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def known_line(result: CaseResult) -> str:
+    """A known failure on one line: the issue, the engine with the versions that have it, and the case."""
+    entry = result.known
+    known = f"{entry.issue} in {entry.engine} {entry.versions}: " if entry else ""
+    return known + one_line(result.id, 200)
 
 
 def accuracy_title(record: AccuracyRecord) -> str:

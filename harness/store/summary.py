@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence
 from typing import Any
 
 from harness.core.records import AccuracyRecord, CaseResult, FaultResult, Verdict
@@ -12,12 +13,15 @@ from harness.store.run_folder import RunPlan
 SUMMARY_FINDING_FIELDS = ("oracle", "site", "tensor", "where", "bits", "message")
 
 
+def shown_verdicts(found: Container[str]) -> list[str]:
+    """The names of the verdicts that a report counts: `known` only when it is in `found`, the others always."""
+    return [verdict.value for verdict in Verdict if verdict is not Verdict.KNOWN or verdict.value in found]
+
+
 def totals(results: Sequence[CaseResult]) -> dict[str, int]:
-    """How many cases ended in each verdict; all five are always there."""
-    counts = dict.fromkeys((verdict.value for verdict in Verdict), 0)
-    for result in results:
-        counts[result.verdict.value] += 1
-    return counts
+    """How many cases ended in each of the :func:`shown_verdicts`."""
+    counts = Counter(result.verdict.value for result in results)
+    return {name: counts[name] for name in shown_verdicts(counts)}
 
 
 def summarise(plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[FaultResult]) -> dict[str, Any]:
@@ -56,6 +60,7 @@ def to_json(summary: dict[str, Any]) -> str:
 
 def _case(result: CaseResult) -> dict[str, Any]:
     findings = [finding.model_dump(mode="json") for finding in result.findings]
+    known = {"known": result.known.model_dump(include={"issue", "engine", "versions"})} if result.known else {}
     return {
         "id": result.id,
         "scenario": result.scenario,
@@ -64,6 +69,7 @@ def _case(result: CaseResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "reason": result.reason,
         "findings": [{name: finding[name] for name in SUMMARY_FINDING_FIELDS} for finding in findings],
+        **known,
     }
 
 

@@ -13,6 +13,7 @@ TIME_SECONDS = 0.5
 """A case is slower or faster when its time changed by this factor and by so many seconds. Smaller changes are noise."""
 GOOD = ["pass", CAUGHT]
 BAD = ["fail", "crash", "error", MISSED]
+KNOWN = "known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,10 @@ class Comparison:
     """Bad now, and good, skipped or not there before."""
     other_failures: tuple[Change, ...]
     """Bad in both, but not in the same way: another verdict, another oracle, other memory to blame."""
+    known: tuple[Change, ...]
+    """Known failures that were not known or not there before. They are no regressions."""
     fixed: tuple[Change, ...]
+    """Good now, and bad or a known failure before."""
     not_judged: tuple[Change, ...]
     """Skipped now, and judged before: neither fixed nor good."""
     accuracy: tuple[Change, ...]
@@ -57,6 +61,7 @@ class Comparison:
     time: tuple[Change, ...]
     """Much slower or faster; the largest difference first."""
     num_same_failures: int
+    num_same_known: int
     num_new: int
     """Cases and faults that the older run does not have."""
     num_gone: int
@@ -91,11 +96,13 @@ def compare(before: RunEntry, after: RunEntry) -> Comparison:
         after=after,
         new_failures=changes(now[is_bad & ~was_bad]),
         other_failures=changes(now[is_other]),
-        fixed=changes(now[now.isin(GOOD) & was_bad]),
-        not_judged=changes(now[(now == "skip") & was.isin(GOOD + BAD)]),
+        known=changes(now[(now == KNOWN) & (was != KNOWN)]),
+        fixed=changes(now[now.isin(GOOD) & (was_bad | (was == KNOWN))]),
+        not_judged=changes(now[(now == "skip") & was.isin([*GOOD, *BAD, KNOWN])]),
         accuracy=changes(gain[gain.abs() > 0].sort_values(kind="stable")),
         time=changes(slowdown[took_another_time].sort_values(ascending=False, kind="stable")),
         num_same_failures=int((was_bad & is_bad & ~is_other).sum()),
+        num_same_known=int(((was == KNOWN) & (now == KNOWN)).sum()),
         num_new=len(new.index.difference(old.index)),
         num_gone=len(old.index.difference(new.index)),
         num_shared=len(new.index.intersection(old.index)),

@@ -48,7 +48,7 @@ class RunPoint:
     is_changed: bool
     """Whether something was not committed."""
     totals: dict[str, int]
-    """Cases by verdict; all five are always there."""
+    """Cases by verdict; `known` only where a case ended so."""
     num_planned: int
     command: str = ""
     folder: str = ""
@@ -108,11 +108,12 @@ def points(connection: sqlite3.Connection, runs: Sequence[int]) -> tuple[RunPoin
     )
     totals = counts.pivot(index="run", columns="verdict", values="num")
     totals = totals.reindex(index=runs, columns=[verdict.value for verdict in Verdict]).fillna(0).astype(int)
+    counted = [
+        {name: count for name, count in total.items() if count or name != Verdict.KNOWN.value}
+        for total in totals.to_dict("records")
+    ]
     found = found.astype({"is_changed": bool}).set_index("id").loc[list(runs)]
-    return tuple(
-        RunPoint(**run, totals=total)
-        for run, total in zip(found.to_dict("records"), totals.to_dict("records"), strict=True)
-    )
+    return tuple(RunPoint(**run, totals=total) for run, total in zip(found.to_dict("records"), counted, strict=True))
 
 
 def scenarios(connection: sqlite3.Connection) -> list[str]:

@@ -15,7 +15,7 @@ from harness.core.errors import HarnessError
 from harness.store.history.database import opened, query
 from harness.store.history.runs import RunPoint, cases_of, earlier, faults_of, number_of, points, read_run
 
-LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e"}
+LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e", "known": "k"}
 ABSENT = "."
 """In place of a verdict: the case was not in that run."""
 NUM_RUNS = 30
@@ -67,6 +67,8 @@ class ScenarioTrend:
     seconds: tuple[float | None, ...]
     accuracies: tuple[float | None, ...]
     """The lowest epoch of any case."""
+    num_known: tuple[int, ...] = ()
+    """Failed as known; empty where no run has such a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,12 @@ def durations(path: Path, keys: Iterable[str], *, device: str | None = None) -> 
 
 
 def _scenario_trends(cases: pd.DataFrame, runs: Sequence[int]) -> tuple[ScenarioTrend, ...]:
-    counted = {"num_passed": ["pass"], "num_failed": ["fail", "crash", "error"], "num_skipped": ["skip"]}
+    counted = {
+        "num_passed": ["pass"],
+        "num_failed": ["fail", "crash", "error"],
+        "num_skipped": ["skip"],
+        "num_known": ["known"],
+    }
     cases = cases.assign(
         first_job=cases.groupby("scenario")["job"].transform("min"),
         **{name: cases["verdict"].isin(verdicts) for name, verdicts in counted.items()},
@@ -173,10 +180,13 @@ def _scenario_trends(cases: pd.DataFrame, runs: Sequence[int]) -> tuple[Scenario
     groups = cases.groupby(["first_job", "scenario", "run"])
     sums = groups[[*counted, "seconds"]].sum(min_count=1).assign(accuracy=groups["accuracy"].min()).reset_index()
     sums["seconds"] = [round(seconds, 3) for seconds in sums["seconds"]]
-    counts = (_by_run(sums, ["first_job", "scenario"], name, runs).fillna(0).astype(int) for name in counted)
+    counts = {name: _by_run(sums, ["first_job", "scenario"], name, runs).fillna(0).astype(int) for name in counted}
     seconds, accuracies = (_by_run(sums, ["first_job", "scenario"], name, runs) for name in ("seconds", "accuracy"))
     names = seconds.index.get_level_values("scenario")
-    return tuple(map(ScenarioTrend, names, *map(_tuples, counts), _tuples(seconds), _tuples(accuracies)))
+    known = [row if any(row) else () for row in _tuples(counts.pop("num_known"))]
+    return tuple(
+        map(ScenarioTrend, names, *map(_tuples, counts.values()), _tuples(seconds), _tuples(accuracies), known)
+    )
 
 
 def _case_trends(cases: pd.DataFrame, runs: Sequence[int]) -> tuple[CaseTrend, ...]:
