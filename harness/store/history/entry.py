@@ -137,7 +137,8 @@ def _accuracies(record: AccuracyRecord | None) -> tuple[float, ...]:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:MAX_NOTE]
+    """`text` on one line. SQLite refuses lone surrogates, so they become question marks."""
+    return " ".join(text.split())[:MAX_NOTE].encode(errors="replace").decode()
 
 
 def _digest(options: dict[str, Any], environment: dict[str, Any]) -> str:
