@@ -39,27 +39,14 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Caption:
-    """The heading of one layer."""
-
-    y: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A curve from the bottom of one box to the top of another."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class Diagram:
     """Boxes in layers, with the way that the garbage took."""
 
     nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
-    captions: tuple[Caption, ...]
+    edges: tuple[str, ...]
+    """Curves from the bottom of one box to the top of another, as SVG paths."""
+    captions: tuple[tuple[float, str], ...]
+    """The height and the text of each layer's heading."""
     height: float
     description: str
     width: int = WIDTH
@@ -137,7 +124,7 @@ def _lay_out(
     captions, rows = [], []
     y = 0.0
     for caption, boxes in layers:
-        captions.append(Caption(y + 14, caption))
+        captions.append((y + 14, caption))
         y += CAPTION
         nodes, y = _place(boxes, y)
         rows.append(nodes)
@@ -154,8 +141,10 @@ def _lay_out(
     return Diagram(
         nodes=tuple(node for nodes in rows for node in nodes),
         edges=tuple(edges),
-        captions=tuple(captions), height=y - FLOW + 2, description=description,
-    )  # fmt: skip
+        captions=tuple(captions),
+        height=y - FLOW + 2,
+        description=description,
+    )
 
 
 def _place(boxes: list[tuple[str, str]], y: float) -> tuple[list[Node], float]:
@@ -176,7 +165,7 @@ def _place(boxes: list[tuple[str, str]], y: float) -> tuple[list[Node], float]:
     return nodes, y - 8
 
 
-def _edge(start: Node, end: Node) -> Edge:
+def _edge(start: Node, end: Node) -> str:
     x1, y1, x2, y2 = start.x + start.width / 2, start.y + ROW, end.x + end.width / 2, end.y
     middle = (y1 + y2) / 2
-    return Edge(f"M{x1:g} {y1:g}C{x1:g} {middle:g} {x2:g} {middle:g} {x2:g} {y2 - 1:g}")
+    return f"M{x1:g} {y1:g}C{x1:g} {middle:g} {x2:g} {middle:g} {x2:g} {y2 - 1:g}"

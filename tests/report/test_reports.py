@@ -255,8 +255,7 @@ def test_failures_that_look_alike_are_one_group_and_others_are_not(tmp_path: Pat
     store = make_store(tmp_path, results, cases)
     for case, site in zip(cases, ("kv.tail", "kv.tail", "kv.free", "kv.tail"), strict=True):
         store.add_blame(case.id, Blame(sites=(site,)))
-    anchors = {result.key: result.id for result in results}
-    groups = failure_groups(results, store.blames(), anchors)
+    groups = failure_groups(results, store.blames())
     assert [([member.id for member in group.members], group.sites) for group in groups] == [
         (["decode[n=0]", "decode[n=1]"], ("kv.tail",)),
         (["decode[n=2]"], ("kv.free",)),
