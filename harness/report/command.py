@@ -10,7 +10,6 @@ from harness.core.records import CaseResult
 OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios"}
 EPOCHS = "epochs"
 """The scenario, and the key of `run.json`, of a run of `mla-harness epochs`."""
-DEFAULTS = {"device": ("auto",), "kernel": (None,), "scenarios": (None,)}
 
 
 def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
@@ -25,7 +24,7 @@ def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> 
     words = ["mla-harness", "run", case_id]
     for name, flag in OPTION_FLAGS.items():
         value = options.get(name)
-        if value and value not in DEFAULTS[name]:
+        if value and (name, value) != ("device", "auto"):
             words += [flag, str(value)]
     words += _rest(options)
     if fault:

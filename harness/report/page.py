@@ -133,7 +133,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_clean,
     )
-    functions = (ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, chart, grid, totals)
+    functions = (ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, chart, grid, totals, num)
     environment.filters |= {function.__name__: function for function in functions}
     environment.filters["short"] = lambda text: one_line(text, MAX_REASON)
     return environment

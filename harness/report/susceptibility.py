@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+
+import pandas as pd
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
@@ -103,14 +103,11 @@ def to_markdown(found: list[Cell]) -> str:
 
 
 def to_csv(found: list[Cell]) -> str:
-    """One row a cell."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(("kernel", "kv", "site", "pattern", "outcome", "declared", "case", "why"))
-    for cell in found:
-        marked = "yes" if cell.is_declared else "no"
-        writer.writerow((cell.kernel, cell.kv, cell.site, cell.pattern, cell.outcome, marked, cell.case, cell.why))
-    return stream.getvalue()
+    """A row for each cell."""
+    table = pd.DataFrame(found, columns=[field.name for field in fields(Cell)])
+    table["is_declared"] = table["is_declared"].map({True: "yes", False: "no"})
+    text: str = table.rename(columns={"is_declared": "declared"}).to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def to_html(found: list[Cell]) -> str:

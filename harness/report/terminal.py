@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from harness.core.cases import Job
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report.command import reproduce, reproduce_case
-from harness.report.terminal_accuracy import print_accuracy
+from harness.report.terminal_accuracy import print_accuracy, progress_bar
 from harness.report.wording import first_nan_lines, known_line, num, one_line, printable
 from harness.store.run_folder import NEVER_RAN, RunStore
-from harness.store.summary import accuracy_records, totals
+from harness.store.summary import accuracy_records, by_scenario, totals
 
 STYLES = {
     "pass": "green",
@@ -50,12 +50,8 @@ class LiveProgress:
     def __init__(self, console: Console, num_jobs: int, what: str = "cases") -> None:
         self._console = console
         self._running: dict[str, str] = {}
-        self._counts = dict.fromkeys((verdict.value for verdict in Verdict), 0)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}", markup=False), console=console, transient=True,
-            disable=not console.is_terminal,
-        )  # fmt: skip
+        self._counts: Counter[str] = Counter()
+        self._progress = progress_bar(console)
         self._task = self._progress.add_task(what, total=num_jobs, note="starting workers")
 
     def __enter__(self) -> LiveProgress:
@@ -80,14 +76,14 @@ class LiveProgress:
         self._update(1)
 
     def _update(self, advance: int) -> None:
-        counts = " ".join(f"{name} {count}" for name, count in self._counts.items() if count)
+        counts = " ".join(f"{verdict.value} {n}" for verdict in Verdict if (n := self._counts[verdict.value]))
         running = one_line(next(iter(self._running.values()), ""), 50)
         self._progress.update(self._task, advance=advance, note=f"{counts}  {running}")
 
 
 def verdict_text(verdict: str) -> Text:
-    """A verdict in its colour, in capitals when somebody should look."""
-    return Text(verdict.upper() if verdict in ("fail", "crash", "error") else verdict, style=STYLES[verdict])
+    """A verdict in its colour, in capitals when it needs a look."""
+    return Text(verdict.upper() if verdict in BAD else verdict, style=STYLES[verdict])
 
 
 def print_run(console: Console, store: RunStore) -> None:
@@ -114,10 +110,7 @@ def verdict_table(results: Sequence[CaseResult]) -> Table:
         table.add_column(verdict, justify="right")
     table.add_column("s", justify="right")
     table.add_column("references", style="dim", overflow="fold")
-    groups: dict[str, list[CaseResult]] = {}
-    for result in results:
-        groups.setdefault(result.scenario, []).append(result)
-    for name, group in groups.items():
+    for name, group in by_scenario(results).items():
         found = totals(group)
         counts = [count_text(verdict, found.get(verdict, 0)) for verdict in verdicts]
         seconds = f"{sum(result.seconds for result in group):.1f}"
@@ -195,16 +188,13 @@ def print_known(console: Console, results: Sequence[CaseResult]) -> None:
 
 def print_skips(console: Console, results: Sequence[CaseResult]) -> None:
     """Why cases were skipped, each reason once."""
-    reasons: dict[str, int] = {}
-    for result in results:
-        if result.verdict is Verdict.SKIP:
-            reasons[result.reason] = reasons.get(result.reason, 0) + 1
+    reasons = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
     for reason, count in reasons.items():
         console.print(f"skipped {num(count, 'case')}: {one_line(reason)}", style="dim", soft_wrap=True)
 
 
 def print_lost(console: Console, results: Sequence[CaseResult]) -> None:
-    """Which cases a cluster planned again, and after the loss of which node."""
+    """The cases that a cluster planned again, with the lost nodes."""
     for result in [result for result in results if result.lost_nodes][:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)
         console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)

@@ -18,17 +18,27 @@ MAX_RECORDS = 30
 SHOWN_EPOCHS = 20
 
 
+def progress_bar(console: Console) -> Progress:
+    """A bar with a count, the time and a note. It shows nothing without a terminal."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
 class EpochProgress:
     """A bar for the epoch that runs; without a terminal, a line at the end of each epoch."""
 
     def __init__(self, console: Console, num_epochs: int) -> None:
         self._console = console
         self._num_epochs = num_epochs
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}", markup=False), console=console, transient=True,
-            disable=not console.is_terminal,
-        )  # fmt: skip
+        self._progress = progress_bar(console)
         self._task = self._progress.add_task(f"epoch 1 of {num_epochs}", total=None, note="")
         self._ended: set[int] = set()
 

@@ -24,6 +24,13 @@ MAX_ROWS = 200
 """Runs of a table; a thousand rows take longer to lay out than to find."""
 _NUMBERS = {*LETTERS, "faults", "s", "median s", "accuracy"}
 _LEAST_WIDTHS = {"run": 21, "started (UTC)": 16, "commit": 8, "branch": 6, "s": 6}
+_GROUP_STYLES = {
+    "new failures": "bold red",
+    "failing in another way": "red",
+    "known failures": STYLES["known"],
+    "fixed": "green",
+    "no longer judged": "yellow",
+}
 _STYLES = {LETTERS[verdict]: style for verdict, style in STYLES.items()}
 
 
@@ -94,23 +101,27 @@ def print_comparison(console: Console, found: Comparison) -> None:
         console.print(f"{title} {_describe(run)}", soft_wrap=True)
     if not found.is_like_with_like:
         console.print("options, machine or versions are not the same in both", style="yellow")
-    groups: tuple[tuple[str, str, Sequence[Change]], ...] = (
-        ("new failures", "bold red", found.new_failures),
-        ("failing in another way", "red", found.other_failures),
-        ("known failures", STYLES["known"], found.known),
-        ("fixed", "green", found.fixed),
-        ("no longer judged", "yellow", found.not_judged),
-        ("accuracy changed", "", found.accuracy),
-        ("time changed", "", found.time),
-    )
-    for title, style, changes in groups:
+    for title, changes in change_groups(found).items():
         if changes or title in ("new failures", "fixed"):
-            console.print(f"\n{title}: {len(changes)}", style=style if changes else "")
+            console.print(f"\n{title}: {len(changes)}", style=_GROUP_STYLES.get(title) if changes else None)
         for change in changes[:MAX_LISTED]:
             console.print("  " + change_line(change), soft_wrap=True)
         if len(changes) > MAX_LISTED:
             console.print(f"  and {len(changes) - MAX_LISTED} more (--json has all)")
     console.print(f"\n{count_line(found)}", soft_wrap=True)
+
+
+def change_groups(found: Comparison) -> dict[str, tuple[Change, ...]]:
+    """The changes by title, what matters most first."""
+    return {
+        "new failures": found.new_failures,
+        "failing in another way": found.other_failures,
+        "known failures": found.known,
+        "fixed": found.fixed,
+        "no longer judged": found.not_judged,
+        "accuracy changed": found.accuracy,
+        "time changed": found.time,
+    }
 
 
 def change_line(change: Change) -> str:
