@@ -1,4 +1,4 @@
-"""Geometry of the two pictures of an accuracy run: accuracy by epoch, and what became of each question."""
+"""Geometry of the two pictures of an accuracy run: accuracy by epoch, and the outcome of each question."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_TICKS = 5
 MAX_LABELS = 7
 
 COLUMNS = 110
-"""Questions in one line of the grid; the next ones go below."""
+"""Questions in one line of the grid."""
 CELL = 10
 LINE_GAP = 14
 MARKS = {
@@ -80,7 +80,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What became of each question in each epoch."""
+    """The outcome of each question in each epoch."""
 
     width: int
     height: int

@@ -52,7 +52,7 @@ def render(store: RunStore) -> str:
 
 
 def _epochs(record: AccuracyRecord | None) -> list[dict[str, object]]:
-    """The columns of each epoch; one empty set for a case without."""
+    """The columns of each epoch; one empty dict for a case without epochs."""
     return [_of_epoch(record, epoch) for epoch in record.epochs] if record and record.epochs else [{}]
 
 
@@ -60,7 +60,7 @@ def _of_epoch(record: AccuracyRecord, epoch: EpochAccuracy) -> dict[str, object]
     row = record.model_dump(include=_OF_RECORD) | epoch.model_dump(include=_OF_EPOCH)
     row |= {"model_note": record.note, "ci_low": epoch.interval[0], "ci_high": epoch.interval[1]}
     if not epoch.num_questions:
-        # Without a question there is no accuracy, and a 0 would be read as one.
+        # Without questions there is no accuracy. A 0 would read as one.
         row |= dict.fromkeys(("accuracy", "ci_low", "ci_high"))
     if record.baseline:
         row |= {"baseline": record.baseline.name, "baseline_accuracy": record.baseline.accuracy}

@@ -1,4 +1,4 @@
-"""What a run looks like in a terminal: a live line while it lasts, then tables, failures and totals."""
+"""A run in a terminal: a live line while it lasts, then tables, failures and totals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PIPE_WIDTH = 140
 
 
 def console_for(stream: IO[str] | None = None) -> Console:
-    """A console that prints what it is given: no markup, so a kernel's message cannot colour or break the line."""
+    """A console without markup, so that a kernel's message cannot colour or break a line."""
     target = stream or sys.stdout
     # A file or a CI log has no width of its own.
     width = None if target.isatty() else PIPE_WIDTH
@@ -87,7 +87,7 @@ def verdict_text(verdict: str) -> Text:
 
 
 def print_run(console: Console, store: RunStore) -> None:
-    """Everything a finished run says: table, failures with blame and command, totals, where the reports are."""
+    """Print a finished run: table, failures with blame and command, totals, the path of the page."""
     results, blames = store.results(), store.blames()
     console.print(verdict_table(results))
     print_accuracy(console, accuracy_records([*results, *store.faults()]))
@@ -147,7 +147,7 @@ def print_failures(console: Console, store: RunStore, results: Sequence[CaseResu
 def print_failure(
     console: Console, result: CaseResult, blame: Blame | None, command: str, *, with_log: bool = True
 ) -> None:
-    """One failing case: its findings, the memory to blame, the end of its log, and how to see it again."""
+    """Print one failing case: findings, the memory to blame, the end of its log, and the command to run it again."""
     console.print(verdict_text(result.verdict.value), printable(result.id), soft_wrap=True)
     if result.refs:
         console.print("  refs:", ", ".join(result.refs), soft_wrap=True)

@@ -50,7 +50,7 @@ class EpochProgress:
         self._progress.stop()
 
     def update(self, state: dict[str, int]) -> None:
-        """Take in where the run stands."""
+        """Show the progress in `state`."""
         epoch, answered, total = state["epoch"], state["answered"], state["num_questions"]
         share = f"accuracy {state['num_correct'] / answered:.4f}"
         note = share + (f", {state['unanswered']} unanswered" if state["unanswered"] else "")
@@ -67,7 +67,7 @@ def _speed(state: dict[str, int]) -> str:
 
 
 def print_accuracy(console: Console, records: Sequence[AccuracyRecord]) -> None:
-    """The epochs of each record with their intervals, and the sentence that says what they come to."""
+    """Print the epochs of each record with their intervals, and the judgement."""
     for record in records[:MAX_RECORDS]:
         console.print(Text(one_line(accuracy_title(record), 300), style="bold"), soft_wrap=True)
         if sentence := model_sentence(record):

@@ -21,7 +21,7 @@ from harness.store.summary import shown_verdicts
 MAX_LISTED = 20
 MAX_LETTERS = 60
 MAX_ROWS = 200
-"""Runs of a table; a thousand rows take longer to lay out than to find."""
+"""Rows of a table; a thousand take seconds to lay out."""
 _NUMBERS = {*LETTERS, "faults", "s", "median s", "accuracy"}
 _LEAST_WIDTHS = {"run": 21, "started (UTC)": 16, "commit": 8, "branch": 6, "s": 6}
 _GROUP_STYLES = {
@@ -96,7 +96,7 @@ def print_case(console: Console, name: str, found: Trends, results: Sequence[Cas
 
 
 def print_comparison(console: Console, found: Comparison) -> None:
-    """New failures, then what was mended, then accuracy and time; last what is as it was."""
+    """The groups of changes, then how much is unchanged."""
     for title, run in (("before", found.before), ("after ", found.after)):
         console.print(f"{title} {_describe(run)}", soft_wrap=True)
     if not found.is_like_with_like:
@@ -144,7 +144,7 @@ def change_line(change: Change) -> str:
 
 
 def count_line(found: Comparison) -> str:
-    """How much was compared, and what stayed as it was."""
+    """How much was compared, and how much is unchanged."""
     parts = [f"{found.num_shared} in both runs", num(found.num_same_failures, "failure") + " as before"]
     parts += [num(found.num_same_known, "known failure") + " as before"] if found.num_same_known else []
     parts += [f"{found.num_new} only in the newer"] if found.num_new else []
@@ -162,7 +162,7 @@ def flaky_line(case: CaseTrend) -> str:
 
 
 def _has_runs(console: Console, found: Trends) -> bool:
-    """Whether there is a run to print; says so when there is none, and how many are left out when there are many."""
+    """Whether there is a run to print. Prints a line when there is none, or when older runs are left out."""
     if not found.runs:
         console.print("no run in the history is like that; see `mla-harness history`")
     elif len(found.runs) > MAX_ROWS:

@@ -84,7 +84,7 @@ def trend_view(trends: Trends | None) -> TrendView | None:
 
 
 def past_of(trend: CaseTrend, runs: Sequence[RunPoint]) -> str:
-    """One sentence on a case's earlier runs: how often it passed, and since when it ends as it does now."""
+    """One sentence on a case's earlier runs: how often it passed, and since when it has its present verdict."""
     ran = [(letter, run) for letter, run in zip(trend.verdicts, runs, strict=True) if letter != "."]
     if len(ran) < 2:
         return "not run before"

@@ -31,7 +31,7 @@ def by_scenario(results: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
 
 
 def summarise(plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[FaultResult]) -> dict[str, Any]:
-    """The summary of a run: totals, each case with its findings, and each fault put back."""
+    """The summary of a run: totals, each case with its findings, and each injected fault."""
     return {
         "run_id": plan.run_id,
         "started": plan.started,
@@ -45,7 +45,7 @@ def summarise(plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[Fau
 
 
 def accuracy_records(results: Sequence[CaseResult | FaultResult]) -> list[AccuracyRecord]:
-    """What was measured of accuracy, in the order given; each record names its case and its fault."""
+    """The measurements of accuracy in the order of `results`. Each record names its case and its fault."""
     return [
         result.accuracy.model_copy(
             update={

@@ -63,7 +63,7 @@ class RunPoint:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which runs are wanted; an empty value wants all."""
+    """A selection of runs; an empty field selects all."""
 
     since: str = ""
     """UTC, ISO 8601."""
@@ -75,7 +75,7 @@ class Filter:
 
 
 def run_ids(connection: sqlite3.Connection, wanted: Filter, *, limit: int) -> list[int]:
-    """The newest `limit` runs that `wanted` lets through, newest first."""
+    """The newest `limit` runs that match `wanted`, newest first."""
     found = query(
         connection,
         f"""SELECT id FROM run
@@ -169,7 +169,7 @@ def read_run(connection: sqlite3.Connection, run: int) -> RunEntry:
 
 
 def results_of(connection: sqlite3.Connection, key: str, runs: Sequence[int]) -> list[CaseEntry | None]:
-    """What became of one job in these runs, with the reasons; None for a run without it."""
+    """The result of one job in each of these runs, or None for a run without it."""
     found = cases_of(connection, runs, key)
     entries = dict(zip(found["run"], _entries(CaseEntry, found), strict=True))
     return [entries.get(run) for run in runs]
