@@ -15,7 +15,7 @@ from harness.report.command import reproduce
 from harness.report.wording import model_sentence, one_line, printable
 from harness.store.run_folder import RunStore
 
-FAULT_SUITE = "faults put back"
+FAULT_SUITE = "injected faults"
 
 
 def render(store: RunStore) -> str:

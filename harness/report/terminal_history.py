@@ -164,7 +164,7 @@ def flaky_line(case: CaseTrend) -> str:
 def _has_runs(console: Console, found: Trends) -> bool:
     """Whether there is a run to print. Prints a line when there is none, or when older runs are left out."""
     if not found.runs:
-        console.print("no run in the history is like that; see `mla-harness history`")
+        console.print("no run in the history matches; see `mla-harness history`")
     elif len(found.runs) > MAX_ROWS:
         console.print(f"the newest {MAX_ROWS} of {len(found.runs)} runs (--json has all)")
     return bool(found.runs)

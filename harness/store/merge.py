@@ -77,9 +77,7 @@ def _check_alike(first: RunStore, other: RunStore) -> None:
     wanted, found = _in_common(first), _in_common(other)
     differing = [name for name, value in found.items() if value != wanted[name]]
     if differing:
-        raise InputError(
-            f"{other.path}: {', '.join(differing)} differ from those of {first.path}; merge the shards of one plan"
-        )
+        raise InputError(f"{other.path}: {', '.join(differing)} differ from {first.path}; merge the shards of one plan")
 
 
 def _in_common(shard: RunStore) -> dict[str, object]:
@@ -113,7 +111,7 @@ def _check_cover(ordered: Sequence[RunStore]) -> None:
     twice = [(key, "two shards") for key in sorted(planned) if planned[key] > 1]
     for key, how in lost + twice:
         raise InputError(
-            f"merge: {key} is in {how}: they were cut by different histories; give every shard the same --history"
+            f"merge: {key} is in {how}: shards were cut with different histories; give all of them the same --history"
         )
 
 

@@ -120,9 +120,9 @@ def _explained(path: Path, error: Exception) -> InputError:
         return InputError(f"{path}: cannot be made: {error.strerror}; name another file with --history")
     code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return InputError(f"{path}: another process has kept it locked for {LOCK_SECONDS:.0f} s; try again after it")
+        return InputError(f"{path}: another process has locked it for {LOCK_SECONDS:.0f} s; try again later")
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return InputError(f"{path}: not a history, or damaged ({error}); move it away and rebuild it: {REBUILD}")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         return InputError(f"{path}: cannot be used: {error}; name another file with --history")
-    return InputError(f"{path}: its tables are not as they should be ({error}); move it away and rebuild it: {REBUILD}")
+    return InputError(f"{path}: its tables are damaged ({error}); move it away and rebuild it: {REBUILD}")
