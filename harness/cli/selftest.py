@@ -33,7 +33,15 @@ from harness.cli.resuming import refuse_new_plan, reopened
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
 from harness.diagnose.perform import carry_out, diagnose, exit_code, judge_faults
-from harness.report.terminal import LiveProgress, fault_line, print_failures, print_skips, totals_line, verdict_table
+from harness.report.terminal import (
+    LiveProgress,
+    fault_line,
+    print_failures,
+    print_known,
+    print_skips,
+    totals_line,
+    verdict_table,
+)
 from harness.report.terminal_accuracy import print_accuracy
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
@@ -141,6 +149,7 @@ def _print(screen: Console, store: RunStore) -> None:
     print_failures(screen, store, results, blames)
     for fault in faults:
         screen.print(fault_line(fault), soft_wrap=True)
+    print_known(screen, results)
     print_skips(screen, [*results, *skipped])
     counts = {"skipped": len(skipped), "not judged yet": _num_unjudged(store)}
     more = "".join(f", {count} {word}" for word, count in counts.items() if count)
@@ -160,7 +169,7 @@ def _object(store: RunStore, *, is_good: bool) -> dict[str, Any]:
         "directory": str(store.path),
         "seconds": store.plan.seconds,
         "totals": totals(results),
-        "not_clean": [case for case in summary["cases"] if case["verdict"] not in ("pass", "skip")],
+        "not_clean": [case for case in summary["cases"] if case["verdict"] not in ("pass", "skip", "known")],
         "faults": [fault.model_dump(mode="json") for fault in faults],
         "skipped_faults": [{"fault": r.fault, "case": r.id, "reason": r.reason} for r in _skipped(store)],
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from harness.core.cases import Case, Job
+from harness.core.cases import Case, Job, KnownFailure
 from harness.core.params import Record
 
 SCHEMA_VERSION = 1
@@ -209,6 +209,8 @@ class CaseResult(Record):
     """Machines of a cluster that were lost while they ran it; after each it was planned again elsewhere."""
     first_nan: FirstNan | None = None
     """What the recorder saw, for a job that was run with it."""
+    known: KnownFailure | None = None
+    """The known failure that decided the verdict: the case failed as expected, or passed although it should fail."""
 
     @classmethod
     def of(cls, job: Job, verdict: Verdict, **more: Any) -> CaseResult:

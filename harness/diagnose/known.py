@@ -22,12 +22,14 @@ def settled(job: Job, result: CaseResult, versions: Mapping[str, str]) -> CaseRe
         return result
     where = f"{entry.issue}, known in {entry.engine} {entry.versions}"
     if result.verdict.value in entry.expect:
-        return result.model_copy(update={"verdict": Verdict.KNOWN, "reason": f"{where}: {result.reason}"})
+        return result.model_copy(
+            update={"verdict": Verdict.KNOWN, "reason": f"{where}: {result.reason}", "known": entry}
+        )
     if result.verdict is not Verdict.PASS:
         return result
     gone = f"passes on {entry.engine} {versions[entry.engine]}, which is known to fail: {where}; narrow its `versions`"
     finding = Finding(oracle=ORACLE, message=gone)
-    return result.model_copy(update={"verdict": Verdict.FAIL, "reason": gone, "findings": (finding,)})
+    return result.model_copy(update={"verdict": Verdict.FAIL, "reason": gone, "findings": (finding,), "known": entry})
 
 
 def _entry(job: Job, versions: Mapping[str, str]) -> KnownFailure | None:

@@ -1,4 +1,4 @@
-"""Geometry of the two pictures of an accuracy run: accuracy by epoch, and what became of each question."""
+"""Geometry of the two pictures of an accuracy run: accuracy by epoch, and the outcome of each question."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_TICKS = 5
 MAX_LABELS = 7
 
 COLUMNS = 110
-"""Questions in one line of the grid; the next ones go below."""
+"""Questions in one line of the grid."""
 CELL = 10
 LINE_GAP = 14
 MARKS = {
@@ -50,14 +50,6 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """One line across the chart."""
-
-    y: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Band:
     """The baseline: its interval as a band, its accuracy as a line."""
 
@@ -72,7 +64,8 @@ class Chart:
     """Accuracy by epoch with 95 % intervals."""
 
     points: tuple[Point, ...]
-    ticks: tuple[Tick, ...]
+    ticks: tuple[tuple[float, str], ...]
+    """The height and the text of each line across the chart."""
     band: Band | None
     line: str
     is_cut: bool
@@ -86,42 +79,20 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
-    """All cells of one kind: a path of horizontal strokes, which dashes cut into cells."""
-
-    css: str
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class RowLabel:
-    """The name of a row of cells."""
-
-    y: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Flipped:
-    """A question that did not come out the same in all rows."""
-
-    question: str
-    number: int
-    outcomes: tuple[tuple[str, str], ...]
-    """CSS class and words, a pair for each row of the grid."""
-
-
-@dataclass(frozen=True, slots=True)
 class Grid:
-    """What became of each question in each epoch."""
+    """The outcome of each question in each epoch."""
 
     width: int
     height: int
-    strips: tuple[Strip, ...]
-    labels: tuple[RowLabel, ...]
+    strips: tuple[tuple[str, str], ...]
+    """The cells of each kind: CSS class and a path of horizontal strokes, which dashes cut into cells."""
+    labels: tuple[tuple[float, str], ...]
+    """The height and the text of each line's heading."""
     legend: tuple[tuple[str, str, int], ...]
+    """CSS class, words and count of each kind."""
     rows: tuple[str, ...]
-    flipped: tuple[Flipped, ...]
+    flipped: tuple[tuple[int, str, tuple[tuple[str, str], ...]], ...]
+    """Questions with different outcomes: number, question, and CSS class and words for each row."""
     num_flipped: int
     title: str
     description: str
@@ -163,15 +134,20 @@ def _points(epochs: tuple[EpochAccuracy, ...], y: Scale) -> Iterator[Point]:
         if epoch.num_questions:
             low, high = epoch.interval
             yield Point(
-                epoch=epoch.epoch, x=round(LEFT + (number + 0.5) * step, 1), y=y(epoch.accuracy), low=y(low),
-                high=y(high), text=f"{epoch.accuracy:.4f}", has_label=number % every == 0,
-            )  # fmt: skip
+                epoch=epoch.epoch,
+                x=round(LEFT + (number + 0.5) * step, 1),
+                y=y(epoch.accuracy),
+                low=y(low),
+                high=y(high),
+                text=f"{epoch.accuracy:.4f}",
+                has_label=number % every == 0,
+            )
 
 
-def _ticks(floor: float, ceiling: float, y: Scale) -> Iterator[Tick]:
+def _ticks(floor: float, ceiling: float, y: Scale) -> Iterator[tuple[float, str]]:
     for number in range(NUM_TICKS + 1):
         value = floor + (ceiling - floor) * number / NUM_TICKS
-        yield Tick(y(value), f"{value:.3f}".rstrip("0").rstrip(".") or "0")
+        yield y(value), f"{value:.3f}".rstrip("0").rstrip(".") or "0"
 
 
 def _band(record: AccuracyRecord, y: Scale) -> Band | None:
@@ -214,13 +190,11 @@ def grid(found: OutcomeGrid) -> Grid | None:
     return Grid(
         width=columns * CELL,
         height=num_lines * pitch,
-        strips=tuple(Strip(MARKS[mark][0], "".join(paths[mark])) for mark in seen),
+        strips=tuple((MARKS[mark][0], "".join(paths[mark])) for mark in seen),
         labels=tuple(_line_label(line, columns, count, pitch) for line in range(num_lines)),
         legend=tuple((*MARKS[mark], sum(row.count(mark) for row in rows)) for mark in seen),
         rows=tuple(names),
-        flipped=tuple(
-            Flipped(found.questions[n], n + 1, tuple(MARKS[row[n]] for row in rows)) for n in flipped[:MAX_FLIPPED]
-        ),
+        flipped=tuple((n + 1, found.questions[n], tuple(MARKS[row[n]] for row in rows)) for n in flipped[:MAX_FLIPPED]),
         num_flipped=len(flipped),
         title=f"What became of {count:,} questions, a row each for {', '.join(names[:3])}"
         + (" and so on" if len(names) > 3 else ""),
@@ -228,9 +202,9 @@ def grid(found: OutcomeGrid) -> Grid | None:
     )
 
 
-def _line_label(line: int, columns: int, count: int, pitch: int) -> RowLabel:
+def _line_label(line: int, columns: int, count: int, pitch: int) -> tuple[float, str]:
     last = min(count, (line + 1) * columns)
-    return RowLabel(line * pitch + LINE_GAP - 3, f"questions {line * columns + 1:,} to {last:,}")
+    return line * pitch + LINE_GAP - 3, f"questions {line * columns + 1:,} to {last:,}"
 
 
 def _runs(row: str) -> Iterator[tuple[str, int, int]]:

@@ -10,17 +10,19 @@ from typing import Any
 from harness.core.catalog import ENGINES
 from harness.core.engine_spec import engine_versions
 
-BAD = ("fail", "crash")
-JUDGED = ("pass", *BAD)
+FAILED = ("fail", "crash")
+BAD = (*FAILED, "known")
+"""A known failure is bad in its version, and fails no run."""
 AS_RELEASED = "has this bug as released"
 
 
 @dataclass(slots=True)
 class Column:
-    """What one interpreter gave: its run's `summary.json`, what `selftest` said of faults, and how it was started."""
+    """What one interpreter gave: the `summary.json` of its run, and the faults of a selftest."""
 
     interpreter: str
     site: str | None = None
+    """A folder of packages that it ran with."""
     seconds: float = 0.0
     summary: dict[str, Any] = field(default_factory=dict)
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -29,23 +31,33 @@ class Column:
     """Why there is no summary, in one sentence."""
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """The environment of its run; empty without a summary."""
+        found: dict[str, Any] = self.summary.get("environment", {})
+        return found
+
+    @property
+    def cases(self) -> dict[str, dict[str, Any]]:
+        """The cases of its run by id."""
+        return {case["id"]: case for case in self.summary.get("cases", [])}
+
+    @property
     def label(self) -> str:
         """The judged version: of an engine where one is installed, else of Python."""
-        environment = self.summary.get("environment", {})
-        for name, version in engine_versions(environment).items():
+        for name, version in engine_versions(self.environment).items():
             return f"{ENGINES.get(name).title} {version}"
-        return f"Python {environment['python']}" if environment.get("python") else self.interpreter
+        return f"Python {self.environment['python']}" if self.environment.get("python") else self.interpreter
 
     @property
     def order(self) -> tuple[int, ...]:
         """The numbers of the judged version; empty without an engine."""
-        version = next(iter(engine_versions(self.summary.get("environment", {})).values()), "")
+        version = next(iter(engine_versions(self.environment).values()), "")
         return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case, or one fault put back on a case, under every interpreter."""
+    """One case, or one fault injected in a case, under every interpreter."""
 
     name: str
     refs: tuple[str, ...]
@@ -53,38 +65,32 @@ class Row:
     answer: str
     is_fault: bool = False
 
-    def of(self, case: Row) -> bool:
-        """Whether this is a fault put back on `case`."""
-        return self.is_fault and self.name.startswith(f"{case.name} with ")
-
 
 def in_order(columns: Sequence[Column]) -> list[Column]:
     """Oldest version first where all are known; else as they were given."""
-    if not all(column.order for column in columns):
-        return list(columns)
-    return sorted(columns, key=lambda column: column.order)
+    return sorted(columns, key=lambda column: column.order) if all(c.order for c in columns) else list(columns)
 
 
 def rows(columns: Sequence[Column]) -> list[Row]:
-    """A row for each case in the order it was planned, followed by one for each fault that was put back on it."""
-    found: dict[str, tuple[str, ...]] = {}
+    """A row for each case in the order of the plan, each followed by the faults that were injected in it."""
+    refs: dict[str, tuple[str, ...]] = {}
     for column in columns:
-        for case in column.summary.get("cases", []):
-            found.setdefault(case["id"], tuple(case["refs"]))
-    cases = []
-    for name, refs in found.items():
-        verdicts = [_verdict(column, name) for column in columns]
-        versions = [column.label.rpartition(" ")[2] for column in columns]
-        cells = tuple(_case_cell(column, name) for column in columns)
-        cases.append(Row(name, refs, cells, first_bad(versions, verdicts)))
-    faults = _fault_rows(columns, found)
-    placed = [row for case in cases for row in (case, *(fault for fault in faults if fault.of(case)))]
-    return placed + [fault for fault in faults if fault not in placed]
+        for name, case in column.cases.items():
+            refs.setdefault(name, tuple(case["refs"]))
+    versions = [column.label.rpartition(" ")[2] for column in columns]
+    faults = _fault_rows(columns, refs)
+    found = []
+    for name in refs:
+        cases = [column.cases.get(name) for column in columns]
+        verdicts = [case["verdict"] if case else "" for case in cases]
+        found.append(Row(name, refs[name], tuple(map(_case_cell, cases)), first_bad(versions, verdicts)))
+        found += faults.pop(name, [])
+    return found + [row for others in faults.values() for row in others]
 
 
 def first_bad(labels: Sequence[str], verdicts: Sequence[str]) -> str:
     """In words, the first version with a bad verdict, and the first good one after it."""
-    judged = [(label, verdict) for label, verdict in zip(labels, verdicts, strict=True) if verdict in JUDGED]
+    judged = [pair for pair in zip(labels, verdicts, strict=True) if pair[1] in ("pass", *BAD)]
     bad = [index for index, (_, verdict) in enumerate(judged) if verdict in BAD]
     if not judged:
         return "not judged"
@@ -96,12 +102,12 @@ def first_bad(labels: Sequence[str], verdicts: Sequence[str]) -> str:
 
 
 def is_good(columns: Sequence[Column]) -> int:
-    """The exit code: 3 when an interpreter could not be asked or the harness could not judge, 1 for anything bad."""
-    verdicts = {case["verdict"] for column in columns for case in column.summary.get("cases", [])}
+    """The exit code: 3 without a result or a judgement, 1 for a failure or a fault that was not caught."""
+    verdicts = {case["verdict"] for column in columns for case in column.cases.values()}
     if any(column.trouble for column in columns) or "error" in verdicts:
         return 3
     missed = any(not fault["caught"] for column in columns for fault in column.faults)
-    return int(missed or bool(verdicts & set(BAD)))
+    return int(missed or bool(verdicts & set(FAILED)))
 
 
 def to_object(columns: Sequence[Column]) -> dict[str, Any]:
@@ -109,62 +115,68 @@ def to_object(columns: Sequence[Column]) -> dict[str, Any]:
     return {
         "columns": [
             {
-                "label": column.label, "interpreter": column.interpreter, "site": column.site,
-                "seconds": round(column.seconds, 1), "trouble": column.trouble,
-                "environment": column.summary.get("environment", {}),
+                "label": column.label,
+                "interpreter": column.interpreter,
+                "site": column.site,
+                "seconds": round(column.seconds, 1),
+                "trouble": column.trouble,
+                "environment": column.environment,
             }
             for column in columns
         ],
         "rows": [
             {
-                "name": row.name, "fault": row.is_fault, "refs": list(row.refs), "cells": list(row.cells),
+                "name": row.name,
+                "fault": row.is_fault,
+                "refs": list(row.refs),
+                "cells": list(row.cells),
                 "first_bad": row.answer,
             }
             for row in rows(columns)
         ],
-    }  # fmt: skip
+    }
 
 
 def reasons(columns: Sequence[Column]) -> list[str]:
-    """What a reader asks of a table next: why a column is empty, why a case was skipped, what was found first."""
+    """Why a column is empty, why a case was skipped, and the first message of each bad case, a line each."""
     lines: dict[str, None] = {}
-    told: set[str] = set()
+    explained: set[str] = set()
     for column in columns:
         if column.trouble:
             lines[f"{column.label}: {column.trouble}"] = None
-        for case in column.summary.get("cases", []):
+        for name, case in column.cases.items():
             if case["verdict"] in ("skip", "error"):
-                lines[f"{column.label}: {case['id']}: {case['verdict']}: {case['reason']}"] = None
-            elif case["verdict"] in BAD and case["id"] not in told:
-                told.add(case["id"])
-                lines[f"{column.label}: {case['id']}: {_first_message(case)}"] = None
+                lines[f"{column.label}: {name}: {case['verdict']}: {case['reason']}"] = None
+            elif case["verdict"] in BAD and name not in explained:
+                explained.add(name)
+                messages = [f"{finding['oracle']}: {finding['message']}" for finding in case["findings"]]
+                lines[f"{column.label}: {name}: {[*messages, case['reason']][0]}"] = None
         for fault in column.faults:
             if not fault["caught"]:
                 lines[f"{column.label}: {fault['case']} with {fault['fault']}: MISSED: {fault['reason']}"] = None
     return list(lines)
 
 
-def _fault_rows(columns: Sequence[Column], refs: dict[str, tuple[str, ...]]) -> list[Row]:
-    pairs: dict[tuple[str, str], None] = {}
-    for column in columns:
-        pairs.update({(fault["case"], fault["fault"]): None for fault in (*column.faults, *column.skipped_faults)})
-    order = {name: place for place, name in enumerate(refs)}
-    found = []
-    for case, fault in sorted(pairs, key=lambda pair: order.get(pair[0], len(order))):
+def _fault_rows(columns: Sequence[Column], refs: dict[str, tuple[str, ...]]) -> dict[str, list[Row]]:
+    """The rows of faults by case."""
+    pairs = dict.fromkeys(
+        (fault["case"], fault["fault"]) for column in columns for fault in (*column.faults, *column.skipped_faults)
+    )
+    found: dict[str, list[Row]] = {}
+    for case, fault in pairs:
         cells = tuple(_fault_cell(column, case, fault) for column in columns)
-        tried = [cell for cell in cells if cell.startswith(("caught", "MISSED"))]
-        answer = f"caught {sum(cell.startswith('caught') for cell in tried)} of {len(tried)}"
-        found.append(Row(f"{case} with {fault}", refs.get(case, ()), cells, answer, is_fault=True))
+        num_caught = sum(cell.startswith("caught") for cell in cells)
+        answer = f"caught {num_caught} of {num_caught + cells.count('MISSED')}"
+        found.setdefault(case, []).append(Row(f"{case} with {fault}", refs.get(case, ()), cells, answer, is_fault=True))
     return found
 
 
-def _case_cell(column: Column, name: str) -> str:
-    case = _case(column, name)
+def _case_cell(case: dict[str, Any] | None) -> str:
     if case is None:
         return "-"
-    if case["verdict"] in BAD and case["findings"]:
-        return f"{case['verdict'].upper()} {case['findings'][0]['oracle']}"
-    return str(case["verdict"]).upper() if case["verdict"] == "error" else str(case["verdict"])
+    verdict = str(case["verdict"])
+    word = verdict.upper() if verdict in (*FAILED, "error") else verdict
+    return f"{word} {case['findings'][0]['oracle']}" if verdict in BAD and case["findings"] else word
 
 
 def _fault_cell(column: Column, case: str, fault: str) -> str:
@@ -175,18 +187,3 @@ def _fault_cell(column: Column, case: str, fault: str) -> str:
         if (result["case"], result["fault"]) == (case, fault):
             return "as released" if AS_RELEASED in result["reason"] else "skip"
     return "-"
-
-
-def _case(column: Column, name: str) -> dict[str, Any] | None:
-    found: list[dict[str, Any]] = [case for case in column.summary.get("cases", []) if case["id"] == name]
-    return found[0] if found else None
-
-
-def _verdict(column: Column, name: str) -> str:
-    case = _case(column, name)
-    return "" if case is None else str(case["verdict"])
-
-
-def _first_message(case: dict[str, Any]) -> str:
-    findings = case["findings"]
-    return f"{findings[0]['oracle']}: {findings[0]['message']}" if findings else str(case["reason"])

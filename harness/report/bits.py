@@ -1,4 +1,4 @@
-"""What the bits of a finding say: whose sentinel, a canonical NaN, a number. By dtype name, without torch."""
+"""The meaning of a finding's bits: the sentinel of a site, a canonical NaN, a number. By dtype name, without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SITE_OF_TAG = {site.tag: site for site in SITES}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fields of a float type. `has_inf`: an exponent of all ones with no mantissa is infinite."""
+    """The fields of a float type. `has_inf`: an exponent of all ones with mantissa 0 is infinite."""
 
     exponent: int
     mantissa: int
@@ -44,7 +44,7 @@ KEPT = "Copied, or kept by arithmetic that keeps the payload of a NaN (x86), fro
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Bits in hex, the fields that they fall into, what they are in a few words, and what follows from it."""
+    """Bits in hex with their fields, what they are in a few words, and what follows from that."""
 
     bits: str
     dtype: str
@@ -56,9 +56,9 @@ class Meaning:
 
 
 def explain(text: str | None) -> tuple[Meaning, ...]:
-    """What each typed pattern in a finding's bits means, such as ``0x7fd50006 float32 sentinel of kv.tail``.
+    """The meaning of each typed pattern in a finding's bits, such as ``0x7fd50006 float32 sentinel of kv.tail``.
 
-    A pattern without a dtype, such as an address, has none.
+    A pattern without a dtype, such as an address, is left out.
     """
     return tuple(_meaning(found[1], found[2]) for found in _TYPED.finditer(text or ""))
 
@@ -88,11 +88,7 @@ def _of_float(bits: int, dtype: str, layout: Layout) -> tuple[str, str, str]:
         word = "-Inf" if bits & sign else "+Inf"
         return "infinite", word, "Infinite: an overflow, a division by 0, or poison of the pattern inf."
     if magnitude == (infinite if layout.has_inf else sign - 1) - 1:
-        return (
-            "number",
-            f"{_value(bits, layout):.6g}",
-            "The largest finite value, as the pattern max writes.",
-        )
+        return "number", f"{_value(bits, layout):.6g}", "The largest finite value, as the pattern max writes."
     return "number", f"{_value(bits, layout):.6g}", "A finite number: no bit pattern of the poison."
 
 
@@ -129,11 +125,7 @@ def _of_integer(bits: int, size: int, dtype: str) -> tuple[str, str, str]:
     if bits == (1 << size) - 1:
         return "sentinel", "all ones", "The untagged sentinel: NaN in every float type, -1 as an integer."
     if OUT_OF_RANGE in (value, value & 0xFFFFFFFF):
-        return (
-            "sentinel",
-            "out-of-range index",
-            "The index of strict mode: a read through it faults.",
-        )
+        return "sentinel", "out-of-range index", "The index of strict mode: a read through it faults."
     if dtype.startswith(("int", "uint", "bool")):
         return "number", str(value), f"The integer {value}; if it is an index, perhaps the poison's trap page."
     return "number", f"{size} bits", f"{dtype}: a type whose patterns are not known here."
@@ -145,7 +137,7 @@ def _site(magnitude: int, dtype: str) -> Site | None:
 
 
 def _widened(bits: int, dtype: str) -> Site | None:
-    """The site whose 16-bit sentinel `bits` is after a conversion to float32."""
+    """The site of a 16-bit sentinel that was converted to float32, or None."""
     if dtype != "float32" or bits & 0x1FFF:
         return None
     half = bits >> 13 & 0x3FF | 0x7C00
@@ -153,7 +145,7 @@ def _widened(bits: int, dtype: str) -> Site | None:
 
 
 def _value(bits: int, layout: Layout) -> float:
-    """The number that the bits are; exact, as float64 holds each of these types."""
+    """The number that the bits encode. It is exact: float64 holds all values of these types."""
     mantissa = bits & ((1 << layout.mantissa) - 1)
     exponent = bits >> layout.mantissa & ((1 << layout.exponent) - 1)
     bias = (1 << (layout.exponent - 1)) - 1

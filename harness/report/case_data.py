@@ -1,7 +1,7 @@
-"""What the page's script shows of the cases that have no view of their own in the markup, as compact JSON.
+"""The data of the page's script, as compact JSON: what it shows of cases without a view in the markup.
 
-Two thousand cases say the same things again and again, so each text stands once, and a case holds its place in the
-list of texts; parameters that a scenario's cases share stand with the scenario.
+Each text stands once, and a case holds its place in the list of texts. Parameters that all cases of a scenario share
+stand with the scenario.
 """
 
 from __future__ import annotations
@@ -23,54 +23,45 @@ MAX_MESSAGE = 300
 """Characters of the primary finding that the script shows; results.jsonl has the whole."""
 
 
-class Texts:
-    """Each text once; a text's number is its place."""
-
-    def __init__(self) -> None:
-        self.places: dict[str, int] = {}
-
-    def place(self, text: str) -> int:
-        """The number of `text`."""
-        return self.places.setdefault(printable(text), len(self.places))
-
-    def places_of(self, pairs: Iterable[tuple[str, str]]) -> list[int]:
-        """The numbers of names and values by turns."""
-        return [self.place(part) for pair in pairs for part in pair]
-
-
 def case_data(
     pairs: Sequence[tuple[CaseResult, Job]], options: dict[str, Any], environment: dict[str, Any]
 ) -> dict[str, Any]:
     """`{texts, scenarios: {name: [[param, value]...]}, cases: [...]}`, the cases in the order of `pairs`.
 
-    A case is `[scenario, facts, params, command, finding, search]`, each of them numbers of texts: facts and params
-    by turns a name and a value, the command its tail after the id (or, negative, the whole of it).
+    A case is `[scenario, facts, params, command, finding, search]`. All but the scenario are places in `texts`: facts
+    and params alternate names and values, and the command is its tail after the id, or negative for the whole command.
     """
-    texts = Texts()
+    texts: dict[str, int] = {}
+
+    def place(text: str) -> int:
+        return texts.setdefault(printable(text), len(texts))
+
+    def places(found: Iterable[tuple[str, str]]) -> list[int]:
+        return [place(part) for pair in found for part in pair]
+
     common = _common_params(pairs)
-    scenarios = {
-        name: [texts.place(part) for pair in shared.items() for part in pair] for name, shared in common.items()
-    }
+    scenarios = {name: places(shared.items()) for name, shared in common.items()}
     names = list(scenarios)
     cases = []
     for result, job in pairs:
         own = [pair for pair in params(job.case) if common[result.scenario].get(pair[0]) != pair[1]]
         finding = one_line(result.findings[0].message, MAX_MESSAGE) if result.findings else ""
+        command, start = reproduce(result, options), HEAD + shlex.quote(result.id)
         cases.append(
             [
                 names.index(result.scenario),
-                texts.places_of(facts(job, result, environment)),
-                texts.places_of(own),
-                _command(result, options, texts),
-                texts.place(finding),
-                texts.place(_words(result, job)),
+                places(facts(job, result, environment)),
+                places(own),
+                place(command.removeprefix(start)) if command.startswith(start) else -1 - place(command),
+                place(finding),
+                place(_words(result, job)),
             ]
         )
-    return {"texts": list(texts.places), "scenarios": list(scenarios.items()), "cases": cases}
+    return {"texts": list(texts), "scenarios": list(scenarios.items()), "cases": cases}
 
 
 def embedded(data: dict[str, Any]) -> str:
-    """The JSON of `data` for a script element: nothing in it can end the element or start a comment."""
+    """The JSON of `data` for a script element. Its text cannot end the element or start a comment."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for mark in "<>&\u2028\u2029":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
@@ -78,7 +69,7 @@ def embedded(data: dict[str, Any]) -> str:
 
 
 def _common_params(pairs: Sequence[tuple[CaseResult, Job]]) -> dict[str, dict[str, str]]:
-    """Of each scenario the parameters that all of its cases have alike."""
+    """The parameters that all cases of a scenario share, by scenario."""
     counts: dict[str, Counter[tuple[str, str]]] = {}
     sizes = Counter(result.scenario for result, _ in pairs)
     for result, job in pairs:
@@ -86,13 +77,8 @@ def _common_params(pairs: Sequence[tuple[CaseResult, Job]]) -> dict[str, dict[st
     return {name: dict(pair for pair, count in found.items() if count == sizes[name]) for name, found in counts.items()}
 
 
-def _command(result: CaseResult, options: dict[str, Any], texts: Texts) -> int:
-    command, start = reproduce(result, options), HEAD + shlex.quote(result.id)
-    return texts.place(command.removeprefix(start)) if command.startswith(start) else -1 - texts.place(command)
-
-
 def _words(result: CaseResult, job: Job) -> str:
-    """What the search finds besides what the row shows."""
+    """Further words that the search finds."""
     sites = {finding.site for finding in result.findings if finding.site}
     oracles = {finding.oracle for finding in result.findings}
     return " ".join((*result.refs, *job.case.tags, *sorted(sites), *sorted(oracles), result.fault or "")).lower()

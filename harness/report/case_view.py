@@ -1,26 +1,24 @@
-"""One case, or one fault put back, as its own view of the page shows it: everything that is known of it."""
+"""The view of one case, or of one injected fault, on the page."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 from harness.core.cases import Case, Job
 from harness.core.engine_spec import engine_versions
 from harness.core.oracle_spec import most_telling_first
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Shrunk, Verdict
 from harness.report.bits import Meaning, explain
-from harness.report.command import reproduce, show
+from harness.report.command import reproduce, reproduce_case, show
 from harness.report.diagram import Diagram, diagram
 from harness.report.trend_chart import past_of
 from harness.report.wording import first_nan_lines, num
+from harness.store.history.runs import RunPoint
+from harness.store.history.trends import CaseTrend
 from harness.store.run_folder import RunStore
-
-if TYPE_CHECKING:
-    from harness.store.history.runs import RunPoint
-    from harness.store.history.trends import CaseTrend
 
 MAX_FINDINGS = 25
 """Findings of one case that the page shows; results.jsonl has them all."""
@@ -29,16 +27,8 @@ MAX_TEXT = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class FindingView:
-    """A finding with what its bits mean."""
-
-    finding: Finding
-    meanings: tuple[Meaning, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that diagnosis found out about a failure, with the command that shows it, where there is one."""
+    """One result of a diagnosis, with the command that shows it if there is one."""
 
     name: str
     text: str
@@ -49,18 +39,12 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class CaseView:
-    """All that a case's view shows. A fault that was put back has one too, and then no job may be known."""
+    """What the view of a case or of an injected fault shows. The template adds the fields of `result`."""
 
     anchor: str
-    id: str
-    verdict: str
+    result: CaseResult
     word: str
-    reason: str
-    refs: tuple[str, ...]
-    fault: str | None
-    findings: tuple[FindingView, ...]
-    num_hidden: int
-    bits: tuple[Meaning, ...]
+    """What the badge says: the verdict, or whether the fault was caught."""
     blame: Blame | None
     diagram: Diagram | None
     diagnosis: tuple[Fact, ...]
@@ -68,8 +52,28 @@ class CaseView:
     params: tuple[tuple[str, str], ...]
     command: str
     show_command: str
-    log: str
-    seconds: float
+
+    @property
+    def refs(self) -> list[str]:
+        """The references of the case, and the issue of its known failure."""
+        known = (self.result.known.issue,) if self.result.known else ()
+        return list(dict.fromkeys((*self.result.refs, *known)))
+
+    @property
+    def findings(self) -> list[tuple[Finding, tuple[Meaning, ...]]]:
+        """The findings that are shown, each with the meaning of its bits."""
+        return [(_cut(finding), explain(finding.bits)) for finding in self.result.findings[:MAX_FINDINGS]]
+
+    @property
+    def num_hidden(self) -> int:
+        """How many findings are not shown."""
+        return max(0, len(self.result.findings) - MAX_FINDINGS)
+
+    @property
+    def bits(self) -> list[Meaning]:
+        """The patterns among the bits, each once. Numbers need no explanation."""
+        every = {(one.bits, one.dtype): one for _, meanings in self.findings for one in meanings}
+        return [meaning for meaning in every.values() if meaning.kind != "number"]
 
 
 def of_result(
@@ -83,93 +87,90 @@ def of_result(
     trend: CaseTrend | None = None,
     runs: Sequence[RunPoint] = (),
 ) -> CaseView:
-    """The view of a case that ran."""
+    """The view of a case that ran. `trend` and `runs` are its past."""
+    past = (Fact("in earlier runs", past_of(trend, runs)),) if trend and len(trend.verdicts) > 1 else ()
     return CaseView(
-        anchor=anchor, id=result.id, verdict=result.verdict.value, word=result.verdict.value, reason=result.reason,
-        refs=result.refs, fault=result.fault, blame=blame,
+        anchor=anchor,
+        result=result,
+        word=result.verdict.value,
+        blame=blame,
         diagram=diagram(blame, result.findings, case=job.case, fault=result.fault, judged=result.looked_at),
-        diagnosis=(*diagnosis(result.findings, shrunk, store, blame), *_past(trend, runs)),
-        facts=facts(job, result, store.plan.environment), params=params(job.case),
-        command=reproduce(result, store.plan.options), show_command=show(result.id, store.plan.options), log=result.log,
-        seconds=result.seconds, **_seen(result.findings),
-    )  # fmt: skip
+        diagnosis=(*_known(result), *diagnosis(result.findings, shrunk, store, blame), *past),
+        facts=facts(job, result, store.plan.environment),
+        params=params(job.case),
+        command=reproduce(result, store.plan.options),
+        show_command=show(result.id, store.plan.options),
+    )
 
 
 def of_fault(
-    store: RunStore, found: FaultResult, job: Job | None, anchor: str, *, shrunk: Shrunk | None = None
+    store: RunStore, found: FaultResult, case: Case | None, anchor: str, *, shrunk: Shrunk | None = None
 ) -> CaseView:
-    """The view of a fault that was put back: how it was caught, or that it was not."""
+    """The view of an injected fault. `case` is None when the plan does not hold it."""
     blame = Blame(sites=found.blamed, how=found.how) if found.blamed or found.how else None
-    again = CaseResult(
-        key=found.case, id=found.case, scenario=found.scenario, fault=found.fault, verdict=Verdict.FAIL
-    )  # fmt: skip
-    expected = f"{found.expected_by}, blaming {', '.join(found.expected_blame) or 'no site'}"
+    result = CaseResult(
+        key=found.case,
+        id=found.case,
+        scenario=found.scenario,
+        refs=(found.ref,) if found.ref else (),
+        fault=found.fault,
+        verdict=Verdict.PASS if found.caught else Verdict.FAIL,
+        seconds=found.seconds,
+        reason=found.reason,
+        findings=found.findings,
+    )
     return CaseView(
-        anchor=anchor, id=found.case, verdict="pass" if found.caught else "fail",
-        word="caught" if found.caught else "missed", reason=found.reason, refs=(found.ref,) if found.ref else (),
-        fault=found.fault, blame=blame,
-        diagram=diagram(blame, found.findings, case=job.case if job else None, fault=found.fault,
-            scenario=found.scenario),
-        diagnosis=diagnosis(found.findings, shrunk, store), facts=(("expected", expected),),
-        params=params(job.case) if job else (), command=reproduce(again, store.plan.options),
-        show_command=show(found.case, store.plan.options), log="", seconds=found.seconds, **_seen(found.findings),
-    )  # fmt: skip
+        anchor=anchor,
+        result=result,
+        word="caught" if found.caught else "missed",
+        blame=blame,
+        diagram=diagram(blame, found.findings, case=case, fault=found.fault, scenario=found.scenario),
+        diagnosis=diagnosis(found.findings, shrunk, store),
+        facts=(("expected", f"{found.expected_by}, blaming {', '.join(found.expected_blame) or 'no site'}"),),
+        params=params(case) if case else (),
+        command=reproduce(result, store.plan.options),
+        show_command=show(found.case, store.plan.options),
+    )
 
 
 def diagnosis(
     findings: Iterable[Finding], shrunk: Shrunk | None, store: RunStore, blame: Blame | None = None
 ) -> tuple[Fact, ...]:
-    """What is known beyond the findings: the primary one, who wrote and who read first, the smallest failing case.
-
-    This is the place for further facts of a diagnosis.
-    """
+    """The most telling finding, the first writer and reader, and the smallest failing case, as far as known."""
     found = []
-    ordered = most_telling_first(findings)
-    if ordered:
-        first = ordered[0]
+    for first in most_telling_first(findings)[:1]:
         where = f" at {first.where}" if first.where else ""
         found.append(Fact("most telling finding", f"{first.oracle} on {first.tensor or 'the worker'}{where}"))
     for line in first_nan_lines(blame):
         name, _, text = line.partition(": ")
         found.append(Fact(name, text[:MAX_TEXT]))
     if shrunk:
-        again = CaseResult(
-            key=shrunk.case.id, id=shrunk.case.id, scenario=shrunk.case.scenario, fault=shrunk.fault,
-            verdict=Verdict.FAIL,
-        )  # fmt: skip
         ending = "no smaller case fails alike" if shrunk.is_smallest else "the time was up before all were tried"
         text = f"{num(len(shrunk.steps), 'step')}, {num(shrunk.num_trials, 'trial')}, {shrunk.seconds:.1f} s; {ending}"
         steps = tuple((step.what, step.before, step.after) for step in shrunk.steps)
-        found.append(Fact("smallest failing case", text, reproduce(again, store.plan.options), steps))
+        again = reproduce_case(shrunk.case.id, shrunk.fault, store.plan.options)
+        found.append(Fact("smallest failing case", text, again, steps))
     return tuple(found)
 
 
-def _past(trend: CaseTrend | None, runs: Sequence[RunPoint]) -> tuple[Fact, ...]:
-    return (Fact("in earlier runs", past_of(trend, runs)),) if trend and len(trend.verdicts) > 1 else ()
-
-
 def facts(job: Job, result: CaseResult, environment: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What was poisoned and looked at, and where, by name."""
-    poison, sites = job.case.poison, job.sites if job.sites is not None else job.case.poison.sites
-    looked = ", ".join(f"{name} {count:,}" for name, count in result.looked_at.items())
-    return tuple(
-        (name, text)
-        for name, text in (
-            ("system", f"{job.case.system} on {job.device}"),
-            ("poison", ", ".join(poison.patterns) + (", strict" if poison.strict else "")),
-            ("poisoned sites", ", ".join(sites) or "none"),
-            ("elements judged", looked),
-            ("planned again after the loss of", ", ".join(result.lost_nodes)),
-            ("tags", ", ".join(job.case.tags)),
-            ("seed", str(job.case.seed)),
-            ("environment", machine(environment)),
-        )
-        if text
-    )
+    """What was poisoned and judged, and on which machine, as names and texts."""
+    poison = job.case.poison
+    named = {
+        "system": f"{job.case.system} on {job.device}",
+        "poison": ", ".join(poison.patterns) + (", strict" if poison.strict else ""),
+        "poisoned sites": ", ".join(job.poisoned_sites) or "none",
+        "elements judged": ", ".join(f"{name} {count:,}" for name, count in result.looked_at.items()),
+        "planned again after the loss of": ", ".join(result.lost_nodes),
+        "tags": ", ".join(job.case.tags),
+        "seed": str(job.case.seed),
+        "environment": machine(environment),
+    }
+    return tuple((name, text) for name, text in named.items() if text)
 
 
 def machine(environment: dict[str, Any]) -> str:
-    """What a failure depends on of the machine, in a few words."""
+    """Versions and devices that a failure depends on, in one line."""
     gpus = ", ".join(gpu["name"] for gpu in environment.get("gpus") or ())
     versions = {name: environment.get(name) for name in ("python", "torch", "triton")} | engine_versions(environment)
     words = [f"{name} {version}" for name, version in versions.items() if version]
@@ -177,25 +178,13 @@ def machine(environment: dict[str, Any]) -> str:
 
 
 def params(case: Case) -> tuple[tuple[str, str], ...]:
-    """The parameters that were given, as text."""
+    """The parameters that were given, as names and JSON."""
     return tuple((name, json.dumps(value)) for name, value in case.values().items() if value is not None)
 
 
-class _Seen(TypedDict):
-    findings: tuple[FindingView, ...]
-    num_hidden: int
-    bits: tuple[Meaning, ...]
-
-
-def _seen(findings: tuple[Finding, ...]) -> _Seen:
-    shown = [FindingView(_cut(finding), explain(finding.bits)) for finding in findings[:MAX_FINDINGS]]
-    every = {(meaning.bits, meaning.dtype): meaning for view in shown for meaning in view.meanings}
-    return {
-        "findings": tuple(shown),
-        "num_hidden": max(0, len(findings) - MAX_FINDINGS),
-        # Numbers explain themselves where they stand; the table is for patterns.
-        "bits": tuple(meaning for meaning in every.values() if meaning.kind != "number"),
-    }
+def _known(result: CaseResult) -> tuple[Fact, ...]:
+    entry = result.known
+    return (Fact("known failure", f"{entry.issue} in {entry.engine} {entry.versions}"),) if entry else ()
 
 
 def _cut(finding: Finding) -> Finding:

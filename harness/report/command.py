@@ -1,4 +1,4 @@
-"""The command that runs one case again, exactly as a user types it."""
+"""The commands that run or show one case again, as a user types them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from harness.core.records import CaseResult
 OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios"}
 EPOCHS = "epochs"
 """The scenario, and the key of `run.json`, of a run of `mla-harness epochs`."""
-DEFAULTS = {"device": ("auto",), "kernel": (None,), "scenarios": (None,)}
 
 
 def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
-    """`mla-harness run ID` with what else decides the outcome: fault, kernel, plug-ins, seed, device."""
+    """`mla-harness run ID` with all that decides the outcome: fault, kernel, plug-ins, seed, device."""
     if result.scenario == EPOCHS and EPOCHS in options:
         return _epochs(options[EPOCHS])
     return reproduce_case(result.id, result.fault, options)
 
 
 def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> str:
-    """`mla-harness run ID` for a case that has no result of its own, such as the smallest that fails."""
+    """`mla-harness run ID` for a case without a result, such as the smallest failing one."""
     words = ["mla-harness", "run", case_id]
     for name, flag in OPTION_FLAGS.items():
         value = options.get(name)
-        if value and value not in DEFAULTS[name]:
+        if value and (name, value) != ("device", "auto"):
             words += [flag, str(value)]
     words += _rest(options)
     if fault:
@@ -43,7 +42,7 @@ def _epochs(questions: dict[str, Any]) -> str:
 
 
 def show(case_id: str, options: dict[str, Any]) -> str:
-    """The command that prints one case in full, with what decides which case its id names."""
+    """`mla-harness show ID` with the options that decide which case the id names."""
     words = ["mla-harness", "show", case_id]
     for name in ("kernel", "scenarios"):
         if options.get(name):

@@ -1,6 +1,6 @@
-"""Geometry of the blame diagram: which memory, through which kernel or step and tensor, alarmed which oracle.
+"""Geometry of the blame diagram: from memory through kernel or step and tensor down to the oracle.
 
-It flows downwards and is as narrow as a phone, so that its text is readable without zooming.
+It is as narrow as a phone, so that its text is readable without zooming.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHAR = 7.3
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One box. `css`: bad (to blame, or fired), calm (took no part), step."""
+    """One box. `css`: bad (to blame, or fired), calm (not involved), step."""
 
     x: float
     y: float
@@ -39,27 +39,14 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Caption:
-    """The heading of one layer."""
-
-    y: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A curve from the bottom of one box to the top of another."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class Diagram:
-    """Boxes in layers, with the way that the garbage took."""
+    """Boxes in layers, and the way of the garbage."""
 
     nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
-    captions: tuple[Caption, ...]
+    edges: tuple[str, ...]
+    """Curves from the bottom of one box to the top of another, as SVG paths."""
+    captions: tuple[tuple[float, str], ...]
+    """The height and the text of each layer's heading."""
     height: float
     description: str
     width: int = WIDTH
@@ -75,9 +62,9 @@ def diagram(
     scenario: str = "",
     judged: Iterable[str] = (),
 ) -> Diagram | None:
-    """The way from the blamed memory to the oracles; None when no oracle found anything.
+    """The way from the blamed memory to the oracles; None without a finding.
 
-    `judged` are the oracles that looked: after a crash most of them had nothing to look at, and were not silent.
+    `judged` are the oracles that judged the case. After a crash most of them do not, so they were not silent.
     """
     fired = list(dict.fromkeys(finding.oracle for finding in findings))
     if not fired:
@@ -101,7 +88,7 @@ def diagram(
 
 
 def step_words(case: Case | None, fault: str | None, scenario: str = "") -> list[str]:
-    """What read the memory, in one or two short texts: the op and its kernel, or the engine's step."""
+    """The reader of the memory in one or two short texts: the op and its kernel, or the engine's step."""
     if case and isinstance(case.params, KernelParams):
         words = [f"{case.op} · kernel {case.params.kernel}"]
     elif case and isinstance(case.params, EngineParams):
@@ -115,12 +102,12 @@ def step_words(case: Case | None, fault: str | None, scenario: str = "") -> list
 def _sites(blame: Blame | None, findings: Sequence[Finding]) -> list[tuple[str, str]]:
     blamed = list(blame.sites) if blame else []
     named = list(dict.fromkeys(f.site for f in findings if f.site and f.site not in blamed))
-    # With a blame, what a finding merely names took part in the search and was cleared.
+    # With a blame, other sites that a finding names were cleared by the search.
     sites = [(text, "bad") for text in _few(blamed or named)]
     cleared = [name for name in (blame.trials if blame else {}) if name not in blamed and "," not in name]
     num_cleared = sum(name not in ("", "nothing") and not name.startswith("all but") for name in cleared)
     if sites and num_cleared:
-        # Above the others, so that no way leads through its box.
+        # Above the others, so that no edge crosses its box.
         sites.insert(0, (num(num_cleared, "site") + " cleared", "calm"))
     return sites or [("no poison is needed", "calm")]
 
@@ -137,7 +124,7 @@ def _lay_out(
     captions, rows = [], []
     y = 0.0
     for caption, boxes in layers:
-        captions.append(Caption(y + 14, caption))
+        captions.append((y + 14, caption))
         y += CAPTION
         nodes, y = _place(boxes, y)
         rows.append(nodes)
@@ -145,17 +132,19 @@ def _lay_out(
     edges = [
         _edge(start, end)
         for upper, lower in pairwise(rows)
-        # A step is a chain of words about one thing: what flows in reaches its first box and leaves its last.
+        # The boxes of a step are one thing: edges enter its first box and leave its last.
         for start in (upper[-1:] if upper[0].css == "step" else upper)
         for end in (lower[:1] if lower[0].css == "step" else lower)
-        # What took no part has no way to anything.
+        # A calm box has no edges.
         if "calm" not in (start.css, end.css) and ("step" in (start.css, end.css) or (start.whole, end.whole) in seen)
     ]
     return Diagram(
         nodes=tuple(node for nodes in rows for node in nodes),
         edges=tuple(edges),
-        captions=tuple(captions), height=y - FLOW + 2, description=description,
-    )  # fmt: skip
+        captions=tuple(captions),
+        height=y - FLOW + 2,
+        description=description,
+    )
 
 
 def _place(boxes: list[tuple[str, str]], y: float) -> tuple[list[Node], float]:
@@ -176,7 +165,7 @@ def _place(boxes: list[tuple[str, str]], y: float) -> tuple[list[Node], float]:
     return nodes, y - 8
 
 
-def _edge(start: Node, end: Node) -> Edge:
+def _edge(start: Node, end: Node) -> str:
     x1, y1, x2, y2 = start.x + start.width / 2, start.y + ROW, end.x + end.width / 2, end.y
     middle = (y1 + y2) / 2
-    return Edge(f"M{x1:g} {y1:g}C{x1:g} {middle:g} {x2:g} {middle:g} {x2:g} {y2 - 1:g}")
+    return f"M{x1:g} {y1:g}C{x1:g} {middle:g} {x2:g} {middle:g} {x2:g} {y2 - 1:g}"

@@ -1,8 +1,8 @@
-"""Failures that look alike told once: of a matrix, one cause fails many cases."""
+"""Failures that look alike in one group: one cause fails many cases of a matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.core.oracle_spec import most_telling_first
@@ -13,33 +13,21 @@ MAX_SENTENCE = 360
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One case of a group."""
-
-    anchor: str
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
 class Group:
     """Cases of one scenario that failed by the same oracles on the same tensor, blaming the same memory."""
 
-    verdict: str
-    scenario: str
+    members: tuple[CaseResult, ...]
     sentence: str
     oracles: tuple[str, ...]
     sites: tuple[str, ...]
-    refs: tuple[str, ...]
-    fault: str | None
-    members: tuple[Member, ...]
 
 
-def failure_groups(results: Sequence[CaseResult], blames: dict[str, Blame], anchors: dict[str, str]) -> list[Group]:
-    """The groups in the order of their first case; `results` are bad ones."""
+def failure_groups(failed: Iterable[CaseResult], blames: dict[str, Blame]) -> list[Group]:
+    """The groups in the order of their first case. `blames` are by job key."""
     found: dict[tuple[object, ...], list[CaseResult]] = {}
-    for result in results:
+    for result in failed:
         found.setdefault(_likeness(result, blames.get(result.key)), []).append(result)
-    return [_group(results, blames.get(results[0].key), anchors) for results in found.values()]
+    return [_group(results, blames.get(results[0].key)) for results in found.values()]
 
 
 def _likeness(result: CaseResult, blame: Blame | None) -> tuple[object, ...]:
@@ -48,14 +36,13 @@ def _likeness(result: CaseResult, blame: Blame | None) -> tuple[object, ...]:
     return (result.verdict, result.scenario, result.fault, *first, blame.sites if blame else ())
 
 
-def _group(results: list[CaseResult], blame: Blame | None, anchors: dict[str, str]) -> Group:
+def _group(results: list[CaseResult], blame: Blame | None) -> Group:
     first = results[0]
     ordered = most_telling_first(first.findings)
-    sentence = ordered[0].message if ordered else first.reason
     named = tuple(dict.fromkeys(finding.site for finding in ordered if finding.site))
     return Group(
-        verdict=first.verdict.value, scenario=first.scenario, sentence=one_line(sentence or first.reason, MAX_SENTENCE),
+        members=tuple(results),
+        sentence=one_line((ordered[0].message if ordered else "") or first.reason, MAX_SENTENCE),
         oracles=tuple(dict.fromkeys(finding.oracle for finding in ordered)),
-        sites=blame.sites if blame and blame.sites else named, refs=first.refs, fault=first.fault,
-        members=tuple(Member(anchors[result.key], result.id) for result in results),
-    )  # fmt: skip
+        sites=blame.sites if blame and blame.sites else named,
+    )

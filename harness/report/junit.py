@@ -1,8 +1,12 @@
-"""`junit.xml`: what CI servers read. A finding is a failure; a dead worker and our own faults are errors."""
+"""`junit.xml`: what CI servers read. A finding is a failure; a dead worker and errors of the harness are errors.
+
+A known failure counts as skipped, with its issue in the message.
+"""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -11,15 +15,14 @@ from harness.report.command import reproduce
 from harness.report.wording import model_sentence, one_line, printable
 from harness.store.run_folder import RunStore
 
-FAULT_SUITE = "faults put back"
+FAULT_SUITE = "injected faults"
 
 
 def render(store: RunStore) -> str:
     """The run as JUnit XML: one suite for each scenario, and one for faults when there are any."""
     root = ET.Element("testsuites", {"name": "mla-harness"})
     blames = store.blames()
-    results = store.results()
-    for scenario, group in groupby(results, key=lambda result: result.scenario):
+    for scenario, group in groupby(store.results(), key=lambda result: result.scenario):
         _add_suite(root, scenario, list(group), store, blames)
     faults = store.faults()
     if faults:
@@ -34,18 +37,24 @@ def render(store: RunStore) -> str:
 def _add_suite(
     root: ET.Element, name: str, results: Sequence[CaseResult], store: RunStore, blames: dict[str, Blame]
 ) -> None:
-    verdicts = [result.verdict for result in results]
-    suite = ET.SubElement(root, "testsuite", {
-        "name": printable(name),
-        "tests": str(len(results)),
-        "failures": str(verdicts.count(Verdict.FAIL)),
-        "errors": str(verdicts.count(Verdict.CRASH) + verdicts.count(Verdict.ERROR)),
-        "skipped": str(verdicts.count(Verdict.SKIP)),
-        "time": f"{sum(result.seconds for result in results):.3f}",
-        "timestamp": store.plan.started,
-    })  # fmt: skip
+    counts = Counter(result.verdict for result in results)
+    suite = _suite(
+        root,
+        name,
+        results,
+        failures=counts[Verdict.FAIL],
+        errors=counts[Verdict.CRASH] + counts[Verdict.ERROR],
+        skipped=counts[Verdict.SKIP] + counts[Verdict.KNOWN],
+    )
+    suite.set("timestamp", store.plan.started)
     for result in results:
         _add_case(suite, result, store, blames.get(result.key))
+
+
+def _suite(root: ET.Element, name: str, results: Sequence[CaseResult | FaultResult], **counts: int) -> ET.Element:
+    numbers = {name: str(count) for name, count in {"tests": len(results), **counts}.items()}
+    seconds = sum(result.seconds for result in results)
+    return ET.SubElement(root, "testsuite", {"name": printable(name), **numbers, "time": f"{seconds:.3f}"})
 
 
 def _add_case(suite: ET.Element, result: CaseResult, store: RunStore, blame: Blame | None) -> None:
@@ -53,7 +62,7 @@ def _add_case(suite: ET.Element, result: CaseResult, store: RunStore, blame: Bla
     element = ET.SubElement(suite, "testcase", {name: printable(value) for name, value in attributes.items()})
     if result.accuracy is not None:
         _add_properties(element, result.accuracy)
-    if result.verdict is Verdict.SKIP:
+    if result.verdict in (Verdict.SKIP, Verdict.KNOWN):
         ET.SubElement(element, "skipped", {"message": one_line(result.reason)})
     elif result.verdict is not Verdict.PASS:
         kind = "failure" if result.verdict is Verdict.FAIL else "error"
@@ -99,14 +108,8 @@ def _details(result: CaseResult, blame: Blame | None, command: str) -> str:
 
 
 def _add_fault_suite(root: ET.Element, faults: Sequence[FaultResult]) -> None:
-    suite = ET.SubElement(root, "testsuite", {
-        "name": FAULT_SUITE,
-        "tests": str(len(faults)),
-        "failures": str(sum(not fault.caught for fault in faults)),
-        "errors": "0",
-        "skipped": "0",
-        "time": f"{sum(fault.seconds for fault in faults):.3f}",
-    })  # fmt: skip
+    missed = sum(not fault.caught for fault in faults)
+    suite = _suite(root, FAULT_SUITE, faults, failures=missed, errors=0, skipped=0)
     for fault in faults:
         name = f"{fault.fault} on {fault.case}"
         attributes = {"classname": fault.scenario, "name": printable(name), "time": f"{fault.seconds:.3f}"}

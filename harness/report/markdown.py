@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
 from harness.report.command import reproduce
 from harness.report.terminal import BAD
-from harness.report.terminal_history import change_line, count_line, flaky_line
-from harness.report.wording import accuracy_title, num, one_line
-from harness.store.history.compare import Change, Comparison
+from harness.report.terminal_history import change_groups, change_line, count_line, flaky_line
+from harness.report.wording import accuracy_title, known_line, num, one_line
+from harness.store.history.compare import Comparison
 from harness.store.history.trends import Trends
 from harness.store.run_folder import NEVER_RAN, RunStore
-from harness.store.summary import accuracy_records, totals
+from harness.store.summary import accuracy_records, by_scenario, totals
 
 MAX_LISTED = 20
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()!|~&$])")
@@ -32,6 +32,7 @@ def render(store: RunStore, comparison: Comparison | None = None, trends: Trends
         _totals(results),
         _changes(comparison),
         _failures(store, results),
+        _known(results),
         _faults(faults),
         _accuracy(accuracy_records([*results, *faults])),
         _flaky(trends),
@@ -45,10 +46,12 @@ def _headline(store: RunStore, results: Sequence[CaseResult], faults: Sequence[F
     bad = [f"{num_bad} of {num(len(results), 'case')} not good"] if num_bad else []
     bad += [f"{num(num_missed, 'fault')} not caught"] if num_missed else []
     num_passed = sum(result.verdict is Verdict.PASS for result in results)
-    if not bad and not num_passed and not faults:
+    num_known = sum(result.verdict is Verdict.KNOWN for result in results)
+    if not bad and not num_passed and not num_known and not faults:
         bad = ["nothing was judged"]
     good = [num(num_passed, "case") + " passed"] if num_passed else []
     good += [num(len(faults), "fault") + " caught"] if faults else []
+    good += [num(num_known, "known failure")] if num_known else []
     mark = "\u274c" if bad else "\u2705"
     words = one_line(store.plan.command, 120)
     return f"## {mark} {_escaped(words)}: {', '.join(bad or good)}"
@@ -58,33 +61,29 @@ def _facts(store: RunStore) -> list[str]:
     source, environment = store.plan.source, store.plan.environment
     code = " ".join(filter(None, [source.branch, source.short_commit]))
     machine = (environment.get("gpus") and environment["gpus"][0].get("name")) or environment.get("cpu")
-    facts = (
-        store.plan.run_id, code, f"{store.plan.seconds:.1f} s",
-        f"torch {environment['torch']}" if environment.get("torch") else "", str(machine or ""),
-    )  # fmt: skip
+    torch = f"torch {environment['torch']}" if environment.get("torch") else ""
+    facts = (store.plan.run_id, code, f"{store.plan.seconds:.1f} s", torch, str(machine or ""))
     return [_escaped(" · ".join(filter(None, facts)))]
 
 
 def _totals(results: Sequence[CaseResult]) -> list[str]:
     if not results:
         return []
-    groups: dict[str, list[CaseResult]] = {}
-    for result in results:
-        groups.setdefault(result.scenario, []).append(result)
+    groups, verdicts = by_scenario(results), list(totals(results))
     # A scenario in which all is well is one of many; they are counted together.
     shown = {name: group for name, group in groups.items() if any(one.verdict in BAD for one in group)}
     rows = [
         # A bar ends a cell of a table even in a code span.
-        [_code(name).replace("|", "\\|"), *_counts(group), _seconds(group)]
+        [_code(name).replace("|", "\\|"), *_counts(group, verdicts), _seconds(group)]
         for name, group in list(shown.items())[:MAX_LISTED]
     ]
     others = [result for name, group in groups.items() if name not in shown for result in group]
     if others:
         named = num(len(groups) - len(shown), "scenario") + (" without a failure" if shown else "")
-        rows.append([named, *_counts(others), _seconds(others)])
+        rows.append([named, *_counts(others, verdicts), _seconds(others)])
     if len(groups) > 1 and shown:
-        rows.append(["**all**", *_counts(results), _seconds(results)])
-    return _table(["scenario", *(verdict.value for verdict in Verdict), "s"], rows)
+        rows.append(["**all**", *_counts(results, verdicts), _seconds(results)])
+    return _table(["scenario", *verdicts, "s"], rows)
 
 
 def _changes(comparison: Comparison | None) -> list[str]:
@@ -92,40 +91,32 @@ def _changes(comparison: Comparison | None) -> list[str]:
         return []
     before = comparison.before
     code = _escaped(" ".join(filter(None, [before.source.branch, before.source.short_commit])))
-    told = [
+    lines = [
         f"### Against {_code(before.run_id)}" + (f" ({code})" if code else ""),
         "",
         _escaped(count_line(comparison)),
     ]
-    groups: Iterable[tuple[str, Sequence[Change]]] = (
-        ("New failures", comparison.new_failures),
-        ("Failing in another way", comparison.other_failures),
-        ("Fixed", comparison.fixed),
-        ("No longer judged", comparison.not_judged),
-        ("Accuracy changed", comparison.accuracy),
-        ("Time changed", comparison.time),
-    )
-    for title, changes in groups:
+    for title, changes in change_groups(comparison).items():
         if changes:
-            told += ["", f"**{title}: {len(changes)}**", "", *_list(map(change_line, changes), len(changes))]
-    return told
+            lines += ["", f"**{title.capitalize()}: {len(changes)}**", "", *_list(list(map(change_line, changes)))]
+    return lines
 
 
 def _failures(store: RunStore, results: Sequence[CaseResult]) -> list[str]:
     bad = [result for result in results if result.verdict in BAD and result.reason != NEVER_RAN]
     never_ran = sum(result.reason == NEVER_RAN for result in results)
     blames = store.blames()
-    told = ["### Failures", ""] if bad or never_ran else []
+    lines = ["### Failures", ""] if bad or never_ran else []
     alike: dict[tuple[str, str], list[CaseResult]] = {}
     for result in bad:
         alike.setdefault((result.scenario, _message(result)), []).append(result)
     for first, *others in list(alike.values())[:MAX_LISTED]:
-        told += _failure(first, blames.get(first.key), reproduce(first, store.plan.options), num_alike=len(others))
+        lines += _failure(first, blames.get(first.key), reproduce(first, store.plan.options), num_alike=len(others))
     if len(alike) > MAX_LISTED:
-        told.append(f"- and {len(alike) - MAX_LISTED} more kinds: see report.html")
+        lines.append(f"- and {len(alike) - MAX_LISTED} more kinds: see report.html")
     if never_ran:
-        told.append(f"- {num(never_ran, 'case')} never ran: the run ended before")
-    return told
+        lines.append(f"- {num(never_ran, 'case')} never ran: the run ended before")
+    return lines
 
 
 def _message(result: CaseResult) -> str:
@@ -134,13 +125,17 @@ def _message(result: CaseResult) -> str:
 
 def _failure(result: CaseResult, blame: Blame | None, command: str, *, num_alike: int) -> list[str]:
     refs = f" ({_escaped(', '.join(result.refs))})" if result.refs else ""
-    told = [f"- **{result.verdict.value}** {_code(result.id)}{refs}: {_escaped(one_line(_message(result), 300))}"]
+    lines = [f"- **{result.verdict.value}** {_code(result.id)}{refs}: {_escaped(one_line(_message(result), 300))}"]
     if num_alike:
-        told.append(f"  <br>and {num(num_alike, 'more case')} of this scenario with the same words")
+        lines.append(f"  <br>and {num(num_alike, 'more case')} of this scenario with the same words")
     if blame and blame.sites:
-        told.append(f"  <br>blame: {', '.join(_code(site) for site in blame.sites)}")
-    told.append(f"  <br>again: {_code(command)}")
-    return told
+        lines.append(f"  <br>blame: {', '.join(_code(site) for site in blame.sites)}")
+    return [*lines, f"  <br>again: {_code(command)}"]
+
+
+def _known(results: Sequence[CaseResult]) -> list[str]:
+    lines = [known_line(result) for result in results if result.verdict is Verdict.KNOWN]
+    return [f"### Known failures: {len(lines)}", "", *_list(lines)] if lines else []
 
 
 def _faults(faults: Sequence[FaultResult]) -> list[str]:
@@ -148,17 +143,19 @@ def _faults(faults: Sequence[FaultResult]) -> list[str]:
     if not missed:
         return []
     lines = [f"{fault.fault} in {fault.case}: {one_line(fault.reason, 200)}" for fault in missed]
-    return ["### Faults that were not caught", "", *_list(lines, len(lines))]
+    return ["### Faults that were not caught", "", *_list(lines)]
 
 
 def _accuracy(records: Sequence[AccuracyRecord]) -> list[str]:
     rows = [
         [
-            _escaped(accuracy_title(record)), ", ".join(f"{epoch.accuracy:.4f}" for epoch in record.epochs),
-            f"{record.baseline.accuracy:.4f}" if record.baseline else "", record.verdict.value,
+            _escaped(accuracy_title(record)),
+            ", ".join(f"{epoch.accuracy:.4f}" for epoch in record.epochs),
+            f"{record.baseline.accuracy:.4f}" if record.baseline else "",
+            record.verdict.value,
         ]
         for record in records[:MAX_LISTED]
-    ]  # fmt: skip
+    ]
     return ["### Accuracy", "", *_table(["measured", "by epoch", "baseline", "verdict"], rows)] if rows else []
 
 
@@ -166,12 +163,12 @@ def _flaky(trends: Trends | None) -> list[str]:
     if trends is None or not trends.flaky:
         return []
     lines = [flaky_line(case) for case in trends.flaky]
-    return [f"### Flaky in the last {num(len(trends.runs), 'run')}", "", *_list(lines, len(lines))]
+    return [f"### Flaky in the last {num(len(trends.runs), 'run')}", "", *_list(lines)]
 
 
-def _list(lines: Iterable[str], count: int) -> list[str]:
-    told = [f"- {_escaped(line)}" for line, _ in zip(lines, range(MAX_LISTED), strict=False)]
-    return told + ([f"- and {count - MAX_LISTED} more"] if count > MAX_LISTED else [])
+def _list(lines: Sequence[str]) -> list[str]:
+    shown = [f"- {_escaped(line)}" for line in lines[:MAX_LISTED]]
+    return shown + ([f"- and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else [])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -179,8 +176,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ruled + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _counts(results: Sequence[CaseResult]) -> list[str]:
-    return [str(count) if count else "·" for count in totals(results).values()]
+def _counts(results: Sequence[CaseResult], verdicts: Iterable[str]) -> list[str]:
+    counts = totals(results)
+    return [str(counts.get(verdict) or "·") for verdict in verdicts]
 
 
 def _seconds(results: Sequence[CaseResult]) -> str:

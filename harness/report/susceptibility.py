@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import html
-import io
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.files import write_atomic
 from harness.core.params import KernelParams, MlaDecodeParams
 from harness.core.records import CaseResult, Verdict
-from harness.report.wording import printable
+from harness.report.wording import one_line, printable
 from harness.scenario.susceptibility import PATTERNS, declared
 from harness.store.run_folder import RunStore
 
@@ -27,7 +27,7 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell: what became of a kernel under one pattern on one site, and the case that makes it again."""
+    """The outcome of a kernel under one pattern on one site, and the case that reproduces it."""
 
     kernel: str
     kv: str
@@ -84,60 +84,41 @@ def to_markdown(found: list[Cell]) -> str:
     for (kernel, kv, site), row in _rows(found).items():
         if all(cell.outcome == "skipped" for cell in row.values()):
             continue
-        mark = " *" if any(cell.is_declared for cell in row.values()) else ""
         texts = [_bold(row[pattern].outcome) if pattern in row else "" for pattern in PATTERNS]
-        lines.append(f"| {kernel} | {kv} | {site}{mark} | {' | '.join(texts)} |")
+        lines.append(f"| {kernel} | {kv} | {site}{_mark(row)} | {' | '.join(texts)} |")
     skipped = {cell.kernel: cell.why for cell in found if cell.outcome == "skipped"}
     if skipped:
         lines += ["", "## Skipped", ""] + [f"- {kernel}: {why}" for kernel, why in skipped.items()]
     bad: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in found:
         if cell.outcome not in ("clean", "skipped"):
-            # One cause fills many cells: what differs is only the pattern that the reason names.
+            # One cause fills many cells. Their reasons differ only in the pattern.
             bad.setdefault((cell.kernel, cell.outcome, cell.why.partition(" (pattern")[0]), []).append(cell)
     if bad:
         lines += ["", "## Not clean", "", "Each case again: `mla-harness run 'CASE'`."]
     for (kernel, outcome, why), group in bad.items():
-        lines += ["", f"{kernel}, {outcome}: {_short(why)}", ""] + [f"- `{cell.case}`" for cell in group]
+        lines += ["", f"{kernel}, {outcome}: {one_line(why, 200)}", ""] + [f"- `{cell.case}`" for cell in group]
     return "\n".join(lines) + "\n"
 
 
 def to_csv(found: list[Cell]) -> str:
-    """One row a cell."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(("kernel", "kv", "site", "pattern", "outcome", "declared", "case", "why"))
-    for cell in found:
-        marked = "yes" if cell.is_declared else "no"
-        writer.writerow((cell.kernel, cell.kv, cell.site, cell.pattern, cell.outcome, marked, cell.case, cell.why))
-    return stream.getvalue()
+    """A row for each cell."""
+    table = pd.DataFrame(found, columns=[field.name for field in fields(Cell)])
+    table["is_declared"] = table["is_declared"].map({True: "yes", False: "no"})
+    text: str = table.rename(columns={"is_declared": "declared"}).to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def to_html(found: list[Cell]) -> str:
     """One page, no network: the table with the case and the reason behind each cell."""
-    rows = []
-    for (kernel, kv, site), row in _rows(found).items():
-        mark = " *" if any(cell.is_declared for cell in row.values()) else ""
-        texts = "".join(_html_cell(row.get(pattern)) for pattern in PATTERNS)
-        rows.append(f"<tr><th>{html.escape(kernel)}</th><td>{kv}</td><td>{html.escape(site)}{mark}</td>{texts}</tr>")
-    heads = "".join(f"<th>{name}</th>" for name in ("kernel", "KV", "site", *PATTERNS))
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>Susceptibility</title><style>"
-        "body{font:15px/1.4 system-ui,sans-serif;margin:2rem}table{border-collapse:collapse}"
-        "td,th{border:1px solid #ccc;padding:.25rem .6rem;text-align:left}"
-        "thead th{position:sticky;top:0;background:#fff}"
-        ".clean{color:#0a6b2d}.NaN,.crash{background:#f8d0d0;color:#7a0000}.wrong,.off,.error{background:#fde6c3;color:#6b3d00}"
-        ".skipped{color:#666}</style>"
-        f"<h1>Susceptibility</h1><p>{html.escape(LEGEND)}</p><table><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></html>\n"
-    )
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+    environment.filters["mark"] = _mark
+    template = environment.get_template("susceptibility.html")
+    return template.render(legend=LEGEND, patterns=PATTERNS, rows=_rows(found)) + "\n"
 
 
-def _html_cell(cell: Cell | None) -> str:
-    if cell is None:
-        return "<td></td>"
-    title = html.escape(f"{cell.case}\n{cell.why}", quote=True)
-    return f'<td class="{cell.outcome}" title="{title}">{cell.outcome}</td>'
+def _mark(row: dict[str, Cell]) -> str:
+    return " *" if any(cell.is_declared for cell in row.values()) else ""
 
 
 def _rows(found: list[Cell]) -> dict[tuple[str, str, str], dict[str, Cell]]:
@@ -149,7 +130,3 @@ def _rows(found: list[Cell]) -> dict[tuple[str, str, str], dict[str, Cell]]:
 
 def _bold(outcome: str) -> str:
     return outcome if outcome in ("clean", "skipped") else f"**{outcome}**"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else text[:199] + "…"

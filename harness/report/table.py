@@ -21,6 +21,9 @@ COLUMNS = (
 )  # fmt: skip
 """The columns from `task` on describe one epoch. They are empty for a case that measures no accuracy."""
 
+KNOWN_COLUMNS = ("known_issue", "known_in")
+"""Further columns of a run with a known failure: the upstream issue, the engine and the versions that have it."""
+
 _OF_RECORD = {"task", "model", "model_hash", "engine", "dtype", "filter"}
 _OF_EPOCH = set(COLUMNS) & set(EpochAccuracy.model_fields)
 
@@ -33,6 +36,8 @@ def render(store: RunStore) -> str:
         blame = blames.get(result.key)
         row = {
             **_columns(result),
+            "known_issue": result.known.issue if result.known else "",
+            "known_in": f"{result.known.engine} {result.known.versions}" if result.known else "",
             "blamed": " ".join(blame.sites) if blame else "",
             "blame_how": blame.how if blame else "",
             "params": json.dumps(jobs[result.key].case.values(), sort_keys=True, allow_nan=False),
@@ -40,13 +45,14 @@ def render(store: RunStore) -> str:
         }
         rows += [row | epoch for epoch in _epochs(result.accuracy)]
     cells = [{name: _cell(value) for name, value in row.items()} for row in rows]
+    known = KNOWN_COLUMNS if any(row["known_issue"] for row in rows) else ()
     # Objects, because a column of numbers would write counts beside empty cells as fractions.
-    text: str = pd.DataFrame(cells, columns=COLUMNS, dtype=object).to_csv(index=False, lineterminator="\n")
+    text: str = pd.DataFrame(cells, columns=[*COLUMNS, *known], dtype=object).to_csv(index=False, lineterminator="\n")
     return text
 
 
 def _epochs(record: AccuracyRecord | None) -> list[dict[str, object]]:
-    """The columns of each epoch; one empty set for a case without."""
+    """The columns of each epoch; one empty dict for a case without epochs."""
     return [_of_epoch(record, epoch) for epoch in record.epochs] if record and record.epochs else [{}]
 
 
@@ -54,7 +60,7 @@ def _of_epoch(record: AccuracyRecord, epoch: EpochAccuracy) -> dict[str, object]
     row = record.model_dump(include=_OF_RECORD) | epoch.model_dump(include=_OF_EPOCH)
     row |= {"model_note": record.note, "ci_low": epoch.interval[0], "ci_high": epoch.interval[1]}
     if not epoch.num_questions:
-        # Without a question there is no accuracy, and a 0 would be read as one.
+        # Without questions there is no accuracy. A 0 would read as one.
         row |= dict.fromkeys(("accuracy", "ci_low", "ci_high"))
     if record.baseline:
         row |= {"baseline": record.baseline.name, "baseline_accuracy": record.baseline.accuracy}

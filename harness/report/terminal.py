@@ -1,27 +1,34 @@
-"""What a run looks like in a terminal: a live line while it lasts, then tables, failures and totals."""
+"""A run in a terminal: a live line while it lasts, then tables, failures and totals."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from harness.core.cases import Job
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report.command import reproduce, reproduce_case
-from harness.report.terminal_accuracy import print_accuracy
-from harness.report.wording import first_nan_lines, num, one_line, printable
+from harness.report.terminal_accuracy import print_accuracy, progress_bar
+from harness.report.wording import first_nan_lines, known_line, num, one_line, printable
 from harness.store.run_folder import NEVER_RAN, RunStore
-from harness.store.summary import accuracy_records, totals
+from harness.store.summary import accuracy_records, by_scenario, totals
 
-STYLES = {"pass": "green", "fail": "bold red", "crash": "bold magenta", "skip": "dim", "error": "bold yellow"}
+STYLES = {
+    "pass": "green",
+    "fail": "bold red",
+    "crash": "bold magenta",
+    "skip": "dim",
+    "error": "bold yellow",
+    "known": "cyan",
+}
 BAD = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR)
 MAX_FAILURES = 20
 MAX_FINDINGS = 3
@@ -30,7 +37,7 @@ PIPE_WIDTH = 140
 
 
 def console_for(stream: IO[str] | None = None) -> Console:
-    """A console that prints what it is given: no markup, so a kernel's message cannot colour or break the line."""
+    """A console without markup, so that a kernel's message cannot colour or break a line."""
     target = stream or sys.stdout
     # A file or a CI log has no width of its own.
     width = None if target.isatty() else PIPE_WIDTH
@@ -43,12 +50,8 @@ class LiveProgress:
     def __init__(self, console: Console, num_jobs: int, what: str = "cases") -> None:
         self._console = console
         self._running: dict[str, str] = {}
-        self._counts = dict.fromkeys((verdict.value for verdict in Verdict), 0)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}", markup=False), console=console, transient=True,
-            disable=not console.is_terminal,
-        )  # fmt: skip
+        self._counts: Counter[str] = Counter()
+        self._progress = progress_bar(console)
         self._task = self._progress.add_task(what, total=num_jobs, note="starting workers")
 
     def __enter__(self) -> LiveProgress:
@@ -73,24 +76,25 @@ class LiveProgress:
         self._update(1)
 
     def _update(self, advance: int) -> None:
-        counts = " ".join(f"{name} {count}" for name, count in self._counts.items() if count)
+        counts = " ".join(f"{verdict.value} {n}" for verdict in Verdict if (n := self._counts[verdict.value]))
         running = one_line(next(iter(self._running.values()), ""), 50)
         self._progress.update(self._task, advance=advance, note=f"{counts}  {running}")
 
 
 def verdict_text(verdict: str) -> Text:
-    """A verdict in its colour, in capitals when somebody should look."""
-    return Text(verdict.upper() if verdict in ("fail", "crash", "error") else verdict, style=STYLES[verdict])
+    """A verdict in its colour, in capitals when it needs a look."""
+    return Text(verdict.upper() if verdict in BAD else verdict, style=STYLES[verdict])
 
 
 def print_run(console: Console, store: RunStore) -> None:
-    """Everything a finished run says: table, failures with blame and command, totals, where the reports are."""
+    """Print a finished run: table, failures with blame and command, totals, the path of the page."""
     results, blames = store.results(), store.blames()
     console.print(verdict_table(results))
     print_accuracy(console, accuracy_records([*results, *store.faults()]))
     print_failures(console, store, results, blames)
     for fault in store.faults():
         console.print(fault_line(fault), soft_wrap=True)
+    print_known(console, results)
     print_skips(console, results)
     print_lost(console, results)
     console.print(totals_line(results, store.plan.seconds))
@@ -101,18 +105,22 @@ def verdict_table(results: Sequence[CaseResult]) -> Table:
     """Counts of verdicts, a row for each scenario in the order they ran."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("scenario", no_wrap=True)
-    for verdict in Verdict:
-        table.add_column(verdict.value, justify="right")
+    verdicts = list(totals(results))
+    for verdict in verdicts:
+        table.add_column(verdict, justify="right")
     table.add_column("s", justify="right")
     table.add_column("references", style="dim", overflow="fold")
-    groups: dict[str, list[CaseResult]] = {}
-    for result in results:
-        groups.setdefault(result.scenario, []).append(result)
-    for name, group in groups.items():
-        counts = [Text(str(n) if n else "·", style=STYLES[v] if n else "dim") for v, n in totals(group).items()]
+    for name, group in by_scenario(results).items():
+        found = totals(group)
+        counts = [count_text(verdict, found.get(verdict, 0)) for verdict in verdicts]
         seconds = f"{sum(result.seconds for result in group):.1f}"
         table.add_row(printable(name), *counts, seconds, ", ".join(group[0].refs))
     return table
+
+
+def count_text(verdict: str, count: int) -> Text:
+    """A count in the colour of its verdict, and a dim dot for 0."""
+    return Text(str(count), style=STYLES[verdict]) if count else Text("·", style="dim")
 
 
 def print_failures(console: Console, store: RunStore, results: Sequence[CaseResult], blames: dict[str, Blame]) -> None:
@@ -139,7 +147,7 @@ def print_failures(console: Console, store: RunStore, results: Sequence[CaseResu
 def print_failure(
     console: Console, result: CaseResult, blame: Blame | None, command: str, *, with_log: bool = True
 ) -> None:
-    """One failing case: its findings, the memory to blame, the end of its log, and how to see it again."""
+    """Print one failing case: findings, the memory to blame, the end of its log, and the command to run it again."""
     console.print(verdict_text(result.verdict.value), printable(result.id), soft_wrap=True)
     if result.refs:
         console.print("  refs:", ", ".join(result.refs), soft_wrap=True)
@@ -167,18 +175,26 @@ def finding_line(finding: Finding) -> str:
     return f"{finding.oracle}: " + (f"{found}: " if found else "") + one_line(finding.message)
 
 
+def print_known(console: Console, results: Sequence[CaseResult]) -> None:
+    """The known failures, a line each. Nothing when there is none."""
+    known = [result for result in results if result.verdict is Verdict.KNOWN]
+    if known:
+        console.print(f"known failures: {len(known)}", style=STYLES["known"])
+    for result in known[:MAX_FAILURES]:
+        console.print("  " + known_line(result), soft_wrap=True)
+    if len(known) > MAX_FAILURES:
+        console.print(f"  and {len(known) - MAX_FAILURES} more in results.csv")
+
+
 def print_skips(console: Console, results: Sequence[CaseResult]) -> None:
     """Why cases were skipped, each reason once."""
-    reasons: dict[str, int] = {}
-    for result in results:
-        if result.verdict is Verdict.SKIP:
-            reasons[result.reason] = reasons.get(result.reason, 0) + 1
+    reasons = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
     for reason, count in reasons.items():
         console.print(f"skipped {num(count, 'case')}: {one_line(reason)}", style="dim", soft_wrap=True)
 
 
 def print_lost(console: Console, results: Sequence[CaseResult]) -> None:
-    """Which cases a cluster planned again, and after the loss of which node."""
+    """The cases that a cluster planned again, with the lost nodes."""
     for result in [result for result in results if result.lost_nodes][:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)
         console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)
@@ -187,7 +203,7 @@ def print_lost(console: Console, results: Sequence[CaseResult]) -> None:
 def totals_line(results: Sequence[CaseResult], seconds: float) -> Text:
     """`12 pass, 1 fail in 4.2 s`, in the colour of the worst."""
     counts = {name: count for name, count in totals(results).items() if count}
-    worst = next((name for name in ("fail", "crash", "error", "pass") if name in counts), "skip")
+    worst = next((name for name in ("fail", "crash", "error", "pass", "known") if name in counts), "skip")
     words = ", ".join(f"{count} {name}" for name, count in counts.items()) or "no cases"
     return Text(f"{words} in {seconds:.1f} s", style=STYLES[worst])
 

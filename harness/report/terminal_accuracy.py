@@ -18,17 +18,27 @@ MAX_RECORDS = 30
 SHOWN_EPOCHS = 20
 
 
+def progress_bar(console: Console) -> Progress:
+    """A bar with a count, the time and a note. It shows nothing without a terminal."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
 class EpochProgress:
     """A bar for the epoch that runs; without a terminal, a line at the end of each epoch."""
 
     def __init__(self, console: Console, num_epochs: int) -> None:
         self._console = console
         self._num_epochs = num_epochs
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}", markup=False), console=console, transient=True,
-            disable=not console.is_terminal,
-        )  # fmt: skip
+        self._progress = progress_bar(console)
         self._task = self._progress.add_task(f"epoch 1 of {num_epochs}", total=None, note="")
         self._ended: set[int] = set()
 
@@ -40,7 +50,7 @@ class EpochProgress:
         self._progress.stop()
 
     def update(self, state: dict[str, int]) -> None:
-        """Take in where the run stands."""
+        """Show the progress in `state`."""
         epoch, answered, total = state["epoch"], state["answered"], state["num_questions"]
         share = f"accuracy {state['num_correct'] / answered:.4f}"
         note = share + (f", {state['unanswered']} unanswered" if state["unanswered"] else "")
@@ -57,7 +67,7 @@ def _speed(state: dict[str, int]) -> str:
 
 
 def print_accuracy(console: Console, records: Sequence[AccuracyRecord]) -> None:
-    """The epochs of each record with their intervals, and the sentence that says what they come to."""
+    """Print the epochs of each record with their intervals, and the judgement."""
     for record in records[:MAX_RECORDS]:
         console.print(Text(one_line(accuracy_title(record), 300), style="bold"), soft_wrap=True)
         if sentence := model_sentence(record):

@@ -10,21 +10,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.core.records import Verdict
-from harness.report.terminal import STYLES, verdict_text
+from harness.report.terminal import STYLES, count_text, verdict_text
 from harness.report.wording import num, one_line, printable
 from harness.store.history.compare import Change, Comparison
 from harness.store.history.entry import CaseEntry, RunEntry
 from harness.store.history.runs import RunPoint
 from harness.store.history.trends import LETTERS, CaseTrend, Trends
+from harness.store.summary import shown_verdicts
 
 MAX_LISTED = 20
 MAX_LETTERS = 60
 MAX_ROWS = 200
-"""Runs of a table; a thousand rows take longer to lay out than to find."""
-LEGEND = "oldest run first: " + ", ".join(f"{letter} {verdict}" for verdict, letter in LETTERS.items()) + ", . not run"
+"""Rows of a table; a thousand take seconds to lay out."""
 _NUMBERS = {*LETTERS, "faults", "s", "median s", "accuracy"}
 _LEAST_WIDTHS = {"run": 21, "started (UTC)": 16, "commit": 8, "branch": 6, "s": 6}
+_GROUP_STYLES = {
+    "new failures": "bold red",
+    "failing in another way": "red",
+    "known failures": STYLES["known"],
+    "fixed": "green",
+    "no longer judged": "yellow",
+}
 _STYLES = {LETTERS[verdict]: style for verdict, style in STYLES.items()}
 
 
@@ -32,10 +38,11 @@ def print_runs(console: Console, found: Trends) -> None:
     """The runs, newest last, and the cases that are flaky in them."""
     if not _has_runs(console, found):
         return
-    table = _table("run", "started (UTC)", "commit", "branch", *(verdict.value for verdict in Verdict), "faults", "s")
+    verdicts = shown_verdicts({name for run in found.runs for name in run.totals})
+    table = _table("run", "started (UTC)", "commit", "branch", *verdicts, "faults", "s")
     table.add_column("command", overflow="ellipsis", no_wrap=True, min_width=12)
     for run in found.runs[-MAX_ROWS:]:
-        counts = [_count(name, count) for name, count in run.totals.items()]
+        counts = [count_text(name, run.totals.get(name, 0)) for name in verdicts]
         caught = f"{run.num_caught}/{run.num_faults}" if run.num_faults else ""
         command = one_line(run.command.removeprefix("mla-harness "), 60)
         table.add_row(*_place(run), *counts, caught, f"{run.seconds:.1f}", command)
@@ -47,14 +54,16 @@ def print_scenario(console: Console, name: str, found: Trends) -> None:
     """One scenario: a row for each run, then the cases and faults that were not always the same."""
     if not _has_runs(console, found):
         return
-    table = _table("run", "started (UTC)", "commit", "branch", "pass", "fail", "skip", "s", "accuracy")
     trend = found.scenarios[0] if found.scenarios else None
+    has_known = trend is not None and any(trend.num_known)
+    verdicts = ("pass", "fail", "skip", "known") if has_known else ("pass", "fail", "skip")
+    table = _table("run", "started (UTC)", "commit", "branch", *verdicts, "s", "accuracy")
     for index, run in list(enumerate(found.runs))[-MAX_ROWS:]:
         if trend is None:
-            table.add_row(*_place(run), *[""] * 5)
+            table.add_row(*_place(run))
             continue
-        numbers = (trend.num_passed[index], trend.num_failed[index], trend.num_skipped[index])
-        counts = [_count(verdict, count) for verdict, count in zip(("pass", "fail", "skip"), numbers, strict=True)]
+        columns = (trend.num_passed, trend.num_failed, trend.num_skipped, trend.num_known)
+        counts = [count_text(verdict, column[index]) for verdict, column in zip(verdicts, columns, strict=False)]
         table.add_row(*_place(run), *counts, _number(trend.seconds[index], 1), _number(trend.accuracies[index], 4))
     console.print(table)
     _print_changing(console, name, found)
@@ -87,27 +96,32 @@ def print_case(console: Console, name: str, found: Trends, results: Sequence[Cas
 
 
 def print_comparison(console: Console, found: Comparison) -> None:
-    """New failures, then what was mended, then accuracy and time; last what is as it was."""
+    """The groups of changes, then how much is unchanged."""
     for title, run in (("before", found.before), ("after ", found.after)):
         console.print(f"{title} {_describe(run)}", soft_wrap=True)
     if not found.is_like_with_like:
         console.print("options, machine or versions are not the same in both", style="yellow")
-    groups: tuple[tuple[str, str, Sequence[Change]], ...] = (
-        ("new failures", "bold red", found.new_failures),
-        ("failing in another way", "red", found.other_failures),
-        ("fixed", "green", found.fixed),
-        ("no longer judged", "yellow", found.not_judged),
-        ("accuracy changed", "", found.accuracy),
-        ("time changed", "", found.time),
-    )
-    for title, style, changes in groups:
+    for title, changes in change_groups(found).items():
         if changes or title in ("new failures", "fixed"):
-            console.print(f"\n{title}: {len(changes)}", style=style if changes else "")
+            console.print(f"\n{title}: {len(changes)}", style=_GROUP_STYLES.get(title) if changes else None)
         for change in changes[:MAX_LISTED]:
             console.print("  " + change_line(change), soft_wrap=True)
         if len(changes) > MAX_LISTED:
             console.print(f"  and {len(changes) - MAX_LISTED} more (--json has all)")
     console.print(f"\n{count_line(found)}", soft_wrap=True)
+
+
+def change_groups(found: Comparison) -> dict[str, tuple[Change, ...]]:
+    """The changes by title, what matters most first."""
+    return {
+        "new failures": found.new_failures,
+        "failing in another way": found.other_failures,
+        "known failures": found.known,
+        "fixed": found.fixed,
+        "no longer judged": found.not_judged,
+        "accuracy changed": found.accuracy,
+        "time changed": found.time,
+    }
 
 
 def change_line(change: Change) -> str:
@@ -130,8 +144,9 @@ def change_line(change: Change) -> str:
 
 
 def count_line(found: Comparison) -> str:
-    """How much was compared, and what stayed as it was."""
+    """How much was compared, and how much is unchanged."""
     parts = [f"{found.num_shared} in both runs", num(found.num_same_failures, "failure") + " as before"]
+    parts += [num(found.num_same_known, "known failure") + " as before"] if found.num_same_known else []
     parts += [f"{found.num_new} only in the newer"] if found.num_new else []
     parts += [f"{found.num_gone} only in the older"] if found.num_gone else []
     return ", ".join(parts)
@@ -147,9 +162,9 @@ def flaky_line(case: CaseTrend) -> str:
 
 
 def _has_runs(console: Console, found: Trends) -> bool:
-    """Whether there is a run to print; says so when there is none, and how many are left out when there are many."""
+    """Whether there is a run to print. Prints a line when there is none, or when older runs are left out."""
     if not found.runs:
-        console.print("no run in the history is like that; see `mla-harness history`")
+        console.print("no run in the history matches; see `mla-harness history`")
     elif len(found.runs) > MAX_ROWS:
         console.print(f"the newest {MAX_ROWS} of {len(found.runs)} runs (--json has all)")
     return bool(found.runs)
@@ -157,11 +172,11 @@ def _has_runs(console: Console, found: Trends) -> bool:
 
 def _print_changing(console: Console, name: str, found: Trends) -> None:
     changing = [
-        case for case in found.cases if len(set(case.verdicts) - {".", "s"}) > 1 or set(case.verdicts) & {*"fce"}
+        case for case in found.cases if len(set(case.verdicts) - {".", "s"}) > 1 or set(case.verdicts) & {*"fcek"}
     ]
     steady = len(found.cases) - len(changing)
     if changing:
-        table = _table("case", LEGEND, "median s")
+        table = _table("case", _legend(changing), "median s")
         for case in changing[:MAX_LISTED]:
             known = [seconds for seconds in case.seconds if seconds is not None]
             median = f"{statistics.median(known):.2f}" if known else ""
@@ -200,8 +215,10 @@ def _letters(verdicts: str) -> Text:
     return Text.assemble(*((letter, _STYLES.get(letter, "dim")) for letter in verdicts))
 
 
-def _count(verdict: str, count: int) -> Text:
-    return Text(str(count) if count else "·", style=STYLES[verdict] if count else "dim")
+def _legend(cases: Sequence[CaseTrend]) -> str:
+    seen = {verdict for verdict, letter in LETTERS.items() if any(letter in case.verdicts for case in cases)}
+    letters = ", ".join(f"{LETTERS[verdict]} {verdict}" for verdict in shown_verdicts(seen))
+    return f"oldest run first: {letters}, . not run"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -21,8 +21,8 @@ def step_row(step: ShrinkStep) -> tuple[str, str]:
 
 
 def outcome_line(shrunk: Shrunk) -> str:
-    """How the search ended: ``18 steps, 89 trials, 5.4 s; nothing smaller fails so``."""
-    end = "nothing smaller fails so" if shrunk.is_smallest else "the time was up; a smaller one may exist"
+    """How the search ended: ``18 steps, 89 trials, 5.4 s; no smaller case fails alike``."""
+    end = "no smaller case fails alike" if shrunk.is_smallest else "the time was up; a smaller one may exist"
     return f"{num(len(shrunk.steps), 'step')}, {num(shrunk.num_trials, 'trial')}, {shrunk.seconds:.1f} s; {end}"
 
 

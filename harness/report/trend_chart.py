@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
-from typing import TYPE_CHECKING
 
 from harness.report.wording import num
-
-if TYPE_CHECKING:
-    from harness.store.history.runs import RunPoint
-    from harness.store.history.trends import CaseTrend, FaultTrend, ScenarioTrend, Trends
+from harness.store.history.runs import RunPoint
+from harness.store.history.trends import ABSENT, LETTERS, CaseTrend, FaultTrend, ScenarioTrend, Trends
 
 WIDTH, HEIGHT = 150, 30
 PAD = 4
-MAX_FLAKY = 20
-WORDS = {"p": "pass", "f": "fail", "c": "crash", "s": "skip", "e": "error", ".": "not run"}
+WORDS = {letter: verdict for verdict, letter in LETTERS.items()} | {ABSENT: "not run"}
 """A letter of a case's verdicts -> its word."""
 NOTABLE = 1.25
-"""A time this many times its median, or below the inverse, is said to have changed,"""
+"""A time is noted when it is this many times the median of earlier runs, or below the inverse."""
 MIN_USUAL = 5
-"""once so many earlier runs say what is usual."""
+"""Earlier runs that a time is compared with; with fewer, none is noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,43 +61,30 @@ class TrendLine:
 
 
 @dataclass(frozen=True, slots=True)
-class FlakyLine:
-    """A case that ended differently in runs of the same code."""
-
-    case: str
-    share: str
-    verdicts: str
-
-
-@dataclass(frozen=True, slots=True)
 class TrendView:
     """The section of trends."""
 
     lines: tuple[TrendLine, ...]
     fault_lines: tuple[TrendLine, ...]
-    flaky: tuple[FlakyLine, ...]
-    num_more_flaky: int
-    runs: tuple[RunPoint, ...]
-    title: str
+    trends: Trends
+    has_known: bool
+    """Whether a run has a known failure."""
 
 
 def trend_view(trends: Trends | None) -> TrendView | None:
     """What the page shows of `trends`; None when there is no earlier run to compare with."""
     if trends is None or len(trends.runs) < 2:
         return None
-    flaky = list(trends.flaky)
     return TrendView(
         lines=tuple(_line(scenario, trends.runs) for scenario in trends.scenarios),
         fault_lines=tuple(_fault_line(fault, trends.runs) for fault in trends.faults),
-        flaky=tuple(_flaky(case) for case in flaky[:MAX_FLAKY]),
-        num_more_flaky=max(0, len(flaky) - MAX_FLAKY),
-        runs=tuple(reversed(trends.runs)),
-        title=f"{len(trends.runs)} runs from {trends.runs[0].started[:10]} to {trends.runs[-1].started[:10]}",
+        trends=trends,
+        has_known=any(run.totals.get("known") for run in trends.runs),
     )
 
 
 def past_of(trend: CaseTrend, runs: Sequence[RunPoint]) -> str:
-    """One sentence on a case's earlier runs: how often it passed, and since when it ends as it does now."""
+    """One sentence on a case's earlier runs: how often it passed, and since when it has its present verdict."""
     ran = [(letter, run) for letter, run in zip(trend.verdicts, runs, strict=True) if letter != "."]
     if len(ran) < 2:
         return "not run before"
@@ -119,36 +103,48 @@ def _line(trend: ScenarioTrend, runs: Sequence[RunPoint]) -> TrendLine:
     step = WIDTH / len(runs)
     bars = []
     for place, run in enumerate(runs):
-        counts = (trend.num_failed[place], trend.num_passed[place], trend.num_skipped[place])
-        if not any(counts):
+        failed, passed, skipped = trend.num_failed[place], trend.num_passed[place], trend.num_skipped[place]
+        known = trend.num_known[place] if trend.num_known else 0
+        worst = {"fail": failed, "known": known, "pass": passed, "skip": skipped}
+        css = next((verdict for verdict, count in worst.items() if count), None)
+        if css is None:
             continue
-        css = "fail" if counts[0] else "pass" if counts[1] else "skip"
-        title = f"{run.started[:16]} {run.short_commit}: {counts[1]} passed, {counts[0]} not, {counts[2]} skipped"
-        bars.append(Bar(round(place * step, 2), round(max(step - 1, 1), 2), css, title))
-    bad = sum(bar.css == "fail" for bar in bars)
-    many = num(len(bars), "run")
+        title = f"{run.started[:16]} {run.short_commit}: {passed} passed, {failed} not, {skipped} skipped"
+        title += f", {known} known" if known else ""
+        bars.append(_bar(place, step, css, title))
     return TrendLine(
         name=trend.scenario,
         detail="",
         bars=tuple(bars),
-        description=f"not all passed in {bad} of {many}" if bad else f"clean in {many}",
+        description=_summary(Counter(bar.css for bar in bars)),
         seconds=_seconds(trend.seconds),
         accuracy=_accuracy(trend.accuracies),
     )
 
 
+def _summary(counts: Counter[str]) -> str:
+    """How many runs of a scenario were not clean. `counts` has the runs by their worst verdict."""
+    many = num(counts.total(), "run")
+    if counts["fail"]:
+        return f"not all passed in {counts['fail']} of {many}"
+    return f"known failures in {counts['known']} of {many}" if counts["known"] else f"clean in {many}"
+
+
 def _fault_line(trend: FaultTrend, runs: Sequence[RunPoint]) -> TrendLine:
     step = WIDTH / len(runs)
-    bars = tuple(
-        Bar(
-            round(place * step, 2), round(max(step - 1, 1), 2), "pass" if letter == "y" else "fail",
-            f"{run.started[:16]} {run.short_commit}: {'caught' if letter == 'y' else 'not caught'}",
-        )
-        for place, (letter, run) in enumerate(zip(trend.outcomes, runs, strict=True)) if letter in "yn"
-    )  # fmt: skip
+    words = {"y": ("pass", "caught"), "n": ("fail", "not caught")}
+    bars = []
+    for place, (letter, run) in enumerate(zip(trend.outcomes, runs, strict=True)):
+        if letter in words:
+            css, word = words[letter]
+            bars.append(_bar(place, step, css, f"{run.started[:16]} {run.short_commit}: {word}"))
     many, missed = num(len(bars), "run"), trend.outcomes.count("n")
     description = f"got through in {missed} of {many}" if missed else f"caught in {many}"
-    return TrendLine(trend.fault, trend.case, bars, description, _seconds(trend.seconds), None)
+    return TrendLine(trend.fault, trend.case, tuple(bars), description, _seconds(trend.seconds), None)
+
+
+def _bar(place: int, step: float, css: str, title: str) -> Bar:
+    return Bar(round(place * step, 2), round(max(step - 1, 1), 2), css, title)
 
 
 def _seconds(values: Sequence[float | None]) -> Spark | None:
@@ -187,10 +183,3 @@ def _spark(values: Sequence[float | None], *, low: float, last: str, note: str, 
     known = [value for value in values if value is not None]
     description = f"{num(len(known), 'run')}, from {min(known):.4g} to {max(known):.4g}, last {last}"
     return Spark("".join(parts), x, y, last, note, description)
-
-
-def _flaky(case: CaseTrend) -> FlakyLine:
-    found = case.flaky
-    assert found is not None
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in found.verdicts.items() if count)
-    return FlakyLine(case.key, f"{found.num_mixed} of {num(found.num_groups, 'group')}", counts)

@@ -1,12 +1,12 @@
-"""Text of kernels and findings made safe to print: a terminal, XML and HTML each refuse other characters."""
+"""Text that is safe to print in a terminal, XML and HTML, and sentences that several reports share."""
 
 from __future__ import annotations
 
 import re
 
-from harness.core.records import AccuracyRecord, Blame, EpochAccuracy
+from harness.core.records import AccuracyRecord, Blame, CaseResult, EpochAccuracy
 
-# XML 1.0 has no way to write these, not even escaped; a terminal would obey some of them.
+# XML 1.0 cannot hold these characters, not even escaped. A terminal obeys some of them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
 
 
@@ -26,14 +26,21 @@ def num(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def known_line(result: CaseResult) -> str:
+    """A known failure on one line: the issue, the engine with the versions that have it, and the case."""
+    entry = result.known
+    known = f"{entry.issue} in {entry.engine} {entry.versions}: " if entry else ""
+    return known + one_line(result.id, 200)
+
+
 def accuracy_title(record: AccuracyRecord) -> str:
-    """What was measured: task, model, engine and dtype, and the fault that was put back."""
+    """What was measured: task, model, engine and dtype, and the injected fault."""
     fault = f", with fault {record.fault}" if record.fault else ""
     return f"accuracy of {record.task} on {record.model} ({record.engine}, {record.dtype}{fault})"
 
 
 def model_sentence(record: AccuracyRecord) -> str:
-    """What must be said of the model wherever its accuracy is: that a canary measures inference, not ability."""
+    """The note of the model. A canary's must stand wherever its accuracy does: it measures inference, not ability."""
     return f"{record.model} is {record.note}." if record.note.startswith("a canary") else record.note
 
 
@@ -51,12 +58,12 @@ def describe_faulty(epoch: EpochAccuracy) -> str:
 
 
 def first_nan_lines(blame: Blame | None) -> list[str]:
-    """Who wrote the first NaN and who read the memory to blame first, a line each; none where nobody looked."""
+    """The writer of the first NaN and the first reader of the memory to blame, a line each. Empty without a search."""
     found = blame.first_nan if blame else None
     if found is None:
         return []
     lines = [f"first writer: {one_line(found.statement, 400)}"]
-    lines += [f"other rank: {one_line(told, 400)}" for told in found.other_ranks]
+    lines += [f"other rank: {one_line(report, 400)}" for report in found.other_ranks]
     if found.reader:
         place = f" ({one_line(found.reader_at)})" if found.reader_at else ""
         lines.append(f"first reader: {one_line(found.reader, 200)}{place} of {', '.join(found.sites)}")

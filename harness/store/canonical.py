@@ -1,7 +1,6 @@
-"""What a run found, in lines that two runs of the same cases share byte for byte wherever and however they ran.
+"""The findings of a run as text that is equal byte for byte for equal runs.
 
-Times, process ids, addresses, logs, machines and the order in which cases ended are left out; they are in
-`results.jsonl`.
+Times, process ids, addresses, logs, machines and the order of cases are left out; they are in `results.jsonl`.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _fault(fault: FaultResult) -> dict[str, Any]:
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    """Without the two addresses that oracle `address` says: they are other ones in every process."""
+    """A finding without the addresses of oracle `address`, which differ in every process."""
     return finding.model_dump(mode="json", exclude={"bits"} if finding.oracle == "address" else None)
 
 

@@ -1,4 +1,4 @@
-"""Runs of `mla-harness epochs`: a run directory with one job, judged from its `accuracy.jsonl` alone."""
+"""Runs of `mla-harness epochs`: a run directory with one job, judged by its `accuracy.jsonl` alone."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ BASELINE_FOLDER = "baseline"
 
 
 def choose_baseline(header: RunHeader, wanted: Path | None) -> Path | None:
-    """The file of the baseline to compare with: the one named, or the one of this task, model, engine and dtype.
+    """The baseline's file: `wanted`, or the one of this task, model, engine and dtype, or None.
 
-    Raises InputError when the named one is of other questions: now, and not after hours.
+    Raises InputError before the run when `wanted` has other questions.
     """
     run = AccuracyRun(header, {}, Path(FILE_NAME))
     if wanted is None or wanted.is_dir():
@@ -36,14 +36,11 @@ def choose_baseline(header: RunHeader, wanted: Path | None) -> Path | None:
 
 
 def create(root: Path, header: RunHeader, questions: ModelParams, baseline: Path | None, command: str) -> RunStore:
-    """Make the run directory; it gets a copy of the baseline, so that its verdict does not change with that."""
-    case = Case(
-        id=f"{SCENARIO}[task={header.task},model={header.model}]", scenario=SCENARIO, system="model",
-        params=questions,
-        oracles=("accuracy",), seed=header.seed,
-    )  # fmt: skip
+    """Make the run directory. It gets a copy of the baseline: a later change of it must not change the verdict."""
+    name = f"{SCENARIO}[task={header.task},model={header.model}]"
+    case = Case(id=name, scenario=SCENARIO, system="model", params=questions, oracles=("accuracy",), seed=header.seed)
     store = RunStore.create(
-        root, [Job(key=case.id, case=case)], command=command, options={SCENARIO: questions.model_dump()}
+        root, [Job(key=name, case=case)], command=command, options={SCENARIO: questions.model_dump()}
     )
     if baseline:
         write_atomic(store.path / BASELINE_FOLDER / baseline.name, baseline.read_text(encoding="utf-8"))
@@ -57,7 +54,7 @@ def stored_baseline(store: RunStore) -> Baseline | None:
 
 
 def take_in(store: RunStore) -> None:
-    """Judge answers that a killed run left behind: they are on disk, and no result counts them yet."""
+    """Judge the answers of a killed run: they are on disk, and no result counts them yet."""
     try:
         num_answers = len(read_run(store.path).results)
     except InputError:
@@ -68,7 +65,7 @@ def take_in(store: RunStore) -> None:
 
 
 def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = False) -> CaseResult:
-    """The run's one result, from what is on disk. `trouble` says what ended the run early, `died` that it crashed."""
+    """The result of the run, from the files. `trouble` says what ended it early, `died` whether it crashed."""
     (job,) = store.plan.jobs
     result = CaseResult(key=job.key, id=job.case.id, scenario=SCENARIO, verdict=Verdict.ERROR, log=log)
     try:

@@ -1,27 +1,25 @@
-"""Several run directories, each a shard of one plan, put together into the run that one machine would have made."""
+"""The shards of one plan merged into the run that one machine would have made."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import InputError
-from harness.store.run_folder import RunStore
+from harness.store.run_folder import RunStore, ShardNote
 
 
 def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
     """Write the run directory of the whole plan below `root`.
 
-    Raises InputError when the directories are not the shards of one plan, or when anything of the plan has no result: a
-    gap would read as a pass.
+    Raises InputError when the directories are not the shards of one plan, or when a planned case has no result: a gap
+    would read as a pass.
     """
     ordered = _checked(shards)
-    first = ordered[0].plan
-    whole = first.shard
-    assert whole is not None
+    first, whole = ordered[0].plan, _note(ordered[0])
     jobs = {job.key: job for shard in ordered for job in shard.plan.jobs}
     controls = {control.job.key: control for shard in ordered for control in shard.plan.controls}
     merged = RunStore.create(
@@ -31,7 +29,7 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
         options=first.options,
         controls=[controls[key] for key in whole.controls],
     )
-    merged.note_environment(_environment(shard.plan.environment for shard in ordered))
+    merged.note_environment(_environment([shard.plan.environment for shard in ordered]))
     merged.note_source(first.source)
     merged.add_seconds(sum(shard.plan.seconds for shard in ordered))
     found = {result.key: result for shard in ordered for result in shard.results()}
@@ -42,25 +40,21 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
             merged.add_blame(key, blame)
         for shrunk in shard.shrunk().values():
             merged.add_shrunk(shrunk)
+        if (shard.path / "accuracy").is_dir():
+            shutil.copytree(shard.path / "accuracy", merged.path / "accuracy", dirs_exist_ok=True)
     faults = [fault for shard in ordered for fault in shard.faults()]
     for fault in sorted(faults, key=lambda fault: (fault.scenario, fault.fault, fault.case)):
         merged.add_fault(fault)
-    for shard in ordered:
-        _copy_answers(shard.path, merged.path)
     return merged
 
 
 def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
     """The shards in their order, all of one plan and complete."""
-    for shard in shards:
-        if shard.plan.shard is None:
-            raise InputError(f"{shard.path}: not a shard of a run; make shards with: mla-harness run --shard I/N")
-    ordered = sorted(shards, key=_index)
+    ordered = sorted(shards, key=lambda shard: _note(shard).index)
     if not ordered:
         raise InputError("merge: no run given; give the directories of all shards")
-    first = ordered[0]
     for shard in ordered[1:]:
-        _check_alike(first, shard)
+        _check_alike(ordered[0], shard)
     _check_numbers(ordered)
     _check_cover(ordered)
     for shard in ordered:
@@ -73,72 +67,59 @@ def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
     return ordered
 
 
+def _note(shard: RunStore) -> ShardNote:
+    if shard.plan.shard is None:
+        raise InputError(f"{shard.path}: not a shard of a run; make shards with: mla-harness run --shard I/N")
+    return shard.plan.shard
+
+
 def _check_alike(first: RunStore, other: RunStore) -> None:
-    one, two = first.plan, other.plan
-    assert one.shard is not None and two.shard is not None
-    differing = [
-        what
-        for what, left, right in (
-            ("the number of shards", one.shard.count, two.shard.count),
-            ("the planned cases", one.shard.keys, two.shard.keys),
-            ("the faults tried beside them", one.shard.controls, two.shard.controls),
-            ("the options", one.options, two.options),
-            ("the code under test", (one.source.commit, one.source.changes), (two.source.commit, two.source.changes)),
-        )
-        if left != right
-    ]
+    wanted, found = _in_common(first), _in_common(other)
+    differing = [name for name, value in found.items() if value != wanted[name]]
     if differing:
-        raise InputError(
-            f"{other.path}: {', '.join(differing)} differ from those of {first.path}; merge the shards of one plan"
-        )
+        raise InputError(f"{other.path}: {', '.join(differing)} differ from {first.path}; merge the shards of one plan")
+
+
+def _in_common(shard: RunStore) -> dict[str, object]:
+    """What all shards of one plan have alike."""
+    note, plan = _note(shard), shard.plan
+    return {
+        "the number of shards": note.count,
+        "the planned cases": note.keys,
+        "the faults tried beside them": note.controls,
+        "the options": plan.options,
+        "the code under test": (plan.source.commit, plan.source.changes),
+    }
 
 
 def _check_numbers(ordered: Sequence[RunStore]) -> None:
-    whole = ordered[0].plan.shard
-    assert whole is not None
-    present = [_index(shard) for shard in ordered]
-    twice = [index for index in set(present) if present.count(index) > 1]
-    if twice:
-        paths = " and ".join(str(shard.path) for shard in ordered if _index(shard) == twice[0])
-        raise InputError(f"merge: shard {twice[0]}/{whole.count} is given twice, {paths}; give each once")
-    missing = sorted(set(range(1, whole.count + 1)) - set(present))
+    count, present = _note(ordered[0]).count, Counter(_note(shard).index for shard in ordered)
+    for index, times in present.items():
+        if times > 1:
+            paths = " and ".join(str(shard.path) for shard in ordered if _note(shard).index == index)
+            raise InputError(f"merge: shard {index}/{count} is given twice, {paths}; give each once")
+    missing = ", ".join(f"{index}/{count}" for index in range(1, count + 1) if index not in present)
     if missing:
-        names = ", ".join(f"{index}/{whole.count}" for index in missing)
-        raise InputError(f"merge: shard {names} is missing; give the directories of all {whole.count}")
+        raise InputError(f"merge: shard {missing} is missing; give the directories of all {count}")
 
 
 def _check_cover(ordered: Sequence[RunStore]) -> None:
-    whole = ordered[0].plan.shard
-    assert whole is not None
-    planned = [job.key for shard in ordered for job in shard.plan.jobs]
-    planned += [control.job.key for shard in ordered for control in shard.plan.controls]
-    wanted = {*whole.keys, *whole.controls}
-    twice = sorted(key for key, times in Counter(planned).items() if times > 1)
-    lost = sorted(wanted - set(planned))
-    if lost or twice:
-        key, how = (lost[0], "no shard") if lost else (twice[0], "two shards")
+    whole = _note(ordered[0])
+    planned = Counter(job.key for shard in ordered for job in shard.plan.jobs)
+    planned.update(control.job.key for shard in ordered for control in shard.plan.controls)
+    lost = [(key, "no shard") for key in sorted({*whole.keys, *whole.controls} - planned.keys())]
+    twice = [(key, "two shards") for key in sorted(planned) if planned[key] > 1]
+    for key, how in lost + twice:
         raise InputError(
-            f"merge: {key} is in {how}: they were cut by different histories; give every shard the same --history"
+            f"merge: {key} is in {how}: shards were cut with different histories; give all of them the same --history"
         )
 
 
-def _index(shard: RunStore) -> int:
-    assert shard.plan.shard is not None
-    return shard.plan.shard.index
-
-
-def _environment(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What the machines have in common, and both values of what they have not."""
-    machines = list(found)
+def _environment(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The values of the machines: one where all agree, else all of them in one text."""
     merged: dict[str, Any] = {}
     for name in machines[0]:
         values = [machine.get(name) for machine in machines]
         same = all(value == values[0] for value in values)
-        merged[name] = values[0] if same else " / ".join(dict.fromkeys(str(value) for value in values))
+        merged[name] = values[0] if same else " / ".join(dict.fromkeys(map(str, values)))
     return merged
-
-
-def _copy_answers(shard: Path, merged: Path) -> None:
-    """What measurements of accuracy noted on their way."""
-    if (shard / "accuracy").is_dir():
-        shutil.copytree(shard / "accuracy", merged / "accuracy", dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""The run directory: what a run planned and what became of it, appended so that a kill loses no finished case."""
+"""The run directory: the plan of a run and its results, appended so that a kill loses no finished case."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 class Control(Record):
-    """A fault put back beside a clean measurement: a curve that cannot fall would prove nothing."""
+    """A case with an injected fault, run beside the clean cases to prove that they can fail."""
 
     use: FaultUse
     job: Job
 
 
 class ShardNote(Record):
-    """Which part of a plan a run is: part `index` of `count`, and the keys of the whole plan in its order."""
+    """Part `index` of `count` of a plan, and the keys of the whole plan in its order."""
 
     index: int
     count: int
@@ -43,20 +43,20 @@ class ShardNote(Record):
 
 
 class RunPlan(Record):
-    """What a run set out to do (`run.json`), and, once known, on which machine and how long it took."""
+    """The plan of a run (`run.json`). Machine and seconds are added while it runs."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
     started: str
     command: str
     options: dict[str, Any] = Field(default={})
-    """What reproduces it besides the case ids: fault, kernel, seed, plug-ins, device."""
+    """The options that decide outcomes besides the case ids: fault, kernel, seed, plug-ins, device."""
     source: Source = Source()
     """The git commit and branch of the code under test."""
     jobs: tuple[Job, ...]
     controls: tuple[Control, ...] = ()
     is_selftest: bool = False
-    """Whether the controls are what the run is about: they are blamed by trials, and a run without them is no run."""
+    """Whether it is a selftest: its controls are blamed by trials."""
     sanitizer: str | None = None
     """The tool of compute-sanitizer that watches the case."""
     shard: ShardNote | None = None
@@ -73,9 +73,8 @@ class BlameLine(Record):
 
 
 def new_run_id(now: datetime | None = None) -> str:
-    """A name that sorts by time and is taken by nobody: UTC timestamp and four random hex digits."""
-    moment = now or datetime.now(UTC)
-    return f"{moment:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    """A unique name that sorts by time: UTC timestamp and four random hex digits."""
+    return f"{now or datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
 
 
 class RunStore:
@@ -107,11 +106,18 @@ class RunStore:
             raise InputError(f"{path}: cannot be created: {error.strerror}; choose another --out") from None
         started = datetime.now(UTC).isoformat(timespec="seconds")
         plan = RunPlan(
-            run_id=run_id, started=started, command=command, options=options or {}, jobs=tuple(jobs),
-            controls=tuple(controls), is_selftest=is_selftest, sanitizer=sanitizer, shard=shard,
-        )  # fmt: skip
+            run_id=run_id,
+            started=started,
+            command=command,
+            options=options or {},
+            jobs=tuple(jobs),
+            controls=tuple(controls),
+            is_selftest=is_selftest,
+            sanitizer=sanitizer,
+            shard=shard,
+        )
         store = cls(path, plan)
-        store._write_plan()
+        store._change_plan()
         return store
 
     @classmethod
@@ -127,37 +133,32 @@ class RunStore:
         return cls(path, _parse(RunPlan, raw, file))
 
     def note_environment(self, environment: dict[str, Any]) -> None:
-        """Keep what machine the results come from."""
-        self.plan = self.plan.model_copy(update={"environment": environment})
-        self._write_plan()
+        """Store the machine that the results come from."""
+        self._change_plan(environment=environment)
 
     def note_source(self, now: Source) -> None:
-        """Keep which code the run begins with, or that it goes on with the code in the state `now`."""
+        """Store the code of a run that begins, or that a resumed run goes on with the code `now`."""
         is_new = self.plan.source == Source() and not self.finished()
-        source = now if is_new else self.plan.source.continued(now)
-        self.plan = self.plan.model_copy(update={"source": source})
-        self._write_plan()
+        self._change_plan(source=now if is_new else self.plan.source.continued(now))
 
     def add_seconds(self, seconds: float) -> None:
         """Add the time of this stretch; a resumed run has several."""
-        self.plan = self.plan.model_copy(update={"seconds": round(self.plan.seconds + seconds, 3)})
-        self._write_plan()
+        self._change_plan(seconds=round(self.plan.seconds + seconds, 3))
 
     def extend_jobs(self, jobs: Iterable[Job]) -> None:
         """Plan more jobs in a run that has begun."""
-        self.plan = self.plan.model_copy(update={"jobs": (*self.plan.jobs, *jobs)})
-        self._write_plan()
+        self._change_plan(jobs=(*self.plan.jobs, *jobs))
 
     def add(self, result: CaseResult) -> None:
         """Append one result; it is on disk when this returns."""
         self._append("results.jsonl", result)
 
     def add_tried(self, result: CaseResult) -> None:
-        """Append what a case gave with a fault of a selftest, which is judged when the blame is known."""
+        """Append the result of a case with a fault of a selftest. It is judged later, when the blame is known."""
         self._append("tried.jsonl", result)
 
     def add_fault(self, result: FaultResult) -> None:
-        """Append what became of one fault."""
+        """Append the judgement of one fault."""
         self._append("faults.jsonl", result)
 
     def add_blame(self, key: str, blame: Blame) -> None:
@@ -169,13 +170,13 @@ class RunStore:
         self._append("shrunk.jsonl", shrunk)
 
     def finished(self) -> dict[str, CaseResult]:
-        """The results on disk by job key; of two for one job the later holds."""
+        """The results on disk by job key; a later result of a job replaces an earlier one."""
         return {result.key: result for result in self._read("results.jsonl", CaseResult)}
 
     def results(self) -> list[CaseResult]:
         """One result for each planned job, in the order of the plan; an error for a job that never ran."""
         finished = self.finished()
-        return [finished.get(job.key) or _never_ran(job) for job in self.plan.jobs]
+        return [finished.get(job.key) or CaseResult.of(job, Verdict.ERROR, reason=NEVER_RAN) for job in self.plan.jobs]
 
     def unfinished(self) -> list[Job]:
         """The jobs that a resumed run still has to do."""
@@ -183,23 +184,22 @@ class RunStore:
         return [job for job in self.plan.jobs if job.key not in finished]
 
     def tried(self) -> dict[str, CaseResult]:
-        """What the controls of a selftest gave, by job key."""
+        """The results of the controls of a selftest, by job key."""
         return {result.key: result for result in self._read("tried.jsonl", CaseResult)}
 
     def unfinished_controls(self) -> list[Control]:
-        """The controls that nothing is known of yet."""
+        """The controls that are not judged yet."""
         finished = {(fault.fault, fault.case) for fault in self.faults()}
         return [control for control in self.plan.controls if (control.use.name, control.job.case.id) not in finished]
 
     def untried_controls(self) -> list[Control]:
-        """The controls that still have to be run. A selftest keeps what they gave before it is judged."""
-        if not self.plan.is_selftest:
-            return self.unfinished_controls()
+        """The controls that still have to be run. A selftest stores their results before it judges them."""
         tried = self.tried()
-        return [control for control in self.plan.controls if control.job.key not in tried]
+        controls = self.plan.controls if self.plan.is_selftest else self.unfinished_controls()
+        return [control for control in controls if control.job.key not in tried]
 
     def faults(self) -> list[FaultResult]:
-        """What became of the faults, the later line of two for one fault and case."""
+        """The judgements of faults; a later one of a fault and case replaces an earlier one."""
         lines = self._read("faults.jsonl", FaultResult)
         return list({(line.scenario, line.fault, line.case): line for line in lines}.values())
 
@@ -208,11 +208,11 @@ class RunStore:
         return {line.key: line.blame for line in self._read("blame.jsonl", BlameLine)}
 
     def shrunk(self) -> dict[str, Shrunk]:
-        """The smallest failing cases by the key of the job that they were made from."""
+        """The smallest failing cases by the key of the failing job."""
         return {line.key: line for line in self._read("shrunk.jsonl", Shrunk)}
 
     def placed(self, job: Job) -> Job:
-        """`job` with a place in this run's directory for what it notes on its way, where it takes long."""
+        """`job` with a folder of this run for its progress, if it measures accuracy."""
         if not job.case.kind.asks_canary:
             return job
         name = re.sub(r"[^A-Za-z0-9_.=]+", "-", job.key).strip("-")
@@ -229,27 +229,22 @@ class RunStore:
         file = self.path / name
         return [_parse(kind, raw, file) for raw in read_json_lines(file)]
 
-    def _write_plan(self) -> None:
+    def _change_plan(self, **changes: Any) -> None:
+        self.plan = self.plan.model_copy(update=changes)
         text = json.dumps(self.plan.model_dump(mode="json"), allow_nan=False, indent=1)
         write_atomic(self.path / "run.json", text + "\n")
 
 
 def find_run(name: str, root: Path = DEFAULT_RUNS) -> Path:
     """The run directory that `name` means: a path, a run id, or `latest`. Raises InputError."""
-    if (Path(name) / "run.json").is_file():
-        return Path(name)
     runs = sorted(path.parent for path in root.glob("*/run.json"))
     if name == "latest" and runs:
         return runs[-1]
-    for path in runs:
-        if path.name == name:
+    for path in (Path(name), root / name):
+        if (path / "run.json").is_file():
             return path
     there = f"the latest in {root} is {runs[-1].name}" if runs else f"{root} holds no run yet: mla-harness run"
     raise InputError(f"no run {name!r}: give a run directory, a run id or 'latest'; {there}")
-
-
-def _never_ran(job: Job) -> CaseResult:
-    return CaseResult.of(job, Verdict.ERROR, reason=NEVER_RAN)
 
 
 def _parse(kind: type[RecordT], raw: Any, file: Path) -> RecordT:

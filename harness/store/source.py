@@ -14,7 +14,7 @@ GIT_SECONDS = 5.0
 MAX_HASHED_BYTES = 4 << 20
 """Larger files that git does not know count by size and time alone."""
 SHORT = 7
-# What a run leaves behind itself does not change the code that it judged.
+# The files that runs write are no change of the code.
 _OURS = re.compile(r"/reports/(runs/|history\.sqlite)|/__pycache__/")
 # A repository may name programs of its own for diffs and for watching files; none of them is started.
 GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
@@ -34,17 +34,16 @@ class Source(Record):
         return self.commit[:SHORT] + ("+" if self.commit and self.changes else "")
 
     def continued(self, now: Source) -> Source:
-        """The source of a run that is resumed: of two states of the code, results are of neither alone."""
+        """The source of a resumed run. After a change of the code, its results belong to neither state."""
         if (now.commit, now.changes) == (self.commit, self.changes):
             return self
         return self.model_copy(update={"changes": f"resumed at {now.commit} {now.changes}".strip()})
 
 
 def read_source(folder: Path, environ: Mapping[str, str], *, commit: str = "", branch: str = "") -> Source:
-    """The state of the git repository that holds `folder`; `commit` and `branch` overrule what git says.
+    """The state of the git repository that holds `folder`; `commit` and `branch` overrule git.
 
-    Where git is missing, is no repository, or has no branch checked out (CI does that), the variables that GitHub's
-    runners set are believed. Never raises: a run is worth keeping without its commit.
+    Without git, a repository or a branch (CI checks out none), the variables of GitHub's runners count. Never raises.
     """
     found = _git(folder, "rev-parse", "HEAD") or environ.get("GITHUB_SHA", "")
     on_branch = _git(folder, "symbolic-ref", "--short", "-q", "HEAD")
@@ -81,12 +80,10 @@ def _content(path: Path) -> bytes:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git prints, or None when it fails, hangs or is not there."""
+    """The output of git, or None when it fails, hangs or is missing."""
     try:
-        done = subprocess.run(
-            [*GIT, "-C", str(folder), *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS,
-            check=False,
-        )  # fmt: skip
+        command = [*GIT, "-C", str(folder), *words]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode(errors="replace").strip("\n") if done.returncode == 0 else None

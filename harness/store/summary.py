@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from harness.core.records import AccuracyRecord, CaseResult, FaultResult, Verdict
 from harness.store.run_folder import RunPlan
 
-SUMMARY_FINDING_FIELDS = ("oracle", "site", "tensor", "where", "bits", "message")
+
+def shown_verdicts(found: Container[str]) -> list[str]:
+    """The names of the verdicts that a report counts: `known` only when it is in `found`, the others always."""
+    return [verdict.value for verdict in Verdict if verdict is not Verdict.KNOWN or verdict.value in found]
 
 
 def totals(results: Sequence[CaseResult]) -> dict[str, int]:
-    """How many cases ended in each verdict; all five are always there."""
-    counts = dict.fromkeys((verdict.value for verdict in Verdict), 0)
+    """How many cases ended in each of the :func:`shown_verdicts`."""
+    counts = Counter(result.verdict.value for result in results)
+    return {name: counts[name] for name in shown_verdicts(counts)}
+
+
+def by_scenario(results: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
+    """The results of each scenario, in the order of their first cases."""
+    groups: dict[str, list[CaseResult]] = {}
     for result in results:
-        counts[result.verdict.value] += 1
-    return counts
+        groups.setdefault(result.scenario, []).append(result)
+    return groups
 
 
 def summarise(plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[FaultResult]) -> dict[str, Any]:
-    """The summary of a run: totals, each case with its findings, and each fault put back."""
+    """The summary of a run: totals, each case with its findings, and each injected fault."""
     return {
         "run_id": plan.run_id,
         "started": plan.started,
@@ -35,7 +45,7 @@ def summarise(plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[Fau
 
 
 def accuracy_records(results: Sequence[CaseResult | FaultResult]) -> list[AccuracyRecord]:
-    """What was measured of accuracy, in the order given; each record names its case and its fault."""
+    """The measurements of accuracy in the order of `results`. Each record names its case and its fault."""
     return [
         result.accuracy.model_copy(
             update={
@@ -55,25 +65,10 @@ def to_json(summary: dict[str, Any]) -> str:
 
 
 def _case(result: CaseResult) -> dict[str, Any]:
-    findings = [finding.model_dump(mode="json") for finding in result.findings]
-    return {
-        "id": result.id,
-        "scenario": result.scenario,
-        "refs": list(result.refs),
-        "verdict": result.verdict.value,
-        "seconds": result.seconds,
-        "reason": result.reason,
-        "findings": [{name: finding[name] for name in SUMMARY_FINDING_FIELDS} for finding in findings],
-    }
+    known = {"known": {"issue", "engine", "versions"}} if result.known else {}
+    shown = dict.fromkeys(("id", "scenario", "refs", "verdict", "seconds", "reason", "findings"), True)
+    return result.model_dump(mode="json", include={**shown, **known})
 
 
 def _fault(fault: FaultResult) -> dict[str, Any]:
-    return {
-        "fault": fault.fault,
-        "scenario": fault.scenario,
-        "case": fault.case,
-        "caught": fault.caught,
-        "by": list(fault.by),
-        "blamed": list(fault.blamed),
-        "seconds": fault.seconds,
-    }
+    return fault.model_dump(mode="json", include={"fault", "scenario", "case", "caught", "by", "blamed", "seconds"})

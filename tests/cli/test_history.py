@@ -113,7 +113,7 @@ def test_a_locked_history_costs_one_line_and_the_run_is_taken_in_later(
     with database.opened(HISTORY, create=True) as holder:
         holder.execute("BEGIN IMMEDIATE")
         code, _, err = cli("run", "quantize", "--scenarios", scenarios, "-n", 1)
-        assert code == 0 and "kept it locked" in err and len(err.strip().splitlines()) == 1
+        assert code == 0 and "has locked it" in err and len(err.strip().splitlines()) == 1
         holder.execute("ROLLBACK")
     assert run_ids() == []
     folders = list(Path("reports/runs").iterdir())

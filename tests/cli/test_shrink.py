@@ -20,7 +20,7 @@ def test_a_failing_case_is_shrunk_and_the_printed_command_fails_so_again(cli: Cl
     code, out, err = cli("shrink", "merge", "--fault", FAULT, "--scenarios", scenarios, "-n", 1)
     assert (code, err) == (0, "")
     assert "num_heads" in out and "4 -> 1" in out
-    assert "nothing smaller fails so" in out
+    assert "no smaller case fails alike" in out
     command = re.search(r"again: mla-harness (.*)", out)
     assert command is not None
     words = shlex.split(command[1])

@@ -21,8 +21,8 @@ def ways(found: Diagram) -> set[tuple[str, str]]:
     """The edges as pairs of texts, read from the places that their ends have."""
     ends = set()
     for edge in found.edges:
-        x1, y1 = map(float, edge.path[1:].split("C")[0].split())
-        x2, y2 = map(float, edge.path.split()[-2:])
+        x1, y1 = map(float, edge[1:].split("C")[0].split())
+        x2, y2 = map(float, edge.split()[-2:])
         (start,) = [n for n in found.nodes if n.x <= x1 <= n.x + n.width and n.y + ROW == y1]
         (end,) = [n for n in found.nodes if n.x <= x2 <= n.x + n.width and n.y == y2 + 1]
         ends.add((start.text, end.text))

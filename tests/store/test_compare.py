@@ -133,6 +133,14 @@ def test_an_entry_holds_what_the_folder_says_and_leaves_out_what_never_ran(tmp_p
     assert entry.num_planned == 2 and Path(entry.folder).is_absolute()
 
 
+def test_text_that_is_no_unicode_can_be_stored(tmp_path: Path, filled: Fill) -> None:
+    store = store_of(tmp_path, a=Verdict.PASS)
+    store.add(store.results()[0].model_copy(update={"verdict": Verdict.FAIL, "reason": "NaN in \ud800"}))
+    entry = entry_of(store)
+    assert entry.cases[0].note == "NaN in ?"
+    filled(entry)
+
+
 def test_the_variant_of_a_run_is_its_options_and_versions(tmp_path: Path) -> None:
     store = store_of(tmp_path, a=Verdict.PASS)
     variant = entry_of(store).variant

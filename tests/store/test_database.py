@@ -83,7 +83,7 @@ def test_a_history_whose_tables_were_changed_is_refused_in_one_line(history: Pat
     with opened(history, create=True) as connection:
         connection.execute("DROP TABLE result")
         connection.execute("DROP TABLE run")
-    assert "tables are not as they should be" in refused(history)
+    assert "its tables are damaged" in refused(history)
 
 
 def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
@@ -132,6 +132,6 @@ def test_a_history_that_stays_locked_is_told_in_one_line(
         holder.execute("BEGIN IMMEDIATE")
         with opened(path) as reader:
             assert newest(reader) is not None, "a reader does not wait for a writer"
-        with pytest.raises(InputError, match="kept it locked"), opened(path) as writer:
+        with pytest.raises(InputError, match="has locked it"), opened(path) as writer:
             writer.execute("BEGIN IMMEDIATE")
         holder.execute("ROLLBACK")

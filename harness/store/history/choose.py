@@ -1,4 +1,4 @@
-"""Which two runs `compare` is about: run ids, run folders, `latest` and `previous`."""
+"""The two runs that `compare` is given: run ids, run folders, `latest` and `previous`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LATEST, PREVIOUS = "latest", "previous"
 
 
 def choose(names: Sequence[str], history: Path | None, root: Path, *, branch: str = "") -> tuple[RunEntry, RunEntry]:
-    """The older and the newer run that `names` mean; none means `previous latest`, one is compared with `previous`.
+    """The older and the newer run of `names`. No name means `previous latest`; one name is compared with `previous`.
 
-    `latest` is the run that started last; `previous` the newest before the other one that has cases in common with
-    it, of `branch` if one is given. A folder is read itself; other names are sought in the history, then in `root`.
-    Raises InputError for what is not there.
+    `latest` is the run that started last. `previous` is the newest earlier run with a case in common, of `branch` if
+    one is given. Other names are folders, run ids of the history, or folders in `root`. Raises InputError for a run
+    that is missing.
     """
     *first, newer = names or [LATEST]
     (older,) = first or [PREVIOUS]

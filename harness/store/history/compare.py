@@ -1,4 +1,4 @@
-"""Two runs side by side: what fails now and did not, what was fixed, and what else changed."""
+"""Two runs compared: new failures, fixed ones, and other changes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from harness.store.history.entry import CAUGHT, MISSED, Entry, RunEntry
 
 TIME_RATIO = 1.5
 TIME_SECONDS = 0.5
-"""A case is slower or faster when its time changed by this factor and by so many seconds. Smaller changes are noise."""
+"""A time has changed when both the factor and the seconds are reached. Smaller changes are noise."""
 GOOD = ["pass", CAUGHT]
 BAD = ["fail", "crash", "error", MISSED]
+KNOWN = "known"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One case or fault in two runs; `before` is None for one that the older run did not have."""
+    """One case or fault in two runs. `before` is None when the older run does not have it."""
 
     key: str
     before: Entry | None
@@ -41,22 +42,26 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs, the older first; what is not listed or counted is as it was."""
+    """The changes from `before` to `after`."""
 
     before: RunEntry
     after: RunEntry
     new_failures: tuple[Change, ...]
     """Bad now, and good, skipped or not there before."""
     other_failures: tuple[Change, ...]
-    """Bad in both, but not in the same way: another verdict, another oracle, other memory to blame."""
+    """Bad in both with another verdict, another oracle or other memory to blame."""
+    known: tuple[Change, ...]
+    """Known failures that were not known or not there before. They are no regressions."""
     fixed: tuple[Change, ...]
+    """Good now, and bad or a known failure before."""
     not_judged: tuple[Change, ...]
     """Skipped now, and judged before: neither fixed nor good."""
     accuracy: tuple[Change, ...]
-    """The lowest epoch is another one; the largest drop first."""
+    """The accuracy of the lowest epoch changed; the largest drop first."""
     time: tuple[Change, ...]
     """Much slower or faster; the largest difference first."""
     num_same_failures: int
+    num_same_known: int
     num_new: int
     """Cases and faults that the older run does not have."""
     num_gone: int
@@ -70,7 +75,7 @@ class Comparison:
 
 
 def compare(before: RunEntry, after: RunEntry) -> Comparison:
-    """What changed from `before` to `after`. Pure: nothing is read or written."""
+    """The changes from `before` to `after`. Reads and writes nothing."""
     old, new = _table(before), _table(after)
     table = new.merge(old, how="left", left_index=True, right_index=True, suffixes=("", "_before"))
     was, now = table["verdict_before"], table["verdict"]
@@ -91,11 +96,13 @@ def compare(before: RunEntry, after: RunEntry) -> Comparison:
         after=after,
         new_failures=changes(now[is_bad & ~was_bad]),
         other_failures=changes(now[is_other]),
-        fixed=changes(now[now.isin(GOOD) & was_bad]),
-        not_judged=changes(now[(now == "skip") & was.isin(GOOD + BAD)]),
+        known=changes(now[(now == KNOWN) & (was != KNOWN)]),
+        fixed=changes(now[now.isin(GOOD) & (was_bad | (was == KNOWN))]),
+        not_judged=changes(now[(now == "skip") & was.isin([*GOOD, *BAD, KNOWN])]),
         accuracy=changes(gain[gain.abs() > 0].sort_values(kind="stable")),
         time=changes(slowdown[took_another_time].sort_values(ascending=False, kind="stable")),
         num_same_failures=int((was_bad & is_bad & ~is_other).sum()),
+        num_same_known=int(((was == KNOWN) & (now == KNOWN)).sum()),
         num_new=len(new.index.difference(old.index)),
         num_gone=len(old.index.difference(new.index)),
         num_shared=len(new.index.intersection(old.index)),

@@ -1,4 +1,4 @@
-"""The SQLite file of the history: opening it, its version, reading tables from it, and one line for what is wrong."""
+"""The SQLite file of the history: opening, migration, queries, and errors in one line."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ REBUILD = "mla-harness history --import reports/runs/*"
 
 @contextmanager
 def opened(path: Path, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-    """The history at `path`, in the tables of this version; with `create` it is made when it is not there.
+    """The history at `path`, migrated to this version; with `create` it is made when it is missing.
 
-    The connection is in autocommit mode; use :func:`transaction` to write. Raises InputError, on opening and from
-    whatever is done inside, when the file is missing, foreign, damaged, newer, locked or not writable.
+    The connection is in autocommit mode; use :func:`transaction` to write. Raises InputError, also from inside the
+    block, when the file is missing, foreign, damaged, newer, locked or not writable.
     """
     if not create and not path.is_file():
         raise InputError(f"{path}: no history there yet; a run makes it, or: {REBUILD}")
@@ -50,7 +50,7 @@ def opened(path: Path, *, create: bool = False) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All that is written inside, or none of it; other writers wait, readers see what was there before."""
+    """Write all or nothing. Other writers wait; readers see the former state."""
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         yield
@@ -100,9 +100,9 @@ def _version(path: Path, connection: sqlite3.Connection) -> int:
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Switch the file to WAL, once and for all. SQLite does not always wait for its lock by itself here.
+    """Switch the file to WAL. SQLite does not always wait for this lock by itself, hence the loop.
 
-    On a file system that cannot share memory SQLite stays with its rollback journal: slower for readers, as safe.
+    On a file system without shared memory SQLite keeps its rollback journal, which is slower and as safe.
     """
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
@@ -120,9 +120,9 @@ def _explained(path: Path, error: Exception) -> InputError:
         return InputError(f"{path}: cannot be made: {error.strerror}; name another file with --history")
     code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return InputError(f"{path}: another process has kept it locked for {LOCK_SECONDS:.0f} s; try again after it")
+        return InputError(f"{path}: another process has locked it for {LOCK_SECONDS:.0f} s; try again later")
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return InputError(f"{path}: not a history, or damaged ({error}); move it away and rebuild it: {REBUILD}")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         return InputError(f"{path}: cannot be used: {error}; name another file with --history")
-    return InputError(f"{path}: its tables are not as they should be ({error}); move it away and rebuild it: {REBUILD}")
+    return InputError(f"{path}: its tables are damaged ({error}); move it away and rebuild it: {REBUILD}")

@@ -1,15 +1,14 @@
-"""What the history keeps of one run: frozen values, taken from a run directory."""
+"""What the history stores of one run."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.cases import Job
-from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding
+from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult
 from harness.store.run_folder import RunStore
 from harness.store.source import Source
 
@@ -39,13 +38,13 @@ class CaseEntry:
 
     @property
     def accuracy(self) -> float | None:
-        """The lowest epoch: a mean would hide the one that collapsed."""
+        """The lowest epoch. A mean would hide an epoch that collapsed."""
         return min(self.accuracies, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class FaultEntry:
-    """What became of one fault that was injected."""
+    """The outcome of one injected fault."""
 
     fault: str
     scenario: str
@@ -59,7 +58,7 @@ class FaultEntry:
 
     @property
     def key(self) -> str:
-        """Its name where cases and faults are listed together."""
+        """The name in lists of cases and faults."""
         return f"{self.case}!{self.fault}"
 
     @property
@@ -92,7 +91,7 @@ class RunEntry:
 
 
 def entry_of(store: RunStore) -> RunEntry:
-    """What the history keeps of a run directory; jobs that never ran are counted in `num_planned` only.
+    """The entry of a run directory. Jobs that never ran count in `num_planned` only.
 
     Raises InputError when a file of the directory is damaged.
     """
@@ -115,21 +114,27 @@ def entry_of(store: RunStore) -> RunEntry:
 def _case(job: Job, result: CaseResult, blame: Blame | None) -> CaseEntry:
     note = result.reason or (result.findings[0].message if result.findings else "")
     return CaseEntry(
-        key=result.key, scenario=result.scenario, verdict=result.verdict.value, seconds=result.seconds,
-        seed=job.case.seed, device=job.device, note=_line(note), oracles=_oracles(result.findings),
-        blamed=blame.sites if blame else (), accuracies=_accuracies(result.accuracy),
-    )  # fmt: skip
+        key=result.key,
+        scenario=result.scenario,
+        verdict=result.verdict.value,
+        seconds=result.seconds,
+        seed=job.case.seed,
+        device=job.device,
+        note=_line(note),
+        oracles=tuple(dict.fromkeys(finding.oracle for finding in result.findings)),
+        blamed=blame.sites if blame else (),
+        accuracies=_accuracies(result.accuracy),
+    )
 
 
 def _fault(fault: FaultResult) -> FaultEntry:
+    same = ("fault", "scenario", "case", "caught", "seconds", "blamed")
     return FaultEntry(
-        fault=fault.fault, scenario=fault.scenario, case=fault.case, caught=fault.caught, seconds=fault.seconds,
-        note=_line(fault.reason), oracles=fault.by, blamed=fault.blamed, accuracies=_accuracies(fault.accuracy),
-    )  # fmt: skip
-
-
-def _oracles(findings: Iterable[Finding]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(finding.oracle for finding in findings))
+        **{name: getattr(fault, name) for name in same},
+        note=_line(fault.reason),
+        oracles=fault.by,
+        accuracies=_accuracies(fault.accuracy),
+    )
 
 
 def _accuracies(record: AccuracyRecord | None) -> tuple[float, ...]:
@@ -137,11 +142,12 @@ def _accuracies(record: AccuracyRecord | None) -> tuple[float, ...]:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:MAX_NOTE]
+    """`text` on one line. SQLite refuses lone surrogates, so they become question marks."""
+    return " ".join(text.split())[:MAX_NOTE].encode(errors="replace").decode()
 
 
 def _digest(options: dict[str, Any], environment: dict[str, Any]) -> str:
-    # A cluster of the same machines has another address each time, and finds the same.
+    # The address of a cluster differs each time and decides nothing.
     versions = {name: value for name, value in environment.items() if name != "cluster"}
-    told = json.dumps([options, versions], sort_keys=True, default=str)
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    text = json.dumps([options, versions], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

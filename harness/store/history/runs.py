@@ -48,7 +48,7 @@ class RunPoint:
     is_changed: bool
     """Whether something was not committed."""
     totals: dict[str, int]
-    """Cases by verdict; all five are always there."""
+    """Cases by verdict; `known` only where a case ended so."""
     num_planned: int
     command: str = ""
     folder: str = ""
@@ -63,7 +63,7 @@ class RunPoint:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which runs are wanted; an empty value wants all."""
+    """A selection of runs; an empty field selects all."""
 
     since: str = ""
     """UTC, ISO 8601."""
@@ -75,7 +75,7 @@ class Filter:
 
 
 def run_ids(connection: sqlite3.Connection, wanted: Filter, *, limit: int) -> list[int]:
-    """The newest `limit` runs that `wanted` lets through, newest first."""
+    """The newest `limit` runs that match `wanted`, newest first."""
     found = query(
         connection,
         f"""SELECT id FROM run
@@ -108,11 +108,12 @@ def points(connection: sqlite3.Connection, runs: Sequence[int]) -> tuple[RunPoin
     )
     totals = counts.pivot(index="run", columns="verdict", values="num")
     totals = totals.reindex(index=runs, columns=[verdict.value for verdict in Verdict]).fillna(0).astype(int)
+    counted = [
+        {name: count for name, count in total.items() if count or name != Verdict.KNOWN.value}
+        for total in totals.to_dict("records")
+    ]
     found = found.astype({"is_changed": bool}).set_index("id").loc[list(runs)]
-    return tuple(
-        RunPoint(**run, totals=total)
-        for run, total in zip(found.to_dict("records"), totals.to_dict("records"), strict=True)
-    )
+    return tuple(RunPoint(**run, totals=total) for run, total in zip(found.to_dict("records"), counted, strict=True))
 
 
 def scenarios(connection: sqlite3.Connection) -> list[str]:
@@ -168,7 +169,7 @@ def read_run(connection: sqlite3.Connection, run: int) -> RunEntry:
 
 
 def results_of(connection: sqlite3.Connection, key: str, runs: Sequence[int]) -> list[CaseEntry | None]:
-    """What became of one job in these runs, with the reasons; None for a run without it."""
+    """The result of one job in each of these runs, or None for a run without it."""
     found = cases_of(connection, runs, key)
     entries = dict(zip(found["run"], _entries(CaseEntry, found), strict=True))
     return [entries.get(run) for run in runs]

@@ -1,14 +1,14 @@
-"""The tables of the history, version by version: a file of an older version is brought up when it is opened.
+"""The tables of the history, version by version.
 
-To change the tables, append a tuple of statements to `MIGRATIONS` and never alter one that was released: the number of
-tuples is the version (`PRAGMA user_version`). All that a file lacks is applied in one transaction, so that it is of
-either version and never between; a file of a newer version is refused.
+To change the tables, append a tuple of statements to `MIGRATIONS` and never alter a released one. The number of tuples
+is the version (`PRAGMA user_version`). An older file is migrated in one transaction when it is opened; a newer file is
+refused.
 """
 
 from __future__ import annotations
 
 APPLICATION_ID = 0x4D4C4148
-"""What `PRAGMA application_id` says of our files: the letters MLAH."""
+"""`PRAGMA application_id` of a history: the letters MLAH."""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (

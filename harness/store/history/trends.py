@@ -1,4 +1,4 @@
-"""What became of the same cases from run to run: verdicts, accuracy, time, and cases that change without a cause."""
+"""Verdicts, accuracy and time of the same cases from run to run, and flaky cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.core.errors import HarnessError
 from harness.store.history.database import opened, query
 from harness.store.history.runs import RunPoint, cases_of, earlier, faults_of, number_of, points, read_run
 
-LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e"}
+LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e", "known": "k"}
 ABSENT = "."
 """In place of a verdict: the case was not in that run."""
 NUM_RUNS = 30
@@ -24,10 +24,10 @@ NUM_DURATIONS = 20
 
 @dataclass(frozen=True, slots=True)
 class Flakiness:
-    """How often a case ended differently although nothing differed: code, seed, device, options, versions."""
+    """How often a case had different verdicts with the same code, seed, device, options and versions."""
 
     num_groups: int
-    """Groups of two or more runs that were alike."""
+    """Groups of at least two runs that are alike in all of these."""
     num_mixed: int
     """Groups with different verdicts."""
     num_runs: int
@@ -42,7 +42,7 @@ class Flakiness:
 
 @dataclass(frozen=True, slots=True)
 class CaseTrend:
-    """One case over the runs of its :class:`Trends`; what is aligned with `runs` has one entry for each."""
+    """One case. `verdicts`, `seconds` and `accuracies` have an entry for each run of the :class:`Trends`."""
 
     key: str
     """The case id, or `id!fault`."""
@@ -67,6 +67,8 @@ class ScenarioTrend:
     seconds: tuple[float | None, ...]
     accuracies: tuple[float | None, ...]
     """The lowest epoch of any case."""
+    num_known: tuple[int, ...] = ()
+    """Failed as known; empty where no run has such a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class FaultTrend:
 
 @dataclass(frozen=True, slots=True)
 class Trends:
-    """Runs, oldest first, and what became of the cases and faults in them."""
+    """Runs, oldest first, and the cases and faults in them."""
 
     runs: tuple[RunPoint, ...]
     scenarios: tuple[ScenarioTrend, ...]
@@ -111,7 +113,7 @@ def trends_of(path: Path, run_id: str, *, num_runs: int = NUM_RUNS) -> Trends:
 
 
 def read_trends(path: Path | None, run_id: str) -> Trends | None:
-    """As :func:`trends_of`, or None where there is no history to read: a report is made all the same."""
+    """As :func:`trends_of`, or None without a readable history: a report does not need one."""
     if path is None or not path.is_file():
         return None
     try:
@@ -124,9 +126,9 @@ def read_trends(path: Path | None, run_id: str) -> Trends | None:
 def trends_over(
     connection: sqlite3.Connection, runs: Sequence[int], name: str = "", *, of_last: bool = False
 ) -> Trends:
-    """What became of the cases and faults in `runs`, which are in order of time.
+    """The cases and faults over `runs`, which are in order of time.
 
-    `name` asks for one scenario or one case; `of_last` for what the last of the runs has.
+    `name` selects one scenario or case, `of_last` the cases and faults of the last run.
     """
     cases, faults = cases_of(connection, runs, name), faults_of(connection, runs, name)
     if of_last:
@@ -144,10 +146,9 @@ def trends_over(
 
 
 def durations(path: Path, keys: Iterable[str], *, device: str | None = None) -> dict[str, float]:
-    """The seconds that each job usually takes: the median of its newest 20 results, on `device` if one is given.
+    """The median seconds of the newest 20 results of each job, on `device` if one is given.
 
-    Jobs that never ran to an end are left out, so that a caller can tell them from quick ones. Raises InputError when
-    the history cannot be read.
+    Jobs without a judged result are left out. Raises InputError when the history cannot be read.
     """
     with opened(path) as connection:
         found = query(
@@ -165,7 +166,12 @@ def durations(path: Path, keys: Iterable[str], *, device: str | None = None) -> 
 
 
 def _scenario_trends(cases: pd.DataFrame, runs: Sequence[int]) -> tuple[ScenarioTrend, ...]:
-    counted = {"num_passed": ["pass"], "num_failed": ["fail", "crash", "error"], "num_skipped": ["skip"]}
+    counted = {
+        "num_passed": ["pass"],
+        "num_failed": ["fail", "crash", "error"],
+        "num_skipped": ["skip"],
+        "num_known": ["known"],
+    }
     cases = cases.assign(
         first_job=cases.groupby("scenario")["job"].transform("min"),
         **{name: cases["verdict"].isin(verdicts) for name, verdicts in counted.items()},
@@ -173,10 +179,13 @@ def _scenario_trends(cases: pd.DataFrame, runs: Sequence[int]) -> tuple[Scenario
     groups = cases.groupby(["first_job", "scenario", "run"])
     sums = groups[[*counted, "seconds"]].sum(min_count=1).assign(accuracy=groups["accuracy"].min()).reset_index()
     sums["seconds"] = [round(seconds, 3) for seconds in sums["seconds"]]
-    counts = (_by_run(sums, ["first_job", "scenario"], name, runs).fillna(0).astype(int) for name in counted)
+    counts = {name: _by_run(sums, ["first_job", "scenario"], name, runs).fillna(0).astype(int) for name in counted}
     seconds, accuracies = (_by_run(sums, ["first_job", "scenario"], name, runs) for name in ("seconds", "accuracy"))
     names = seconds.index.get_level_values("scenario")
-    return tuple(map(ScenarioTrend, names, *map(_tuples, counts), _tuples(seconds), _tuples(accuracies)))
+    known = [row if any(row) else () for row in _tuples(counts.pop("num_known"))]
+    return tuple(
+        map(ScenarioTrend, names, *map(_tuples, counts.values()), _tuples(seconds), _tuples(accuracies), known)
+    )
 
 
 def _case_trends(cases: pd.DataFrame, runs: Sequence[int]) -> tuple[CaseTrend, ...]:
@@ -196,7 +205,7 @@ def _fault_trends(faults: pd.DataFrame, runs: Sequence[int]) -> tuple[FaultTrend
 
 
 def _flakiness(cases: pd.DataFrame) -> dict[str, Flakiness]:
-    """The cases that ended differently in runs that were alike, by their keys."""
+    """The flaky cases by key."""
     alike = ["key", "commit_id", "changes", "variant", "seed", "device"]
     # Without a commit it is unknown whether the code was the same.
     known = cases[(cases["verdict"] != "skip") & (cases["commit_id"] != "")]

@@ -1,4 +1,4 @@
-"""Writing one run to the history: in one transaction, and in place of what the history had of that run."""
+"""Write one run to the history in one transaction, replacing the run if it is there."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ _FAULT = """INSERT OR REPLACE INTO fault
 
 
 def write_run(connection: sqlite3.Connection, entry: RunEntry) -> None:
-    """Store `entry`; a second time it replaces the first, so that a run counts once however often it is written.
-
-    A process killed inside leaves the history as it was before.
-    """
+    """Store `entry`, replacing a former entry of the run. A kill leaves the history as it was."""
     cases, faults = _rows(entry.run_id, entry.cases), _rows(entry.run_id, entry.faults)
     with transaction(connection):
         connection.execute(_RUN, asdict(replace(entry, cases=(), faults=())) | entry.source.model_dump())
