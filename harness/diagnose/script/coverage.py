@@ -9,7 +9,6 @@ from harness.diagnose.script.recipes import RECIPES
 from harness.diagnose.script.render import Export, Story, render, why_not
 from harness.scenario.expand import fault_cases
 from harness.scenario.load import load_scenarios
-from harness.scenario.matrix import ACCURACY as ACCURACY_AXIS
 
 ACCURACY = "of accuracy"
 NOT_SHOWN = frozenset(("merge.both-sides-empty", "merge.prefix-strides-for-suffix", "router.duplicates-from-nan-rows"))
@@ -43,7 +42,7 @@ def refused() -> dict[str, str]:
 
 def refusal(fault: str, case: Case) -> str:
     """Why no script shows `fault` on `case`, in a few words; empty when one does."""
-    if ACCURACY_AXIS in case.tags:
+    if case.kind.asks_canary and not case.kind.serves:
         return ACCURACY
     if not case.kind.shows_launches:
         return f"of system {case.system}"
