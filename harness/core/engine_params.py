@@ -14,7 +14,7 @@ LayerKind = Literal["mla", "kda", "window", "sparse"]
 
 
 class ServingParams(Params):
-    """How the reference engine serves, whatever it serves: its cache, kernels, graphs and limits."""
+    """How the reference engine serves any model: its cache, kernels, graphs and limits."""
 
     kv: KvType = "bf16"
     quantize: Literal["none", "fp8_per_tensor", "fp8_per_token", "mxfp8"] = Field(
@@ -103,7 +103,6 @@ class EngineParams(ServingParams):
     LIMITS: ClassVar[dict[str, str]] = {"num_experts_per_tok": "num_experts"}
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         if not self.requests or not self.layers:
             yield "requests and layers hold at least one entry each"
             return
@@ -119,22 +118,21 @@ class EngineParams(ServingParams):
 
     @classmethod
     def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """See :meth:`Params.settled`. A model without experts keeps its choice of them."""
+        # A model without experts keeps its choice of them.
         return super().settled(values) if values["num_experts"] else values
 
     @property
     def longest(self) -> int:
-        """Cached tokens of the longest request at its end, with drafts. The last generated token is never cached."""
+        """Cached tokens of the longest request at its end, drafts included. The last token is never cached."""
         return max(prompt + count - 1 for prompt, count in self.requests) + self.speculative_tokens
 
     @property
     def blocks_needed(self) -> int:
-        """Blocks that the longest request takes: pages of each list of pages, a state, and the block of padding."""
+        """Blocks of the longest request: its pages in each list of pages, a state, and the block of padding."""
         lists = 1 + ("window" in self.layers)
         return lists * -(-self.longest // PAGE_SIZE) + ("kda" in self.layers) + (self.pad_tokens == "trash")
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         found = {
             "warm": self.prefix_caching and self.epochs > 1,
             "flush": self.flush,
@@ -144,13 +142,13 @@ class EngineParams(ServingParams):
         return super().gives() | {name for name, is_there in found.items() if is_there}
 
     def _stored_types(self) -> set[str]:
-        """What the layers keep in the blocks of the pool: types of latents, and states."""
+        """The kinds of data that layers store in the blocks of the pool: types of latents, and states."""
         stored = {"mla": self.kv, "sparse": self.kv, "window": self.window_kv or self.kv, "kda": "state"}
         return {stored[kind] for kind in self.layers}
 
 
 class EpochsParams(ServingParams):
-    """What all measurements of a scenario's accuracy have in common: the canary, how it is served, what is asked."""
+    """Common to all accuracy measurements of a scenario: the canary, how it is served, how it is asked."""
 
     canary: Literal["mla", "hybrid"] = Field(default="mla", description="the checkpoint under fixtures/")
     epochs: Annotated[int, Field(ge=1, le=100)] = Field(default=2, description="how often the questions are asked")
@@ -163,18 +161,17 @@ class EpochsParams(ServingParams):
 
 
 class AccuracyParams(EpochsParams):
-    """Accuracy by epoch: one task's questions asked of a canary, again and again, on one running engine."""
+    """Accuracy by epoch: a canary answers one task's questions several times on one running engine."""
 
     task: str
     limit: Count | None = Field(default=None, description="the first questions of the task; all when left out")
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         return super().gives() | {"answers"}
 
 
 class ModelParams(Params):
-    """`mla-harness epochs`: which questions are asked of which model; everything that `--resume` needs to go on."""
+    """The request of `mla-harness epochs`, with everything that `--resume` needs."""
 
     task: str
     model: str
@@ -212,11 +209,11 @@ ENGINE_KERNELS: dict[str, str] = {
     "route_kernel": "route_experts",
     "blocks_kernel": "quantize_blocks",
 }
-"""The parameters that name a kernel of the engine, with its op."""
+"""Parameter -> op of the kernel that it names."""
 
 
 def conflicts(params: EngineParams, layers: Set[str], num_experts: int) -> Iterator[str]:
-    """Features of the engine that do not go together in a model with these kinds of layers, a sentence each."""
+    """Yield a sentence for each conflict between features of the engine in a model with these kinds of layers."""
     if params.prefix_caching and layers & {"kda", "window"}:
         yield "prefix_caching shares pages of full and sparse layers; a state or a window of another request it cannot"
     if params.speculative_tokens and "kda" in layers:

@@ -1,4 +1,4 @@
-"""Where the poison's bits sit in each dtype, by name: for those who read bits and load no torch."""
+"""The bits of the poison in each dtype, by name. No torch here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ QUIET_BITS = {
     "float32": 0x7FD50000,
     "float64": 0x7FF8_5EED_0000_0000,
 }
-"""The sentinel without its tag. A type that is missing has no room for one: its sentinel is all ones."""
+"""The sentinel without its tag. Other types have no room for a tag: their sentinel is all ones."""
 
 TAG_MASK = 0x3F
 

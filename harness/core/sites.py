@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A kind of memory that a kernel or an engine could read although nobody wrote it.
+    """A kind of memory that a kernel or an engine could read before it is written.
 
-    `tag` (1..60) is the number put into the payload of a NaN sentinel; it is part of the stored results,
-    so a tag is never given to another site.
+    `tag` (1..60) is the number in the payload of a NaN sentinel. Stored results contain it, so a tag is never reused.
     """
 
     name: str

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from harness.core.cases import Job
 from harness.core.catalog import ORACLES
-from harness.core.oracle_spec import most_telling_first
+from harness.core.oracles import most_telling_first
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 
 _FAILED = (Verdict.FAIL, Verdict.CRASH)

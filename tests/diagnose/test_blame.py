@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
-from harness.core.oracle_spec import TELLING_ORDER
+from harness.core.oracles import TELLING_ORDER
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.blame import conclude, fails_alike, plan_trials, primary
 
