@@ -18,8 +18,8 @@ from harness.core.errors import InputError
 from harness.core.params import Params
 from harness.core.registry import LIST, nearest
 from harness.scenario.explain import SCHEMA
+from harness.scenario.make_case import usable
 from harness.scenario.schema import PATTERNS, Given
-from harness.scenario.usable_oracles import usable
 
 MARK = "@"
 POISON_KEYS = ("patterns", "sites", "strict")
