@@ -65,9 +65,7 @@ def conclude(job: Job, result: CaseResult, trials: Sequence[CaseResult]) -> Blam
         return Blame(sites=named, how=how, trials=told)
     if len(sites) == 1:
         return Blame(
-            sites=sites,
-            how=f"{sites[0]} is the only poisoned site, and without it the case is clean",
-            trials=told,
+            sites=sites, how=f"{sites[0]} is the only poisoned site, and without it the case is clean", trials=told
         )
     alone = tuple(single[0] for single in _singles(sites) if single in failed)
     if alone:
@@ -78,9 +76,7 @@ def conclude(job: Job, result: CaseResult, trials: Sequence[CaseResult]) -> Blam
         how = f"no site fails alone; `{oracle}` is silent once {_words(cured, 'or')} is left unpoisoned"
         return Blame(sites=cured, how=how, trials=told)
     return Blame(
-        sites=sites,
-        how="no site fails alone and none is necessary: several together are to blame",
-        trials=told,
+        sites=sites, how="no site fails alone and none is necessary: several together are to blame", trials=told
     )
 
 

@@ -24,7 +24,7 @@ def make_case(
     oracles: tuple[str, ...] | None = None,
     known: tuple[KnownFailure, ...] = (),
 ) -> Case:
-    """The case of the point `labels`. `tags` are added to the scenario's. Without `oracles` all usable ones are taken."""
+    """The case of the point `labels`. `tags` are added to the scenario's. Default `oracles`: all usable ones."""
     identity = case_id(scenario.name, labels)
     return Case(
         id=identity,
