@@ -167,7 +167,7 @@ def test_the_primary_finding_is_the_one_that_tells_the_mechanism():
 
 
 def test_a_result_without_findings_has_no_primary_one():
-    with pytest.raises(ValueError, match="nobody to blame"):
+    with pytest.raises(ValueError, match="has no cause"):
         primary([])
 
 
