@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import Count, KvType, Length, Params, rank_problem
 
+Ranks = Annotated[int, Field(ge=1, le=8)]
 LayerKind = Literal["mla", "kda", "window", "sparse"]
 
 
@@ -42,21 +43,13 @@ class ServingParams(Params):
     context_chunk: Count = Field(default=128, description="context tokens gathered at once for prefill")
     zero_fill_output: bool = Field(default=False, description="decode output is zeroed first, as in PR 37442")
     drafter: bool = Field(default=False, description="a second graph in the same pool runs before logits are consumed")
-    context_ranks: Annotated[int, Field(ge=1, le=8)] = Field(
-        default=1, description="context-parallel ranks, each with every n-th token of a context chunk"
-    )
-    expert_ranks: Annotated[int, Field(ge=1, le=8)] = Field(
-        default=1, description="expert-parallel ranks, each with an equal share of the experts"
-    )
-    dp_rank_tokens: Length = Field(
-        default=0, description="tokens of the longest data-parallel rank, which activations are padded to"
-    )
+    context_ranks: Ranks = Field(default=1, description="context-parallel ranks; each has every n-th token of a chunk")
+    expert_ranks: Ranks = Field(default=1, description="expert-parallel ranks; each has an equal share of the experts")
+    dp_rank_tokens: Length = Field(default=0, description="activations are padded to the length of the longest rank")
     pad_tokens: Literal["skip", "trash"] = Field(
-        default="skip", description="what becomes of padded tokens: stored nowhere, or in a block of their own"
+        default="skip", description="padded tokens are not stored, or stored in a block of their own"
     )
-    pad_keys: Literal[0, 1] = Field(
-        default=0, description="keys that padded requests are told to have; 1 is a slot of the null block"
-    )
+    pad_keys: Literal[0, 1] = Field(default=0, description="keys of padded requests; 1 is a slot of the null block")
     amax_rows: Literal["live", "batch"] = Field(
         default="live", description="rows that a scale of activations covers; batch: padded ones too, all kept finite"
     )
@@ -93,11 +86,11 @@ class EngineParams(ServingParams):
     speculative_tokens: Annotated[int, Field(ge=0, le=7)] = Field(
         default=0, description="drafts that each decoding request verifies in a step, as further query tokens"
     )
-    flush: bool = Field(default=False, description="at the end all caches are flushed and all is asked once more")
+    flush: bool = Field(default=False, description="at the end all caches are flushed and all requests run again")
     cancelled: tuple[Length, ...] = Field(
         default=(),
-        description="requests, counted by arrival over all epochs, whose client leaves after their first step was "
-        "scheduled and before it ran",
+        description="requests, counted by arrival over all epochs, that are cancelled between the scheduling and the "
+        "run of their first step",
     )
 
     LIMITS: ClassVar[dict[str, str]] = {"num_experts_per_tok": "num_experts"}

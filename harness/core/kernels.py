@@ -77,7 +77,7 @@ KERNELS: tuple[KernelSpec, ...] = (
     _torch("route_experts", "torch", "softmax, top-k, renormalised; int32 ids, distinct for each token",
            "route:route_experts"),
     _torch("route_experts", "torch-live",
-           "as torch, but writes live tokens only, as kernels that are told their number do",
+           "as torch, but writes live tokens only, as kernels that know their number do",
            "route:route_experts_live", live_only=True),
     _torch("quantize_blocks", "torch",
            "nvfp4, mxfp4 and mxfp8; scales of each expert in tiles of their own, padded with code 0",

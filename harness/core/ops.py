@@ -89,7 +89,7 @@ OPS: Registry[Op] = Registry(
             ("num_tokens_with_context",),
             (Output("out", "T H V", "output"), Output("lse", "H T", "lse")),
             "merges two partial attentions; tokens at or past num_tokens_with_context are copied from the suffix; "
-            "an lse of -inf or +inf marks an empty side, whose output is not read",
+            "an lse of -inf or +inf marks an empty side; its output is not read",
         ),
         Op(
             "write_kv",

@@ -170,8 +170,8 @@ class MergeAttnStatesParams(KernelParams):
 
     num_tokens: Count = 12
     num_with_context: Length = 7
-    empty_prefix_rows: Length = Field(default=0, description="rows within the context part whose lse marks them empty")
-    empty_suffix_rows: Length = Field(default=0, description="of the same rows, how many have an empty suffix too")
+    empty_prefix_rows: Length = Field(default=0, description="rows of the context part that the lse marks empty")
+    empty_suffix_rows: Length = Field(default=0, description="how many of these rows have an empty suffix too")
     empty_lse: Literal["-inf", "+inf"] = "-inf"
     padded: Literal["none", "suffix", "both"] = Field(
         default="none",

@@ -83,7 +83,7 @@ class AccuracyLimits(Record):
 
     unanswered: float | None = 0.01
     empty: float | None = 0.01
-    unparsed: float | None = Field(default=0.5, description="of what cannot be read, nothing is measured")
+    unparsed: float | None = Field(default=0.5, description="an unreadable answer measures nothing")
     invalid_tokens: float | None = 0.0
     accuracy: float | None = Field(default=None, description="the least accuracy of an epoch; None asks for none")
     flips: int | None = Field(default=None, description="between epochs; None means 0 on a deterministic engine")
@@ -145,21 +145,21 @@ class FirstNan(Record):
     tensor: str = ""
     layer: int | None = None
     step: int | None = None
-    phase: str = Field(default="", description="prefill, decode, mixed, or forward where nobody knows")
+    phase: str = Field(default="", description="prefill, decode or mixed; forward if unknown")
     rank: int = 0
     request: str = ""
     where: str = Field(default="", description="row and element of the row")
     bits: str = ""
     bad: str = Field(default="not finite", description="what was wrong with the value")
-    is_input: bool = Field(default=False, description="seen first in what `writer` was given, so made just before it")
-    finite: tuple[str, ...] = Field(default=(), description="what `writer` was given that was still finite")
-    not_finite: tuple[str, ...] = Field(default=(), description="what it was given or stood beside that was not")
+    is_input: bool = Field(default=False, description="the value is an input of `writer`, so it was made just before")
+    finite: tuple[str, ...] = Field(default=(), description="finite inputs of `writer`")
+    not_finite: tuple[str, ...] = Field(default=(), description="its other values that were not finite")
     not_watched: tuple[str, ...] = ()
     before: str = Field(default="", description="the last watched output before it")
-    after: tuple[str, ...] = Field(default=(), description="what was hit next in the same step, in order")
-    num_ranks: int = Field(default=1, description="ranks of which this one wrote first")
-    other_ranks: tuple[str, ...] = Field(default=(), description="what the recorders of the others say")
-    untold: str = Field(default="", description="why ranks did not tell, where one did not")
+    after: tuple[str, ...] = Field(default=(), description="the next bad outputs in the same step, in order")
+    num_ranks: int = Field(default=1, description="number of ranks; this one wrote first")
+    other_ranks: tuple[str, ...] = Field(default=(), description="the statements of the other ranks")
+    untold: str = Field(default="", description="why a rank sent no record, if one did not")
     reader: str = Field(default="", description="the first launch whose live result depends on memory of `sites`")
     reader_at: str = Field(default="", description="its tensor and step")
     sites: tuple[str, ...] = Field(default=(), description="the memory to blame")

@@ -38,5 +38,5 @@ SITES: tuple[Site, ...] = (
     Site("sparse.topk", 18, "the buffer of token positions that an indexer's top-k fills"),
     Site("context.pad", 23, "columns past the value dim, where a context output is part of a wider tensor"),
     Site("scale.blocks", 24, "rows of a block-scale tensor that round it up to whole tiles"),
-    Site("dp.pad_rows", 25, "rows that pad a data-parallel rank's tokens to those of the longest"),
+    Site("dp.pad_rows", 25, "rows that pad a data-parallel rank's tokens to the longest rank's"),
 )

@@ -120,7 +120,7 @@ def _symptom(job: Job, before: CaseResult, oracle: str | None) -> Finding:
         reason = f" ({before.reason})" if before.reason else ""
         raise InputError(
             f"{job.case.id}: ends in {before.verdict.value}{reason} without the cure, so there is nothing to cure; "
-            "put a bug back with --fault"
+            "inject a bug with --fault"
         )
     return next((found for found in before.findings if found.oracle == oracle), primary(before.findings))
 

@@ -195,7 +195,7 @@ def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
             message = f"the task {task!r} is there twice, which gives duplicate case ids; remove one"
             yield Problem(("accuracy", "tasks", index), message)
     if ACCURACY in scenario.matrix:
-        message = f"{ACCURACY!r} is no axis beside an accuracy section, whose cases have it; rename the axis"
+        message = f"{ACCURACY!r} is no axis beside an accuracy section, as its cases have it; rename the axis"
         yield Problem(("matrix", ACCURACY), message, at_key=True)
 
 

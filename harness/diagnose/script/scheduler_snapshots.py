@@ -109,7 +109,7 @@ def new_block_step(case: Case) -> Numbers:
     for step, decode in sorted(found, key=lambda pair: pair[1].blocks[-1] not in pair[0].once_states):
         numbers = _decode_numbers(params, Step((decode,), (), step.once_states))
         return {**numbers, "new_blocks": [decode.blocks[-1]]}
-    raise _lacks(case, "a decoding request whose last page is not full")
+    raise _lacks(case, "a decoding request with a partly filled last page")
 
 
 def prefill_step(case: Case) -> Numbers:
@@ -123,7 +123,7 @@ def uneven_prefill_step(case: Case) -> Numbers:
     def is_uneven(lengths: list[int], share: int) -> bool:
         return len({-(-length // share) for length in lengths}) > 1
 
-    return _prefill(case, is_uneven, "prompts whose contexts take different numbers of chunks")
+    return _prefill(case, is_uneven, "prompts with different numbers of context chunks")
 
 
 def _prefill(case: Case, fits: Callable[[list[int], int], bool], what: str) -> Numbers:
