@@ -25,10 +25,11 @@ from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.diagnose import first_nan
+from harness.diagnose.blame import find_blame
 from harness.diagnose.failing_case import comes_from, declared_oracle
 from harness.diagnose.judge_fault import judge_fault
 from harness.diagnose.perform import exit_code
-from harness.diagnose.session import find_blame, with_first_nan
+from harness.diagnose.session import with_first_nan
 from harness.diagnose.shrink import shrink, why_not
 from harness.report.command import reproduce_case
 from harness.report.terminal import fault_line, finding_line, print_skips, verdict_text

@@ -1,4 +1,4 @@
-"""A case, and the job that asks a worker about it: plain, frozen, and the same in memory and on disk."""
+"""A case, and the job that a worker does with it: plain, frozen, and the same in memory and on disk."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class PoisonPlan(Record):
     sites: tuple[str, ...] = ()
     strict: bool = False
     ignore_contracts: bool = False
-    """Poison also what a kernel declares that it needs friendly: to find out, not to judge."""
+    """Poison memory also if the kernel declares that it must be finite. This explores a kernel, and judges none."""
 
 
 class KnownFailure(Record):
-    """A failure that releases of an engine are known to have. It fails no run; a case that passes instead does."""
+    """A known failure of an engine's releases. It does not fail a run. A pass of its case does."""
 
     issue: str
     engine: str
     versions: str
-    """The releases that have it, as pip writes it: `>=0.21,<0.23`."""
+    """The releases with the failure, in pip's form: `>=0.21,<0.23`."""
     expect: tuple[Literal["fail", "crash"], ...] = ("fail",)
 
     def covers(self, version: str) -> bool:
@@ -41,9 +41,9 @@ class KnownFailure(Record):
 
 
 class Case(Record):
-    """One point of a scenario's matrix. `id` alone reproduces it: the seed is derived from the id.
+    """One point of a scenario's matrix. `id` alone reproduces it, as the seed is derived from the id.
 
-    `params` is an object of the model that the system, and for a kernel the op, has in the table of systems.
+    `params` is an object of the model in the table of systems; for a kernel the op selects it.
     """
 
     id: str
@@ -61,7 +61,7 @@ class Case(Record):
     @model_validator(mode="before")
     @classmethod
     def _typed(cls, values: Any, info: ValidationInfo) -> Any:
-        """Make the parameters an object of their model. Runs of version 0.1 keep the op among the parameters."""
+        """Convert the parameters to their model. Runs of version 0.1 have the op among the parameters."""
         if not isinstance(values, dict) or isinstance(values.get("params"), Params):
             return values
         given = dict(values.get("params") or {})
@@ -78,17 +78,17 @@ class Case(Record):
         return SYSTEMS.get(self.system)
 
     def params_as(self, model: type[ParamsT]) -> ParamsT:
-        """The parameters, which are of `model`. Raises TypeError when they are not."""
+        """The parameters as `model`. Raises TypeError if they are of another model."""
         if not isinstance(self.params, model):
             raise TypeError(f"{self.id}: has {type(self.params).__name__}, not {model.__name__}")
         return self.params
 
     def values(self) -> dict[str, JsonValue]:
-        """The op, where there is one, and the parameters, as plain JSON."""
+        """The op, if there is one, and the parameters, as plain JSON."""
         return ({"op": self.op} if self.op else {}) | self.params.model_dump(mode="json")
 
     def kernels(self) -> dict[str, str]:
-        """The kernels that the parameters name, `op/short_name` by parameter."""
+        """Parameter -> kernel that it names, as `op/short_name`."""
         named = self.kind.kernels_of(self.op)
         return {field: f"{op}/{getattr(self.params, field)}" for field, op in named.items()}
 
@@ -100,14 +100,14 @@ class AskVerdict(Record):
 
 
 class AskFirstNan(Record):
-    """Run the case with the first-NaN recorder, and search for the first launch that reads memory of `sites`."""
+    """Run the case with the first-NaN recorder, and find the first launch that reads memory of `sites`."""
 
     kind: Literal["first_nan"] = "first_nan"
     sites: tuple[str, ...] = ()
 
 
 class AskReaders(Record):
-    """Fill `sites` alone with one pattern after another, and find the first launch with a result that depends on it."""
+    """Fill only `sites`, with one pattern after another, and find the first launch with a result that depends on it."""
 
     kind: Literal["readers"] = "readers"
     sites: tuple[str, ...]
@@ -117,35 +117,35 @@ Ask = Annotated[AskVerdict | AskFirstNan | AskReaders, Field(discriminator="kind
 
 
 class Job(Record):
-    """What a worker is asked to do with one case."""
+    """What a worker does with one case."""
 
     key: str
     case: Case
     ask: Ask = AskVerdict()
     fault: str | None = None
     more_faults: tuple[str, ...] = ()
-    """Further bugs that are injected beside `fault`."""
+    """Bugs that are injected besides `fault`."""
     cures: tuple[str, ...] = ()
-    """Proposed fixes to run it with, as `mla-harness cure --with` takes them."""
+    """Proposed fixes to apply, as for `mla-harness cure --with`."""
     sites: tuple[str, ...] | None = None
-    """Sites to poison instead of the case's own; the others get friendly memory. Used to find the one to blame."""
+    """Sites to poison instead of the case's own, to find the one to blame. The others hold zeros."""
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
     timeout_seconds: float = 60.0
     gpus: tuple[int, ...] = ()
-    """The GPUs that are held for a case that needs several, numbered as its worker sees them."""
+    """The GPUs reserved for a case that needs several, numbered as its worker sees them."""
     directory: str | None = None
-    """Where a case that takes long notes its progress, so that a resumed run goes on from there."""
+    """The folder in which a long case stores its progress for `--resume`."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_old_fields(cls, values: Any) -> Any:
-        """Planned jobs of version 0.1 hold `first_nan`, which was never set in a plan."""
+        """Planned jobs of version 0.1 have the field `first_nan`, which was never set."""
         return {k: v for k, v in values.items() if k != "first_nan"} if isinstance(values, dict) else values
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """All bugs that are injected, each once."""
+        """All injected bugs, each once."""
         return tuple(dict.fromkeys((*((self.fault,) if self.fault else ()), *self.more_faults)))
 
     @property

@@ -1,6 +1,6 @@
-"""What exists: one registry for each kind of thing, filled with the rows of the harness and of every engine.
+"""The registries, one for each kind of thing, with the rows of the harness and of every engine. No torch here.
 
-Rows name their code as "module:name", which is imported when it is first needed. Nothing here imports torch.
+Rows name their code as "module:name", which is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 from harness.core import faults, kernels, oracles, sites, systems
 from harness.core.engine_spec import EngineSpec, ModelSpec
-from harness.core.fault_spec import FaultSpec
+from harness.core.faults import FaultSpec
 from harness.core.kernel_spec import KernelSpec
-from harness.core.oracle_spec import OracleSpec
+from harness.core.oracles import OracleSpec
 from harness.core.registry import Registry
 from harness.core.sites import Site
 from harness.core.system_spec import SystemSpec

@@ -1,7 +1,7 @@
 """Failures of a GPU: which exceptions they are, and whether the process can go on after one.
 
-An illegal address, a failed device assert or an illegal instruction stays with the CUDA context: every later call fails
-as well, so the worker says so with its answer and ends. Running out of memory harms nobody else.
+After an illegal address, a failed device assert or an illegal instruction every later call in the CUDA context fails,
+so the worker reports this and ends. After running out of memory it goes on.
 """
 
 from __future__ import annotations
@@ -12,24 +12,21 @@ _WORDS = ("CUDA error", "CUDA out of memory", "CUDA driver error", "Triton Error
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Whether `error` tells of the device, and not of the harness's own code."""
+    """Whether `error` comes from the device, and not from the harness's own code."""
     torch = sys.modules.get("torch")
-    kinds = tuple(
-        kind
-        for name in ("AcceleratorError", "OutOfMemoryError")
-        if isinstance(kind := getattr(torch, name, None), type)
-    )
+    found = [getattr(torch, name, None) for name in ("AcceleratorError", "OutOfMemoryError")]
+    kinds = tuple(kind for kind in found if isinstance(kind, type))
     return isinstance(error, kinds) or (isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS))
 
 
 def in_one_line(error: BaseException) -> str:
-    """What CUDA said, without its advice on debugging."""
+    """The first line of CUDA's message. The others are advice on debugging."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def is_spent() -> bool:
-    """Whether this process's CUDA context has failed for good; waits for the device. False where none was used."""
+    """Whether this process's CUDA context has failed for good; False without one. Waits for the device."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
@@ -43,7 +40,7 @@ def is_spent() -> bool:
 
 
 def free_memory() -> None:
-    """Give cached memory back after a case that ran out of it, so that the next one starts with all there is."""
+    """Release cached memory after a case that ran out of it, so that the next case has all of it."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What `--with` may say: a built-in cure by its name, or a plug-in file. No torch: a mistake is told at once."""
+"""The values of `--with`: the name of a built-in cure, or a plug-in file. No torch here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from harness.core.ops import OPS
 from harness.core.registry import LIST, nearest
 
 LOGITS = "logits"
-"""The model's own output, beside the outputs of ops."""
+"""The output of the model; all others are outputs of ops."""
 
 FORMS = "zero:SITE, nan_to_num:OP.OUTPUT, nan_to_num:logits, fix:FAULT or the path of a Python file with @cure"
 
 
 @dataclass(frozen=True, slots=True)
 class CureName:
-    """One proposed cure as its parts: `kind` is zero, nan_to_num, fix or file."""
+    """One proposed cure. `kind` is zero, nan_to_num, fix or file."""
 
     kind: str
     what: str
@@ -30,7 +30,7 @@ class CureName:
 
 
 def parse(text: str) -> CureName:
-    """The cure that `text` names. Raises InputError, with the forms there are or the nearest name."""
+    """The cure that `text` names. Raises InputError with the known forms or the nearest name."""
     kind, colon, what = text.partition(":")
     if not colon or kind not in _KNOWN:
         if text.endswith(".py"):
@@ -47,12 +47,12 @@ def parse(text: str) -> CureName:
 
 
 def filled_sites(cures: tuple[str, ...]) -> tuple[str, ...]:
-    """The sites that the cures among them fill with zeros."""
+    """The sites that `cures` fill with zeros."""
     return tuple(name.what for name in map(parse, cures) if name.kind == "zero")
 
 
 def outputs() -> list[str]:
-    """`OP.OUTPUT` of every op whose outputs are tensors of numbers, and `logits`."""
+    """`OP.OUTPUT` for each output that is a tensor of numbers, and `logits`."""
     return [LOGITS, *(f"{op.name}.{output.name}" for op in OPS for output in op.outputs if output.shape)]
 
 

@@ -10,11 +10,12 @@ from pydantic import Field, model_validator
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import Count, KvType, Length, Params, rank_problem
 
+Ranks = Annotated[int, Field(ge=1, le=8)]
 LayerKind = Literal["mla", "kda", "window", "sparse"]
 
 
 class ServingParams(Params):
-    """How the reference engine serves, whatever it serves: its cache, kernels, graphs and limits."""
+    """How the reference engine serves any model: its cache, kernels, graphs and limits."""
 
     kv: KvType = "bf16"
     quantize: Literal["none", "fp8_per_tensor", "fp8_per_token", "mxfp8"] = Field(
@@ -42,21 +43,13 @@ class ServingParams(Params):
     context_chunk: Count = Field(default=128, description="context tokens gathered at once for prefill")
     zero_fill_output: bool = Field(default=False, description="decode output is zeroed first, as in PR 37442")
     drafter: bool = Field(default=False, description="a second graph in the same pool runs before logits are consumed")
-    context_ranks: Annotated[int, Field(ge=1, le=8)] = Field(
-        default=1, description="context-parallel ranks, each with every n-th token of a context chunk"
-    )
-    expert_ranks: Annotated[int, Field(ge=1, le=8)] = Field(
-        default=1, description="expert-parallel ranks, each with an equal share of the experts"
-    )
-    dp_rank_tokens: Length = Field(
-        default=0, description="tokens of the longest data-parallel rank, which activations are padded to"
-    )
+    context_ranks: Ranks = Field(default=1, description="context-parallel ranks; each has every n-th token of a chunk")
+    expert_ranks: Ranks = Field(default=1, description="expert-parallel ranks; each has an equal share of the experts")
+    dp_rank_tokens: Length = Field(default=0, description="activations are padded to the length of the longest rank")
     pad_tokens: Literal["skip", "trash"] = Field(
-        default="skip", description="what becomes of padded tokens: stored nowhere, or in a block of their own"
+        default="skip", description="padded tokens are not stored, or stored in a block of their own"
     )
-    pad_keys: Literal[0, 1] = Field(
-        default=0, description="keys that padded requests are told to have; 1 is a slot of the null block"
-    )
+    pad_keys: Literal[0, 1] = Field(default=0, description="keys of padded requests; 1 is a slot of the null block")
     amax_rows: Literal["live", "batch"] = Field(
         default="live", description="rows that a scale of activations covers; batch: padded ones too, all kept finite"
     )
@@ -93,17 +86,16 @@ class EngineParams(ServingParams):
     speculative_tokens: Annotated[int, Field(ge=0, le=7)] = Field(
         default=0, description="drafts that each decoding request verifies in a step, as further query tokens"
     )
-    flush: bool = Field(default=False, description="at the end all caches are flushed and all is asked once more")
+    flush: bool = Field(default=False, description="at the end all caches are flushed and all requests run again")
     cancelled: tuple[Length, ...] = Field(
         default=(),
-        description="requests, counted by arrival over all epochs, whose client leaves after their first step was "
-        "scheduled and before it ran",
+        description="requests, counted by arrival over all epochs, that are cancelled between the scheduling and the "
+        "run of their first step",
     )
 
     LIMITS: ClassVar[dict[str, str]] = {"num_experts_per_tok": "num_experts"}
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         if not self.requests or not self.layers:
             yield "requests and layers hold at least one entry each"
             return
@@ -119,22 +111,21 @@ class EngineParams(ServingParams):
 
     @classmethod
     def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """See :meth:`Params.settled`. A model without experts keeps its choice of them."""
+        # A model without experts keeps its choice of them.
         return super().settled(values) if values["num_experts"] else values
 
     @property
     def longest(self) -> int:
-        """Cached tokens of the longest request at its end, with drafts. The last generated token is never cached."""
+        """Cached tokens of the longest request at its end, drafts included. The last token is never cached."""
         return max(prompt + count - 1 for prompt, count in self.requests) + self.speculative_tokens
 
     @property
     def blocks_needed(self) -> int:
-        """Blocks that the longest request takes: pages of each list of pages, a state, and the block of padding."""
+        """Blocks of the longest request: its pages in each list of pages, a state, and the block of padding."""
         lists = 1 + ("window" in self.layers)
         return lists * -(-self.longest // PAGE_SIZE) + ("kda" in self.layers) + (self.pad_tokens == "trash")
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         found = {
             "warm": self.prefix_caching and self.epochs > 1,
             "flush": self.flush,
@@ -144,13 +135,13 @@ class EngineParams(ServingParams):
         return super().gives() | {name for name, is_there in found.items() if is_there}
 
     def _stored_types(self) -> set[str]:
-        """What the layers keep in the blocks of the pool: types of latents, and states."""
+        """The kinds of data that layers store in the blocks of the pool: types of latents, and states."""
         stored = {"mla": self.kv, "sparse": self.kv, "window": self.window_kv or self.kv, "kda": "state"}
         return {stored[kind] for kind in self.layers}
 
 
 class EpochsParams(ServingParams):
-    """What all measurements of a scenario's accuracy have in common: the canary, how it is served, what is asked."""
+    """Common to all accuracy measurements of a scenario: the canary, how it is served, how it is asked."""
 
     canary: Literal["mla", "hybrid"] = Field(default="mla", description="the checkpoint under fixtures/")
     epochs: Annotated[int, Field(ge=1, le=100)] = Field(default=2, description="how often the questions are asked")
@@ -163,18 +154,17 @@ class EpochsParams(ServingParams):
 
 
 class AccuracyParams(EpochsParams):
-    """Accuracy by epoch: one task's questions asked of a canary, again and again, on one running engine."""
+    """Accuracy by epoch: a canary answers one task's questions several times on one running engine."""
 
     task: str
     limit: Count | None = Field(default=None, description="the first questions of the task; all when left out")
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         return super().gives() | {"answers"}
 
 
 class ModelParams(Params):
-    """`mla-harness epochs`: which questions are asked of which model; everything that `--resume` needs to go on."""
+    """The request of `mla-harness epochs`, with everything that `--resume` needs."""
 
     task: str
     model: str
@@ -212,11 +202,11 @@ ENGINE_KERNELS: dict[str, str] = {
     "route_kernel": "route_experts",
     "blocks_kernel": "quantize_blocks",
 }
-"""The parameters that name a kernel of the engine, with its op."""
+"""Parameter -> op of the kernel that it names."""
 
 
 def conflicts(params: EngineParams, layers: Set[str], num_experts: int) -> Iterator[str]:
-    """Features of the engine that do not go together in a model with these kinds of layers, a sentence each."""
+    """Yield a sentence for each conflict between features of the engine in a model with these kinds of layers."""
     if params.prefix_caching and layers & {"kda", "window"}:
         yield "prefix_caching shares pages of full and sparse layers; a state or a window of another request it cannot"
     if params.speculative_tokens and "kda" in layers:

@@ -1,4 +1,4 @@
-"""What an engine brings: a folder of `harness/engines` with a module `tables`, read by the catalog."""
+"""An engine: a folder of `harness/engines` with a module `tables`, which the catalog reads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 class EngineSpec:
     """A serving engine, or a package of kernels, that the harness judges.
 
-    `name` is its folder, `title` how people write it, `distribution` its package in pip's words, `package` the one to
-    import, `install` what users give to pip unless it is the distribution. Environment variables that begin with one
-    of `variables` decide what it does, and travel with a case.
+    `name` is its folder, `title` its name in texts, `distribution` its name for pip, `package` its name for import,
+    `install` the argument for pip if it is not the distribution. Environment variables that begin with one of
+    `variables` change what it does, and are stored with a case.
     """
 
     name: str
@@ -30,9 +30,9 @@ class EngineSpec:
 
 
 def engine_versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The installed version of each engine by its name, from the environment of a run."""
+    """Name -> installed version of each engine, from the environment of a run."""
     versions: dict[str, str] = environment.get("engines") or {}
-    # Runs of version 0.1 keep them beside the other facts.
+    # Runs of version 0.1 have no key `engines`.
     return versions or {name: environment[name] for name in ("vllm", "flashinfer") if environment.get(name)}
 
 
@@ -40,8 +40,8 @@ def engine_versions(environment: Mapping[str, Any]) -> dict[str, str]:
 class ModelSpec:
     """A kind of model that `mla-harness epochs --model NAME:WHERE` can ask.
 
-    `open` is "module:function": (where, *, concurrency, options) -> Backend, run in a child process. `options` are
-    the fields of `ModelParams` that only this kind has.
+    `open` is "module:function": (where, *, concurrency, options) -> Backend, called in a child process. `options` are
+    the fields of `ModelParams` for this kind only.
     """
 
     name: str

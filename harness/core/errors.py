@@ -1,4 +1,4 @@
-"""Every error a user can meet, with the exit code it ends in. `cli.main` is the only place that catches them."""
+"""Errors that users can see, with their exit codes. Only `cli.main` catches them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ INTERRUPTED = 130
 
 
 class HarnessError(Exception):
-    """Base of all deliberate errors; its text is one line that says where, what, and how to mend it."""
+    """Base of all deliberate errors. Its text is one line: where, what, and how to mend it."""
 
     exit_code = 3
 
@@ -19,7 +19,7 @@ class InputError(HarnessError):
 
 
 class UnknownNameError(InputError):
-    """A name that no registry holds; the message carries the nearest names."""
+    """A name that no registry has. The message gives the nearest names."""
 
 
 class IllegalAddress(Exception):

@@ -1,4 +1,4 @@
-"""Files that survive a crash: atomic replacement, append-and-flush JSON lines, and what a reader of an error wants."""
+"""Files that survive a crash: atomic replacement, flushed JSON lines, and texts kept for the reader of an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write `text` so that a reader sees either the old file or the whole new one."""
+    """Replace a file by `text` at once: a reader sees the old file or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -28,7 +28,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line and force it to disk before returning; mends a torn last line first."""
+    """Append one line and flush it to disk. A torn last line is ended first."""
     with path.open("a+b") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size:
@@ -41,7 +41,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield each complete JSON object; a line torn by a kill is skipped, as its case never finished."""
+    """Yield each complete JSON object. A torn line is skipped, as its case never finished."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as stream:
@@ -53,7 +53,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def keep_for_reader(text: str, kind: str) -> str:
-    """Write `text` to a new file of the temporary folder, for the reader of an error; returns its path."""
+    """Write `text` to a new file of the temporary folder, for the reader of an error. Returns its path."""
     with contextlib.suppress(OSError):
         handle, name = tempfile.mkstemp(prefix="mla-harness-", suffix=f".{kind}.txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:

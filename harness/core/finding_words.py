@@ -1,4 +1,4 @@
-"""How findings say where: row numbers as ranges, and many findings alike as one with a count."""
+"""Words of findings: row numbers as ranges, and equal findings as one with a count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_RANGES = 6
 
 
 def ranges(rows: Iterable[int]) -> str:
-    """Row numbers as text: [0, 1, 2, 5] -> ``0-2, 5``; a long list ends in how many ranges were left out."""
+    """Row numbers as text: [0, 1, 2, 5] -> ``0-2, 5``, with at most MAX_RANGES ranges."""
     runs: list[list[int]] = []
     for row in sorted(rows):
         if runs and row == runs[-1][1] + 1:
@@ -24,15 +24,15 @@ def ranges(rows: Iterable[int]) -> str:
 
 
 def place(describe: str, rows: Iterable[int], index: tuple[int, ...] = (), what: str = "first") -> str:
-    """Where in a tensor, in words: ``request 0-2, 5; first at [0, 3, 17]``."""
+    """A place in a tensor in words: ``request 0-2, 5; first at [0, 3, 17]``."""
     text = f"{describe} {ranges(rows)}"
     return f"{text}; {what} at {list(index)}" if len(index) > 1 else text
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Join findings of one oracle about the same site of the same tensor, whatever their numbers.
+    """Keep the first of each group of findings that differ in numbers only, with the count of the others.
 
-    The first of each group is kept, and says how many more there were: other steps, patterns, or rows.
+    The others are about other steps, patterns or rows.
     """
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
@@ -41,7 +41,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def kind_of(finding: Finding) -> tuple[str, ...]:
-    """What two findings of one cause have in common: oracle, site, tensor and sentence, whatever their numbers."""
+    """The key of a finding's cause: oracle, site, tensor and sentence, without numbers."""
     return finding.oracle, finding.site or "", _unnumbered(finding.tensor), _kind(finding.message)
 
 
@@ -56,5 +56,5 @@ def _unnumbered(text: str) -> str:
 
 
 def _kind(message: str) -> str:
-    """What a sentence says once its parenthesis, pattern and numbers are left out."""
+    """A sentence without its parenthesis, pattern and numbers."""
     return _unnumbered(re.sub(r"\s*\(.*\)$", "", message.partition(":")[0]))

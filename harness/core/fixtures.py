@@ -1,4 +1,4 @@
-"""Where the project's tasks, questions and baselines lie: in a checkout, or inside an installed package."""
+"""The folders of the project's tasks, questions and baselines, in a checkout or an installed package."""
 
 from __future__ import annotations
 

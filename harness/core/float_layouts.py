@@ -1,14 +1,9 @@
-"""Where the poison's bits sit in each dtype, by name: for those who read bits and load no torch."""
+"""The bits of the poison in each dtype, by name. No torch here."""
 
 from __future__ import annotations
 
-QUIET_BITS = {
-    "bfloat16": 0x7FC0,
-    "float16": 0x7F40,
-    "float32": 0x7FD50000,
-    "float64": 0x7FF8_5EED_0000_0000,
-}
-"""The sentinel without its tag. A type that is missing has no room for one: its sentinel is all ones."""
+QUIET_BITS = {"bfloat16": 0x7FC0, "float16": 0x7F40, "float32": 0x7FD50000, "float64": 0x7FF8_5EED_0000_0000}
+"""The sentinel without its tag. Other types have no room for a tag: their sentinel is all ones."""
 
 TAG_MASK = 0x3F
 

@@ -1,4 +1,4 @@
-"""Python files of people, executed once in a process: kernels and cures of theirs are loaded alike."""
+"""Python files of users with kernels or cures, each executed once in a process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LoadedT = TypeVar("LoadedT")
 def load_once(
     path: str | Path, loaded: dict[Path, LoadedT | InputError], execute: Callable[[Path], LoadedT]
 ) -> LoadedT:
-    """What `execute` makes of a file, from `loaded` where that is known; one that failed fails alike ever after."""
+    """The result of `execute(path)`, kept in `loaded`. A file that failed raises the same InputError again."""
     file = Path(path).resolve()
     if file not in loaded:
         try:
@@ -29,7 +29,7 @@ def load_once(
 
 
 def line_in(file: Path, error: BaseException) -> int:
-    """The line of `file` that raised: of the innermost frame in it, or of a syntax error."""
+    """The line of `file` that raised `error`: its innermost frame, or the syntax error; 0 if there is none."""
     if isinstance(error, SyntaxError) and error.lineno:
         return error.lineno
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]

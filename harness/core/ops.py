@@ -1,4 +1,4 @@
-"""The op table: what a kernel under test promises. No torch here, so that lists are instant.
+"""The table of ops: the contract of a kernel under test. No torch here, so that lists are instant.
 
 Letters: B requests, S query tokens a request, T tokens, H heads, P page size, R latent rank (`kv_lora_rank`),
 E rope dim, D = R + E, V value dim, N blocks, M block-table columns, X experts, k experts a token, C context tokens
@@ -16,13 +16,13 @@ PAGE_SIZE = 64
 
 
 def latent_rank(head_dim: int) -> int:
-    """R of a latent of D = R + E elements: the largest power of two below D (512 of 576). A kernel is given only D."""
+    """R of a latent of D = R + E elements: the largest power of two below D (512 of 576). A kernel knows only D."""
     return 1 << ((head_dim - 1).bit_length() - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One tensor an op returns: its name, its shape in letters, and the site its unwritten elements belong to."""
+    """One tensor that an op returns: its name, its shape in letters, and the site of its unwritten elements."""
 
     name: str
     shape: str
@@ -31,7 +31,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """The signature and promise of one op."""
+    """The signature and contract of one op."""
 
     name: str
     positional: tuple[str, ...]
@@ -39,11 +39,11 @@ class Op:
     outputs: tuple[Output, ...]
     summary: str
     optional: tuple[str, ...] = ()
-    """Keywords that a kernel may leave out, and is then not asked to handle."""
+    """Keywords that a kernel need not have. It is then called without them."""
 
     @property
     def signature(self) -> str:
-        """The signature as a user writes it."""
+        """The signature as in Python."""
         return f"{self.name}({', '.join(self.positional)}, *, {', '.join(self.keywords)})"
 
 
@@ -89,7 +89,7 @@ OPS: Registry[Op] = Registry(
             ("num_tokens_with_context",),
             (Output("out", "T H V", "output"), Output("lse", "H T", "lse")),
             "merges two partial attentions; tokens at or past num_tokens_with_context are copied from the suffix; "
-            "an lse of -inf or +inf marks an empty side, whose output is not read",
+            "an lse of -inf or +inf marks an empty side; its output is not read",
         ),
         Op(
             "write_kv",

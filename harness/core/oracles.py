@@ -2,38 +2,86 @@
 
 from __future__ import annotations
 
-from harness.core.oracle_spec import OracleSpec
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from harness.core.system_spec import attribute_at
+
+if TYPE_CHECKING:
+    from harness.core.records import Finding
+    from harness.judge.run_records import Evidence, Judgement
+
+Need = Literal["", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts"]
+
+TELLING_ORDER = (
+    "crash", "address", "replay", "padding", "zeroed", "distinct_experts", "sentinel", "finite", "reference",
+    "cold_warm", "flush", "non_interference", "accuracy", "streams", "answers",
+)  # fmt: skip
+"""Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a stale address or plan,
+unwritten memory), then a symptom."""
+
+
+def most_telling_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings in TELLING_ORDER. The order within one oracle is kept, and an unknown oracle comes last."""
+    rank = {name: place for place, name in enumerate(TELLING_ORDER)}
+    return sorted(findings, key=lambda finding: rank.get(finding.oracle, len(rank)))
+
+
+@dataclass(frozen=True, slots=True)
+class OracleSpec:
+    """One oracle; `impl` is the "module:function" that takes Evidence and returns a Judgement.
+
+    `needs` is what a case must have: `graph` a captured graph, `patterns` two poison patterns or more, `answers` a
+    task's questions, `warm` prompts that come again to an engine with prefix caching, `flush` a flush, `mixed` layers
+    of different types that share one pool, `experts` tokens that are routed to experts.
+    """
+
+    name: str
+    summary: str
+    impl: str
+    needs: Need = ""
+
+    def judge(self, evidence: Evidence) -> Judgement:
+        """Judge the runs of a case."""
+        judgement: Judgement = attribute_at(self.impl)(evidence)
+        return judgement
+
+
+def _oracle(name: str, summary: str, *, needs: Need = "", module: str = "") -> OracleSpec:
+    """An oracle with its judge in `harness.judge.oracles`, in the module of its name or in `module`."""
+    return OracleSpec(name, summary, f"harness.judge.oracles.{module or name}:judge", needs)
+
 
 ORACLES: tuple[OracleSpec, ...] = (
-    OracleSpec("finite", "live rows hold no NaN and no Inf where the reference is finite",
-               "harness.judge.oracles.finite:judge"),
-    OracleSpec("sentinel", "no sentinel is found verbatim in live rows, and guarded memory is untouched",
-               "harness.judge.oracles.sentinel:judge"),
-    OracleSpec("reference", "live rows agree with the float64 reference", "harness.judge.oracles.reference:judge"),
-    OracleSpec("non_interference", "live rows are bitwise equal under two different poisons",
-               "harness.judge.oracles.non_interference:judge", needs="patterns"),
-    OracleSpec("replay", "a graph replay equals the same step run eagerly, and its answer moves as its inputs do",
-               "harness.judge.oracles.replay:judge", needs="graph"),
-    OracleSpec("padding", "live rows of a captured batch are bitwise equal whatever the number of padded ones",
-               "harness.judge.oracles.padding:judge", needs="graph"),
-    OracleSpec("address", "the tensor that a graph captured is the one that the engine updates",
-               "harness.judge.oracles.address:judge", needs="graph"),
-    OracleSpec("cold_warm", "a prompt is answered alike whether its prefix was cached or not",
-               "harness.judge.oracles.cold_warm:judge", needs="warm"),
-    OracleSpec("flush", "after a flush of all caches the answers are as they were at first",
-               "harness.judge.oracles.flush:judge", needs="flush"),
-    OracleSpec("zeroed", "each block that the scheduler says to zero holds zeros before its first read",
-               "harness.judge.oracles.zeroed:judge", needs="mixed"),
-    OracleSpec("distinct_experts", "the experts of each token, padding included, are distinct and exist",
-               "harness.judge.oracles.distinct_experts:judge", needs="experts"),
-    OracleSpec("accuracy",
-               "in every epoch the canary answers as many questions right as its baseline, and the same ones",
-               "harness.judge.oracles.accuracy:judge", needs="answers"),
-    OracleSpec("answers",
-               "in every epoch vLLM answers as many questions right as the canary is known to, with no invalid token",
-               "harness.judge.oracles.served_answers:judge", needs="answers"),
-    OracleSpec("streams", "vLLM with graphs generates what it generates without them",
-               "harness.judge.oracles.streams:judge", needs="graph"),
-    OracleSpec("crash", "the worker survives: no illegal address, no signal, no exception, no hang",
-               "harness.judge.oracles.crash:judge"),
-)  # fmt: skip
+    _oracle("finite", "live rows hold no NaN and no Inf where the reference is finite"),
+    _oracle("sentinel", "no sentinel is found verbatim in live rows, and guarded memory is untouched"),
+    _oracle("reference", "live rows agree with the float64 reference"),
+    _oracle("non_interference", "live rows are bitwise equal under two different poisons", needs="patterns"),
+    _oracle(
+        "replay",
+        "a graph replay equals the same step run eagerly, and its answer moves as its inputs do",
+        needs="graph",
+    ),
+    _oracle(
+        "padding", "live rows of a captured batch are bitwise equal whatever the number of padded ones", needs="graph"
+    ),
+    _oracle("address", "the tensor that a graph captured is the one that the engine updates", needs="graph"),
+    _oracle("cold_warm", "a prompt is answered alike whether its prefix was cached or not", needs="warm"),
+    _oracle("flush", "after a flush of all caches the answers are as they were at first", needs="flush"),
+    _oracle("zeroed", "each block that the scheduler says to zero holds zeros before its first read", needs="mixed"),
+    _oracle("distinct_experts", "the experts of each token, padding included, are distinct and exist", needs="experts"),
+    _oracle(
+        "accuracy",
+        "in every epoch the canary answers as many questions right as its baseline, and the same ones",
+        needs="answers",
+    ),
+    _oracle(
+        "answers",
+        "in every epoch vLLM answers as many questions right as the canary is known to, with no invalid token",
+        needs="answers",
+        module="served_answers",
+    ),
+    _oracle("streams", "vLLM with graphs generates what it generates without them", needs="graph"),
+    _oracle("crash", "the worker survives: no illegal address, no signal, no exception, no hang"),
+)

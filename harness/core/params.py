@@ -1,13 +1,13 @@
-"""The parameters of a case: what all models of them share, and the parameters of a call of one op.
+"""The parameters of a case: the base of all models, and the parameters of a call of one op.
 
-Every field may be an axis of a scenario's matrix. What is legal is a validator of the model: a case with illegal
-parameters cannot be made, so that a failure is the fault of the kernel or the engine and never of the case.
+Every field may be an axis of a scenario's matrix. The validators of a model decide what is legal. A case with illegal
+parameters cannot be made, so a failure is never the fault of the case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -21,7 +21,7 @@ Count = Annotated[int, Field(ge=1, le=4096)]
 ILLEGAL = "illegal"
 """The type of pydantic's error for parameters that do not go together."""
 STORED: dict[str, Any] = {"stored": True}
-"""The context in which stored runs are read: a rule that is newer than a run does not make the run unreadable."""
+"""The validation context for stored runs: it switches off rules, which may be newer than the run."""
 
 
 class Record(BaseModel):
@@ -37,7 +37,7 @@ class Params(Record):
     """Counts that may not exceed another: a parameter -> the parameter that bounds it."""
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the combination of these values, a sentence each."""
+        """Yield a sentence for each thing that is wrong with the combination of these values."""
         for name, bound in self.LIMITS.items():
             value, most = getattr(self, name), getattr(self, bound)
             if value is not None and most is not None and value > most:
@@ -52,7 +52,7 @@ class Params(Record):
 
     @classmethod
     def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """`values` with each count of LIMITS brought within its bound."""
+        """`values` with each count of LIMITS reduced to its bound."""
         for name, bound in cls.LIMITS.items():
             if values[name] is not None and values[bound] is not None:
                 values = values | {name: min(values[name], values[bound])}
@@ -65,26 +65,25 @@ class Params(Record):
 
     @property
     def own_timeout(self) -> float | None:
-        """Seconds that the case may take, where its kind decides that."""
-        seconds: float | None = getattr(self, "timeout_seconds", None)
-        return seconds
+        """The time limit of the case in seconds, or None if the run decides it."""
+        return cast("float | None", getattr(self, "timeout_seconds", None))
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that the processes of the case span; 1 also for a case that takes none."""
+        """GPUs that the processes of the case need; 1 also for a case that uses none."""
         return 1
 
     def gives(self) -> frozenset[str]:
-        """What a case has for oracles to look at, in the words of `OracleSpec.needs`."""
+        """What the case offers to oracles, in the words of `OracleSpec.needs`."""
         return frozenset({"graph"} if self.has_graph else ())
 
     def recorded(self) -> Self:
-        """The parameters of a run that looks for the first NaN and measures nothing."""
+        """The parameters for a run that only looks for the first NaN."""
         return self
 
 
 def rank_problem(kv_lora_rank: int, rope_dim: int) -> Iterator[str]:
-    """Kernels are given only D = R + E, so R must follow from D."""
+    """Kernels know only D = R + E, so R must follow from D."""
     if latent_rank(kv_lora_rank + rope_dim) != kv_lora_rank:
         yield (
             f"kv_lora_rank {kv_lora_rank} is not the largest power of two below kv_lora_rank + qk_rope_head_dim "
@@ -93,7 +92,7 @@ def rank_problem(kv_lora_rank: int, rope_dim: int) -> Iterator[str]:
 
 
 class KernelParams(Params):
-    """Common to all ops: which kernel is judged."""
+    """Common to all ops: the kernel under test."""
 
     kernel: str = "torch"
 
@@ -118,7 +117,6 @@ class MlaDecodeParams(KernelParams):
     )
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         if not any(self.seq_lens):
             yield "seq_lens has no live request; give one a length"
         if any(0 < length < self.query_len for length in self.seq_lens):
@@ -130,7 +128,7 @@ class MlaDecodeParams(KernelParams):
 
 
 class MlaDecodeSparseParams(KernelParams):
-    """One call of `mla_decode_sparse`: how many slots each token attends to, of at most `topk`."""
+    """One call of `mla_decode_sparse`. Token i attends to `num_chosen[i]` slots, at most `topk`."""
 
     kernel: str = "gather"
     kv: KvType = "bf16"
@@ -143,7 +141,7 @@ class MlaDecodeSparseParams(KernelParams):
 
 
 class ContextAttentionParams(KernelParams):
-    """One call of `context_attention`: per request, its new tokens and its context tokens in this chunk."""
+    """One call of `context_attention`: new tokens and context tokens of each request in this chunk."""
 
     query_lens: tuple[Length, ...] = (5, 3, 4)
     context_lens: tuple[Length, ...] = (70, 17, 0)
@@ -152,7 +150,6 @@ class ContextAttentionParams(KernelParams):
     v_head_dim: Count = 128
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         queries, contexts = self.query_lens, self.context_lens
         if len(queries) != len(contexts):
             yield f"query_lens has {len(queries)} requests and context_lens {len(contexts)}; give each one of both"
@@ -173,8 +170,8 @@ class MergeAttnStatesParams(KernelParams):
 
     num_tokens: Count = 12
     num_with_context: Length = 7
-    empty_prefix_rows: Length = Field(default=0, description="rows within the context part whose lse marks them empty")
-    empty_suffix_rows: Length = Field(default=0, description="of the same rows, how many have an empty suffix too")
+    empty_prefix_rows: Length = Field(default=0, description="rows of the context part that the lse marks empty")
+    empty_suffix_rows: Length = Field(default=0, description="how many of these rows have an empty suffix too")
     empty_lse: Literal["-inf", "+inf"] = "-inf"
     padded: Literal["none", "suffix", "both"] = Field(
         default="none",
@@ -185,7 +182,7 @@ class MergeAttnStatesParams(KernelParams):
 
 
 class WriteKvParams(KernelParams):
-    """One call of `write_kv` for `num_tokens` tokens, of which the last `num_padded` have slot -1."""
+    """One call of `write_kv` for `num_tokens` tokens; the last `num_padded` of them have slot -1."""
 
     kv: KvType = "bf16"
     num_tokens: Count = 9
@@ -194,18 +191,16 @@ class WriteKvParams(KernelParams):
     qk_rope_head_dim: Count = 64
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         if self.num_padded >= self.num_tokens:
             yield "num_padded leaves no token to store"
 
     @classmethod
     def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """See :meth:`Params.settled`."""
         return values | {"num_padded": min(values["num_padded"], values["num_tokens"] - 1)}
 
 
 class QuantizeFp8Params(KernelParams):
-    """One call of `quantize_fp8` on `num_tokens` rows of which the first `num_live` are live."""
+    """One call of `quantize_fp8` on `num_tokens` rows; the first `num_live` of them are live."""
 
     LIMITS: ClassVar[dict[str, str]] = {"num_live": "num_tokens"}
 
@@ -225,7 +220,6 @@ class RouteExpertsParams(KernelParams):
     num_experts_per_tok: Count = 4
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         return frozenset({"experts"})
 
 
@@ -241,7 +235,6 @@ class QuantizeBlocksParams(KernelParams):
     """Elements of a block, as in :mod:`harness.kernels.ops.block_formats`, which needs torch."""
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         block = self.BLOCKS[self.block_format]
         if self.width % block:
             yield f"width {self.width} is no multiple of the block of {block}"

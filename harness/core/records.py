@@ -1,4 +1,4 @@
-"""The records that the stages hand to one another: plain, frozen, and the same in memory and on disk."""
+"""The records that stages exchange: plain, frozen, and the same in memory and on disk."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ class Verdict(str, Enum):
     KNOWN = "known"
 
 
+FAILED = (Verdict.FAIL, Verdict.CRASH)
+
+
 class Finding(Record):
-    """One thing an oracle saw."""
+    """One thing that an oracle found."""
 
     oracle: str
     site: str | None = None
@@ -38,7 +41,7 @@ class Finding(Record):
 
 
 class Flips(Record):
-    """How one epoch's answers differ from those of its reference, question by question."""
+    """How the answers of one epoch differ from the answers of its reference, question by question."""
 
     reference: str
     num_shared: int
@@ -48,7 +51,7 @@ class Flips(Record):
 
 
 class EpochAccuracy(Record):
-    """One epoch, counted over all its questions: an unanswered one is never left out."""
+    """One epoch, counted over all its questions, unanswered ones included."""
 
     epoch: int
     num_questions: int
@@ -76,11 +79,11 @@ class BaselineUse(Record):
 
 
 class AccuracyLimits(Record):
-    """What fails a run by itself, whatever its accuracy. Shares of all questions; None allows any number."""
+    """Limits that fail a run, whatever its accuracy. Shares of all questions; None is no limit."""
 
     unanswered: float | None = 0.01
     empty: float | None = 0.01
-    unparsed: float | None = Field(default=0.5, description="of what cannot be read, nothing is measured")
+    unparsed: float | None = Field(default=0.5, description="an unreadable answer measures nothing")
     invalid_tokens: float | None = 0.0
     accuracy: float | None = Field(default=None, description="the least accuracy of an epoch; None asks for none")
     flips: int | None = Field(default=None, description="between epochs; None means 0 on a deterministic engine")
@@ -136,57 +139,56 @@ class AccuracyRecord(Record):
 
 
 class FirstNan(Record):
-    """Who wrote the first value that is not finite, as the recorder saw it, and who read the memory to blame first."""
+    """The first launch that wrote a value that is not finite, and the first that read the memory to blame."""
 
     writer: str = Field(default="", description="the op or module; empty: every watched live value was finite")
     tensor: str = ""
     layer: int | None = None
     step: int | None = None
-    phase: str = Field(default="", description="prefill, decode, mixed, or forward where nobody knows")
+    phase: str = Field(default="", description="prefill, decode or mixed; forward if unknown")
     rank: int = 0
     request: str = ""
     where: str = Field(default="", description="row and element of the row")
     bits: str = ""
     bad: str = Field(default="not finite", description="what was wrong with the value")
-    is_input: bool = Field(default=False, description="seen first in what `writer` was given, so made just before it")
-    finite: tuple[str, ...] = Field(default=(), description="what `writer` was given that was still finite")
-    not_finite: tuple[str, ...] = Field(default=(), description="what it was given or stood beside that was not")
+    is_input: bool = Field(default=False, description="the value is an input of `writer`, so it was made just before")
+    finite: tuple[str, ...] = Field(default=(), description="finite inputs of `writer`")
+    not_finite: tuple[str, ...] = Field(default=(), description="its other values that were not finite")
     not_watched: tuple[str, ...] = ()
     before: str = Field(default="", description="the last watched output before it")
-    after: tuple[str, ...] = Field(default=(), description="what was hit next in the same step, in order")
-    num_ranks: int = Field(default=1, description="ranks of which this one wrote first")
-    other_ranks: tuple[str, ...] = Field(default=(), description="what the recorders of the others say")
-    untold: str = Field(default="", description="why ranks did not tell, where one did not")
+    after: tuple[str, ...] = Field(default=(), description="the next bad outputs in the same step, in order")
+    num_ranks: int = Field(default=1, description="number of ranks; this one wrote first")
+    other_ranks: tuple[str, ...] = Field(default=(), description="the statements of the other ranks")
+    untold: str = Field(default="", description="why a rank sent no record, if one did not")
     reader: str = Field(default="", description="the first launch whose live result depends on memory of `sites`")
     reader_at: str = Field(default="", description="its tensor and step")
     sites: tuple[str, ...] = Field(default=(), description="the memory to blame")
 
     @property
     def statement(self) -> str:
-        """One sentence: what, where, when, whose, and what was still finite."""
+        """One sentence: the writer, the value, the place, the time, and what was still finite."""
         if not self.writer:
             return self.untold or "no watched live value was anything but finite"
-        untold = f"; {self.untold}" if self.untold else ""
-        given = "was given" if self.is_input else "wrote"
-        places = (
-            f"layer {self.layer}" if self.layer is not None else "", f"step {self.step} ({self.phase})",
-            f"request {self.request}" if self.request else "",
-            f"rank {self.rank}" if self.rank and self.num_ranks == 1 else "",
-            self.where, f"bits {self.bits}" if self.bits else "",
-        )  # fmt: skip
-        where = ", ".join(place for place in places if place)
+        layer = f"layer {self.layer}" if self.layer is not None else ""
+        request = f"request {self.request}" if self.request else ""
+        only_rank = f"rank {self.rank}" if self.rank and self.num_ranks == 1 else ""
+        bits = f"bits {self.bits}" if self.bits else ""
+        places = (layer, f"step {self.step} ({self.phase})", request, only_rank, self.where, bits)
         rank = f"rank {self.rank}: " if self.num_ranks > 1 else ""
-        told = f"{rank}{self.writer} {given} {self.tensor}, {self.bad}: {where}"
-        finite = f"; still good: {', '.join(self.finite)}" if self.finite else ""
-        if not self.finite and self.before:
-            finite = f"; still good: {self.before}"
-        others = f"; not good: {', '.join(self.not_finite)}" if self.not_finite else ""
-        blind = f"; not watched: {', '.join(self.not_watched)}" if self.not_watched else ""
-        return told + finite + others + blind + untold
+        verb = "was given" if self.is_input else "wrote"
+        good = ", ".join(self.finite) or self.before
+        clauses = (
+            f"{rank}{self.writer} {verb} {self.tensor}, {self.bad}: {', '.join(filter(None, places))}",
+            f"still good: {good}" if good else "",
+            f"not good: {', '.join(self.not_finite)}" if self.not_finite else "",
+            f"not watched: {', '.join(self.not_watched)}" if self.not_watched else "",
+            self.untold,
+        )
+        return "; ".join(filter(None, clauses))
 
 
 class CaseResult(Record):
-    """What became of one job. Every planned job ends in exactly one of these."""
+    """The result of one job. Every planned job has exactly one."""
 
     schema_version: int = SCHEMA_VERSION
     key: str
@@ -200,13 +202,13 @@ class CaseResult(Record):
     reason: str = ""
     findings: tuple[Finding, ...] = ()
     looked_at: dict[str, int] = Field(default={})
-    """Elements each oracle judged; an oracle that looked at nothing makes the case an error."""
+    """Elements that each oracle judged. An oracle without elements makes the case an error."""
     accuracy: AccuracyRecord | None = None
     """Accuracy by epoch, for a case that measures it."""
     log: str = ""
     """The tail of the worker's standard error, kept for crashes and errors."""
     lost_nodes: tuple[str, ...] = ()
-    """Machines of a cluster that were lost while they ran it; after each it was planned again elsewhere."""
+    """Machines of a cluster that were lost while they ran it. After each loss it ran again elsewhere."""
     first_nan: FirstNan | None = None
     """What the recorder saw, for a job that was run with it."""
     known: KnownFailure | None = None
@@ -214,12 +216,15 @@ class CaseResult(Record):
 
     @classmethod
     def of(cls, job: Job, verdict: Verdict, **more: Any) -> CaseResult:
-        """The result of `job`: what names it comes from the job, `more` are the other fields."""
+        """The result of `job`. Names come from the job, `more` are the other fields."""
         case = job.case
-        return cls(
-            key=job.key, id=case.id, scenario=case.scenario, refs=case.refs, fault=job.fault, sites=job.sites,
-            verdict=verdict, **more,
-        )  # fmt: skip
+        names = {"key": job.key, "id": case.id, "scenario": case.scenario, "refs": case.refs, "fault": job.fault}
+        return cls(**names, sites=job.sites, verdict=verdict, **more)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the case failed or crashed, with a finding that says why."""
+        return self.verdict in FAILED and bool(self.findings)
 
 
 class Blame(Record):
@@ -228,13 +233,13 @@ class Blame(Record):
     sites: tuple[str, ...] = ()
     how: str = ""
     trials: dict[str, str] = Field(default={})
-    """Poisoned set of sites -> verdict of that trial, in the order tried."""
+    """Poisoned sites -> verdict of that trial, in the order of the trials."""
     first_nan: FirstNan | None = None
-    """Who wrote the first NaN and who read the memory first, where launches can be seen."""
+    """The first writer of a NaN and the first reader of the memory, if launches can be traced."""
 
 
 class ShrinkStep(Record):
-    """One accepted step towards the smallest failing case: `what` was reduced, written as a case id writes values."""
+    """One accepted step towards the smallest failing case. Values are written as in a case id."""
 
     what: str
     before: str
@@ -243,7 +248,7 @@ class ShrinkStep(Record):
 
 
 class Shrunk(Record):
-    """The smallest case that still fails for the reason of a failing one, and the way there."""
+    """The smallest case that still fails for the same reason, and the steps to it."""
 
     schema_version: int = SCHEMA_VERSION
     key: str
@@ -260,7 +265,7 @@ class Shrunk(Record):
 
 
 class Reading(Record):
-    """Memory that nobody wrote and that live results depend on, with the first who read it."""
+    """Unwritten memory that live results depend on, with its first reader."""
 
     site: str
     reader: str
@@ -287,7 +292,7 @@ class CureResult(Record):
 
 
 class FaultResult(Record):
-    """What became of one fault put back on purpose."""
+    """Whether one injected fault was caught."""
 
     schema_version: int = SCHEMA_VERSION
     fault: str
@@ -304,4 +309,4 @@ class FaultResult(Record):
     how: str = ""
     findings: tuple[Finding, ...] = ()
     accuracy: AccuracyRecord | None = None
-    """The fallen curve, where the fault was tried on a measurement of accuracy."""
+    """The accuracy with the fault, if it was tried on a measurement of accuracy."""

@@ -1,4 +1,4 @@
-"""One generic table of named things. The kernels, oracles, faults and sites of the project are four of them."""
+"""A generic table of named things, such as kernels, oracles, faults and sites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.core.errors import InputError, UnknownNameError
 
 
 class Entry(Protocol):
-    """What a registry holds: something with a unique name and one sentence about itself."""
+    """An entry of a registry: a unique name and one sentence about it."""
 
     @property
     def name(self) -> str: ...
@@ -21,23 +21,22 @@ class Entry(Protocol):
 
 EntryT = TypeVar("EntryT", bound=Entry)
 
-
 MAX_NAMES = 5
-"""Names that an error tells; more of them are a list to look at, and no sentence."""
+"""Names in an error message at most."""
 LIST = "mla-harness list"
 
 
 def nearest(name: str, known: list[str], *, see: str = LIST) -> str:
-    """Return a hint such as ``did you mean 'kv.tail'?``, or some of the names when nothing is near.
+    """A hint such as ``did you mean 'kv.tail'?``, or some of the names when none is near.
 
-    `see` is the command that shows all of them; empty where none does.
+    `see` is the command that shows all names, or empty.
     """
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else some_of(name, known, see=see)
 
 
 def some_of(name: str, known: list[str], *, see: str = LIST) -> str:
-    """Return the names, or of many of them the few that are most like `name`, and where the others are."""
+    """The names, or the MAX_NAMES names that are most like `name`, with the command `see` that shows the others."""
     if not known:
         return "there are none"
     shown = sorted(known)
@@ -48,7 +47,7 @@ def some_of(name: str, known: list[str], *, see: str = LIST) -> str:
 
 
 class Registry(Generic[EntryT]):
-    """Named entries of one kind; a name is taken once and never silently replaced."""
+    """Named entries of one kind. An entry is never replaced."""
 
     def __init__(self, kind: str, entries: tuple[EntryT, ...] = ()) -> None:
         self.kind = kind
@@ -57,13 +56,13 @@ class Registry(Generic[EntryT]):
             self.add(entry)
 
     def add(self, entry: EntryT) -> None:
-        """Register `entry`; raises InputError when its name is taken."""
+        """Register `entry`. Raises InputError when its name is taken."""
         if entry.name in self._entries:
             raise InputError(f"{self.kind} {entry.name!r} is registered already; choose another name")
         self._entries[entry.name] = entry
 
     def get(self, name: str) -> EntryT:
-        """Return the entry called `name`; raises UnknownNameError with the nearest name."""
+        """The entry called `name`. Raises UnknownNameError with the nearest name."""
         try:
             return self._entries[name]
         except KeyError:

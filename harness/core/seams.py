@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from harness.core.errors import InputError
-from harness.core.fault_spec import FaultSpec
-from harness.core.faults import FAULTS
+from harness.core.faults import FAULTS, FaultSpec
 from harness.core.registry import Registry, nearest
+from harness.core.system_spec import attribute_at
 
 Function = Callable[..., Any]
 FunctionT = TypeVar("FunctionT", bound=Function)
@@ -32,13 +32,13 @@ _injected: set[str] = set()
 
 @dataclass(slots=True)
 class Seam:
-    """One marked function. Whoever calls it runs `current`, which is the function itself unless it is replaced."""
+    """One marked function. A call runs `current`: the function itself, or its replacement."""
 
     current: Function
 
     @contextlib.contextmanager
     def replaced(self, replacement: Function) -> Iterator[None]:
-        """Run `replacement` instead of what is current, for the length of the block."""
+        """Run `replacement` instead, for the length of the block."""
         before, self.current = self.current, replacement
         try:
             yield
@@ -47,7 +47,7 @@ class Seam:
 
 
 def seam(*faults: str) -> Callable[[FunctionT], FunctionT]:
-    """Mark the decorated function as the place of `faults`. Without a name it is a place for cures alone.
+    """Mark the decorated function as the place of `faults`. Without a name it is a place for cures only.
 
     Raises UnknownNameError for a fault that is not in the table, and ValueError for one with another target.
     """
@@ -70,7 +70,7 @@ def seam(*faults: str) -> Callable[[FunctionT], FunctionT]:
 
 
 def find_seam(place: str) -> Seam:
-    """The seam at "module:function". Imports the module; raises InputError where no function is marked."""
+    """The seam at "module:function". Imports the module. Raises InputError if no such function is marked."""
     module = place.partition(":")[0]
     try:
         importlib.import_module(module)
@@ -83,16 +83,16 @@ def find_seam(place: str) -> Seam:
 
 @dataclass(slots=True)
 class Injection:
-    """A fault while it is injected. A fault that no run came to proves nothing."""
+    """A fault while it is injected. If no run reached it, the run proves nothing."""
 
     was_reached: bool = False
 
 
 @contextlib.contextmanager
 def inject(fault: FaultSpec) -> Iterator[Injection]:
-    """Run the fault's replacement at its seam, for the length of the block. Raises RuntimeError where it runs already.
+    """Run the fault's replacement at its seam, for the length of the block. Raises RuntimeError if it runs already.
 
-    A fault of a real engine has no code in this process: nothing is replaced, and nothing comes to it.
+    A fault of a real engine has no code in this process, so nothing is replaced and it is never reached.
     """
     injection = Injection()
     if not fault.target:
@@ -101,8 +101,7 @@ def inject(fault: FaultSpec) -> Iterator[Injection]:
     if fault.name in _injected:
         raise RuntimeError(f"fault {fault.name} is injected already")
     target = find_seam(fault.target)
-    module, _, name = fault.replacement.partition(":")
-    replacement: Function = getattr(importlib.import_module(module), name)
+    replacement: Function = attribute_at(fault.replacement)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         injection.was_reached = True

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A kind of memory that a kernel or an engine could read although nobody wrote it.
+    """A kind of memory that a kernel or an engine could read before it is written.
 
-    `tag` (1..60) is the number put into the payload of a NaN sentinel; it is part of the stored results,
-    so a tag is never given to another site.
+    `tag` (1..60) is the number in the payload of a NaN sentinel. Stored results contain it, so a tag is never reused.
     """
 
     name: str
@@ -39,5 +38,5 @@ SITES: tuple[Site, ...] = (
     Site("sparse.topk", 18, "the buffer of token positions that an indexer's top-k fills"),
     Site("context.pad", 23, "columns past the value dim, where a context output is part of a wider tensor"),
     Site("scale.blocks", 24, "rows of a block-scale tensor that round it up to whole tiles"),
-    Site("dp.pad_rows", 25, "rows that pad a data-parallel rank's tokens to those of the longest"),
+    Site("dp.pad_rows", 25, "rows that pad a data-parallel rank's tokens to the longest rank's"),
 )

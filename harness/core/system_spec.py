@@ -1,4 +1,4 @@
-"""What a system is: one kind of case, and everything that the project must know about it."""
+"""A system: one kind of case, and everything that the project must know about it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class SystemSpec:
     `target` is "module:Class", a `harness.judge.target.Target` that runs its cases in a worker.
     `kernels` maps each parameter that names a kernel to its op; a system `with_op` has the one parameter `kernel`.
     `uses_twins` says that on CUDA each kernel is replaced by its `cuda_twin`, which a graph can capture.
-    `devices` are where its job may run. A case that `serves` starts a process that takes the GPU itself.
+    `devices` are the devices of its jobs. A case that `serves` starts a process that takes the GPU itself.
     A case that `asks_canary` takes long, needs the fixtures, and keeps each answer in the folder of its run.
-    `in_scenarios` says that a file may name it, `has_accuracy` that such a file may have an accuracy section.
-    `shows_launches` says that its kernel launches can be traced, and a run takes seconds: such a case can be shrunk,
-    exported as a script, and used to judge a fix. `records_first_nan` says that the first-NaN recorder can watch it.
+    A file may name a system with `in_scenarios`, and have an accuracy section if it `has_accuracy`.
+    `shows_launches`: kernel launches can be traced, and a run lasts seconds. Such a case can be shrunk, exported as a
+    script, and used to judge a fix. `records_first_nan`: the first-NaN recorder can watch it.
     """
 
     name: str
@@ -54,7 +54,7 @@ class SystemSpec:
         return cast("type[Params]", found[op])
 
     def ops(self) -> list[str]:
-        """The ops that a case can be about; empty for a system without."""
+        """The ops that its cases can have; empty for a system without ops."""
         return list(attribute_at(self.params)) if self.with_op else []
 
     def kernels_of(self, op: str | None) -> Mapping[str, str]:
@@ -63,7 +63,7 @@ class SystemSpec:
 
 
 def attribute_at(path: str) -> Any:
-    """What "module:name" or "module:Class.name" stands for. Imports the module."""
+    """The object at "module:name" or "module:Class.name". Imports the module."""
     module, _, name = path.partition(":")
     found = importlib.import_module(module)
     for part in name.split("."):

@@ -1,1 +1,1 @@
-"""The second pass: which memory was to blame."""
+"""Diagnosis of failures: the memory to blame, the first NaN, the smallest case, cures, scripts for upstream."""

@@ -1,42 +1,45 @@
-"""Which memory was to blame for a failure: the case again, with other sets of poisoned sites.
+"""The memory to blame for a failure: the case runs again with other sets of poisoned sites.
 
-A trial fails for the same reason when the oracle of the primary finding fires again. In rounds, each only when
-the one before did not answer:
-1. nothing poisoned. If this fails too, no poison is to blame, and the findings themselves name the memory.
-2. each site alone. Those that fail alone are to blame.
-3. all sites but one. A site whose removal cures is necessary, and the necessary ones together are to blame.
+A trial fails for the same reason if the oracle of the primary finding fires again. A round runs only if the round
+before gave no answer:
+1. Nothing is poisoned. If this fails too, no poison is to blame, and the findings name the memory.
+2. Each site alone is poisoned. A site that fails alone is to blame.
+3. All sites but one are poisoned. If this passes, that site is necessary. All necessary sites are to blame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Container, Sequence
 
 from harness.core.cases import Job
 from harness.core.catalog import ORACLES
-from harness.core.oracle_spec import most_telling_first
-from harness.core.records import Blame, CaseResult, Finding, Verdict
+from harness.core.oracles import most_telling_first
+from harness.core.records import Blame, CaseResult, Finding
+from harness.run.pool import Pool
 
-_FAILED = (Verdict.FAIL, Verdict.CRASH)
+Failure = tuple[Job, CaseResult]
 
 
 def primary(findings: Sequence[Finding]) -> Finding:
-    """The finding that tells most about the cause. Raises ValueError when there is none."""
+    """The finding that explains the cause best. Raises ValueError if there is none."""
     if not findings:
-        raise ValueError("a result without findings has nobody to blame")
+        raise ValueError("a result without findings has no cause")
     return most_telling_first(findings)[0]
 
 
 def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -> list[Job]:
-    """The next round of trials for a failed `result` of `job` after those `done`; empty when enough is known."""
-    sites = _sites(job)
+    """The next round of trials for a failed `result` of `job`; empty if the trials `done` are enough."""
+    sites = job.poisoned_sites
     # A case that poisons nothing has been its own trial.
-    if result.verdict not in _FAILED or not result.findings or not sites:
+    if not result.has_failed or not sites:
         return []
     tried = {trial.sites for trial in done}
     failed = {trial.sites for trial in done if fails_alike(result, trial)}
     if () not in tried:
         return [_trial(job, result, ())]
-    singles = _singles(sites)
+    singles = [(site,) for site in sites]
     if () in failed or len(sites) < 2 or failed & set(singles):
         return []
     if not tried & set(singles):
@@ -48,49 +51,37 @@ def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -
 def fails_alike(result: CaseResult, trial: CaseResult) -> bool:
     """Whether `trial` fails for the reason of `result`: the oracle of its primary finding fires again."""
     oracle = primary(result.findings).oracle
-    return trial.verdict in _FAILED and any(finding.oracle == oracle for finding in trial.findings)
+    return trial.has_failed and any(finding.oracle == oracle for finding in trial.findings)
 
 
 def conclude(job: Job, result: CaseResult, trials: Sequence[CaseResult]) -> Blame:
     """The blame that the finished rounds of `trials` allow for the failed `result` of `job`."""
-    sites = _sites(job)
-    told = {_label(sites, trial.sites or ()): trial.verdict.value for trial in trials}
+    verdicts = {_label(job.poisoned_sites, trial.sites or ()): trial.verdict.value for trial in trials}
+    sites, how = _sites_to_blame(job.poisoned_sites, result, trials)
+    return Blame(sites=sites, how=how, trials=verdicts)
+
+
+def _sites_to_blame(
+    sites: tuple[str, ...], result: CaseResult, trials: Sequence[CaseResult]
+) -> tuple[tuple[str, ...], str]:
+    """The sites to blame, and a sentence that says why."""
     failed = {trial.sites for trial in trials if fails_alike(result, trial)}
+    passed = {trial.sites for trial in trials} - failed
     oracle = primary(result.findings).oracle
     if () in failed or not sites:
         named = _named_by_findings(oracle, result)
-        how = f"`{oracle}` fires with nothing poisoned; " + (
-            f"its findings name {_words(named)}" if named else "its findings name no memory"
-        )
-        return Blame(sites=named, how=how, trials=told)
+        memory = _words(named) if named else "no memory"
+        return named, f"`{oracle}` fires with nothing poisoned; its findings name {memory}"
     if len(sites) == 1:
-        return Blame(
-            sites=sites,
-            how=f"{sites[0]} is the only poisoned site, and without it the case is clean",
-            trials=told,
-        )
-    alone = tuple(single[0] for single in _singles(sites) if single in failed)
+        return sites, f"{sites[0]} is the only poisoned site, and without it the case is clean"
+    alone = tuple(site for site in sites if (site,) in failed)
     if alone:
-        how = f"`{oracle}` fires when {_words(alone, 'or')} alone is poisoned, and not with nothing poisoned"
-        return Blame(sites=alone, how=how, trials=told)
-    cured = _cured_by(sites, trials, failed)
-    if cured:
-        how = f"no site fails alone; `{oracle}` is silent once {_words(cured, 'or')} is left unpoisoned"
-        return Blame(sites=cured, how=how, trials=told)
-    return Blame(
-        sites=sites,
-        how="no site fails alone and none is necessary: several together are to blame",
-        trials=told,
-    )
-
-
-def _cured_by(
-    sites: tuple[str, ...], trials: Sequence[CaseResult], failed: set[tuple[str, ...] | None]
-) -> tuple[str, ...]:
-    """Sites without which the case does not fail. Of two sites that do not fail alone, both are necessary."""
-    tried = {trial.sites for trial in trials}
-    rests = _all_but_one(sites)
-    return tuple(site for site, rest in zip(sites, rests, strict=True) if rest in tried and rest not in failed)
+        return alone, f"`{oracle}` fires when {_words(alone, 'or')} alone is poisoned, and not with nothing poisoned"
+    # Of two sites that do not fail alone, both are necessary.
+    necessary = tuple(site for site, rest in zip(sites, _all_but_one(sites), strict=True) if rest in passed)
+    if necessary:
+        return necessary, f"no site fails alone; `{oracle}` is silent once {_words(necessary, 'or')} is left unpoisoned"
+    return sites, "no site fails alone and none is necessary: several together are to blame"
 
 
 def _named_by_findings(oracle: str, result: CaseResult) -> tuple[str, ...]:
@@ -98,23 +89,15 @@ def _named_by_findings(oracle: str, result: CaseResult) -> tuple[str, ...]:
     return tuple(dict.fromkeys(own or [finding.site for finding in result.findings if finding.site]))
 
 
-def _sites(job: Job) -> tuple[str, ...]:
-    return job.case.poison.sites if job.sites is None else job.sites
-
-
-def _singles(sites: tuple[str, ...]) -> list[tuple[str, ...]]:
-    return [(site,) for site in sites]
-
-
 def _all_but_one(sites: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [sites[:i] + sites[i + 1 :] for i in range(len(sites))]
 
 
 def _trial(job: Job, result: CaseResult, sites: tuple[str, ...]) -> Job:
-    """The job with other poisoned sites, judged by the oracle in question and under no more patterns than it needs.
+    """The job with other poisoned sites, judged by the oracle in question, with as few patterns as it needs.
 
-    Zeros are what a site holds when it is not poisoned, so a trial with zeros repeats the one with nothing poisoned;
-    with nothing poisoned all patterns are alike.
+    A site that is not poisoned holds zeros. So the pattern zeros repeats the trial with nothing poisoned, and with
+    nothing poisoned all patterns are equal.
     """
     case, oracle = job.case, primary(result.findings).oracle
     patterns = case.poison.patterns
@@ -125,7 +108,7 @@ def _trial(job: Job, result: CaseResult, sites: tuple[str, ...]) -> Job:
     judged_by = tuple(name for name in case.oracles if name == oracle)
     return job.model_copy(
         update={
-            "key": f"{job.key}~blame:{_label(_sites(job), sites)}",
+            "key": f"{job.key}~blame:{_label(job.poisoned_sites, sites)}",
             "case": case.model_copy(update={"poison": plan, "oracles": judged_by}),
             "sites": sites,
         }
@@ -142,3 +125,40 @@ def _label(full: tuple[str, ...], sites: tuple[str, ...]) -> str:
 
 def _words(sites: Sequence[str], joint: str = "and") -> str:
     return sites[0] if len(sites) == 1 else f"{', '.join(sites[:-1])} {joint} {sites[-1]}"
+
+
+def find_blame(
+    pool: Pool, failures: Sequence[Failure], *, budget_seconds: float = math.inf
+) -> dict[str, tuple[Blame, float]]:
+    """Key of each failing job -> its blame, and the seconds of its trials.
+
+    The trials of all failures run together, so that no worker is idle. Jobs with trials that are not done within
+    `budget_seconds` are left out.
+    """
+    deadline = time.monotonic() + budget_seconds
+    trials: dict[str, list[CaseResult]] = {job.key: [] for job, _ in failures}
+    undecided = {job.key: (job, result) for job, result in failures}
+    while undecided:
+        rounds = {key: plan_trials(job, result, trials[key]) for key, (job, result) in undecided.items()}
+        for key in [key for key, jobs in rounds.items() if not jobs]:
+            del undecided[key]
+        found: dict[str, CaseResult] = {}
+        for result in pool.run([trial for jobs in rounds.values() for trial in jobs]):
+            found[result.key] = result
+            if time.monotonic() > deadline:
+                break
+        for key in undecided:
+            if any(trial.key not in found for trial in rounds[key]):
+                return _concluded(failures, trials, undecided)
+            trials[key] += [found[trial.key] for trial in rounds[key]]
+    return _concluded(failures, trials, {})
+
+
+def _concluded(
+    failures: Sequence[Failure], trials: dict[str, list[CaseResult]], undecided: Container[str]
+) -> dict[str, tuple[Blame, float]]:
+    return {
+        job.key: (conclude(job, result, trials[job.key]), sum(trial.seconds for trial in trials[job.key]))
+        for job, result in failures
+        if job.key not in undecided
+    }

@@ -1,10 +1,9 @@
 """Whether a proposed cure removes the cause of a failure or hides it.
 
-A failure that is gone says little: PR 37442 filled an output with zeros, a NaN was gone, and its cause
-was still there (PR 38359). So the case is run again with the cure, with one site at a time filled with
-one pattern after another, and what every kernel launch computed is compared. Whatever differs depends on memory that
-nobody wrote, also where the answer does not. A site that the cure itself fills is tried with other finite fills: if it
-matters what it is filled with, somebody still reads it.
+A failure that is gone proves little. PR 37442 filled an output with zeros: the NaN was gone, its cause stayed (PR
+38359). So the case runs again with the cure. One site at a time is filled with several patterns, and the results of
+each kernel launch are compared. A result that differs depends on unwritten memory, even if the answer does not. A site
+that the cure fills is filled with other finite values: if a result changes, the site is still read.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from harness.core.cure_names import CureName
 from harness.core.errors import HarnessError, InputError
 from harness.core.records import CaseResult, CureResult, Finding, Reading, Verdict
 from harness.diagnose.blame import primary
-from harness.diagnose.shrink import Pool
+from harness.run.pool import Pool
 
 REMOVES, HIDES, NO_HELP = "removes", "hides", "does not help"
-
-_FAILED = (Verdict.FAIL, Verdict.CRASH)
 
 
 def why_not(job: Job) -> str:
@@ -36,17 +33,16 @@ def why_not(job: Job) -> str:
 def judge_cure(pool: Pool, job: Job, cures: Sequence[CureName], *, oracle: str | None = None) -> CureResult:
     """The verdict on `cures`, applied together to the failing `job`.
 
-    The symptom is the finding of `oracle`, or the one that tells most. Raises InputError when the job does not fail,
-    and HarnessError when it cannot be judged.
+    The symptom is the finding of `oracle`, or else the primary finding. Raises InputError if the job does not fail, and
+    HarnessError if it cannot be judged.
     """
     if reason := why_not(job):
         raise InputError(f"{job.case.id}: {reason}")
     started = time.monotonic()
     (before,) = pool.run_in_order([job.model_copy(update={"key": f"{job.key}~before"})])
     symptom = _symptom(job, before, oracle)
-    cured = _seen(job, before).model_copy(
-        update={"key": f"{job.key}~cured", "cures": tuple(cure.text for cure in cures)}
-    )
+    update = {"key": f"{job.key}~cured", "cures": tuple(cure.text for cure in cures)}
+    cured = _without_blind_oracles(job, before).model_copy(update=update)
     (after,) = pool.run_in_order([cured])
     if after.verdict in (Verdict.ERROR, Verdict.SKIP):
         raise _unjudged(after)
@@ -54,16 +50,24 @@ def judge_cure(pool: Pool, job: Job, cures: Sequence[CureName], *, oracle: str |
     read_after, num_compared = _search(pool, cured)
     verdict, statement = _verdict(symptom.oracle, after, read_before, read_after)
     return CureResult(
-        case=job.case.id, faults=job.faults, cures=cured.cures,
-        verdict=verdict, statement=statement, oracle=symptom.oracle, before=read_before, after=read_after,
-        left=after.findings, num_compared=num_compared, seconds=round(time.monotonic() - started, 3),
-    )  # fmt: skip
+        case=job.case.id,
+        faults=job.faults,
+        cures=cured.cures,
+        verdict=verdict,
+        statement=statement,
+        oracle=symptom.oracle,
+        before=read_before,
+        after=read_after,
+        left=after.findings,
+        num_compared=num_compared,
+        seconds=round(time.monotonic() - started, 3),
+    )
 
 
-def _seen(job: Job, before: CaseResult) -> Job:
-    """The job without oracles that the bug itself keeps from seeing anything, such as `zeroed` where nothing is listed.
+def _without_blind_oracles(job: Job, before: CaseResult) -> Job:
+    """The job without the oracles that had nothing to judge because of the bug, such as `zeroed` with an empty list.
 
-    A failure hides that they looked at nothing; with the failure cured they would make an error of the case.
+    In a case that does not fail, such an oracle is an error.
     """
     blind = {name for name, count in before.looked_at.items() if count == 0}
     oracles = tuple(name for name in job.case.oracles if name not in blind)
@@ -71,9 +75,9 @@ def _seen(job: Job, before: CaseResult) -> Job:
 
 
 def _search(pool: Pool, job: Job) -> tuple[tuple[Reading, ...], int]:
-    """Who reads memory that nobody wrote, and how many live tensors were compared to find out.
+    """The first reader of each site of unwritten memory, and the number of live tensors that were compared.
 
-    All sites are filled together first. What shows anything is halved, until each site that is read stands alone.
+    First all sites are filled together. A set of sites with a reader is halved, until each site stands alone.
     """
     shown = pool.run_in_order([_reader(job, tuple(SITES.names()))])
     num_compared = _num_compared(shown)
@@ -87,7 +91,7 @@ def _search(pool: Pool, job: Job) -> tuple[tuple[Reading, ...], int]:
         shown, parents = [], shown
         for parent, pair in zip(parents, pairs, strict=True):
             read = [result for result in pair if _readings([result])]
-            # What only several sites together show has no site of its own to name.
+            # Without a reader in either half, only several sites together have one.
             found += [result for result in read if len(result.sites or ()) == 1] if read else [parent]
             shown += [result for result in read if len(result.sites or ()) > 1]
     place_of = {site: place for place, site in enumerate(SITES.names())}
@@ -104,7 +108,7 @@ def _halves(group: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _reader(job: Job, sites: tuple[str, ...]) -> Job:
-    """The job that tells who reads `sites` when these are filled and nothing else is."""
+    """The job that finds the readers of `sites`. Nothing else is filled."""
     label = sites[0] if len(sites) == 1 else f"{sites[0]} to {sites[-1]}"
     return job.model_copy(update={"key": f"{job.key}~reads:{label}", "sites": sites, "ask": AskReaders(sites=sites)})
 
@@ -112,10 +116,10 @@ def _reader(job: Job, sites: tuple[str, ...]) -> Job:
 def _symptom(job: Job, before: CaseResult, oracle: str | None) -> Finding:
     if before.verdict is Verdict.ERROR:
         raise _unjudged(before)
-    if before.verdict not in _FAILED or not before.findings:
-        told = f" ({before.reason})" if before.reason else ""
+    if not before.has_failed:
+        reason = f" ({before.reason})" if before.reason else ""
         raise InputError(
-            f"{job.case.id}: ends in {before.verdict.value}{told} without the cure, so there is nothing to cure; "
+            f"{job.case.id}: ends in {before.verdict.value}{reason} without the cure, so there is nothing to cure; "
             "inject a bug with --fault"
         )
     return next((found for found in before.findings if found.oracle == oracle), primary(before.findings))
@@ -128,7 +132,7 @@ def _readings(results: Sequence[CaseResult]) -> tuple[Reading, ...]:
             raise _unjudged(result)
         for finding in result.findings:
             place = {"tensor": finding.tensor, "where": finding.where, "how": finding.bits or ""}
-            # A worker that died over a site has read it as well, and the runner's finding names none.
+            # A worker that died has read the site as well, but the finding of its death names none.
             sites = result.sites or ()
             site = finding.site or (sites[0] if len(sites) == 1 else "several sites together")
             found.append(Reading(site=site, reader=finding.message, **place))
@@ -136,7 +140,7 @@ def _readings(results: Sequence[CaseResult]) -> tuple[Reading, ...]:
 
 
 def _verdict(oracle: str, after: CaseResult, before: Sequence[Reading], readings: Sequence[Reading]) -> tuple[str, str]:
-    still = "; ".join(told(reading) for reading in readings)
+    still = "; ".join(reading_clause(reading) for reading in readings)
     others = list(dict.fromkeys(f"`{found.oracle}`" for found in after.findings if found.oracle != oracle))
     if any(found.oracle == oracle for found in after.findings):
         return NO_HELP, f"`{oracle}` fires as before" + (f"; {still}" if still else "")
@@ -154,7 +158,7 @@ def _fire(oracles: list[str]) -> str:
     return f"{' and '.join(oracles)} {'fires' if len(oracles) == 1 else 'fire'}"
 
 
-def told(reading: Reading) -> str:
+def reading_clause(reading: Reading) -> str:
     """A reading as a clause: ``router.ids is still read, first by apply_experts (ids, step 0)``."""
     place = ", ".join(part for part in (reading.tensor, reading.where) if part)
     return f"{reading.site} is still read, first by {reading.reader}" + (f" ({place})" if place else "")
@@ -162,5 +166,5 @@ def told(reading: Reading) -> str:
 
 def _unjudged(result: CaseResult) -> HarnessError:
     reason = result.reason or "no reason given"
-    # A worker tells what is wrong with a file of the user in the words of InputError.
+    # A worker reports a wrong file of the user with the text of an InputError.
     return InputError(reason) if reason.startswith(("cure ", "@cure", "plug-in ")) else HarnessError(reason)

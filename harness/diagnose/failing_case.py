@@ -1,4 +1,4 @@
-"""The failing case that a selector means: for reductions, scripts and judgements of a fix, which all need one."""
+"""The failing case of a selector, for reductions, scripts and judgements of a fix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from harness.core.cases import Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
 from harness.core.records import CaseResult
-from harness.diagnose.session import FAILED
 from harness.diagnose.shrink import why_not
 from harness.run.planning import Planner, Wanted, load
 from harness.run.pool import Pool
@@ -18,7 +17,7 @@ MAX_CASES = 32
 
 
 def candidates(planner: Planner) -> list[Job]:
-    """The jobs among which the first that fails is meant: where a scenario is named, the points of its faults first."""
+    """The jobs to try for a failure, at most MAX_CASES. The points of a named scenario's faults come first."""
     wanted = planner.wanted
     declared = [
         case
@@ -39,7 +38,7 @@ def first_failure(pool: Pool, jobs: list[Job]) -> tuple[Job, CaseResult]:
         raise InputError(f"{jobs[0].case.id}: {why_not(jobs[0])}")
     results = pool.run_in_order(able)
     for job, result in zip(able, results, strict=True):
-        if result.verdict in FAILED and result.findings:
+        if result.has_failed:
             return job, result
     why = f": {results[0].verdict.value}" + (f", {results[0].reason}" if results[0].reason else "")
     some = f"{able[0].case.id}{why}" if len(able) == 1 else f"none of {len(able)} cases fails; {able[0].case.id}{why}"
@@ -48,7 +47,7 @@ def first_failure(pool: Pool, jobs: list[Job]) -> tuple[Job, CaseResult]:
 
 
 def declared_oracle(wanted: Wanted, job: Job) -> str | None:
-    """The oracle by which the scenario of a job says that its fault is caught, or None."""
+    """The oracle that must catch the fault of a job, as its scenario declares, or None."""
     uses = (use for scenario in load(wanted) if scenario.name == job.case.scenario for use in scenario.faults)
     return next((use.caught_by for use in uses if use.name == job.fault), None)
 

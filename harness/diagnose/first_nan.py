@@ -1,4 +1,4 @@
-"""What wrote the first NaN of a failure and what read the memory first: the case once more, with the recorder."""
+"""The first writer of a NaN and the first reader of the memory to blame: the case runs again with the recorder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.core.records import Blame
 
 
 def why_not(job: Job) -> str:
-    """Why a failing job is not run with the recorder, in a sentence; empty when it can be."""
+    """Why a failing job cannot run with the recorder, in a sentence; empty if it can."""
     if job.case.kind.records_first_nan:
         return ""
     able = " and ".join(spec.name for spec in SYSTEMS if spec.records_first_nan)
@@ -16,7 +16,7 @@ def why_not(job: Job) -> str:
 
 
 def recorded_job(job: Job, blame: Blame) -> Job:
-    """The trial for a failing `job`: under all its poison, and searched for the first reader of what is to blame."""
+    """The trial of a failing `job` with all its poison, which also finds the first reader of the memory to blame."""
     case = job.case.model_copy(update={"params": job.case.params.recorded()})
     # The search for a reader runs the case several times.
     return job.model_copy(

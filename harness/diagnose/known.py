@@ -1,4 +1,4 @@
-"""Failures that releases are known to have: expected while they last, and worth a look when they are gone."""
+"""Known failures of releases: expected while they last, and a failure of the run when they are gone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ORACLE = "known"
 
 
 def settled(job: Job, result: CaseResult, versions: Mapping[str, str]) -> CaseResult:
-    """`result` as the known failures of its case judge it, where one covers the installed version of its engine.
+    """`result` with the verdict that the case's known failure of the installed release gives, if there is one.
 
-    The expected failure gets verdict `known`. A pass is then a failure: the entry hides the next regression, so it
-    must go. `versions` are the installed engines by name. A run with an injected bug is judged by that bug alone.
+    The expected failure gets the verdict `known`. A pass becomes a failure: the entry must go, as it would hide the
+    next regression. `versions` are the installed engines by name. A job with an injected bug is left as it is.
     """
     entry = _entry(job, versions)
     if entry is None or job.faults:

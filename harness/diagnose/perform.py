@@ -1,4 +1,4 @@
-"""The work of a run: jobs carried out, faults judged, failures diagnosed, each result stored before the next begins."""
+"""The work of a run: jobs, judgement of faults, diagnosis of failures. Each result is stored at once."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from harness.core.cases import Job
-from harness.core.records import Blame, CaseResult, FaultResult, Verdict
-from harness.diagnose.blame import conclude
+from harness.core.records import FAILED, Blame, CaseResult, FaultResult, Verdict
+from harness.diagnose.blame import conclude, find_blame
 from harness.diagnose.judge_fault import judge_fault
 from harness.diagnose.known import settled
-from harness.diagnose.session import FAILED, Limits, Session, find_blame
+from harness.diagnose.session import Limits, Session
 from harness.run.pool import Pool
 from harness.store.run_folder import RunStore
 
 
 class Progress(Protocol):
-    """Who watches jobs begin and end."""
+    """An observer of starts and results of jobs."""
 
     def on_start(self, job: Job) -> None: ...
     def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
 
 
 def carry_out(store: RunStore, pool: Pool, progress: Progress) -> None:
-    """Run what is left of a run: its jobs, and its controls, which are the same cases with a fault."""
+    """Run what is left of a run: its jobs, and its controls (the same cases with a fault)."""
     environment = pool.start()
     store.note_environment(environment.model_dump(mode="json"))
     planned = store.jobs_by_key()
     controls = {control.job.key: control for control in store.untried_controls()}
-    # Begun last, a case that takes long would keep all other workers waiting.
+    # A long case must not be the last to start, as all other workers would wait for it.
     jobs = sorted(
         [*store.unfinished(), *(control.job for control in controls.values())],
         key=lambda job: not job.case.kind.asks_canary,
@@ -47,10 +47,10 @@ def carry_out(store: RunStore, pool: Pool, progress: Progress) -> None:
 
 
 def judge_faults(store: RunStore, pool: Pool) -> None:
-    """Blame and judge each fault of a selftest that was tried and is not judged yet, and store what became of it."""
+    """Blame, judge and store each fault of a selftest that was tried and is not judged yet."""
     tried = store.tried()
     todo = [(control, tried[control.job.key]) for control in store.unfinished_controls() if control.job.key in tried]
-    failing = [(control.job, result) for control, result in todo if result.verdict in FAILED and result.findings]
+    failing = [(control.job, result) for control, result in todo if result.has_failed]
     blames = find_blame(pool, failing)
     for control, result in todo:
         if result.verdict is not Verdict.SKIP:
@@ -59,11 +59,9 @@ def judge_faults(store: RunStore, pool: Pool) -> None:
 
 
 def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> None:
-    """Store the blame of failing cases that have none yet, and the smallest case of each reason within the seconds."""
+    """Store the missing blames of failing cases, and the smallest case for each reason, within `shrink_seconds`."""
     session, jobs, blamed = Session(pool, Limits(shrink_seconds=shrink_seconds)), store.jobs_by_key(), store.blames()
-    failures = [
-        (jobs[result.key], result) for result in store.results() if result.verdict in FAILED and result.findings
-    ]
+    failures = [(jobs[result.key], result) for result in store.results() if result.has_failed]
     for key, blame in session.explain([pair for pair in failures if pair[1].key not in blamed]).items():
         store.add_blame(key, blame)
     known = store.shrunk()
@@ -74,9 +72,9 @@ def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> Non
 def exit_code(
     results: Sequence[CaseResult], faults: Sequence[FaultResult] = (), tried: Iterable[CaseResult] = ()
 ) -> int:
-    """0 when every case that ran passed, 1 for a regression or a missed fault, 3 when the harness could not judge.
+    """0 if every case that ran passed, 1 for a regression or a missed fault, 3 if the harness could not judge.
 
-    `tried` is what the cases gave with the `faults`: one that ended in an error was not judged, so not missed.
+    `tried` are the results with `faults`. A fault with an error was not judged, so it was not missed.
     """
     verdicts = {result.verdict for result in results}
     errors = {(result.fault, result.id) for result in tried if result.verdict is Verdict.ERROR}

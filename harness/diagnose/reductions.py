@@ -1,7 +1,7 @@
-"""What is smaller than a case: for each of its values the smaller ones to try, the largest step first.
+"""Reductions of a case: for each of its values the smaller values to try, the largest step first.
 
-A reduction never makes a case larger, so taking them one after another ends. Values are of three kinds: numbers that
-shrink towards their least, lists that lose entries and whose entries shrink, and choices of which one is plainest.
+A reduction never makes a case larger, so a series of reductions ends. Numbers shrink towards their least. Lists lose
+entries, and their entries shrink. Choices change to the plainest one.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ PLAINEST: dict[str, tuple[Any, ...]] = {
     "window": (48,),
     "index_topk": (16,),
 }
-"""Parameters that are choices, with the values plainer than the rest, the plainest first.
+"""Parameter -> its plain values, the plainest first.
 
-The limits of a batch are among them: less of one is not simpler, as it cuts prompts into more pieces.
+The limits of a batch are choices too: a smaller limit is not simpler, as it cuts prompts into more pieces.
 """
 
 POWERS = ("hidden_size", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "v_head_dim",
           "vocab_size", "width")  # fmt: skip
-"""Sizes that kernels want to be powers of two; they shrink to the next smaller ones."""
+"""Sizes that must be powers of two in many kernels. They shrink to smaller powers."""
 LEAST_POWER = 8
 
 TOGETHER = {"context_attention": ("query_lens", "context_lens")}
-"""Lists with one entry a request, which lose a request together."""
+"""Op -> lists with one entry a request, which lose a request together."""
 
 ONLY_WITH = {"num_experts_per_tok": "num_experts", "capture_sizes": "graph", "capture": "graph"}
-"""Parameters that mean nothing while another is off, and are then left as they are."""
+"""Parameter -> the parameter without which it has no effect. It is then left as it is."""
 
 FIRST = ("epochs", "requests", "seq_lens", "query_lens", "context_lens", "layers", "num_tokens", "drafter",
          "dummy_steps", "graph", "num_experts", "quantize", "zero_fill_output", "shared_prefix", "query_len",
          "num_heads", "num_blocks", "capture_sizes")  # fmt: skip
-"""The order in which values are tried: what makes later trials quicker and the case easier to read comes first."""
+"""The parameters to reduce first, as they make later trials quicker and the case easier to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """One step towards a smaller case: which value, what it was, what it is in `case`."""
+    """One step towards a smaller case: the name of a value, its value before, and its value in `case`."""
 
     what: str
     before: Any
@@ -70,7 +70,7 @@ class Reduction:
 
 
 def fields_of(case: Case) -> list[str]:
-    """What of a case can be reduced, in the order to try it: poison first, then parameters."""
+    """The values of a case that can be reduced, in the order to try: poison first, then parameters."""
     names = list(type(case.params).model_fields)
     together = TOGETHER.get(case.op or "", ())
     ordered = sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
@@ -78,9 +78,9 @@ def fields_of(case: Case) -> list[str]:
 
 
 def reductions(base: Case, case: Case, field: str, blamed: Sequence[str] = ()) -> Iterator[Reduction]:
-    """The cases smaller than `case` in `field`, the largest step first; their ids are variants of `base`.
+    """Yield the legal cases that are smaller than `case` in `field`, the largest step first, as variants of `base`.
 
-    `blamed` are the sites to try first, in the place of all. Cases that would be illegal are left out.
+    `blamed` are the sites to try first.
     """
     if field in ("sites", "patterns", "strict"):
         for value in _smaller_poison(case.poison, field, tuple(blamed)):
@@ -106,13 +106,12 @@ def _smaller_poison(plan: PoisonPlan, field: str, blamed: tuple[str, ...]) -> It
             yield chosen
         yield from (tuple(fewer) for fewer in _without_some(plan.sites, least=0))
     else:
-        # The main pattern before the one it is compared with.
         yield from ((pattern,) for pattern in plan.patterns if len(plan.patterns) > 1)
         yield from (tuple(fewer) for fewer in _without_some(plan.patterns, least=2))
 
 
 def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any, Given]]:
-    """(what the value was, the parameters to change) for each reduction of one field."""
+    """Yield the value before and the parameters to change, for each reduction of one field."""
     if field == "each request":
         yield from _fewer_requests(case, values)
         return
@@ -138,12 +137,12 @@ def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
         plainest = PLAINEST[field]
         yield from plainest[: plainest.index(value)] if value in plainest else plainest
     elif field in POWERS:
-        yield from (power for power in _powers() if power < value)
+        yield from (power for place in range(13) if (power := LEAST_POWER << place) < value)
     elif isinstance(value, list):
         default = type(case.params).model_fields[field].default
         yield from _smaller_list(value, _least_entries(case, field), least_length=0 if default == () else 1)
     elif isinstance(value, bool | str):
-        # A choice without an order of its own: what a case has when nobody chooses is plainest.
+        # Of other choices the default is plainest.
         default = type(case.params).model_fields[field].default
         yield from (default,) if default != value else ()
     elif isinstance(value, int):
@@ -151,7 +150,7 @@ def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
 
 
 def _plainer_kernel(case: Case, field: str, value: str, op: str) -> Iterator[str]:
-    """The engine's default kernel in the place of another built-in one; the kernel of a kernel case is its subject."""
+    """Yield the engine's default kernel instead of another built-in one. The kernel of a kernel case stays."""
     default = type(case.params).model_fields[field].default
     name = f"{op}/{value}"
     is_built_in = name in KERNELS and KERNELS.get(name).origin == "built in"
@@ -160,7 +159,7 @@ def _plainer_kernel(case: Case, field: str, value: str, op: str) -> Iterator[str
 
 
 def _smaller_list(values: list[Any], least: list[int], *, least_length: int) -> Iterator[list[Any]]:
-    """Fewer entries, then each entry smaller by itself; an entry is a number, a pair of numbers or a word."""
+    """Yield lists with fewer entries, then with one smaller entry: a number, a pair of numbers or a word."""
     yield from (list(fewer) for fewer in _without_some(values, least=least_length))
     for place, entry in enumerate(values):
         for smaller in _smaller_entry(entry, least):
@@ -177,7 +176,7 @@ def _smaller_entry(entry: Any, least: list[int]) -> Iterator[Any]:
 
 
 def _without_some(values: Sequence[Any], *, least: int) -> Iterator[list[Any]]:
-    """`values` without a half, a quarter, … and last without single entries; at least `least` remain."""
+    """Yield `values` without a half, a quarter, … and last without single entries, but with at least `least`."""
     size = len(values) - least
     while size >= 1:
         for start in range(0, len(values), size):
@@ -188,16 +187,12 @@ def _without_some(values: Sequence[Any], *, least: int) -> Iterator[list[Any]]:
 
 
 def _smaller_int(value: int, least: int) -> Iterator[int]:
-    """The least and the next, which may be legal where the least is not; then nearer to `value` by halves."""
+    """Yield the least and the next (the least may be illegal), then numbers nearer to `value` by halves."""
     yield from (smaller for smaller in (least, least + 1) if smaller < value)
     gap = (value - least) // 2
     while gap >= 1:
         yield value - gap
         gap //= 2
-
-
-def _powers() -> list[int]:
-    return [LEAST_POWER << place for place in range(13)]
 
 
 def _least(case: Case, field: str) -> int:
@@ -209,5 +204,5 @@ def _least(case: Case, field: str) -> int:
 
 
 def _least_entries(case: Case, field: str) -> list[int]:
-    """The least of each number in an entry of a list: lengths of rows that attend to something, tokens, sizes."""
+    """The least value of each number in an entry of a list."""
     return {"seq_lens": [0], "context_lens": [0]}.get(field, [1, 1])

@@ -1,48 +1,45 @@
-"""Diagnosis of failing jobs, for the command line and for pytest: blame, first NaN, smallest case, within limits."""
+"""Diagnosis of failing jobs within limits, for the command line and pytest: blame, first NaN, smallest case."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.core.cases import Job
-from harness.core.records import Blame, CaseResult, Shrunk, Verdict
+from harness.core.records import Blame, CaseResult, Shrunk
 from harness.diagnose import first_nan
-from harness.diagnose.blame import conclude, plan_trials
+from harness.diagnose.blame import Failure, find_blame
 from harness.diagnose.shrink import shrink, why_not
 from harness.run.pool import Pool
 
-FAILED = (Verdict.FAIL, Verdict.CRASH)
 NOT_SOUGHT = "not sought: each trial would be a serving process; `mla-harness selftest` takes that time"
-
-Failure = tuple[Job, CaseResult]
 
 
 @dataclass(slots=True)
 class Limits:
-    """What a session may still spend. One broken kernel fails everywhere for one reason, so a few cases tell enough."""
+    """The budget left to a session. One broken kernel fails everywhere for one reason, so a few cases are enough."""
 
     num_blamed: int = 20
-    """Failing cases for which the memory to blame is sought."""
+    """Failing cases that get a blame."""
     blame_seconds: float = 90.0
-    """How long that may take; each trial of a case that kills its worker costs a new worker."""
+    """Seconds for all blames. A trial that kills its worker costs a new worker."""
     num_served: int = 3
-    """Failing cases of a serving engine that are served once more, with the recorder."""
+    """Failing cases of a serving engine that run again with the recorder."""
     num_recorded: int = 8
-    """Failing cases that are run with the first-NaN recorder."""
+    """Failing cases that run again with the first-NaN recorder."""
     recording_seconds: float = 45.0
     served_seconds: float = 120.0
-    """What each served case adds to the time for recording."""
+    """Seconds that each served case adds to the time for recording."""
     shrink_seconds: float = 0.0
-    """How long smaller cases may be sought, in all."""
+    """Seconds for all smaller cases."""
     most_shrink_seconds: float = math.inf
-    """How long for one failure, at most."""
+    """Seconds for one smaller case at most."""
 
 
 class Session:
-    """Diagnoses failures on one pool. Calls share the limits, as pytest hands over one failure at a time."""
+    """Diagnoses failures on one pool. All calls share the limits, as pytest passes one failure at a time."""
 
     def __init__(self, pool: Pool, limits: Limits | None = None) -> None:
         self._pool = pool
@@ -50,11 +47,11 @@ class Session:
         self._shrunk: set[tuple[str, ...]] = set()
 
     def explain(self, failures: Iterable[Failure]) -> dict[str, Blame]:
-        """The blame of failing jobs by their keys, with the first writer and reader where they can be recorded."""
+        """Key of each failing job -> its blame, with the first writer and reader if they can be recorded."""
         left = self._left
-        # A hang is not waited for twenty times more.
+        # A trial of a hanging case would hang as well.
         quick = [(job, result) for job, result in failures if result.seconds < job.timeout_seconds]
-        # A trial of a serving engine takes half a minute: `selftest` takes that time, and here is one, recorded.
+        # A trial of a serving engine lasts half a minute. Only `selftest` spends that time; here it is recorded once.
         served = [(job, result) for job, result in quick if job.case.kind.serves][: left.num_served]
         quick = [(job, result) for job, result in quick if not job.case.kind.serves][: left.num_blamed]
         left.num_served -= len(served)
@@ -77,7 +74,7 @@ class Session:
         return found
 
     def smallest(self, failures: Iterable[Failure], blames: dict[str, Blame]) -> Iterator[Shrunk]:
-        """The smallest case of each reason for which jobs fail, in an equal share of the time that is left."""
+        """Yield the smallest case for each reason of failures. Each reason gets an equal share of the time left."""
         started = time.monotonic()
         deadline = started + self._left.shrink_seconds
         reasons: dict[tuple[str, ...], tuple[Job, CaseResult, Blame | None]] = {}
@@ -92,53 +89,15 @@ class Session:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            # The time that one case leaves over is for the cases after it.
             seconds = min(left / (len(reasons) - place), self._left.most_shrink_seconds)
             yield shrink(self._pool, job, result, blame=blame, seconds=seconds)
         self._left.shrink_seconds -= time.monotonic() - started
 
 
-def find_blame(
-    pool: Pool, failures: Sequence[Failure], *, budget_seconds: float = math.inf
-) -> dict[str, tuple[Blame, float]]:
-    """The memory to blame for each failing job, by its key, and the seconds that its trials took.
-
-    All failures go through their rounds of trials together, so that the workers are never idle. Jobs with trials that
-    are not done within `budget_seconds` are left out.
-    """
-    deadline = time.monotonic() + budget_seconds
-    trials: dict[str, list[CaseResult]] = {job.key: [] for job, _ in failures}
-    undecided = {job.key: (job, result) for job, result in failures}
-    while undecided:
-        rounds = {key: plan_trials(job, result, trials[key]) for key, (job, result) in undecided.items()}
-        for key in [key for key, jobs in rounds.items() if not jobs]:
-            del undecided[key]
-        found: dict[str, CaseResult] = {}
-        for result in pool.run([trial for jobs in rounds.values() for trial in jobs]):
-            found[result.key] = result
-            if time.monotonic() > deadline:
-                break
-        for key in undecided:
-            if any(trial.key not in found for trial in rounds[key]):
-                return _concluded(failures, trials, undecided)
-            trials[key] += [found[trial.key] for trial in rounds[key]]
-    return _concluded(failures, trials, {})
-
-
-def _concluded(
-    failures: Sequence[Failure], trials: dict[str, list[CaseResult]], undecided: Container[str]
-) -> dict[str, tuple[Blame, float]]:
-    return {
-        job.key: (conclude(job, result, trials[job.key]), sum(trial.seconds for trial in trials[job.key]))
-        for job, result in failures
-        if job.key not in undecided
-    }
-
-
 def with_first_nan(
     pool: Pool, failing: Iterable[Job], blames: dict[str, Blame], budget_seconds: float = math.inf
 ) -> dict[str, Blame]:
-    """The blames of failing jobs with the first writer and the first reader: each case once more, recorded."""
+    """Run each failing job again with the recorder. Returns the blames with the first writer and first reader."""
     jobs = {job.key: first_nan.recorded_job(job, blames[job.key]) for job in failing}
     keys = {recorded.key: key for key, recorded in jobs.items()}
     found: dict[str, Blame] = {}

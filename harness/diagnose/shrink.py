@@ -1,44 +1,34 @@
-"""The smallest case that still fails for the same reason: reductions one after another, as long as they keep it.
+"""The smallest case that still fails for the same reason, found by one reduction after another.
 
-A smaller case counts when
-- its failure has the reason of the first: the same oracle, blaming the same site, in the same words;
-- it passes without the fault, where one is put back;
-- it does not fail so with nothing poisoned, unless the first case does too.
-The last two keep the way from ending in a case that is too small to run at all. Trials run several at a time, and the
-first in the order of reductions that counts is taken: how many workers there are changes nothing but the time.
+A smaller case counts if
+- it fails for the same reason: the same oracle, site and sentence;
+- it passes without the fault, if one is injected;
+- it does not fail for this reason with nothing poisoned, unless the first case does too.
+The last two rules exclude cases that are too small to run. Several trials run at a time, and the first reduction that
+counts is taken, so the result does not depend on the number of workers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 
 from harness.core.cases import Job
 from harness.core.catalog import SYSTEMS
 from harness.core.errors import InputError
 from harness.core.finding_words import kind_of
 from harness.core.records import Blame, CaseResult, Finding, ShrinkStep, Shrunk, Verdict
-from harness.diagnose.blame import conclude, plan_trials, primary
+from harness.diagnose.blame import find_blame, primary
 from harness.diagnose.reductions import Reduction, fields_of, reductions
+from harness.run.pool import Pool
 from harness.scenario.variant import shown
-
-_FAILED = (Verdict.FAIL, Verdict.CRASH)
-
-
-class Pool(Protocol):
-    """What runs the trials; :class:`harness.run.runner.WorkerPool` is one."""
-
-    num_workers: int
-
-    def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]: ...
 
 
 @dataclass(slots=True)
 class _Search:
-    """Where a search stands."""
+    """The state of a search."""
 
     pool: Pool
     job: Job
@@ -71,37 +61,42 @@ def shrink(
     seconds: float = 60.0,
     on_step: Callable[[ShrinkStep], None] | None = None,
 ) -> Shrunk:
-    """The smallest variant of `job.case` that fails as `result` does, with the steps taken.
+    """The smallest variant of `job.case` that fails as `result` does, with the steps to it.
 
-    The reason is the finding that tells most, or the first one of `oracle` where there is one. Without `result` or
-    `blame` these are found first, outside the time allowed. The same job gives the same answer
-    unless `seconds` are up before the end (`is_smallest` is false then). Raises InputError when the job does not fail
-    or its system cannot be shrunk.
+    The reason is the first finding of `oracle`, or else the primary finding. A missing `result` or `blame` is found
+    first, in extra time. The answer is always the same, unless `seconds` end the search (then `is_smallest` is false).
+    Raises InputError if the job does not fail or its system cannot be shrunk.
     """
     if reason := why_not(job):
         raise InputError(f"{job.case.id}: {reason}")
     started = time.monotonic()
     result = result or pool.run_in_order([job])[0]
-    if result.verdict not in _FAILED or not result.findings:
-        told = f" ({result.reason})" if result.reason else ""
-        raise InputError(f"{job.case.id}: ends in {result.verdict.value}{told}; only a failing case can be shrunk")
+    if not result.has_failed:
+        reason = f" ({result.reason})" if result.reason else ""
+        raise InputError(f"{job.case.id}: ends in {result.verdict.value}{reason}; only a failing case can be shrunk")
     if blame is None or (not blame.trials and job.case.poison.sites):
-        blame = _blame(pool, job, result)
-    told_by = next((f for f in result.findings if f.oracle == oracle), primary(result.findings))
-    search = _Search(
-        pool, job, kind_of(told_by), needs_poison=blame.trials.get("nothing") == Verdict.PASS.value,
-        deadline=time.monotonic() + seconds,
-    )  # fmt: skip
-    smallest, finding, is_smallest = _search(search, told_by, blame, on_step)
+        blame, _ = find_blame(pool, [(job, result)])[job.key]
+    symptom = next((f for f in result.findings if f.oracle == oracle), primary(result.findings))
+    needs_poison = blame.trials.get("nothing") == Verdict.PASS.value
+    search = _Search(pool, job, kind_of(symptom), needs_poison, deadline=time.monotonic() + seconds)
+    smallest, finding, is_smallest = _search(search, symptom, blame, on_step)
     return Shrunk(
-        key=job.key, id=job.case.id, fault=job.fault, case=smallest.case, oracle=told_by.oracle, sites=blame.sites,
-        finding=finding, steps=tuple(search.steps), num_trials=search.num_trials,
-        seconds=round(time.monotonic() - started, 3), is_smallest=is_smallest,
-    )  # fmt: skip
+        key=job.key,
+        id=job.case.id,
+        fault=job.fault,
+        case=smallest.case,
+        oracle=symptom.oracle,
+        sites=blame.sites,
+        finding=finding,
+        steps=tuple(search.steps),
+        num_trials=search.num_trials,
+        seconds=round(time.monotonic() - started, 3),
+        is_smallest=is_smallest,
+    )
 
 
 def job_of(job: Job, shrunk: Shrunk) -> Job:
-    """The job that runs the smallest case of `shrunk` as `job` was run."""
+    """The job that runs the smallest case of `shrunk` as `job` ran."""
     key = f"{shrunk.case.id}!{job.fault}" if job.fault else shrunk.case.id
     return job.model_copy(update={"key": key, "case": shrunk.case, "sites": None})
 
@@ -109,7 +104,7 @@ def job_of(job: Job, shrunk: Shrunk) -> Job:
 def _search(
     search: _Search, finding: Finding, blame: Blame, on_step: Callable[[ShrinkStep], None] | None
 ) -> tuple[Job, Finding, bool]:
-    """Rounds over all fields until one changes nothing: the smallest job, its finding, and whether time was enough."""
+    """Reduce all fields, until a round changes none. Returns the job, its finding, and whether the time was enough."""
     current = search.job
     if search.job.sites is not None:
         poison = current.case.poison.model_copy(update={"sites": search.job.sites})
@@ -127,10 +122,8 @@ def _search(
                     break
                 reduction, finding = found
                 current = current.model_copy(update={"case": reduction.case})
-                step = ShrinkStep(
-                    what=reduction.what, before=shown(reduction.before), after=shown(reduction.after),
-                    tried=search.num_trials - before,
-                )  # fmt: skip
+                texts = {"before": shown(reduction.before), "after": shown(reduction.after)}
+                step = ShrinkStep(what=reduction.what, tried=search.num_trials - before, **texts)
                 search.steps.append(step)
                 changed = True
                 if on_step is not None:
@@ -139,7 +132,7 @@ def _search(
 
 
 def _first_that_counts(search: _Search, candidates: Iterator[Reduction]) -> tuple[Reduction, Finding] | None:
-    """The first of `candidates` that fails for the same reason and has sound controls; None when the time is up."""
+    """The first of `candidates` that counts, with its finding; None if there is none or the time is up."""
     while not search.is_out_of_time:
         batch = list(islice(candidates, search.pool.num_workers))
         if not batch:
@@ -157,7 +150,7 @@ def _trial(search: _Search, reduction: Reduction) -> Job:
 
 
 def _controls_hold(search: _Search, reduction: Reduction) -> bool:
-    """Whether the reduced case is sound: right without the fault, and silent about this with nothing poisoned."""
+    """Whether the reduced case passes without the fault, and has another result with nothing poisoned."""
     trial = _trial(search, reduction)
     controls = []
     if search.job.fault is not None:
@@ -180,14 +173,6 @@ def _run(search: _Search, jobs: list[Job]) -> list[CaseResult]:
 
 
 def _same(search: _Search, result: CaseResult) -> Finding | None:
-    """The finding of `result` that is of the kind looked for, if it failed with one."""
-    if result.verdict not in _FAILED:
-        return None
-    return next((finding for finding in result.findings if kind_of(finding) == search.kind), None)
-
-
-def _blame(pool: Pool, job: Job, result: CaseResult) -> Blame:
-    done: list[CaseResult] = []
-    while trials := plan_trials(job, result, done):
-        done += pool.run_in_order(trials)
-    return conclude(job, result, done)
+    """The finding of `result` with the reason of this search, or None."""
+    findings = result.findings if result.has_failed else ()
+    return next((finding for finding in findings if kind_of(finding) == search.kind), None)

@@ -9,7 +9,7 @@ from harness.core.catalog import ORACLES
 from harness.core.cuda_failures import in_one_line, is_device_failure
 from harness.core.cure_names import filled_sites
 from harness.core.errors import KernelError
-from harness.core.oracle_spec import most_telling_first
+from harness.core.oracles import most_telling_first
 from harness.core.records import Verdict
 from harness.judge.oracles.crash import CRASHES
 from harness.judge.outcome import Outcome

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.core.cases import Case, Job
 from harness.core.engine_spec import engine_versions
-from harness.core.oracle_spec import most_telling_first
+from harness.core.oracles import most_telling_first
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Shrunk, Verdict
 from harness.report.bits import Meaning, explain
 from harness.report.command import reproduce, reproduce_case, show

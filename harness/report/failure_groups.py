@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.core.oracle_spec import most_telling_first
+from harness.core.oracles import most_telling_first
 from harness.core.records import Blame, CaseResult
 from harness.report.wording import one_line
 

@@ -17,7 +17,6 @@ from harness.scenario.device import on_device
 from harness.scenario.expand import GPU, fault_cases
 from harness.scenario.kernel_override import KernelOverride
 from harness.scenario.load import load_scenarios
-from harness.scenario.matrix import ACCURACY
 from harness.scenario.schema import FaultUse, Scenario
 from harness.scenario.selection import select, select_scenarios, selects_scenario, with_each
 
@@ -110,7 +109,7 @@ class Planner:
         wanted = self.wanted
         if wanted.fault or wanted.kernel or wanted.plugins:
             return []
-        planned = {job.case.id for job in jobs if ACCURACY in job.case.tags}
+        planned = {job.case.id for job in jobs if job.case.kind.asks_canary and not job.case.kind.serves}
         named = [s for s in self.scenarios() if any(selects_scenario(selector, s) for selector in wanted.selectors)]
         return [(use, job) for use, job in self._faults_of(named) if job.case.id in planned]
 

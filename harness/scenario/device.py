@@ -1,4 +1,4 @@
-"""What a case runs on a device: on CUDA some systems take each kernel's twin, which a graph can capture."""
+"""The kernels of a case on its device: on CUDA some systems use each kernel's twin, which a graph can capture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from harness.core.catalog import KERNELS
 
 
 def on_device(case: Case, device: str) -> Case:
-    """`case` as it runs on `device`. Its parameters name the kernels that run there; its id and seed stay the same."""
+    """`case` with the kernels that run on `device`. Its id and seed stay the same."""
     if device != "cuda" or not case.kind.uses_twins:
         return case
     twins = cuda_twins(case.kernels())
@@ -15,6 +15,6 @@ def on_device(case: Case, device: str) -> Case:
 
 
 def cuda_twins(kernels: dict[str, str]) -> dict[str, str]:
-    """The kernels that take the place of `kernels` on a GPU, by parameter, where a kernel declares one."""
+    """Parameter -> short name of the kernel's twin for a GPU, for each of `kernels` that declares one."""
     twins = {field: KERNELS.get(name).cuda_twin for field, name in kernels.items() if name in KERNELS}
     return {field: twin for field, twin in twins.items() if twin}

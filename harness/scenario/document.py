@@ -1,4 +1,4 @@
-"""YAML text -> plain data and the place of every value. Safe by construction: no tags, no code, bounded size.
+"""YAML text -> plain data and the place of every value. Tags and code are refused, and the size is limited.
 
 Scalars follow YAML 1.2: `on`, `off`, `yes` and `no` are words, dates are text, and only true and false are booleans.
 """
@@ -20,7 +20,7 @@ MAX_VALUES = 20_000
 
 
 class DocumentError(Exception):
-    """The text is no acceptable YAML; holds the line and column (from 1) and one clause."""
+    """The text is no valid document. Has one clause, and the line and column from 1."""
 
     def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
         super().__init__(message)
@@ -29,14 +29,14 @@ class DocumentError(Exception):
 
 @dataclass(slots=True)
 class Document:
-    """Plain data, and the line and column of each value and key by its path from the top."""
+    """Plain data, and the line and column of each value and key by its path."""
 
     data: Any = None
     values: dict[Location, tuple[int, int]] = field(default_factory=dict)
     keys: dict[Location, tuple[int, int]] = field(default_factory=dict)
 
     def place(self, location: Location, at_key: bool = False) -> tuple[int, int]:
-        """Line and column of the innermost known value (or key) on the way to `location`."""
+        """Line and column of the value (or key) at `location`, or of the innermost known one around it."""
         while location:
             if at_key and location in self.keys:
                 return self.keys[location]
@@ -61,7 +61,7 @@ for _tag, _pattern, _first in (
 
 
 def read(content: bytes) -> Document:
-    """Parse one YAML document; raises DocumentError."""
+    """Parse one YAML document. Raises DocumentError."""
     if len(content) > MAX_BYTES:
         raise DocumentError(f"the file has {len(content)} bytes; a scenario has at most {MAX_BYTES}")
     try:
@@ -85,34 +85,34 @@ def read(content: bytes) -> Document:
 
 
 def _check_events(text: str) -> None:
-    """Refuse what would be costly or unsafe to build, before building it."""
+    """Refuse a document that is costly or unsafe to build. Raises DocumentError."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
-        line, column = _position(event.start_mark)
+        place = _position(event.start_mark)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise DocumentError("anchors and aliases are not allowed; write the value out", line, column)
+            raise DocumentError("anchors and aliases are not allowed; write the value out", *place)
         tag = getattr(event, "tag", None)
         if tag:
-            raise DocumentError(f"the tag {tag} is not allowed; write a plain value", line, column)
+            raise DocumentError(f"the tag {tag} is not allowed; write a plain value", *place)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            raise DocumentError(f"nested more than {MAX_DEPTH} deep; a scenario needs five", line, column)
+            raise DocumentError(f"nested more than {MAX_DEPTH} deep; a scenario needs five", *place)
         if number > MAX_VALUES:
-            raise DocumentError(f"more than {MAX_VALUES} values; split the scenario", line, column)
+            raise DocumentError(f"more than {MAX_VALUES} values; split the scenario", *place)
 
 
 def _syntax_error(error: yaml.MarkedYAMLError) -> DocumentError:
-    line, column = _position(error.problem_mark or error.context_mark)
+    place = _position(error.problem_mark or error.context_mark)
     problem = (error.problem or "not YAML").replace("\n", " ")
     if "but found another document" in problem:
-        return DocumentError("a second document starts here; write one scenario a file", line, column)
+        return DocumentError("a second document starts here; write one scenario a file", *place)
     if "'\\t'" in problem:
-        return DocumentError("a tab cannot indent YAML; use spaces", line, column)
-    return DocumentError(f"not YAML: {problem}; mend the syntax here or just above", line, column)
+        return DocumentError("a tab cannot indent YAML; use spaces", *place)
+    return DocumentError(f"not YAML: {problem}; mend the syntax here or just above", *place)
 
 
 def _build(node: Node, location: Location, document: Document) -> Any:
-    document.values[location] = _mark(node)
+    document.values[location] = _position(node.start_mark)
     if isinstance(node, MappingNode):
         return _build_mapping(node, location, document)
     if isinstance(node, SequenceNode):
@@ -124,14 +124,14 @@ def _build(node: Node, location: Location, document: Document) -> Any:
 def _build_mapping(node: MappingNode, location: Location, document: Document) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        line, column = _mark(key_node)
+        place = _position(key_node.start_mark)
         if not isinstance(key_node, ScalarNode):
-            raise DocumentError("a key must be a word, not a list or a mapping", line, column)
+            raise DocumentError("a key must be a word, not a list or a mapping", *place)
         key = key_node.value
         if key in mapping:
             first = document.keys[(*location, key)][0]
-            raise DocumentError(f"duplicate key {key!r}, first on line {first}; remove one", line, column)
-        document.keys[(*location, key)] = (line, column)
+            raise DocumentError(f"duplicate key {key!r}, first on line {first}; remove one", *place)
+        document.keys[(*location, key)] = place
         mapping[key] = _build(value_node, (*location, key), document)
     return mapping
 
@@ -144,15 +144,11 @@ def _scalar(node: ScalarNode) -> Any:
         return node.value.lower() == "true"
     if kind == "int":
         if len(node.value) > 20:
-            raise DocumentError("the number has more than 20 digits; write a smaller one", *_mark(node))
+            raise DocumentError("the number has more than 20 digits; write a smaller one", *_position(node.start_mark))
         return int(node.value)
     return float(node.value) if kind == "float" else node.value
 
 
-def _mark(node: Node) -> tuple[int, int]:
-    return _position(node.start_mark)
-
-
 def _position(mark: Any) -> tuple[int, int]:
-    """Line and column from 1, as editors count; the start of the file when YAML knows no place."""
+    """Line and column from 1; the start of the file if YAML gives no place."""
     return (mark.line + 1, mark.column + 1) if mark else (1, 1)

@@ -1,7 +1,4 @@
-"""Random cases: the parameters of every op and of the engine, drawn from a seed.
-
-Only legal cases are drawn, so that a failure is the kernel's or the engine's and never the draw's.
-"""
+"""Random cases: parameters of every op and of the engine, drawn from a seed. All of them are legal."""
 
 from __future__ import annotations
 
@@ -10,10 +7,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from harness.core.cases import PoisonPlan
 from harness.core.catalog import KERNELS, SITES, SYSTEMS
 from harness.core.engine_params import ENGINE_KERNELS
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import KERNEL_PARAMS, Params
+
+Given = dict[str, Any]
 
 SECOND_PATTERNS = ("zeros", "max", "inf", "random")
 KV_TYPES = ("fp32", "bf16", "fp8_e4m3")
@@ -35,32 +35,23 @@ class Draw:
     system: str
     op: str | None
     params: Params
-    patterns: tuple[str, ...]
-    sites: tuple[str, ...]
-    strict: bool
+    poison: PoisonPlan
 
 
 def draw(seed: str) -> Draw:
-    """The case that `seed` stands for; the same on every machine and in every process."""
+    """The case of `seed`, the same on every machine and in every process."""
     rng = Random(seed)
     op = rng.choice([*KERNEL_PARAMS, None])
     system = "kernel" if op else "engine"
-    params = OPS[op](rng) if op else engine(rng)
+    given = _OPS[op](rng) if op else _engine(rng)
     patterns = rng.choice([("nan", second) for second in SECOND_PATTERNS] * 3 + [("inf", "max")])
     names = SITES.names()
     sites = names if _coin(rng) else [name for name in names if _coin(rng)]
-    return Draw(
-        system=system,
-        op=op,
-        params=SYSTEMS.get(system).model(op).model_validate(params),
-        patterns=patterns,
-        sites=tuple(sites),
-        strict=_coin(rng),
-    )
+    poison = PoisonPlan(patterns=patterns, sites=tuple(sites), strict=_coin(rng))
+    return Draw(system, op, SYSTEMS.get(system).model(op).model_validate(given), poison)
 
 
-def mla_decode(rng: Random) -> dict[str, Any]:
-    """Parameters of `mla_decode`."""
+def _mla_decode(rng: Random) -> Given:
     query_len = rng.choice([1, 1, 1, 2])
     seq_lens = [0 if length == 0 else max(length, query_len) for length in _lengths(rng, 0, 300, most=5)]
     return {
@@ -79,8 +70,7 @@ def mla_decode(rng: Random) -> dict[str, Any]:
     }
 
 
-def mla_decode_sparse(rng: Random) -> dict[str, Any]:
-    """Parameters of `mla_decode_sparse`."""
+def _mla_decode_sparse(rng: Random) -> Given:
     topk = rng.randint(1, 70)
     num_chosen = [rng.randint(0, topk) for _ in range(rng.randint(1, 6))]
     return {
@@ -95,8 +85,7 @@ def mla_decode_sparse(rng: Random) -> dict[str, Any]:
     }
 
 
-def context_attention(rng: Random) -> dict[str, Any]:
-    """Parameters of `context_attention`."""
+def _context_attention(rng: Random) -> Given:
     query_lens = _lengths(rng, 1, 40, most=4)
     context_lens = [rng.randint(0, 200) for _ in query_lens]
     return {
@@ -107,8 +96,7 @@ def context_attention(rng: Random) -> dict[str, Any]:
     }
 
 
-def merge_attn_states(rng: Random) -> dict[str, Any]:
-    """Parameters of `merge_attn_states`."""
+def _merge_attn_states(rng: Random) -> Given:
     num_tokens = rng.randint(1, 40)
     num_with_context = rng.randint(0, num_tokens)
     empty_prefix_rows = rng.randint(0, num_with_context)
@@ -124,8 +112,7 @@ def merge_attn_states(rng: Random) -> dict[str, Any]:
     }
 
 
-def write_kv(rng: Random) -> dict[str, Any]:
-    """Parameters of `write_kv`."""
+def _write_kv(rng: Random) -> Given:
     num_tokens = rng.randint(1, 150)
     return {
         "kernel": _kernel(rng, "write_kv"),
@@ -135,8 +122,7 @@ def write_kv(rng: Random) -> dict[str, Any]:
     }
 
 
-def quantize_fp8(rng: Random) -> dict[str, Any]:
-    """Parameters of `quantize_fp8`."""
+def _quantize_fp8(rng: Random) -> Given:
     num_tokens = rng.randint(1, 40)
     return {
         "kernel": _kernel(rng, "quantize_fp8"),
@@ -146,8 +132,7 @@ def quantize_fp8(rng: Random) -> dict[str, Any]:
     }
 
 
-def route_experts(rng: Random) -> dict[str, Any]:
-    """Parameters of `route_experts`."""
+def _route_experts(rng: Random) -> Given:
     num_experts = rng.randint(1, 64)
     num_tokens = rng.randint(1, 60)
     return {
@@ -159,8 +144,7 @@ def route_experts(rng: Random) -> dict[str, Any]:
     }
 
 
-def quantize_blocks(rng: Random) -> dict[str, Any]:
-    """Parameters of `quantize_blocks`."""
+def _quantize_blocks(rng: Random) -> Given:
     return {
         "kernel": _kernel(rng, "quantize_blocks"),
         "block_format": rng.choice(["nvfp4", "mxfp4", "mxfp8"]),
@@ -170,21 +154,20 @@ def quantize_blocks(rng: Random) -> dict[str, Any]:
     }
 
 
-def engine(rng: Random) -> dict[str, Any]:
-    """Parameters of a serving run of the reference engine."""
+def _engine(rng: Random) -> Given:
     requests = [(rng.randint(1, 150), rng.randint(1, 5)) for _ in range(rng.randint(0, 3))]
-    # The request that is admitted last decodes at least once, so that a graph is replayed and there is one to judge.
+    # The last request decodes at least once, so that a graph is replayed.
     requests.append((rng.randint(1, 150), rng.randint(2, 5)))
     layers = rng.choice(LAYERS)
     prefix_caching = "kda" not in layers and "window" not in layers and rng.random() < 0.25
     if prefix_caching:
-        # One prompt of more than a page, asked twice: the second time it finds that page.
+        # A prompt of more than a page, so that the second epoch finds a cached page.
         requests[-1] = (max(requests[-1][0], PAGE_SIZE + 2), requests[-1][1])
     speculative_tokens = 0 if "kda" in layers else rng.choice([0, 0, 1, 2])
     pages = sum(-(-(prompt + generated + speculative_tokens) // PAGE_SIZE) for prompt, generated in requests)
     pad_tokens, pad_keys = rng.choice(["skip", "skip", "trash"]), rng.choice([0, 0, 1])
     dp_rank_tokens = rng.choice([0, 0, 50])
-    # A scale that covers padding needs all of its rows written. Nothing writes padded rows of sparse layers.
+    # A scale over padding needs written rows, and nothing writes padded rows of sparse layers.
     can_cover = bool(pad_keys) and not dp_rank_tokens and "sparse" not in layers
     return {
         **{field: _kernel(rng, op) for field, op in ENGINE_KERNELS.items()},
@@ -202,7 +185,7 @@ def engine(rng: Random) -> dict[str, Any]:
         "capture": rng.choice(["persistent", "lazy"]),
         # Each group of layers takes blocks of its own; one more per request holds a linear layer's state.
         "num_blocks": 4 + 2 * pages + 2 * len(requests) + (pad_tokens == "trash") + rng.randint(0, 8),
-        # A LIFO list gives a page away right after it was cached, so that no second prompt would find it.
+        # A LIFO list reuses a page right after it was cached, so a second prompt would not find it.
         "free_list": "fifo" if prefix_caching else rng.choice(["fifo", "lifo"]),
         "prefix_caching": prefix_caching,
         "epochs": 1 + prefix_caching,
@@ -220,17 +203,17 @@ def engine(rng: Random) -> dict[str, Any]:
     }
 
 
-OPS: dict[str, Callable[[Random], dict[str, Any]]] = {
-    "mla_decode": mla_decode,
-    "mla_decode_sparse": mla_decode_sparse,
-    "context_attention": context_attention,
-    "merge_attn_states": merge_attn_states,
-    "write_kv": write_kv,
-    "quantize_fp8": quantize_fp8,
-    "route_experts": route_experts,
-    "quantize_blocks": quantize_blocks,
+_OPS: dict[str, Callable[[Random], Given]] = {
+    "mla_decode": _mla_decode,
+    "mla_decode_sparse": _mla_decode_sparse,
+    "context_attention": _context_attention,
+    "merge_attn_states": _merge_attn_states,
+    "write_kv": _write_kv,
+    "quantize_fp8": _quantize_fp8,
+    "route_experts": _route_experts,
+    "quantize_blocks": _quantize_blocks,
 }
-"""The function that draws the parameters of an op."""
+"""Op -> the function that draws its parameters."""
 
 
 def _coin(rng: Random) -> bool:
@@ -238,7 +221,7 @@ def _coin(rng: Random) -> bool:
 
 
 def _kernel(rng: Random, op: str) -> str:
-    """A built-in kernel of `op` that runs on a CPU and needs no further package."""
+    """A built-in kernel of `op` that runs on a CPU without further packages."""
     names = (
         spec.short_name
         for spec in KERNELS
@@ -248,6 +231,6 @@ def _kernel(rng: Random, op: str) -> str:
 
 
 def _lengths(rng: Random, least: int, largest: int, *, most: int) -> list[int]:
-    """One to `most` lengths. Every second one, on average, is at an edge of a page."""
+    """One to `most` lengths. On average, every second one is at the edge of a page."""
     edges = [n for n in (0, 1, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE) if least <= n <= largest]
     return [rng.choice(edges) if _coin(rng) else rng.randint(least, largest) for _ in range(rng.randint(1, most))]

@@ -1,25 +1,25 @@
-"""Scenario -> cases. A case's id names its scenario and its point, and its seed is derived from the id."""
+"""Scenario -> cases. The id of a case names its scenario and its point."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from harness.core.cases import Case, KnownFailure, PoisonPlan
 from harness.core.catalog import SITES, SYSTEMS
+from harness.core.engine_params import AccuracyParams
 from harness.core.system_spec import SystemSpec
 from harness.scenario import fuzz
 from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.make_case import make_case
 from harness.scenario.matrix import ACCURACY, MatrixPoint, accuracy_points, case_id, points
 from harness.scenario.schema import FaultUse, Scenario
-from harness.scenario.seeds import seed_of
-from harness.scenario.usable_oracles import usable
 
 GPU = "gpu"
 """The tag of cases that need a GPU."""
 NIGHTLY = "nightly"
-"""The tag of cases that take long: a plain run leaves them out."""
+"""The tag of long cases, which a plain run leaves out."""
 NATURAL = "natural"
-"""The pattern of :mod:`harness.memory.poison.patterns` that fills nothing, named here as that module needs torch."""
+"""The pattern of :mod:`harness.memory.poison.patterns` that fills nothing. That module needs torch."""
 
 
 def expand(
@@ -29,9 +29,9 @@ def expand(
     override: KernelOverride | None = None,
     keep: Callable[[int, str], bool] | None = None,
 ) -> list[Case]:
-    """The cases of one scenario in the order of its matrix; with `override`, those that use one of its ops.
+    """The cases of one scenario in the order of its matrix; with `override`, only cases that use one of its ops.
 
-    `keep`, given a case's place and id, can leave cases out before the work of making them.
+    `keep(place, id)` says whether to make a case of the matrix.
     """
     if scenario.fuzz is not None:
         return fuzz.cases(scenario, seed, override)
@@ -40,31 +40,17 @@ def expand(
         found = _overridden(scenario, scenario.kind, found, override)
         measured = _overridden(scenario, SYSTEMS.get(ACCURACY), measured, override)
     if keep is not None:
-        identities = (case_id(scenario.name, point.labels) for point in found)
-        found = [point for place, (point, name) in enumerate(zip(found, identities, strict=True)) if keep(place, name)]
-    cases = [_case(scenario, point, seed) for point in found]
-    return cases + [_accuracy_case(scenario, point, seed) for point in measured]
-
-
-def expand_all(scenarios: Iterable[Scenario], *, seed: int = 0, override: KernelOverride | None = None) -> list[Case]:
-    """The cases of all scenarios, in order."""
-    return [case for scenario in scenarios for case in expand(scenario, seed=seed, override=override)]
+        found = [p for place, p in enumerate(found) if keep(place, case_id(scenario.name, p.labels))]
+    return [_case(scenario, point, seed) for point in (*found, *measured)]
 
 
 def fault_cases(scenario: Scenario, *, seed: int = 0) -> list[tuple[FaultUse, Case]]:
     """Each fault that a scenario must catch, with the case on which to try it."""
     if scenario.fuzz is not None:
         return []
-    found, measured = points(scenario), accuracy_points(scenario)
-    chosen: list[tuple[FaultUse, Case]] = []
-    for use in scenario.faults:
-        if ACCURACY in use.on:
-            point = next(point for point in measured if point.matches(use.on))
-            chosen.append((use, _accuracy_case(scenario, point, seed)))
-        else:
-            point = next(point for point in found if point.matches(use.on))
-            chosen.append((use, _case(scenario, point, seed)))
-    return chosen
+    found = [*points(scenario), *accuracy_points(scenario)]
+    tried = [(use, next(point for point in found if point.matches(use.on))) for use in scenario.faults]
+    return [(use, _case(scenario, point, seed)) for use, point in tried]
 
 
 def _overridden(
@@ -80,46 +66,37 @@ def _overridden(
 
 
 def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
-    identity = case_id(scenario.name, point.labels)
-    system, op, poison = scenario.kind.name, scenario.op, scenario.poison
-    patterns = point.patterns or poison.patterns
+    if isinstance(point.params, AccuracyParams):
+        return _accuracy_case(scenario, point, seed)
+    poison = scenario.poison
     sites = tuple(SITES.names()) if poison.sites is None else poison.sites
-    return Case(
-        id=identity,
-        scenario=scenario.name,
-        system=system,
-        op=op,
-        refs=scenario.refs,
-        tags=tuple(dict.fromkeys((*scenario.tags, system, *filter(None, (op,)), *_device_tags(scenario)))),
-        params=point.params,
-        poison=PoisonPlan(patterns=patterns, sites=point.sites or sites, strict=poison.strict),
-        oracles=usable(scenario.oracles, patterns, point.params),
-        seed=seed_of(identity, seed),
-        known=tuple(
-            KnownFailure(issue=use.issue, engine=use.engine, versions=use.versions, expect=use.expect)
-            for use in scenario.known
-            if point.matches(use.on)
-        ),
+    known = [
+        KnownFailure(issue=use.issue, engine=use.engine, versions=use.versions, expect=use.expect)
+        for use in scenario.known
+        if point.matches(use.on)
+    ]
+    return make_case(
+        scenario,
+        point.labels,
+        point.params,
+        PoisonPlan(patterns=point.patterns or poison.patterns, sites=point.sites or sites, strict=poison.strict),
+        system=scenario.kind.name,
+        op=scenario.op,
+        seed=seed,
+        tags=(GPU,) if scenario.device == "cuda" else (),
+        known=tuple(known),
     )
 
 
-def _device_tags(scenario: Scenario) -> tuple[str, ...]:
-    """The tag by which a case says that it is for a GPU, whatever the others run on."""
-    return (GPU,) if scenario.device == "cuda" else ()
-
-
 def _accuracy_case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
-    """A measurement of accuracy. No memory is filled: stale bits do what they do in production."""
-    identity = case_id(scenario.name, point.labels)
-    nightly = (NIGHTLY,) if "limit" in point.labels else ()
-    return Case(
-        id=identity,
-        scenario=scenario.name,
+    """A measurement of accuracy. No memory is filled: stale bits have the effect that they have in production."""
+    return make_case(
+        scenario,
+        point.labels,
+        point.params,
+        PoisonPlan(patterns=(NATURAL,)),
         system=ACCURACY,
-        refs=scenario.refs,
-        tags=tuple(dict.fromkeys((*scenario.tags, ACCURACY, *nightly))),
-        params=point.params,
-        poison=PoisonPlan(patterns=(NATURAL,), sites=()),
+        seed=seed,
+        tags=(NIGHTLY,) if "limit" in point.labels else (),
         oracles=(ACCURACY,),
-        seed=seed_of(identity, seed),
     )

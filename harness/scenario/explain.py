@@ -1,4 +1,4 @@
-"""Words for what pydantic finds wrong: one clause that says what is wrong and how to mend it."""
+"""Errors of pydantic in plain words: one clause that says what is wrong and how to mend it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from harness.core.registry import nearest
 Location = tuple[str | int, ...]
 
 SCHEMA = "mla-harness schema"
-"""The command that shows every key of a scenario file."""
+"""The command that shows all keys of a scenario file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong at one place of a document; `at_key` when the key itself is, not its value."""
+    """A problem at one place of a document: of the key there if `at_key`, else of its value."""
 
     location: Location
     message: str
     at_key: bool = False
     kind: str = ""
-    """The type of pydantic's error, where it comes from one."""
+    """The type of pydantic's error, if it comes from one."""
 
 
 _TYPES = {
@@ -41,7 +41,7 @@ _BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at mos
 
 
 def problems(error: ValidationError, model: type[BaseModel], at: Location = ()) -> list[Problem]:
-    """The problems of a failed validation of `model`, each placed under `at`."""
+    """The problems of a failed validation of `model`, located under `at`."""
     return [_problem(item, model, at) for item in error.errors(include_url=False)]
 
 
@@ -92,7 +92,7 @@ def _show(value: Any) -> str:
 
 
 def _keys_beside(model: type[BaseModel], location: Location) -> list[str]:
-    """The names that were allowed where an unknown key stands."""
+    """The names that are allowed at the place of an unknown key."""
     current: Any = model
     for part in location[:-1]:
         if isinstance(part, int):

@@ -1,17 +1,15 @@
-"""Cases that are drawn instead of listed. The id `fuzz[seed=7,draw=12]` alone reproduces its case."""
+"""Drawn cases. The id `fuzz[seed=7,draw=12]` alone reproduces its case."""
 
 from __future__ import annotations
 
 import re
 
-from harness.core.cases import Case, PoisonPlan
+from harness.core.cases import Case
 from harness.core.catalog import SYSTEMS
 from harness.scenario.draws import draw
 from harness.scenario.kernel_override import KernelOverride
-from harness.scenario.matrix import case_id
+from harness.scenario.make_case import make_case
 from harness.scenario.schema import Scenario
-from harness.scenario.seeds import seed_of
-from harness.scenario.usable_oracles import usable
 
 _ID = re.compile(
     r"^(?P<name>[a-z0-9-]+)\[(?:kernel=(?P<kernel>[^,]+),)?seed=(?P<seed>\d{1,18}),draw=(?P<draw>\d{1,9})\]$", re.ASCII
@@ -19,18 +17,17 @@ _ID = re.compile(
 
 
 def cases(scenario: Scenario, seed: int, override: KernelOverride | None = None) -> list[Case]:
-    """The first `examples` draws of a fuzz scenario; with `override`, those that use one of its ops."""
+    """The first `examples` draws of a fuzz scenario; with `override`, only draws that use one of its ops."""
     assert scenario.fuzz is not None
     drawn = (_case(scenario, seed, number, override) for number in range(scenario.fuzz.examples))
     return [case for case in drawn if case is not None]
 
 
 def case_of(scenario: Scenario, identity: str, override: KernelOverride | None = None) -> Case | None:
-    """The case of a fuzz id, whatever its seed and number; None for any other id."""
+    """The case of a fuzz id with any seed and number; None for any other id."""
     match = _ID.match(identity)
-    if match is None or match["name"] != scenario.name:
-        return None
-    if match["kernel"] != (override.short_name if override else None):
+    kernel = override.short_name if override else None
+    if match is None or match["name"] != scenario.name or match["kernel"] != kernel:
         return None
     return _case(scenario, int(match["seed"]), int(match["draw"]), override)
 
@@ -44,16 +41,4 @@ def _case(scenario: Scenario, seed: int, number: int, override: KernelOverride |
         if replaced is None:
             return None
         params, labels = replaced, override.relabel(labels, system, drawn.op)
-    identity = case_id(scenario.name, labels)
-    return Case(
-        id=identity,
-        scenario=scenario.name,
-        system=drawn.system,
-        op=drawn.op,
-        refs=scenario.refs,
-        tags=tuple(dict.fromkeys((*scenario.tags, drawn.system, *filter(None, (drawn.op,))))),
-        params=params,
-        poison=PoisonPlan(patterns=drawn.patterns, sites=drawn.sites, strict=drawn.strict),
-        oracles=usable(scenario.oracles, drawn.patterns, params),
-        seed=seed_of(identity, 0),
-    )
+    return make_case(scenario, labels, params, drawn.poison, system=drawn.system, op=drawn.op)

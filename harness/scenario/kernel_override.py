@@ -1,4 +1,4 @@
-"""`--kernel NAME`: judge one kernel in the place of those that the scenarios name."""
+"""`--kernel NAME`: judge one kernel instead of the kernels that scenarios name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.core.system_spec import SystemSpec
 
 @dataclass(frozen=True, slots=True)
 class KernelOverride:
-    """A kernel by its short name, and the ops that it implements."""
+    """A kernel's short name, and the ops that it implements."""
 
     short_name: str
     ops: frozenset[str]
@@ -28,12 +28,12 @@ class KernelOverride:
         return cls(specs[0].short_name, frozenset(spec.op for spec in specs))
 
     def apply(self, system: SystemSpec, op: str | None, params: Params) -> Params | None:
-        """`params` with this kernel in the place of its op's; None when the system does not use the op."""
+        """`params` with this kernel for its ops; None if the system uses none of them."""
         fields = self._replaced(system, op)
         return params.model_copy(update=dict.fromkeys(fields, self.short_name)) if fields else None
 
     def relabel(self, labels: dict[str, str], system: SystemSpec, op: str | None) -> dict[str, str]:
-        """The labels of a point once the kernel is fixed: `kernel=mine` first, axes of replaced kernels gone."""
+        """The labels of a point with this kernel: `kernel=mine` first, without the axes of replaced kernels."""
         replaced = self._replaced(system, op)
         kept = {axis: label for axis, label in labels.items() if axis not in replaced and axis != "kernel"}
         return {"kernel": self.short_name, **kept}

@@ -1,4 +1,4 @@
-"""Scenario files -> checked scenarios, or an InputError that says file, line, column, what, and how to mend."""
+"""Scenario files -> checked scenarios, or an InputError with file, line, column and the way to mend it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def shipped_directory() -> Path:
-    """Where the harness's own scenarios are: beside the package in a checkout, inside it when installed."""
+    """The folder of the harness's own scenarios: beside the package in a checkout, inside it when installed."""
     package = Path(harness.__file__).parent if harness.__file__ else Path(next(iter(harness.__path__)))
     inside = package / "_scenarios"
     return inside if inside.is_dir() else package.parent / "scenarios"
 
 
 def default_directory() -> Path:
-    """`./scenarios` where there is one, else the shipped ones."""
+    """`./scenarios` if it exists, else the folder of the shipped scenarios."""
     here = Path("scenarios")
     return here if here.is_dir() else shipped_directory()
 
 
 def load_scenarios(directory: Path | None = None) -> list[Scenario]:
-    """All scenarios of a folder, ordered by file name. Raises InputError for the first thing wrong."""
+    """All scenarios of a folder, ordered by file name. Raises InputError for the first problem."""
     folder = default_directory() if directory is None else directory
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder of scenarios; name another with --scenarios")
@@ -52,7 +52,7 @@ def load_scenarios(directory: Path | None = None) -> list[Scenario]:
 
 
 def load_scenario(path: Path) -> Scenario:
-    """One scenario file. Raises InputError for the first thing wrong in it."""
+    """One scenario file. Raises InputError for its first problem."""
     return _load(path)[0]
 
 
@@ -82,7 +82,7 @@ def _checked(found: Document, path: Path) -> Scenario:
 
 
 def _first(problems: list[Problem], found: Document, path: Path) -> InputError:
-    """The problem that stands first in the file; a missing key comes after what is there but wrong."""
+    """The first problem in the file. A missing key comes after wrong ones."""
     return _input_error(min(problems, key=lambda p: (not p.location, found.place(p.location, p.at_key))), found, path)
 
 

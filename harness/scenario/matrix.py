@@ -1,4 +1,4 @@
-"""Axes -> points: what each point is called, and the parameters it stands for."""
+"""Axes -> points: the labels of each point, and its parameters."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from harness.scenario.explain import Location, Problem
 from harness.scenario.schema import LABEL, PATTERNS, AccuracySettings, Given, Scenario
 
 ACCURACY = "accuracy"
-"""The system of cases that measure accuracy, and their axis; its labels are tasks."""
+"""The system of cases that measure accuracy, and their axis, with tasks as labels."""
 
 POISON_AXES: dict[str, tuple[str, ...]] = {"pattern": PATTERNS, "site": tuple(SITES.names())}
-"""Axes that vary the poison instead of a parameter, with the labels that they may have."""
+"""Axes that vary the poison instead of a parameter -> their labels."""
 
 Labels = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixPoint:
-    """One point: its label on each axis, in file order, and the parameters that these labels stand for."""
+    """One point: its label on each axis, in file order, and its parameters."""
 
     labels: Labels
     params: Params
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The fill patterns that an axis of the poison decides; empty without such an axis."""
+        """The fill patterns of the axis `pattern`; empty without it."""
         return tuple(dict.fromkeys((self.labels["pattern"], "zeros"))) if "pattern" in self.labels else ()
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The only site that is filled, where an axis of the poison decides that; empty otherwise."""
+        """The only site that is filled, from the axis `site`; empty without it."""
         return (self.labels["site"],) if "site" in self.labels else ()
 
     def matches(self, selector: Mapping[str, Any]) -> bool:
@@ -62,12 +62,12 @@ def case_id(scenario: str, labels: dict[str, str]) -> str:
 
 
 def as_label(value: Any) -> str:
-    """How a scalar of a file is written in a case id."""
+    """A scalar of a file as a case id has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def as_labels(wanted: Any) -> list[str]:
-    """The labels that one axis of `except` or `on` names: one, or a list of them."""
+    """The labels of one axis in `except` or `on`, where the file has one label or a list."""
     return [as_label(item) for item in wanted] if isinstance(wanted, list | tuple) else [as_label(wanted)]
 
 
@@ -92,13 +92,13 @@ def points(scenario: Scenario) -> list[MatrixPoint]:
 
 
 def num_points(scenario: Scenario) -> int:
-    """As many as :func:`points` and :func:`accuracy_points` give, without making them."""
+    """The number of :func:`points` and :func:`accuracy_points`. Does not validate them."""
     settings = scenario.accuracy
     return sum(1 for _ in _given(scenario)) + (2 * len(settings.tasks) if settings else 0)
 
 
 def _given(scenario: Scenario) -> Iterator[tuple[Labels, Given]]:
-    """The labels of each point, and the parameters as the file gives them."""
+    """Yield the labels of each point, and its parameters as in the file."""
     axes = [[(axis, label, given) for label, given in _axis(scenario, axis)] for axis in scenario.matrix]
     for choice in itertools.product(*axes):
         merged = dict(scenario.params)
@@ -110,7 +110,7 @@ def _given(scenario: Scenario) -> Iterator[tuple[Labels, Given]]:
 
 
 def check(scenario: Scenario) -> Iterator[Problem]:
-    """Everything wrong with a scenario that its schema alone cannot see, first things first."""
+    """Yield all problems of a scenario that its schema does not find, the most basic first."""
     yield from _check_system(scenario)
     if scenario.system is None or (scenario.kind.with_op and scenario.op not in scenario.kind.ops()):
         return
@@ -159,16 +159,17 @@ def _check_system(scenario: Scenario) -> Iterator[Problem]:
 def _check_params(
     scenario: Scenario, given: Mapping[str, JsonValue], at: Location, *, is_whole: bool = False
 ) -> Iterator[Problem]:
-    """Problems of each parameter; those of parameters together only where `given` is all of a case."""
+    """Yield problems of each parameter, and of their combination if `given` is all of a case."""
     model = scenario.model
     try:
         model.model_validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
-        for problem in explain.problems(error, model, at):
+        found = explain.problems(error, model, at)
+        for problem in found:
             if is_whole or problem.kind != ILLEGAL:
                 message = problem.message.replace("unknown key", "unknown parameter")
                 yield Problem(problem.location, message, problem.at_key)
-        if any(problem["type"] != ILLEGAL for problem in error.errors(include_url=False)):
+        if any(problem.kind != ILLEGAL for problem in found):
             return
     yield from _check_kernels(scenario.kind.kernels_of(scenario.op), given, at)
 
@@ -194,7 +195,7 @@ def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
             message = f"the task {task!r} is there twice, which gives duplicate case ids; remove one"
             yield Problem(("accuracy", "tasks", index), message)
     if ACCURACY in scenario.matrix:
-        message = f"{ACCURACY!r} is no axis beside an accuracy section, whose cases have it; rename the axis"
+        message = f"{ACCURACY!r} is no axis beside an accuracy section, as its cases have it; rename the axis"
         yield Problem(("matrix", ACCURACY), message, at_key=True)
 
 
@@ -221,7 +222,8 @@ def _check_axis(scenario: Scenario, axis: str) -> Iterator[Problem]:
         elif label in labels:
             yield Problem(here, f"the label {label!r} is there twice, which gives duplicate case ids; remove one")
         elif is_parameter:
-            yield from _relocated(_check_params(scenario, {axis: value}, ("x",)), here, axis)
+            for problem in _check_params(scenario, {axis: value}, here):
+                yield Problem((*here, *problem.location[len(here) + 1 :]), problem.message)
         elif not isinstance(value, dict):
             known = list(scenario.model.model_fields)
             yield Problem(at, f"unknown parameter {axis!r}; {nearest(axis, known, see=explain.SCHEMA)}", at_key=True)
@@ -244,16 +246,8 @@ def _check_poison_axis(axis: str, values: Any, at: Location) -> Iterator[Problem
             yield Problem((*at, index), f"the label {value!r} is there twice; remove one")
 
 
-def _relocated(found: Iterator[Problem], here: Location, axis: str) -> Iterator[Problem]:
-    """Problems of a one-parameter check, placed at the axis's own value."""
-    for problem in found:
-        rest = tuple(part for part in problem.location if part not in ("x", axis))
-        yield Problem(here + rest, problem.message)
-
-
 def _check_points(scenario: Scenario) -> Iterator[Problem]:
-    wrong = list(_check_selectors(scenario))
-    if wrong:
+    if wrong := list(_check_selectors(scenario)):
         yield from wrong
         return
     found = list(_given(scenario))
@@ -268,15 +262,13 @@ def _check_points(scenario: Scenario) -> Iterator[Problem]:
 
 def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
     selectors: list[tuple[Location, dict[str, Any]]] = [
-        (("except", index), selector) for index, selector in enumerate(scenario.exclude)
+        *((("except", index), selector) for index, selector in enumerate(scenario.exclude)),
+        *((("faults", index, "on"), use.on) for index, use in enumerate(scenario.faults)),
+        *((("known", index, "on"), use.on) for index, use in enumerate(scenario.known)),
     ]
-    selectors += [(("faults", index, "on"), use.on) for index, use in enumerate(scenario.faults)]
-    selectors += [(("known", index, "on"), use.on) for index, use in enumerate(scenario.known)]
     for at, selector in selectors:
-        if not selector:
-            if at[0] == "except":
-                yield Problem(at, "an empty exception leaves out every case; name an axis")
-            continue
+        if not selector and at[0] == "except":
+            yield Problem(at, "an empty exception leaves out every case; name an axis")
         for axis, wanted in selector.items():
             if axis == ACCURACY and at[0] == "faults" and scenario.accuracy is not None:
                 yield from _check_task(scenario.accuracy, selector, at)
@@ -292,7 +284,7 @@ def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _check_task(settings: AccuracySettings, selector: Mapping[str, Any], at: Location) -> Iterator[Problem]:
-    """A fault tried on a measurement of accuracy names one task and nothing else."""
+    """Check that a fault on a measurement of accuracy names one task and nothing else."""
     task = selector[ACCURACY]
     others = [axis for axis in selector if axis != ACCURACY]
     if others:

@@ -1,9 +1,9 @@
-"""What a scenario file may say: typed fields, each with one line about it. An unknown key is an error."""
+"""The format of a scenario file: typed fields with descriptions. An unknown key is an error."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Field, JsonValue, StringConstraints, WithJsonSchema
@@ -17,8 +17,9 @@ from harness.core.params import Count, Params, Record
 from harness.core.registry import Registry, nearest
 from harness.core.system_spec import SystemSpec
 
-PATTERNS = ("nan", "zeros", "max", "inf", "random")
-"""The fill patterns of :mod:`harness.memory.poison.patterns`, named here so that no torch is needed to check a file."""
+Pattern = Literal["nan", "zeros", "max", "inf", "random"]
+"""The fill patterns of :mod:`harness.memory.poison.patterns`. That module needs torch."""
+PATTERNS: tuple[str, ...] = get_args(Pattern)
 
 REF = r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+$"
 NAME = r"^[a-z0-9][a-z0-9-]*$"
@@ -29,25 +30,22 @@ LABEL = r"^[A-Za-z0-9_.+-]+$"
 def _known(registry: Registry[Any]) -> Callable[[str], str]:
     def check(name: str) -> str:
         if name not in registry:
-            raise PydanticCustomError(
-                "unknown_name", "{sentence}", {"sentence": _unknown(registry.kind, name, registry.names())}
-            )
+            raise _refusal(f"unknown {registry.kind} {name!r}; {nearest(name, registry.names())}")
         return name
 
     return check
-
-
-def _unknown(kind: str, name: str, known: list[str]) -> str:
-    return f"unknown {kind} {name!r}; {nearest(name, known)}"
 
 
 def _specifier(text: str) -> str:
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
-        sentence = f"{text!r} names no versions; write them as pip does, such as '>=0.21,<0.23'"
-        raise PydanticCustomError("unknown_name", "{sentence}", {"sentence": sentence}) from None
+        raise _refusal(f"{text!r} names no versions; write them as pip does, such as '>=0.21,<0.23'") from None
     return text
+
+
+def _refusal(sentence: str) -> PydanticCustomError:
+    return PydanticCustomError("unknown_name", "{sentence}", {"sentence": sentence})
 
 
 def _enum(names: list[str]) -> WithJsonSchema:
@@ -63,27 +61,30 @@ OpName = Annotated[str, AfterValidator(_known(OPS)), _enum([op for spec in IN_SC
 Given = dict[str, JsonValue]
 """Parameters as a file gives them, before their model has checked them."""
 TaskName = Literal["gsm_symbolic", "aime_shaped"]
-"""What the canaries were trained on; of any other task they know nothing."""
+"""The tasks that the canaries were trained on."""
 Axis = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+DEFAULT_ORACLES = "finite sentinel reference non_interference cold_warm flush zeroed distinct_experts"
 _scalar = {"type": ["string", "integer", "boolean"]}
 _labels = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": LABEL}}
-# Unions are checked by scenario.matrix, whose messages name the axis; pydantic's would name every branch.
+# scenario.matrix checks unions, as its messages name the axis. Messages of pydantic name every branch.
 Values = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "array", "items": _scalar, "minItems": 1}, _labels]})]
 Point = dict[Axis, Annotated[Any, WithJsonSchema({"anyOf": [_scalar, {"type": "array", "items": _scalar}]})]]
 
 
 class PoisonSettings(Record):
-    """Which memory is filled with what."""
+    """The sites that are filled, and the fill patterns."""
 
-    patterns: Annotated[tuple[Literal["nan", "zeros", "max", "inf", "random"], ...], Field(min_length=1)] = Field(
-        default=("nan", "zeros"), description="fill patterns, the main one first; one run of the case for each"
+    patterns: tuple[Pattern, ...] = Field(
+        default=("nan", "zeros"),
+        min_length=1,
+        description="fill patterns, the main one first; one run of the case for each",
     )
     sites: tuple[SiteName, ...] | None = Field(default=None, description="sites to poison; every site when left out")
     strict: bool = Field(default=False, description="indices out of range instead of valid but wrong ones")
 
 
 class FaultUse(Record):
-    """A fault that the scenario must catch, by which oracle, and the memory that must be blamed."""
+    """A fault that the scenario must catch, with the oracle that catches it and the memory to blame."""
 
     name: FaultName
     caught_by: OracleName
@@ -95,7 +96,7 @@ class FaultUse(Record):
 
 
 class KnownUse(KnownFailure):
-    """A failure that releases of an engine are known to have, and the cases that show it."""
+    """A known failure of an engine's releases, and the cases that show it."""
 
     issue: Annotated[str, StringConstraints(pattern=REF)] = Field(description="the upstream issue or pull request")
     engine: Annotated[str, AfterValidator(_known(ENGINES)), _enum(ENGINES.names())] = Field(description="which engine")
@@ -104,7 +105,7 @@ class KnownUse(KnownFailure):
 
 
 class NightlyAccuracy(Record):
-    """What the nightly measurement, which asks every question of a task, does otherwise than the small one."""
+    """The settings of the nightly measurement, which asks every question of a task."""
 
     epochs: Annotated[int, Field(ge=1, le=100)] = 3
     num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] | None = None
@@ -114,7 +115,7 @@ class NightlyAccuracy(Record):
 
 
 class AccuracySettings(EpochsParams):
-    """Accuracy by epoch, measured with a canary: a case for each task, and one of all its questions for the night."""
+    """Accuracy by epoch, measured with a canary. Each task gives a small case and a nightly case."""
 
     tasks: tuple[TaskName, ...] = Field(default=("gsm_symbolic",), description="tasks that the canaries know")
     limit: Count = Field(default=16, description="questions of each task that a plain run asks")
@@ -124,13 +125,13 @@ class AccuracySettings(EpochsParams):
 
 
 class FuzzSettings(Record):
-    """A scenario without a matrix: its cases are drawn."""
+    """The settings of a scenario with drawn cases instead of a matrix."""
 
     examples: Annotated[int, Field(ge=1, le=10_000)] = 200
 
 
 class Scenario(Record):
-    """One scenario: what runs, under which poison, judged by which oracles, and which faults it must catch."""
+    """One scenario: its cases, their poison, their oracles, and the faults that it must catch."""
 
     name: Annotated[str, StringConstraints(pattern=NAME)]
     summary: Annotated[str, StringConstraints(min_length=1, max_length=120)]
@@ -157,19 +158,7 @@ class Scenario(Record):
     )
     exclude: tuple[Point, ...] = Field(default=(), alias="except", description="points of the matrix to leave out")
     poison: PoisonSettings = PoisonSettings()
-    oracles: tuple[OracleName, ...] = Field(
-        default=(
-            "finite",
-            "sentinel",
-            "reference",
-            "non_interference",
-            "cold_warm",
-            "flush",
-            "zeroed",
-            "distinct_experts",
-        ),
-        min_length=1,
-    )
+    oracles: tuple[OracleName, ...] = Field(default=tuple(DEFAULT_ORACLES.split()), min_length=1)
     accuracy: AccuracySettings | None = Field(
         default=None, description="measure accuracy by epoch as well, in memory that nothing is filled in"
     )
@@ -182,7 +171,7 @@ class Scenario(Record):
 
     @property
     def kind(self) -> SystemSpec:
-        """The row of its system. Raises UnknownNameError for a scenario with drawn cases, which has no system."""
+        """The row of its system. Raises UnknownNameError for a scenario with drawn cases."""
         return SYSTEMS.get(self.system or "")
 
     @property

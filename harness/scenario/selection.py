@@ -1,4 +1,4 @@
-"""Selectors -> cases: a scenario, a case id, a PR number or reference, and `-m` with one tag or its negation."""
+"""Selectors -> cases. A selector is a scenario, a case id, or a reference; `-m` is a tag or its negation."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ def select(
     override: KernelOverride | None = None,
     has_gpu: bool = False,
 ) -> list[Case]:
-    """The cases that any selector names (all without selectors) and that `tag` keeps, each once, in file order.
+    """The cases of the selectors (all without selectors) that `tag` keeps, each once, in file order.
 
-    A scenario for GPUs is planned whole where `has_gpu`; elsewhere its first case stands for the others.
-    Cases for the night are chosen by their id or `-m nightly` only; with `override`, measurements of accuracy by their
-    id or `-m accuracy` only, as the kernel of a user may take hours for them.
+    Without `has_gpu` a scenario for GPUs gives its first case only. Nightly cases need their id or `-m nightly`. With
+    `override`, measurements of accuracy need their id or `-m accuracy`, as a user's kernel may need hours for them.
 
-    Raises InputError for a selector or tag that names nothing, and when nothing is left to run.
+    Raises InputError for a selector or tag that names nothing, and if no case is left.
     """
     wanted = list(selectors)
     keep = _tag_filter(scenarios, tag)
@@ -68,9 +67,9 @@ def select(
 
 
 def with_each(kernels: Iterable[str], choose: Callable[[KernelOverride | None], list[Case]]) -> list[Case]:
-    """What `choose` selects with each of `kernels` in the place of those that scenarios name, or as they are with none.
+    """The cases that `choose` selects with each of `kernels`, or without an override if `kernels` is empty.
 
-    A kernel that nothing selected uses is left out. Raises InputError when that is so of all; the last one says why.
+    A kernel without cases is left out. If no kernel has one, the InputError of the last is raised.
     """
     overrides: list[KernelOverride | None] = [KernelOverride.named(name) for name in kernels]
     found: dict[str, Case] = {}
@@ -89,7 +88,7 @@ def with_each(kernels: Iterable[str], choose: Callable[[KernelOverride | None], 
 def select_scenarios(
     scenarios: Sequence[Scenario], selectors: Iterable[str] = (), *, tag: str | None = None
 ) -> list[Scenario]:
-    """The whole scenarios that the selectors name; a case id stands for its scenario. Raises InputError."""
+    """The scenarios of the selectors; a case id selects its scenario. Raises InputError."""
     wanted = list(selectors)
     ids = {case.scenario for case in select(scenarios, wanted, tag=tag)}
     return [scenario for scenario in scenarios if scenario.name in ids]
@@ -104,13 +103,13 @@ def selects_scenario(selector: str, scenario: Scenario) -> bool:
 
 
 def unknown_reference(reference: str, scenarios: Sequence[Scenario]) -> UnknownNameError:
-    """The error for a reference that no scenario has. None is called near: a number is not misspelt by a digit."""
+    """The error for a reference that no scenario has. It suggests none, as near numbers are unrelated."""
     known = sorted({ref for scenario in scenarios for ref in scenario.refs})
     return UnknownNameError(f"no scenario has the reference {reference!r}; {some_of(reference, known)}")
 
 
 def _variant(scenarios: Sequence[Scenario], selector: str, seed: int, override: KernelOverride | None) -> Case | None:
-    """The case of an id with changes behind an `@`, or None for any other selector. Raises InputError."""
+    """The case of an id with changes after an `@`; None for any other selector. Raises InputError."""
     base, changes = variant.split(selector)
     if variant.MARK not in selector:
         return None
@@ -133,7 +132,7 @@ def _may_name(selector: str, scenario: Scenario) -> bool:
 def _candidates(
     scenario: Scenario, selectors: list[str], whole: bool, seed: int, override: KernelOverride | None, has_gpu: bool
 ) -> list[Case]:
-    """Cases among which the selectors choose. A fuzz id says itself how its case is drawn, whatever `seed` is."""
+    """The cases to choose from. A fuzz id has its own seed."""
     if scenario.fuzz is None:
         keep = None if has_gpu or scenario.device == "any" else lambda place, name: not place or name in selectors
         return expand(scenario, seed=seed, override=override, keep=keep)

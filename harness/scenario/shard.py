@@ -1,4 +1,4 @@
-"""One plan cut into parts for several machines: the same cut everywhere, and each part about as long as the others."""
+"""Split a plan into parts of equal time for several machines. All machines get the same split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.core.errors import InputError
 
 _FORM = re.compile(r"^(\d{1,4})/(\d{1,4})$")
 _UNKNOWN_SECONDS = 1.0
-"""What a job is taken to last when nobody ever timed one."""
+"""The assumed time of a job without any history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Shard:
 
     @classmethod
     def parsed(cls, text: str) -> Shard:
-        """A shard as the command line writes it, ``2/4``. Raises InputError."""
+        """The shard of an option such as ``2/4``. Raises InputError."""
         match = _FORM.match(text)
         if match is None:
             raise InputError(f"--shard {text}: not of the form I/N; give for example 1/4")
@@ -38,11 +38,11 @@ class Shard:
 
 
 def split(keys: Sequence[str], count: int, seconds: Mapping[str, float]) -> list[list[str]]:
-    """Cut `keys` into `count` parts of about equal time, each in the order of `keys`; some may be empty.
+    """Split `keys` into `count` parts of about equal time, each in the order of `keys`. A part may be empty.
 
-    `seconds` says how long a key usually takes; one that is not in it is taken to last as long as the median of the
-    others. The longest go first, each to the part with the least so far. Times count in steps of about a tenth, so that
-    the noise of a history does not move keys about; equal ones are taken in an order that only their names decide.
+    `seconds` is the usual time of a key. A key without one gets the median. The longest keys go first, each to the part
+    with the least time so far. Times are rounded to steps of about a tenth, so that noise does not move keys. A digest
+    of the names orders equal times.
     """
     usual = statistics.median(seconds.values()) if seconds else _UNKNOWN_SECONDS
     weights = {key: _stepped(seconds.get(key, usual)) for key in keys}
@@ -59,7 +59,7 @@ def split(keys: Sequence[str], count: int, seconds: Mapping[str, float]) -> list
 
 
 def _stepped(seconds: float) -> float:
-    """`seconds` rounded to the next eighth of a power of two; a millisecond at least."""
+    """`seconds`, at least a millisecond, rounded to the next eighth of a power of two."""
     return float(2.0 ** (round(math.log2(max(seconds, 1e-3)) * 8) / 8))
 
 

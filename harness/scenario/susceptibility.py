@@ -1,7 +1,7 @@
-"""The cases of `susceptibility`: one kernel, one site, one pattern, with the kernel's declared contracts set aside.
+"""The cases of `susceptibility`: one kernel, one site, one pattern. The kernel's declared contracts are ignored.
 
-A case id such as `susceptibility[kernel=mla_decode/tiled,kv=bf16,site=kv.tail,pattern=nan]` says all of it, so that
-`mla-harness run ID` makes the same case again without any file.
+An id such as `susceptibility[kernel=mla_decode/tiled,kv=bf16,site=kv.tail,pattern=nan]` reproduces its case, so
+`mla-harness run ID` needs no file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from harness.core.cases import Case, PoisonPlan
 from harness.core.catalog import KERNELS
 from harness.core.kernel_spec import KernelSpec
 from harness.core.params import KERNEL_PARAMS
-from harness.scenario.seeds import seed_of
+from harness.scenario.make_case import seed_of
 
 SCENARIO = "susceptibility"
 PATTERNS = ("nan", "inf", "max", "random")
@@ -28,23 +28,23 @@ SITES: dict[str, tuple[str, ...]] = {
     "route_experts": ("router.ids", "router.weights", "workspace"),
     "quantize_blocks": ("output", "scale.blocks", "scale.pad", "workspace"),
 }
-"""Memory that each op could read although nobody wrote it."""
+"""Op -> unwritten memory that it could read."""
 OUTPUT_SITES = {"context_attention": {"output": "context.output", "lse": "context.lse"}}
-"""What an op's outputs are called in the table of sites, where it is not `output` and `lse`."""
+"""Op -> sites of its outputs, if these are not `output` and `lse`."""
 PARAMS: dict[str, dict[str, Any]] = {
     "mla_decode": {"seq_lens": (1, 63, 64, 65, 130, 0)},
     "merge_attn_states": {"empty_prefix_rows": 2},
 }
 TOKENS: dict[int, tuple[int, ...]] = {1: (), 4: (4, 63, 64, 67, 130, 0), 64: (64, 65, 100, 127, 130, 0)}
-"""Query tokens a request of each probe of decode, and its lengths where they are not those of PARAMS: 4 as in
-speculative decoding, 64 as in prompts that some backends hand to a decode kernel, which may then load pages whole."""
+"""Query tokens of a request in decode -> lengths; empty: the lengths of PARAMS. 4 tokens are speculative decoding. 64
+are a prompt, which some backends give to a decode kernel; it may then load whole pages."""
 TOKENS_SITES = ("kv.tail", "kv.free", "kv.null")
 ORACLES = ("finite", "sentinel", "reference", "non_interference")
 _ID = re.compile(rf"^{SCENARIO}\[kernel=([^,\]]+)(?:,kv=(\w+))?(?:,tokens=(\d+))?,site=([\w.]+),pattern=(\w+)\]$")
 
 
 def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) -> list[Case]:
-    """Every cell of the matrix for these kernels, in their order; planners are judged through their decode."""
+    """All cases of these kernels, in their order. Planners are judged through decode kernels."""
     return [
         _case(spec, kv, tokens, site, pattern, seed)
         for spec in kernels
@@ -57,7 +57,7 @@ def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) ->
 
 
 def case_of(identity: str, *, seed: int = 0) -> Case | None:
-    """The case that an id names, or None when it names no cell."""
+    """The case of an id; None if it names none."""
     match = _ID.match(identity)
     if match is None or match[1] not in KERNELS:
         return None
@@ -72,7 +72,7 @@ def case_of(identity: str, *, seed: int = 0) -> Case | None:
 
 
 def declared(spec: KernelSpec, site: str) -> bool:
-    """Whether the kernel says itself that it needs this memory to be friendly."""
+    """Whether the kernel declares that it needs this memory to be finite or valid."""
     return (spec.needs_finite_tail and site in ("kv.tail", "kv.free", "kv.null")) or (
         spec.needs_valid_table and site == "block_table.pad"
     )
@@ -105,6 +105,6 @@ def _case(spec: KernelSpec, kv: str, tokens: int, site: str, pattern: str, seed:
         params=params,
         poison=PoisonPlan(patterns=(pattern, "zeros"), sites=(site,), ignore_contracts=True),
         oracles=ORACLES,
-        # One seed for all cells of a kernel: they differ in the poison alone.
+        # One seed for all cases of an op, as they differ in the poison only.
         seed=seed_of(f"{SCENARIO}[{spec.op}]", seed),
     )

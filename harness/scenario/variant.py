@@ -1,7 +1,7 @@
-"""A case with some of its values changed, named by an id that alone reproduces it.
+"""A case with changed values. Its id alone reproduces it.
 
 `mixed-context[kv=bf16]@requests=[[5,1],[70,2]],sites=[context.output]` is the case `mixed-context[kv=bf16]` with these
-parameters and sites in the place of its own. Inputs are still drawn from the seed of the case before the `@`.
+parameters and sites. The seed of the case before the `@` still draws the inputs.
 """
 
 from __future__ import annotations
@@ -18,39 +18,36 @@ from harness.core.errors import InputError
 from harness.core.params import Params
 from harness.core.registry import LIST, nearest
 from harness.scenario.explain import SCHEMA
+from harness.scenario.make_case import usable
 from harness.scenario.schema import PATTERNS, Given
-from harness.scenario.usable_oracles import usable
 
 MARK = "@"
 POISON_KEYS = ("patterns", "sites", "strict")
-"""What may be changed besides the parameters of the case's system."""
+"""Keys that may be changed besides the parameters."""
 
 _NEXT_KEY = re.compile(r",(?=[a-z_]+=)")
 
 
 def split(identity: str) -> tuple[str, str]:
-    """A case id and the changes behind its `@`, the latter empty for a case as its scenario has it."""
+    """The case id before the `@` and the changes after it; no changes: empty."""
     base, _, changes = identity.partition(MARK)
     return base, changes
 
 
 def changed(case: Case, changes: str) -> Case:
-    """`case` with the `changes` of an id. Raises InputError for a key or value that a case of its kind cannot have."""
-    values = _parsed(f"{case.id}{MARK}{changes}", changes)
-    return with_values(case, values)
+    """`case` with the `changes` of an id. Raises InputError for a key or value that such a case cannot have."""
+    return with_values(case, _parsed(f"{case.id}{MARK}{changes}", changes))
 
 
 def with_values(case: Case, values: Given) -> Case:
-    """`case` with other parameters, `patterns`, `sites` or `strict`; its id says which. Raises InputError."""
+    """`case` with other parameters, `patterns`, `sites` or `strict`, and the id of these. Raises InputError."""
     name = f"{case.id}{MARK}{_written(values)}"
     given = {key: value for key, value in values.items() if key not in POISON_KEYS}
-    params = _params(case, given, name)
-    poison = _poison(case.poison, values, name)
-    return vary(case, params, poison)
+    return vary(case, _params(case, given, name), _poison(case.poison, values, name))
 
 
 def vary(base: Case, params: Params, poison: PoisonPlan) -> Case:
-    """The case `base` with these parameters and this poison, under the id that says what differs."""
+    """The case `base` with these parameters and this poison. Its id has all differences."""
     ours, theirs = params.model_dump(mode="json"), base.params.model_dump(mode="json")
     differing = {key: value for key, value in ours.items() if theirs.get(key) != value}
     for key in POISON_KEYS:
@@ -58,7 +55,7 @@ def vary(base: Case, params: Params, poison: PoisonPlan) -> Case:
             differing[key] = getattr(poison, key)
     root, earlier = split(base.id)
     if earlier:
-        # A variant of a variant: the id says all that differs from the case that a scenario has.
+        # The id of a variant of a variant has all differences from the scenario's case.
         merged = {**_parsed(base.id, earlier), **differing}
         differing = {key: merged[key] for key in (*ours, *POISON_KEYS) if key in merged}
     identity = f"{root}{MARK}{_written(differing)}" if differing else root

@@ -28,4 +28,4 @@ def script_of(fault: str | None, case: Case, *, is_pytest: bool = False, title: 
     story = Story(
         title, refs, why=why_of(case.scenario, fault), finding="NaN in live rows", case=case.id, versions="torch 2.13.0"
     )
-    return render(Export(case, fault, story, is_pytest=is_pytest, sites=frozenset(case.poison.sites)))
+    return render(Export(case, fault, story, is_pytest=is_pytest))

@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
-from harness.core.oracle_spec import TELLING_ORDER
+from harness.core.oracles import TELLING_ORDER
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.blame import conclude, fails_alike, plan_trials, primary
 
@@ -167,7 +167,7 @@ def test_the_primary_finding_is_the_one_that_tells_the_mechanism():
 
 
 def test_a_result_without_findings_has_no_primary_one():
-    with pytest.raises(ValueError, match="nobody to blame"):
+    with pytest.raises(ValueError, match="has no cause"):
         primary([])
 
 

@@ -11,7 +11,7 @@ from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
 from harness.diagnose.script import recipes
 from harness.diagnose.script.check import check
-from harness.diagnose.script.coverage import NOT_SHOWN, refused, scripted, tried
+from harness.diagnose.script.coverage import NOT_SHOWN, refusal, refused, scripted, tried
 
 from .cases import declared, script_of  # type: ignore[import-not-found]
 
@@ -27,6 +27,12 @@ def test_a_bug_that_loses_its_row_is_told_of(monkeypatch: pytest.MonkeyPatch) ->
     assert "pad.shared-trash-slot" in scripted()
     monkeypatch.delitem(recipes.RECIPES, "pad.shared-trash-slot")
     assert refused()["pad.shared-trash-slot"] == "in a serving run, without a scene"
+
+
+def test_a_tag_of_the_user_makes_no_case_a_measurement_of_accuracy() -> None:
+    case = scripted()["pad.shared-trash-slot"][0]
+    tagged = case.model_copy(update={"tags": (*case.tags, "accuracy")})
+    assert refusal("pad.shared-trash-slot", tagged) == ""
 
 
 def test_the_page_names_the_bugs_without_a_script_as_the_tool_does() -> None:

@@ -39,6 +39,9 @@ class HerePool:
         self.seen += jobs
         return [run_case(job) for job in jobs]
 
+    def run(self, jobs: Sequence[Job]) -> list[CaseResult]:
+        return self.run_in_order(jobs)
+
 
 def job_of(case_id: str, *faults: str) -> Job:
     (case,) = select(load_scenarios(None), [case_id])
@@ -149,6 +152,9 @@ class DyingPool(HerePool):
 
     def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:
         return [self._result(job) for job in jobs]
+
+    def run(self, jobs: Sequence[Job]) -> list[CaseResult]:
+        return self.run_in_order(jobs)
 
     def _result(self, job: Job) -> CaseResult:
         if job.sites is None:

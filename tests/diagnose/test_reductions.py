@@ -22,8 +22,7 @@ def smaller(case: Case, field: str, blamed: tuple[str, ...] = ()) -> list[object
 
 def drawn(number: int) -> Case:
     found = draw(f"3:{number}")
-    poison = PoisonPlan(patterns=found.patterns, sites=found.sites, strict=found.strict)
-    return Case(id="fuzz", scenario="fuzz", system=found.system, op=found.op, params=found.params, poison=poison)
+    return Case(id="fuzz", scenario="fuzz", system=found.system, op=found.op, params=found.params, poison=found.poison)
 
 
 def test_the_blamed_sites_are_tried_before_any_other_choice_of_sites():

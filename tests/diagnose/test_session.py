@@ -11,8 +11,9 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import CaseResult, Finding, Verdict
+from harness.diagnose.blame import find_blame
 from harness.diagnose.perform import carry_out, exit_code
-from harness.diagnose.session import Limits, Session, find_blame
+from harness.diagnose.session import Limits, Session
 from harness.run.environment import Environment, Gpu
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool

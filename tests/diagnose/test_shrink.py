@@ -34,6 +34,9 @@ class StubPool:
         self.seen += jobs
         return [self._result(job) for job in jobs]
 
+    def run(self, jobs: Sequence[Job]) -> list[CaseResult]:
+        return self.run_in_order(jobs)
+
     def _result(self, job: Job) -> CaseResult:
         findings = self.behave(job)
         verdict = Verdict.FAIL if findings else Verdict.PASS
@@ -155,6 +158,9 @@ class HerePool:
 
     def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:
         return [run_case(job) for job in jobs]
+
+    def run(self, jobs: Sequence[Job]) -> list[CaseResult]:
+        return self.run_in_order(jobs)
 
 
 def fault_job(scenario_name: str, fault: str) -> Job:

@@ -11,7 +11,7 @@ import torch
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import CaptureError, IllegalAddress, KernelError
-from harness.core.fault_spec import FaultSpec
+from harness.core.faults import FaultSpec
 from harness.core.kernel_spec import KernelSpec
 from harness.core.records import Verdict
 from harness.core.seams import seam

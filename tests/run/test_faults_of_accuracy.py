@@ -11,7 +11,7 @@ from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.judge_fault import judge_fault
 from harness.run.environment import Environment
 from harness.run.planning import Planner, Wanted
-from harness.scenario.load import load_scenarios
+from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.schema import FaultUse
 from harness.scenario.selection import select
 from harness.store.run_folder import Control, RunStore
@@ -54,6 +54,14 @@ def test_a_run_of_everything_of_one_case_or_under_a_fault_does_not(
     selectors: tuple[str, ...], options: dict[str, str]
 ) -> None:
     assert controls(*selectors, **options) == []
+
+
+def test_a_tag_of_the_user_makes_no_case_a_measurement_of_accuracy(tmp_path: Path) -> None:
+    text = (shipped_directory() / f"{NAME}.yaml").read_text(encoding="utf-8")
+    assert "\ntags: [" in text
+    (tmp_path / f"{NAME}.yaml").write_text(text.replace("\ntags: [", "\ntags: [accuracy, "), encoding="utf-8")
+    expected = [f"{NAME}[accuracy=gsm_symbolic]!kv.skip-zero-new-blocks"]
+    assert controls(NAME, scenarios=tmp_path) == expected
 
 
 def test_a_control_is_done_once_across_resumed_stretches_and_apart_from_the_cases(tmp_path: Path) -> None:

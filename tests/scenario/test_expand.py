@@ -8,8 +8,8 @@ from harness.core.catalog import SITES
 from harness.core.params import MergeAttnStatesParams
 from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenario
+from harness.scenario.make_case import seed_of
 from harness.scenario.schema import Scenario
-from harness.scenario.seeds import seed_of
 
 
 def scenario_of(tmp_path: Path, text: str) -> Scenario:

@@ -1,4 +1,4 @@
-"""Whether a script does what it says: run alone, with its bug and without, in processes of their own."""
+"""Check that a script fails with its bug and passes without it. Each run is a process of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.core.errors import HarnessError
 from harness.diagnose.script.code import without_bug
 
 SECONDS = 120.0
-"""How long one run of a script may take; importing torch is most of it."""
+"""Limit for one run of a script, which mostly imports torch."""
 _NEVER_THE_BUG = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
 _BLOCKER = """\
 import runpy, sys
@@ -33,7 +33,7 @@ runpy.run_path(sys.argv[2], run_name="__main__")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one run of a script ended: its exit status (negative: a signal), and the last line it printed."""
+    """The end of one run of a script: its exit status (negative: a signal), and its last line of output."""
 
     status: int
     last_line: str
@@ -44,7 +44,7 @@ class Outcome:
         return self.status == 0
 
     def fails_for_the_bug(self, may_crash: bool) -> bool:
-        """Whether the failure is the bug: an assertion, or where the case crashed, an error or a signal; no mistake."""
+        """Whether an assertion failed, or with `may_crash` also any error that is no mistake of the script."""
         if self.passes or self.seconds_ran_out or self.last_line.startswith(_NEVER_THE_BUG):
             return False
         return may_crash or self.last_line.startswith("AssertionError")
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A script run with its bug and without."""
+    """The runs of a script with its bug and without."""
 
     with_bug: Outcome
     without_bug: Outcome
@@ -67,12 +67,12 @@ class Check:
 
     @property
     def fails_with(self) -> bool:
-        """Whether the script fails with its bug, and for it."""
+        """Whether the script fails because of its bug."""
         return self.with_bug.fails_for_the_bug(self.may_crash)
 
     @property
     def holds(self) -> bool:
-        """Whether the script does what it says."""
+        """Whether the script fails with its bug and passes without."""
         return self.fails_with and self.without_bug.passes
 
     @property
@@ -86,10 +86,10 @@ class Check:
 def check(
     text: str, *, may_crash: bool = False, is_pytest: bool = False, python: str | None = None, seconds: float = SECONDS
 ) -> Check:
-    """Run `text` as it is and without its marked line, where this project cannot be imported.
+    """Run `text` as it is and without its marked line. Neither run can import this project.
 
-    `may_crash` says that the case crashed, so that any error of the kernel's counts as the bug; else only an assertion
-    does. `python` is another interpreter to run it with. Raises HarnessError when none can be started.
+    With `may_crash` any error of the kernel counts as the bug, else only a failed assertion. `python` is the path of
+    another interpreter. Raises HarnessError if it cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="mla-harness-script-") as folder:
 
@@ -102,16 +102,23 @@ def check(
 
 
 def run(path: Path, *, is_pytest: bool = False, python: str | None = None, seconds: float = SECONDS) -> Outcome:
-    """Run one script alone: isolated from the environment, in its own folder, for a limited time."""
+    """Run one script in its own folder, isolated from the environment, for at most `seconds`."""
     kind = "pytest" if is_pytest else "script"
     words = [python or sys.executable, "-I", "-c", _BLOCKER, kind, str(path), str(path.parent)]
     environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environ.pop("PYTEST_ADDOPTS", None)
     try:
         done = subprocess.run(
-            words, cwd=path.parent, capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
-            stdin=subprocess.DEVNULL, env=environ,
-        )  # fmt: skip
+            words,
+            cwd=path.parent,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Outcome(-1, "", seconds_ran_out=True)
     except OSError as error:
@@ -122,7 +129,7 @@ def run(path: Path, *, is_pytest: bool = False, python: str | None = None, secon
 
 
 def _last_error(text: str) -> str:
-    """The line of a traceback that names the exception: the last one that is not indented and looks like one."""
+    """The last line that names an exception, or else the last line."""
     names = [line for line in text.splitlines() if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
     return (names[-1] if names else _last(text)).strip()[:300]
 

@@ -1,11 +1,12 @@
-"""What may get into a script: numbers and text as literals, text of scenarios as comments, and code of our own.
+"""The only things that a template may print: literals, comments, and code of this project.
 
-A template can print nothing else. So a name or a sentence out of a YAML file never becomes code.
+So a name or a sentence of a YAML file never becomes code.
 """
 
 from __future__ import annotations
 
 import keyword
+import math
 import re
 import textwrap
 from typing import Any
@@ -15,15 +16,15 @@ from harness.core.errors import HarnessError
 WIDTH = 120
 ROOM = WIDTH - 4
 MARKER = "  # BUG: remove this line and it passes"
-"""Ends the one line of a script that is the bug."""
+"""The end of the script's one line that is the bug."""
 DROPPED = "\x00dropped\x00"
-"""Stands where a template has a place for a bug that this script is not about."""
+"""Printed at a hook of another bug."""
 
 _TOP_LEVEL = re.compile(r"def |class |if __name__")
 
 
 class Code(str):
-    """Text that was made to be Python, by one of the functions here or by a row of the project's own tables."""
+    """Python code from a function of this module or from a table of the project."""
 
     __slots__ = ()
 
@@ -34,11 +35,9 @@ def literal(value: Any) -> Code:
         return Code("[" + ", ".join(literal(item) for item in value) + "]")
     if isinstance(value, dict):
         return Code("{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}")
-    if isinstance(value, bool) or value is None:
-        return Code(repr(value))
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return Code(f'float("{value}")')
-    if isinstance(value, (int, float)):
+    if isinstance(value, (bool, int, float)) or value is None:
         return Code(repr(value))
     if isinstance(value, str):
         return Code(_quoted(value))
@@ -46,7 +45,7 @@ def literal(value: Any) -> Code:
 
 
 def long_text(text: str) -> Code:
-    """A text as a literal, in several pieces where it is too long for one line."""
+    """A text as a literal, in several pieces if it is too long for one line."""
     if len(literal(text)) <= ROOM // 2:
         return literal(text)
     pieces = [text[i : i + ROOM // 2] for i in range(0, len(text), ROOM // 2)]
@@ -54,7 +53,7 @@ def long_text(text: str) -> Code:
 
 
 def _quoted(text: str) -> str:
-    """`text` in double quotes as ruff writes it; ASCII only, so that no character hides or turns the line round."""
+    """`text` in double quotes, as ruff writes it. ASCII only, so no character is hidden or changes the direction."""
     escaped = ascii(text)
     if '"' in text or "'" in text or "\\" in escaped:
         return escaped
@@ -62,7 +61,7 @@ def _quoted(text: str) -> str:
 
 
 def comment(text: str) -> list[str]:
-    """`text` as comment lines: one paragraph, printable ASCII, so that nothing in it can end a line."""
+    """`text` as comment lines: one paragraph of printable ASCII, so that nothing in it can end a comment."""
     plain = " ".join(ascii(" ".join(text.split()))[1:-1].replace("\\'", "'").split())
     breakable = " ".join(piece for word in plain.split() for piece in _pieces(word))
     lines = textwrap.wrap(breakable, ROOM, break_on_hyphens=False)
@@ -86,14 +85,14 @@ def identifier(text: str, fallback: str = "case") -> Code:
 
 
 def name(text: str) -> Code:
-    """`text`, which must be a Python name. Raises HarnessError when it is none."""
+    """`text` as code. Raises HarnessError unless it is a Python name."""
     if not text.isidentifier() or keyword.iskeyword(text) or not text.isascii():
         raise HarnessError(f"{text!r} is no name that a script can use")
     return Code(text)
 
 
 def only_code(value: Any) -> Any:
-    """What a template may print. Raises HarnessError for text that no function here made (a mistake in a template)."""
+    """`value`, if a template may print it. Raises HarnessError for other text (a mistake in a template)."""
     if isinstance(value, (Code, int, float)):
         return value
     raise HarnessError(f"a template of a script prints {type(value).__name__} {value!r} as it is; pass it through `py`")
@@ -109,7 +108,7 @@ def without_bug(text: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """A rendered script without the places of other bugs: no trailing blanks, empty lines as PEP 8 wants them."""
+    """A rendered script without hooks of other bugs and trailing blanks, with the empty lines of PEP 8."""
     found: list[str] = []
     for line in (line.rstrip() for line in text.splitlines() if DROPPED not in line):
         if not line and (not found or found[-2:] == ["", ""]):

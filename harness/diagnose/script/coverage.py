@@ -1,4 +1,4 @@
-"""Of which known bugs there is a script, and why there is none of the others: told by the tables, nothing is run."""
+"""The known bugs with a script, and why the others have none. The tables decide this, nothing is run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from harness.diagnose.script.recipes import RECIPES
 from harness.diagnose.script.render import Export, Story, render, why_not
 from harness.scenario.expand import fault_cases
 from harness.scenario.load import load_scenarios
-from harness.scenario.matrix import ACCURACY as ACCURACY_AXIS
 
 ACCURACY = "of accuracy"
 NOT_SHOWN = frozenset(("merge.both-sides-empty", "merge.prefix-strides-for-suffix", "router.duplicates-from-nan-rows"))
-"""The script of the kernel's own source passes with the bug, as its scene lacks what it needs: none is written."""
+"""Bugs without a script: a script with the kernel's own source would pass, as its scene does not trigger them."""
 
 
 def tried() -> dict[str, list[Case]]:
-    """Each known bug with the cases on which the shipped scenarios try it, in the order of the catalog."""
+    """Known bug -> cases on which the shipped scenarios try it, in the order of the catalog."""
     found: dict[str, list[Case]] = {fault.name: [] for fault in FAULTS}
     for scenario in load_scenarios(None):
         for use, case in fault_cases(scenario):
@@ -26,24 +25,24 @@ def tried() -> dict[str, list[Case]]:
 
 
 def scripted() -> dict[str, list[Case]]:
-    """The known bugs of which there is a script, each with the cases that it is made from."""
+    """Known bug with a script -> cases for which the script can be made."""
     return {name: fit for name, cases in tried().items() if (fit := [c for c in cases if not refusal(name, c)])}
 
 
 def refused() -> dict[str, str]:
-    """The known bugs of which there is no script, each with why, in a few words."""
+    """Known bug without a script -> the reason in a few words."""
     found = {}
     for name, cases in tried().items():
         reasons = [refusal(name, case) for case in cases]
         if all(reasons):
-            # What is said of the engine or a kernel is nearer to a script than what is said of accuracy.
+            # A reason about the engine or a kernel helps more than a reason about accuracy.
             found[name] = next((reason for reason in reasons if reason != ACCURACY), ACCURACY)
     return found
 
 
 def refusal(fault: str, case: Case) -> str:
-    """Why no script shows `fault` on `case`, in a few words; empty when one does."""
-    if ACCURACY_AXIS in case.tags:
+    """Why no script shows `fault` on `case`, in a few words; empty if one does."""
+    if case.kind.asks_canary and not case.kind.serves:
         return ACCURACY
     if not case.kind.shows_launches:
         return f"of system {case.system}"
@@ -53,7 +52,7 @@ def refusal(fault: str, case: Case) -> str:
         return ""
     if fault in NOT_SHOWN:
         return "the script of the kernel's own source does not show it"
-    # The length of that source is the same for a smaller case.
+    # A smaller case has a source of the same length.
     try:
         render(Export(case, fault, Story("A bug.", (FAULTS.get(fault).ref,))))
     except InputError:

@@ -1,4 +1,4 @@
-"""A failing case as a script of its own: the first text that is seen to fail with the bug and to pass without."""
+"""A failing case as a script: the first text that fails with the bug and passes without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.scenario.selection import selects_scenario
 
 
 def with_fault(wanted: Wanted) -> Wanted:
-    """`wanted` with the known bug that its selector is about, where no bug and no kernel are named."""
+    """`wanted` with the known bug of its selector, if it names no bug and no kernel."""
     if wanted.fault or wanted.kernel or wanted.plugins:
         return wanted
     (selector,) = wanted.selectors
@@ -38,18 +38,15 @@ def with_fault(wanted: Wanted) -> Wanted:
 def first_that_shows(
     job: Job, result: CaseResult, shrunk: Shrunk, environment: Environment, *, is_pytest: bool
 ) -> tuple[str, Case, Check]:
-    """The script of the smallest case, or else of the case as it was found, whichever fails and passes as it should.
+    """The script of the smallest case, or else of the original case, with the case and its check.
 
-    Raises HarnessError with what the last one did otherwise.
+    Raises HarnessError if neither script fails with the bug and passes without it.
     """
     problems = []
     for case, steps in ((shrunk.case, len(shrunk.steps)), (job.case, 0)):
         story = _story(job, case, _telling(result, shrunk), environment, steps)
-        export = Export(
-            case, job.fault, story, device=job.device, is_pytest=is_pytest, sites=frozenset(case.poison.sites)
-        )
         try:
-            text = render(export)
+            text = render(Export(case, job.fault, story, device=job.device, is_pytest=is_pytest))
         except HarnessError as error:
             problems.append(error)
             continue
@@ -61,7 +58,7 @@ def first_that_shows(
 
 
 def _telling(result: CaseResult, shrunk: Shrunk) -> Finding:
-    """The finding that says most to somebody who knows no oracle of ours: about values, where there is one."""
+    """The clearest finding for readers outside of this project: about values, if there is one."""
     found = [shrunk.finding, *result.findings]
     return next((finding for finding in found if finding.oracle in ("finite", "sentinel", "reference")), found[0])
 
@@ -69,15 +66,16 @@ def _telling(result: CaseResult, shrunk: Shrunk) -> Finding:
 def _story(job: Job, case: Case, finding: Finding, environment: Environment, steps: int) -> Story:
     fault = FAULTS.get(job.fault) if job.fault else None
     title = fault.summary if fault else finding.message
-    refs = dict.fromkeys([fault.ref] if fault else [])
-    packages = {
-        "torch": environment.torch, "triton": environment.triton if job.device == "cuda" else None,
-        **environment.engines,
-    }  # fmt: skip
+    triton = environment.triton if job.device == "cuda" else None
+    packages = {"torch": environment.torch, "triton": triton, **environment.engines}
     versions = [f"{name} {version}" for name, version in packages.items() if version]
     where = environment.gpus[0].name if job.device == "cuda" and environment.gpus else "a CPU"
     return Story(
-        title=f"{title[:1].upper()}{title[1:]}.", refs=tuple(refs), why=why_of(job.case.scenario, job.fault),
-        case=case.id, finding=finding.message if fault else "", steps=steps,
+        title=f"{title[:1].upper()}{title[1:]}.",
+        refs=(fault.ref,) if fault else (),
+        why=why_of(job.case.scenario, job.fault),
+        case=case.id,
+        finding=finding.message if fault else "",
+        steps=steps,
         versions=f"{', '.join(versions)}, Python {environment.python}, on {where} ({environment.platform})",
-    )  # fmt: skip
+    )

@@ -1,8 +1,7 @@
-"""One row for each known bug: in which scene a script shows it, and the one line that puts it back.
+"""One row for each known bug: the scene of its script, and the one line that injects it.
 
-A scene is a template under ``templates/scenes``; a hook is a place in a template where a bug's line may stand. A bug
-that fits a scene needs one row here. A bug of a kernel that has none is exported from its own source (see
-:mod:`harness.diagnose.script.sources`).
+A scene is a template under ``templates/scenes``. A hook is the place in a template for the line of a bug. The script of
+a kernel's bug without a row holds the kernel's own source (see :mod:`harness.diagnose.script.sources`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from harness.diagnose.script.scheduler_snapshots import (
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A template, where its numbers come from, and the op of a serving run whose kernel's promises it keeps."""
+    """A template, the source of its numbers, and for a serving run the op of the kernel that it shows."""
 
     template: str
     numbers: Callable[[Case], Numbers] = kernel_call
@@ -44,20 +43,23 @@ OP_SCENES: dict[str, Scene] = {
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a script shows one fault: `line`, put at `hook`, is the bug. `engine` is the scene of a serving run."""
+    """The script of one fault: `line` at `hook` is the bug. `engine` is the scene of a serving run."""
 
     hook: str
     line: str
     engine: Scene | None = None
 
 
+_DECODE = Scene("decode", decode_step)
+_PREFILL = Scene("prefill", prefill_step, "context_attention")
+_UNEVEN_PREFILL = Scene("prefill", uneven_prefill_step, "context_attention")
+_DUMMY_WRITE = Scene("write", dummy_step, "write_kv")
+_NOT_ZEROED = Recipe("decode.zeroed", "to_zero = []", Scene("decode", new_block_step))
+_SLOT_ZERO = Recipe("write.slots", "slot_mapping[NUM_LIVE:] = 0", _DUMMY_WRITE)
+
 RECIPES: dict[str, Recipe] = {
-    "merge.ignore-context-count": Recipe(
-        "merge.count", "num_tokens_with_context = None", Scene("prefill", prefill_step, "context_attention")
-    ),
-    "merge.empty-lse-finite": Recipe(
-        "context.empty_lse", "lse[:, rows] = 0.0", Scene("prefill", uneven_prefill_step, "context_attention")
-    ),
+    "merge.ignore-context-count": Recipe("merge.count", "num_tokens_with_context = None", _PREFILL),
+    "merge.empty-lse-finite": Recipe("context.empty_lse", "lse[:, rows] = 0.0", _UNEVEN_PREFILL),
     "merge.assume-minus-inf": Recipe(
         "merge.empty", "lses = torch.stack((prefix_lse[:, merged], suffix_lse[:, merged]))"
     ),
@@ -65,49 +67,35 @@ RECIPES: dict[str, Recipe] = {
         "merge.weights", "outs = torch.stack((prefix_out[merged], suffix_out[merged])).float()"
     ),
     "context.stale-lse-of-empty-rows": Recipe(
-        "context.empty_lse",
-        "lse[:, rows] = torch.empty(len(lse), rows.stop - rows.start)",
-        Scene("prefill", uneven_prefill_step, "context_attention"),
+        "context.empty_lse", "lse[:, rows] = torch.empty(len(lse), rows.stop - rows.start)", _UNEVEN_PREFILL
     ),
-    "merge.lse-base-2": Recipe(
-        "context.units", "lse = lse * 1.4427  # of base 2", Scene("prefill", prefill_step, "context_attention")
-    ),
-    "kv.tail-masked-by-multiply": Recipe(
-        "decode.used", "used = position < PAGE * num_pages[:, None]", Scene("decode", decode_step)
-    ),
-    "decode.zero-length-row-nan": Recipe("decode.divisor", "divisor = total", Scene("decode", decode_step)),
+    "merge.lse-base-2": Recipe("context.units", "lse = lse * 1.4427  # of base 2", _PREFILL),
+    "kv.tail-masked-by-multiply": Recipe("decode.used", "used = position < PAGE * num_pages[:, None]", _DECODE),
+    "decode.zero-length-row-nan": Recipe("decode.divisor", "divisor = total", _DECODE),
     "graph.fresh-plan-each-step": Recipe(
         "replay.plan", "plan = torch.empty_like(plan)", Scene("replay_persistent", decode_step)
     ),
     "graph.plan-in-warmup-only": Recipe("replay.metadata", "captured = warmed_up", Scene("replay_lazy", decode_step)),
     "graph.padded-rows-in-amax": Recipe("quantize.num_live", "num_live = None", Scene("padded_amax", decode_step)),
     "graph.shared-pool-overwrite": Recipe("pool.take", "taken = logits[:NUM_LIVE]", Scene("shared_pool", decode_step)),
-    "kv.skip-zero-new-blocks": Recipe("decode.zeroed", "to_zero = []", Scene("decode", new_block_step)),
-    "kv.runner-ignores-zero-list": Recipe("decode.zeroed", "to_zero = []", Scene("decode", new_block_step)),
-    "kv.zero-gate-by-exact-type": Recipe("decode.zeroed", "to_zero = []", Scene("decode", new_block_step)),
-    "kv.states-zeroed-only": Recipe("decode.zeroed", "to_zero = []", Scene("decode", new_block_step)),
+    "kv.skip-zero-new-blocks": _NOT_ZEROED,
+    "kv.runner-ignores-zero-list": _NOT_ZEROED,
+    "kv.zero-gate-by-exact-type": _NOT_ZEROED,
+    "kv.states-zeroed-only": _NOT_ZEROED,
     "router.int64-ids": Recipe(
         "route.ids",
         "ids = torch.empty(len(logits), K, dtype=torch.int64)",
         Scene("experts", decode_step, "route_experts"),
     ),
-    "index.slot-minus-one-wraps": Recipe(
-        "write.slots", "slot_mapping %= len(kv_cache) * PAGE", Scene("write", dummy_step, "write_kv")
-    ),
-    "write_kv.slot-zero-for-padding": Recipe(
-        "write.slots", "slot_mapping[NUM_LIVE:] = 0", Scene("write", dummy_step, "write_kv")
-    ),
-    "null.warmup-writes-slot-zero": Recipe(
-        "write.slots", "slot_mapping[NUM_LIVE:] = 0", Scene("write", dummy_step, "write_kv")
-    ),
-    "pad.shared-trash-slot": Recipe(
-        "write.slots", "slot_mapping[NUM_LIVE:] = 0", Scene("write", dummy_step, "write_kv")
-    ),
+    "index.slot-minus-one-wraps": Recipe("write.slots", "slot_mapping %= len(kv_cache) * PAGE", _DUMMY_WRITE),
+    "write_kv.slot-zero-for-padding": _SLOT_ZERO,
+    "null.warmup-writes-slot-zero": _SLOT_ZERO,
+    "pad.shared-trash-slot": _SLOT_ZERO,
     "graph.rebuilt-metadata": Recipe(
         "replay.table", "static_table = block_table.clone()", Scene("replay_persistent", decode_step)
     ),
     "plan.padded-row-block-minus-one": Recipe(
-        "decode.padding", "block_table[NUM_LIVE:], seq_lens[NUM_LIVE:] = -1, 1", Scene("decode", decode_step)
+        "decode.padding", "block_table[NUM_LIVE:], seq_lens[NUM_LIVE:] = -1, 1", _DECODE
     ),
 }
 """Fault -> recipe."""

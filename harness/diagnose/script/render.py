@@ -1,11 +1,11 @@
-"""From a failing case to the text of a script: which scene, which numbers, which line."""
+"""The text of a script for a failing case: its scene, its numbers, and the line of its bug."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +27,27 @@ from harness.diagnose.script.code import (
     long_text,
     only_code,
     tidy,
-)  # fmt: skip
+)
 from harness.diagnose.script.recipes import OP_SCENES, RECIPES, Recipe, Scene
 from harness.diagnose.script.sources import Inlined, inline
 from harness.scenario.load import load_scenarios
 
 MAX_LINES = 119
 KV_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp8_e4m3": "torch.float8_e4m3fn"}
-_IF_FLOAT = "if memory.is_floating_point() else"
 _POISONS = {
-    "nan": ("NaN (-1 in integers)", f'return memory.fill_(float("nan") {_IF_FLOAT} -1)'),
-    "inf": ("infinity (-1 in integers)", f'return memory.fill_(float("inf") {_IF_FLOAT} -1)'),
-    "max": (
-        "the largest number (-1 in integers)",
-        f"return memory.fill_(torch.finfo(memory.dtype).max {_IF_FLOAT} -1)",
-    ),
-    "random": (
-        "numbers of the wrong size (-1 in integers)",
-        f"return memory.copy_(torch.randn(memory.shape) * 100 {_IF_FLOAT} torch.tensor(-1))",
-    ),
-}  # fmt: skip
+    "nan": ("NaN", 'fill_(float("nan")', "-1"),
+    "inf": ("infinity", 'fill_(float("inf")', "-1"),
+    "max": ("the largest number", "fill_(torch.finfo(memory.dtype).max", "-1"),
+    "random": ("numbers of the wrong size", "copy_(torch.randn(memory.shape) * 100", "torch.tensor(-1)"),
+}
+"""Pattern -> its words, the call that fills floats, and the value of integers."""
 _WITHOUT_ALLOCATIONS = ("shared_pool", "write", "replay_persistent", "replay_lazy")
 _WITH_GRAPHS = ("replay_persistent", "replay_lazy", "shared_pool")
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What a script says about itself in its first lines."""
+    """The content of a script's first lines."""
 
     title: str
     refs: tuple[str, ...] = ()
@@ -62,23 +56,22 @@ class Story:
     case: str = ""
     versions: str = ""
     steps: int = 0
-    """How many steps made the case smaller."""
+    """Steps that made the case smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A failing case, and with what bug: a known one put back, or else that of the kernel under test."""
+    """A failing case with its bug: the injected `fault`, or a bug of the kernel under test."""
 
     case: Case
     fault: str | None
     story: Story
     device: str = "cpu"
     is_pytest: bool = False
-    sites: frozenset[str] = field(default_factory=frozenset)
 
 
 def render(export: Export) -> str:
-    """The script. Raises InputError when there is no script for such a case, or it does not fit into 119 lines."""
+    """The script. Raises InputError if such a case has none, or if it has more than MAX_LINES lines."""
     if reason := why_not(export.case, export.fault):
         raise InputError(f"{export.case.id}: {reason}")
     recipe = RECIPES.get(export.fault or "")
@@ -95,7 +88,7 @@ def render(export: Export) -> str:
 
 
 def why_not(case: Case, fault: str | None) -> str:
-    """Why there can be no script for a case, in a sentence; empty when there can."""
+    """Why a case can have no script, in a sentence; empty if it can."""
     if not case.kind.shows_launches:
         instead = f"; {_instead(case, fault)}" if fault else "; export one of the systems kernel and engine"
         return f"a case of system {case.system} is not exported{instead}"
@@ -110,9 +103,9 @@ def why_not(case: Case, fault: str | None) -> str:
 
 
 def _instead(case: Case, fault: str | None) -> str:
-    """What shows a bug of which there is no script."""
-    smaller = "make the case small with `{}`"
-    smaller = smaller.format(shlex.join(["mla-harness", "shrink", case.id, *(("--fault", fault) if fault else ())]))
+    """The commands that show a bug without a script."""
+    command = shlex.join(["mla-harness", "shrink", case.id, *(("--fault", fault) if fault else ())])
+    smaller = f"make the case small with `{command}`"
     if fault is None:
         return smaller
     seen = f"see the bug with `mla-harness repro {FAULTS.get(fault).ref}`"
@@ -120,7 +113,7 @@ def _instead(case: Case, fault: str | None) -> str:
 
 
 def why_of(scenario: str, fault: str | None) -> str:
-    """What a scenario says of its bug; empty without a fault, and where it is about a family of several bugs."""
+    """The `why` of a scenario; empty without a fault, or if the scenario is about several bugs."""
     known = {known.name: known for known in load_scenarios(None)}.get(scenario)
     if known is None or fault is None or len({FAULTS.get(use.name).ref for use in known.faults}) > 1:
         return ""
@@ -135,18 +128,17 @@ def _scene(export: Export, recipe: Recipe | None) -> Scene:
 
 
 def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, Any]:
-    """All that templates may use. Text is printed only through a filter of :mod:`harness.diagnose.script.code`."""
+    """All variables of the templates. They print text only through a filter of :mod:`harness.diagnose.script.code`."""
     case, numbers = export.case, scene.numbers(export.case)
     spec = _kernel_of(case, scene)
     code = _code_under_test(export, recipe, spec)
     is_kernel = recipe is None
-    op = spec.op
     pattern = next((p for p in case.poison.patterns if p in _POISONS), "nan")
-    words, line = _POISONS[pattern]
+    words, filled, integer = _POISONS[pattern]
     kv, q_dtype = numbers.get("kv", "fp32"), numbers.get("q_dtype", "float32")
     keeps = spec.needs_finite_tail and not case.poison.ignore_contracts
     keeps_finite = keeps and pattern in ("nan", "inf") and bool(case.op)
-    sites = set(export.sites) - ({"kv.tail"} if keeps and not case.op else set())
+    sites = set(case.poison.sites) - ({"kv.tail"} if keeps and not case.op else set())
     return {
         **numbers,
         "header": [Code(line) for line in _header(export)],
@@ -155,28 +147,24 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "seed": case.seed,
         "sites": sites,
         "fills_all": {"kv.tail", "kv.free", "kv.null"} <= sites,
-        "pattern_words": Code(words),
-        "poison_line": Code(line),
+        "pattern_words": Code(f"{words} (-1 in integers)"),
+        "poison_line": Code(f"return memory.{filled} if memory.is_floating_point() else {integer})"),
         "kv_poison": Code("finite" if keeps_finite else "poison"),
         "poisons_allocations": scene.template not in _WITHOUT_ALLOCATIONS
         and not (scene.template == "decode" and export.device == "cuda"),
         "records": scene.template in _WITH_GRAPHS,
         "on_cuda": export.device == "cuda",
-        "op": op,
+        "spec": spec,
         "plain": lambda op: Code(f"plain_{op}" if is_kernel else op),
-        "callee": Code(_callee(code, op, is_kernel)),
+        "callee": Code((code.name if code.rebinds else "kernel") if is_kernel else spec.op),
         "needs_plain": not code.rebinds,
         "is_kernel_under_test": is_kernel,
         "loads_file": is_kernel and not code.name,
         "kernel_module": _module_of(spec.origin),
-        "kernel_file": spec.origin,
-        "kernel_name": spec.short_name,
         "inlined": code,
         "marker": Code(MARKER),
-        "with_lse": is_kernel and op == "mla_decode",
+        "with_lse": is_kernel and spec.op == "mla_decode",
         "extra_arguments": Code(", kv_scale=KV_SCALE" if is_kernel and numbers.get("kv") == "fp8_e4m3" else ""),
-        "empty_rows": spec.empty_rows,
-        "needs_finite_tail": spec.needs_finite_tail,
         "keeps_finite": keeps_finite,
         "with_reference": not scene.template.startswith("replay"),
         "planned_by_pages": scene.template.startswith("replay"),
@@ -184,7 +172,6 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "needs_num_live": scene.template == "padded_amax" or (recipe is not None and recipe.hook == "decode.padding"),
         "only_with_context": recipe is not None and recipe.hook == "merge.count",
         "empty_lse": numbers.get("empty_lse") or (spec.empty_lse if spec.empty_lse != "undefined" else "-inf"),
-        "kernel_empty_lse": spec.empty_lse,
         "kv_dtype": Code(KV_DTYPES[kv]),
         "q_dtype": Code(f"torch.{q_dtype}"),
         "is_fp8": kv == "fp8_e4m3",
@@ -193,29 +180,20 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
     }
 
 
-def _callee(code: Inlined, op: str, is_kernel: bool) -> str:
-    if not is_kernel:
-        return op
-    return code.name if code.rebinds else "kernel"
-
-
 def _kernel_of(case: Case, scene: Scene) -> KernelSpec:
-    """The kernel whose promises a script keeps: the one under test, or the engine's for the scene's first op."""
+    """The kernel that a script shows: the kernel under test, or the engine's kernel for the scene's op."""
     op = case.op or scene.op
     return KERNELS.get(next(name for name in case.kernels().values() if name.partition("/")[0] == op))
 
 
 def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) -> Inlined:
-    """The source that a script holds: none for a recipe or a kernel in somebody's file, else the kernel's own."""
+    """The kernel's source; none for a recipe or a kernel in a user's file."""
     if recipe is not None or spec.origin not in ("built in", *ENGINES.names()):
         return Inlined()
     if not isinstance(spec.impl, str) or not spec.impl:
         raise InputError(f"{spec.name}: its source is not known here")
-    if export.fault is None:
-        code = inline(spec.impl)
-    else:
-        fault = FAULTS.get(export.fault)
-        code = inline(spec.impl, fault.target, fault.replacement)
+    fault = FAULTS.get(export.fault) if export.fault else None
+    code = inline(spec.impl, fault.target, fault.replacement) if fault else inline(spec.impl)
     rank = re.search(r"^RANK = (\d+)$", code.code, re.MULTILINE)
     if rank and int(rank[1]) != getattr(export.case.params, "kv_lora_rank", None):
         raise InputError(f"{export.case.id}: {spec.name} is made for kv_lora_rank {rank[1]} only")
@@ -223,7 +201,7 @@ def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) ->
 
 
 def _module_of(origin: str) -> str:
-    """The dotted name of a file of an installed package; empty for a file of somebody's own."""
+    """The dotted name of a file in an installed package; empty for another file."""
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         path = Path(origin)
         if path.is_absolute() and path.is_relative_to(folder):
@@ -249,11 +227,14 @@ def _header(export: Export) -> list[str]:
 
 def _templates(recipe: Recipe | None) -> Templates:
     templates = Templates(
-        loader=PackageLoader("harness.diagnose.script"), undefined=StrictUndefined, finalize=only_code,
-        autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    templates.filters["py"] = literal
-    templates.filters["long_text"] = long_text
+        loader=PackageLoader("harness.diagnose.script"),
+        undefined=StrictUndefined,
+        finalize=only_code,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {"py": literal, "long_text": long_text}
 
     def bug(hook: str) -> Code:
         return Code(recipe.line + MARKER if recipe is not None and recipe.hook == hook else DROPPED)

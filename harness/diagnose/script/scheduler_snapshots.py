@@ -1,7 +1,7 @@
-"""The numbers of a script: the one step of a serving run, or the one call of a kernel, that shows a failure.
+"""The numbers of a script: of one step of a serving run, or of one call of a kernel.
 
-A serving run is a schedule: it is run again here by the engine's own scheduler, without a model, and the step that a
-bug needs is picked. Its lengths, block tables and padding are what the script states.
+The engine's own scheduler runs the requests of a case again without a model. The script then has the lengths, block
+tables and padding of one step.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """One step of a serving run: decoding requests, prompts by falling context, and blocks that changed kind."""
+class Step:
+    """One step of a serving run: its decoding requests, and its prompts, the longest context first."""
 
     decodes: tuple[Decode, ...]
     prefills: tuple[Prefill, ...]
     once_states: frozenset[int]
-    """Blocks that held a linear layer's state some time before this step."""
+    """Blocks that held a linear layer's state before this step."""
 
     @property
     def num_pages(self) -> int:
@@ -54,14 +54,12 @@ class Moment:
         return max((len(decode.blocks) for decode in self.decodes), default=0)
 
 
-def moments(params: EngineParams) -> list[Moment]:
+def steps(params: EngineParams) -> list[Step]:
     """Every step of the serving run of `params`, in order."""
     pool = BlockPool(params.num_blocks, params.free_list)
-    scheduler = Scheduler(
-        pool, params.max_batched_tokens, min(params.max_num_seqs, len(params.requests)),
-        needs_state=model_config(params).is_hybrid,
-    )  # fmt: skip
-    found: list[Moment] = []
+    most = min(params.max_num_seqs, len(params.requests))
+    scheduler = Scheduler(pool, params.max_batched_tokens, most, needs_state=model_config(params).is_hybrid)
+    found: list[Step] = []
     states: set[int] = set()
     for _ in range(params.epochs):
         for number, (prompt, count) in enumerate(params.requests):
@@ -70,13 +68,13 @@ def moments(params: EngineParams) -> list[Moment]:
     return found
 
 
-def _epoch(scheduler: Scheduler, states: set[int]) -> Iterator[Moment]:
+def _epoch(scheduler: Scheduler, states: set[int]) -> Iterator[Step]:
     while scheduler.has_work:
         step = scheduler.schedule()
         decodes = [item for item in step.scheduled if item.is_decode]
         prefills = [item for item in step.scheduled if not item.is_decode]
         prefills.sort(key=lambda item: -item.sequence.num_computed_tokens)
-        yield Moment(
+        yield Step(
             tuple(Decode(item.sequence.num_computed_tokens + 1, tuple(item.sequence.blocks)) for item in decodes),
             tuple(Prefill(item.num_new_tokens, item.sequence.num_computed_tokens) for item in prefills),
             frozenset(states),
@@ -95,49 +93,49 @@ def _advance(scheduler: Scheduler, scheduled: tuple[ScheduledSequence, ...]) -> 
 
 
 def decode_step(case: Case) -> Numbers:
-    """The pure decode step with the longest requests, and of these the fullest one, padded to its captured size."""
+    """The fullest of the decode-only steps with the longest requests, padded to its captured size."""
     params = case.params_as(EngineParams)
-    steps = [moment for moment in moments(params) if moment.decodes and not moment.prefills]
-    chosen = max(steps, key=lambda moment: (moment.num_pages, len(moment.decodes)), default=None)
+    pure = [step for step in steps(params) if step.decodes and not step.prefills]
+    chosen = max(pure, key=lambda step: (step.num_pages, len(step.decodes)), default=None)
     if chosen is None:
         raise _lacks(case, "a step in which requests only decode")
     return _decode_numbers(params, chosen)
 
 
 def new_block_step(case: Case) -> Numbers:
-    """A decode step of a request whose last page is not full; where there is one, a page that was a state before."""
+    """A decode step of a request with a partly filled last page, preferably a page that was a state before."""
     params = case.params_as(EngineParams)
-    found = [(moment, decode) for moment in moments(params) for decode in moment.decodes if decode.seq_len % PAGE_SIZE]
-    for moment, decode in sorted(found, key=lambda pair: pair[1].blocks[-1] not in pair[0].once_states):
-        numbers = _decode_numbers(params, Moment((decode,), (), moment.once_states))
+    found = [(step, decode) for step in steps(params) for decode in step.decodes if decode.seq_len % PAGE_SIZE]
+    for step, decode in sorted(found, key=lambda pair: pair[1].blocks[-1] not in pair[0].once_states):
+        numbers = _decode_numbers(params, Step((decode,), (), step.once_states))
         return {**numbers, "new_blocks": [decode.blocks[-1]]}
-    raise _lacks(case, "a decoding request whose last page is not full")
+    raise _lacks(case, "a decoding request with a partly filled last page")
 
 
 def prefill_step(case: Case) -> Numbers:
-    """The first step whose prompts are of both kinds: with cached context, and without any."""
+    """The first step that has prompts with cached context and prompts without."""
     return _prefill(case, lambda lengths, share: min(lengths) == 0 < max(lengths), "prompts with and without context")
 
 
 def uneven_prefill_step(case: Case) -> Numbers:
-    """The first step in which the contexts of its prompts take different numbers of chunks, perhaps none."""
+    """The first step in which the contexts of prompts have different numbers of chunks, 0 included."""
 
     def is_uneven(lengths: list[int], share: int) -> bool:
         return len({-(-length // share) for length in lengths}) > 1
 
-    return _prefill(case, is_uneven, "prompts whose contexts take different numbers of chunks")
+    return _prefill(case, is_uneven, "prompts with different numbers of context chunks")
 
 
-def _prefill(case: Case, wanted: Callable[[list[int], int], bool], what: str) -> Numbers:
+def _prefill(case: Case, fits: Callable[[list[int], int], bool], what: str) -> Numbers:
     params = case.params_as(EngineParams)
-    for moment in moments(params):
-        lengths = [prefill.context_len for prefill in moment.prefills]
+    for step in steps(params):
+        lengths = [prefill.context_len for prefill in step.prefills]
         with_context = sum(length > 0 for length in lengths)
         share = max(params.context_chunk // max(with_context, 1), 1)
-        if lengths and wanted(lengths, share):
+        if lengths and fits(lengths, share):
             return {
                 **_model_numbers(params),
-                "query_lens": [prefill.query_len for prefill in moment.prefills],
+                "query_lens": [prefill.query_len for prefill in step.prefills],
                 "context_lens": lengths,
                 "chunk": share,
                 "qk_head_dim": params.qk_nope_head_dim + params.qk_rope_head_dim,
@@ -146,18 +144,18 @@ def _prefill(case: Case, wanted: Callable[[list[int], int], bool], what: str) ->
     raise _lacks(case, what)
 
 
-def _decode_numbers(params: EngineParams, moment: Moment) -> Numbers:
-    num_live = len(moment.decodes)
-    sizes = sorted(size for size in params.capture_sizes if size >= num_live) if params.graph == "full" else []
-    size = sizes[0] if sizes else num_live
-    lengths = [decode.seq_len for decode in moment.decodes]
+def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
+    num_live = len(step.decodes)
+    sizes = [size for size in params.capture_sizes if size >= num_live and params.graph == "full"]
+    size = min(sizes, default=num_live)
+    lengths = [decode.seq_len for decode in step.decodes]
     return {
         **_model_numbers(params),
         "seq_lens": lengths + [0] * (size - num_live),
-        "tables": [list(decode.blocks) for decode in moment.decodes] + [[] for _ in range(size - num_live)],
+        "tables": [list(decode.blocks) for decode in step.decodes] + [[] for _ in range(size - num_live)],
         "slots": [
             decode.blocks[(decode.seq_len - 1) // PAGE_SIZE] * PAGE_SIZE + (decode.seq_len - 1) % PAGE_SIZE
-            for decode in moment.decodes
+            for decode in step.decodes
         ],
         "num_live": num_live,
         "num_tokens": size,
@@ -173,7 +171,7 @@ def _decode_numbers(params: EngineParams, moment: Moment) -> Numbers:
 
 
 def dummy_step(case: Case) -> Numbers:
-    """A live decode step, padded by one dummy token more where its captured size leaves no padding."""
+    """As :func:`decode_step`, with at least one row of padding."""
     numbers = decode_step(case)
     if not numbers["num_padded"]:
         numbers |= {"num_tokens": numbers["num_tokens"] + 1, "num_padded": 1}

@@ -1,7 +1,7 @@
-"""A kernel's own source, cut out of its module with all that it uses, so that a script can hold it.
+"""The source of a kernel with everything that it uses from this project, for a script.
 
-For an engine's kernel this is the few lines that call it under its own import path. For a kernel of this project it is
-the kernel. What is cut out of the project is joined in one place, so names of this project's modules disappear.
+For an engine's kernel this is the few lines that call the engine. For a kernel of this project it is the whole kernel.
+All definitions are joined in one place, so the script imports no module of this project.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ OWN = "harness"
 
 @dataclass(slots=True)
 class Inlined:
-    """Code that stands in a script: its imports, its text, and the name of the function to call."""
+    """Code for a script: its imports, its text, and the name of the function to call."""
 
     name: Code = field(default_factory=lambda: Code(""))
     imports: list[Code] = field(default_factory=list)
     code: Code = field(default_factory=lambda: Code(""))
     rebinds: bool = False
-    """Whether the code holds the script's marked line: a function replaced by one that behaves as the bug did."""
+    """Whether the code has the script's marked line, which replaces a function by one with the bug."""
     from_torch: Code = field(default_factory=lambda: Code(""))
-    """Names that it imports from torch itself."""
+    """Names that it imports from torch."""
 
 
 def inline(target: str, replaced: str = "", replacement: str = "") -> Inlined:
-    """The source of the function `target` ("module:name") and of all it uses, docstrings cut to their first line.
+    """The source of the function `target` ("module:name") and of all that it uses; one line of each docstring.
 
-    With `replaced` and `replacement`, both "module:name", the latter's source follows and is bound to the former's
-    name, in the marked line. Raises InputError when a source uses what cannot stand in a script.
+    With `replaced` and `replacement`, both "module:name", the source of the latter follows, and the marked line binds
+    it to the name of the former. Raises InputError if a source cannot be put into a script.
     """
     joined = _Joined()
     joined.add(*_split(target))
@@ -48,13 +48,16 @@ def inline(target: str, replaced: str = "", replacement: str = "") -> Inlined:
     own = joined.names.pop("torch", set())
     rest = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(joined.names.items())]
     return Inlined(
-        name(_split(target)[1]), [Code(line) for line in first + rest], Code("\n\n\n".join(joined.parts)),
-        bool(replacement), Code(", ".join(sorted(own))),
-    )  # fmt: skip
+        name=name(_split(target)[1]),
+        imports=[Code(line) for line in first + rest],
+        code=Code("\n\n\n".join(joined.parts)),
+        rebinds=bool(replacement),
+        from_torch=Code(", ".join(sorted(own))),
+    )
 
 
 class _Joined:
-    """Definitions gathered from modules, each after what it uses."""
+    """Definitions from several modules. Each follows the definitions that it uses."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -63,23 +66,23 @@ class _Joined:
         self.names: dict[str, set[str]] = {}
         self._taken: dict[str, str] = {}
 
-    def add(self, module: str, wanted: str) -> None:
-        if (module, wanted) in self.seen:
+    def add(self, module: str, definition: str) -> None:
+        if (module, definition) in self.seen:
             return
-        self.seen.add((module, wanted))
+        self.seen.add((module, definition))
         source = _read(module)
-        if wanted in source.imported:
-            self._add_import(*source.imported[wanted], wanted)
+        if definition in source.imported:
+            self._add_import(*source.imported[definition], definition)
             return
-        node = source.defined.get(wanted)
+        node = source.defined.get(definition)
         if node is None:
-            raise InputError(f"{module} does not define {wanted}, so its source cannot be put into a script")
-        if self._taken.setdefault(wanted, module) != module:
-            raise InputError(f"{module} and {self._taken[wanted]} both define {wanted}; a script can hold one")
+            raise InputError(f"{module} does not define {definition}, so its source cannot be put into a script")
+        if self._taken.setdefault(definition, module) != module:
+            raise InputError(f"{module} and {self._taken[definition]} both define {definition}; a script can hold one")
         _without_seam(node)
         _without_annotations(node)
         for used in sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)}):
-            if used != wanted and (used in source.defined or used in source.imported):
+            if used != definition and (used in source.defined or used in source.imported):
                 self.add(module, used)
         self.parts.append(source.text_of(node))
 
@@ -103,14 +106,14 @@ def _split(target: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What a module defines, what it imports (name -> module and attribute, empty for a module), and its lines."""
+    """The definitions, imports (name -> module and attribute, empty for a module) and lines of a module."""
 
     defined: dict[str, ast.stmt]
     imported: dict[str, tuple[str, str]]
     lines: list[str]
 
     def text_of(self, node: ast.stmt) -> str:
-        """The lines of a definition without annotations of arguments, each docstring cut to its first line."""
+        """The lines of a definition, without annotations of arguments and with one line of each docstring."""
         first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
         lines = dict(enumerate(self.lines[first - 1 : node.end_lineno], first))
         for inner in ast.walk(node):
@@ -123,15 +126,15 @@ class _Source:
         return "\n".join(lines.values())
 
 
-def _cut(lines: dict[int, str], said: ast.stmt) -> None:
-    for number in range(said.lineno + 1, (said.end_lineno or said.lineno) + 1):
+def _cut(lines: dict[int, str], docstring: ast.stmt) -> None:
+    for number in range(docstring.lineno + 1, (docstring.end_lineno or docstring.lineno) + 1):
         del lines[number]
-    if said.end_lineno != said.lineno:
-        lines[said.lineno] += '"""'
+    if docstring.end_lineno != docstring.lineno:
+        lines[docstring.lineno] += '"""'
 
 
 def _signature(node: ast.FunctionDef) -> str:
-    """`def name(arguments):`, on three lines where one is too short."""
+    """`def name(arguments):` on one line, or on three if it is too long."""
     indent, arguments = " " * node.col_offset, ast.unparse(node.args)
     line = f"{indent}def {node.name}({arguments}):"
     if len(line) <= WIDTH:
@@ -140,13 +143,13 @@ def _signature(node: ast.FunctionDef) -> str:
 
 
 def _without_seam(node: ast.stmt) -> None:
-    """Drop the mark of a seam: a script replaces a function by its name."""
+    """Drop the mark of a seam. A script replaces a function by its name."""
     if isinstance(node, ast.FunctionDef):
         node.decorator_list = [mark for mark in node.decorator_list if not ast.unparse(mark).startswith("seam(")]
 
 
 def _without_annotations(node: ast.stmt) -> None:
-    """They would pull types into a script."""
+    """Drop annotations, which would need further imports in a script."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.FunctionDef):
             inner.returns = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.engine_spec import EngineSpec, ModelSpec
-from harness.core.fault_spec import FaultSpec
+from harness.core.faults import FaultSpec
 from harness.core.kernel_spec import KernelSpec
 from harness.core.system_spec import SystemSpec
 

@@ -10,9 +10,9 @@ from harness.core.errors import InputError
 from harness.diagnose.script.scheduler_snapshots import (
     decode_step,
     dummy_step,
-    moments,
     new_block_step,
     prefill_step,
+    steps,
     uneven_prefill_step,
 )
 
@@ -40,7 +40,7 @@ def test_a_step_without_a_graph_is_not_padded() -> None:
 
 def test_every_token_of_every_request_is_computed_in_some_step() -> None:
     params = EngineParams(requests=((5, 3), (70, 2)), epochs=2)
-    found = moments(params)
+    found = steps(params)
     computed = sum(len(m.decodes) + sum(p.query_len for p in m.prefills) for m in found)
     assert computed == 2 * (5 + 2 + 70 + 1)
 
