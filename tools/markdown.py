@@ -10,10 +10,15 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def cell(value: object, most: int = 10_000) -> str:
-    """A value as one cell of a table: on one line, `|` escaped, cut to `most` characters."""
-    flat = " ".join(str(value).split()).replace("|", "\\|")
+def brief(text: str, most: int = 240) -> str:
+    """Text on one line, cut to `most` characters."""
+    flat = " ".join(text.split())
     return flat if len(flat) <= most else flat[: most - 1] + "…"
+
+
+def cell(value: object) -> str:
+    """A value as one cell of a table: on one line, `|` escaped."""
+    return " ".join(str(value).split()).replace("|", "\\|")
 
 
 def row(cells: Iterable[object]) -> str:
