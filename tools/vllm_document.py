@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from markdown import brief, cell, table
 
 from harness.core.catalog import FAULTS as ALL_FAULTS
+from harness.core.files import read_json_lines
 from harness.core.records import CaseResult, FirstNan
 from harness.engines.vllm.faults import PATCHES, why_not
 from harness.report.susceptibility import Cell, cell_of, to_markdown
@@ -81,7 +82,7 @@ class Run(NamedTuple):
     def before_crash(self) -> str:
         """Accuracy of the epochs that were answered whole before a serving process died."""
         for file in self.files("*/nan/asked/accuracy.jsonl")[-1:]:
-            header, *rows = read_lines(file)
+            header, *rows = read_json_lines(file)
             epochs = itertools.groupby(sorted(rows, key=lambda row: row["epoch"]), lambda row: row["epoch"])
             correct = [[row["correct"] for row in answers] for _, answers in epochs]
             whole = [epoch for epoch in correct if len(epoch) == len(header["questions"])]
@@ -112,14 +113,9 @@ def curve(result: dict[str, Any]) -> str:
     return ", ".join(f"{epoch['accuracy']:.4f}" for epoch in record["epochs"]) if record else ""
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
 def runs_in(place: Path) -> list[Run]:
     """The last result of each case in the folder of a step."""
-    found = [result for file in sorted(place.glob("run/*/results.jsonl")) for result in read_lines(file)]
+    found = [result for file in sorted(place.glob("run/*/results.jsonl")) for result in read_json_lines(file)]
     last = {result["id"]: result for result in found}.values()
     return [Run(place, result) for result in last if not result["reason"].startswith("never ran")]
 
@@ -184,7 +180,7 @@ class Page:
         files = [file for folder in folders for file in sorted((folder / release / step).glob("run/*/blame.jsonl"))]
         return {
             line["key"].partition("!")[0]: FirstNan.model_validate(line["blame"]["first_nan"])
-            for line in itertools.chain.from_iterable(map(read_lines, files))
+            for line in itertools.chain.from_iterable(map(read_json_lines, files))
             if line["blame"].get("first_nan")
         }
 
@@ -280,7 +276,7 @@ class Page:
             for folder in self.folders
             for file in sorted((folder / release).glob("susceptibility/run/*/results.jsonl"))
         ]
-        results = [CaseResult.model_validate(line) for file in files for line in read_lines(file)]
+        results = [CaseResult.model_validate(line) for file in files for line in read_json_lines(file)]
         return {result.id: cell_of(result, case) for result in results if (case := case_of(result.id)) is not None}
 
     def susceptibility(self) -> Iterator[str]:
