@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from markdown import table
+from markdown_page import table
 
 from harness.core.catalog import FAULTS
 from harness.core.errors import HarnessError

@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from markdown import row, table
+from markdown_page import row, table
 
 from harness.diagnose.script.check import check
 from harness.diagnose.script.code import MARKER

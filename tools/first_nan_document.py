@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from markdown import table
+from markdown_page import table
 
 from harness.core.cases import AskFirstNan, Job
 from harness.core.catalog import FAULTS

@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from markdown import render
+from markdown_page import render
 
 from harness.core.cases import Job
 from harness.run.runner import WorkerPool

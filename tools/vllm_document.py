@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from markdown import brief, cell, table
+from markdown_page import brief, cell, table
 
 from harness.core.catalog import FAULTS as ALL_FAULTS
 from harness.core.files import read_json_lines

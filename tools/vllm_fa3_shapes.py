@@ -7,7 +7,7 @@ kernel loaded whole pages and multiplied the masked slots. Needs vLLM and a Hopp
 from __future__ import annotations
 
 import torch
-from markdown import table
+from markdown_page import table
 
 from harness.engines.vllm.kernels.flash_attention import mla_decode
 
