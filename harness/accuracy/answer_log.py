@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from pydantic import ValidationError
 
@@ -63,12 +62,8 @@ class AnswerLog:
         """Force everything to the disk."""
         os.fsync(self._stream.fileno())
 
-    def __enter__(self) -> AnswerLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._stream.close()
 
     def _continue(self, path: Path, header: RunHeader) -> None:
@@ -107,5 +102,4 @@ def read_log(path: Path) -> tuple[RunHeader, dict[tuple[int, str], QuestionResul
 def read_run(directory: Path) -> AccuracyRun:
     """The run in `directory`, finished or not. Raises InputError when there is none."""
     path = directory / FILE_NAME
-    header, results = read_log(path)
-    return AccuracyRun(header, results, path)
+    return AccuracyRun(*read_log(path), path)

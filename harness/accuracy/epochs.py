@@ -6,6 +6,7 @@ import hashlib
 import random
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def run_epochs(
     lm = BackendLM(backend, max_tokens=max_tokens)
     header = make_header(backend, task, seed=seed, num_epochs=num_epochs)
     path = directory / FILE_NAME
-    with AnswerLog(path, header, resume=resume) as log:
+    with closing(AnswerLog(path, header, resume=resume)) as log:
         for epoch in range(1, num_epochs + 1):
             _EpochOf(lm, task, log, header, epoch, on_progress).run()
             log.sync()
@@ -111,9 +112,10 @@ class _EpochOf:
             return
         import lm_eval  # type: ignore[import-untyped]
 
-        self.lm.order = lambda requests: sorted(
-            range(len(requests)), key=lambda i: self.place[self.left[requests[i].doc_id]]
-        )
+        def place(request: Any) -> int:
+            return self.place[self.left[request.doc_id]]
+
+        self.lm.order = lambda requests: sorted(range(len(requests)), key=lambda i: place(requests[i]))
         self.lm.on_answer = self._store
         tasks = {"tasks": {self.task.name: self.task.lm_eval_task}}
         found = lm_eval.evaluate(self.lm, tasks, samples={self.task.name: self.left}, bootstrap_iters=0)

@@ -131,14 +131,15 @@ def _judge(
 ) -> AccuracyJudgement:
     missing = [epoch for epoch in epochs if epoch.num_questions < len(run.header.questions)]
     if missing:
-        lacks = len(run.header.questions) - missing[0].num_questions
-        statement = (
-            f"epoch {missing[0].epoch} lacks {lacks} of {len(run.header.questions)} questions: continue with --resume"
+        num_questions = len(run.header.questions)
+        lacks = (
+            f"epoch {missing[0].epoch} lacks {num_questions - missing[0].num_questions} of {num_questions} questions"
         )
+        statement = f"{lacks}: continue with --resume"
         return AccuracyJudgement(verdict=Verdict.ERROR, statement=statement, reasons=(statement,))
     trend = _trend(run) if len(epochs) > 1 else None
-    p_values = [epoch.flips.p_value for epoch in epochs if epoch.flips]
-    p_values += [trend] if trend is not None else []
+    compared = [epoch.flips for epoch in epochs if epoch.flips]
+    p_values = [flips.p_value for flips in compared] + ([trend] if trend is not None else [])
     num_flips = _flips_between_epochs(run)
     reasons = [
         *_significant_drops(epochs, trend, len(p_values), limits.alpha),
@@ -149,7 +150,6 @@ def _judge(
     reference = use.accuracy if use else epochs[0].accuracy
     drop = None
     if p_values:
-        compared = [epoch.flips for epoch in epochs if epoch.flips]
         by_chance = min((flips.gained for flips in compared), default=0)
         smallest = min((flips.num_shared for flips in compared), default=0)
         drop = smallest_drop(smallest, reference, limits.alpha / len(p_values), by_chance)
@@ -226,40 +226,32 @@ def _statement(
     if judgement.verdict is Verdict.SKIP:
         parts.append("nothing to compare with: one epoch and no baseline")
     if len(epochs) > 1 and judgement.num_flips == 0:
-        parts.append(
-            f"0 flips in {len(epochs)} epochs"
-            + (", as a deterministic engine must give" if run.header.deterministic else "")
-        )
+        why = ", as a deterministic engine must give" if run.header.deterministic else ""
+        parts.append(f"0 flips in {len(epochs)} epochs{why}")
     elif judgement.num_flips and judgement.verdict is Verdict.PASS:
         parts.append(f"{judgement.num_flips} flips between epochs are within chance")
     if judgement.verdict is Verdict.PASS:
         parts.append(f"no significant drop (adjusted p = {judgement.p_value:.2g})")
-    if judgement.num_tests:
-        parts.append(_power(judgement.smallest_drop))
+    if judgement.num_tests and judgement.smallest_drop is None:
+        parts.append("no drop could have been seen with so few questions right")
+    elif judgement.num_tests:
+        parts.append(f"a drop of {judgement.smallest_drop:.2%} would have been seen (80 % power)")
     if CANARY_NOTE in run.header.note and run.header.task in STOCK:
-        parts.append(
-            f"the model is a canary, which knows only its own questions: near 0 is what it must come to on "
-            f"{run.header.task}"
-        )
+        canary = "the model is a canary, which knows only its own questions"
+        parts.append(f"{canary}: near 0 is what it must come to on {run.header.task}")
     return "; ".join(parts)
-
-
-def _power(drop: float | None) -> str:
-    if drop is None:
-        return "no drop could have been seen with so few questions right"
-    return f"a drop of {drop:.2%} would have been seen (80 % power)"
 
 
 def _grid(run: AccuracyRun, baseline: Baseline | None) -> OutcomeGrid:
     questions = run.header.questions
-    rows = []
-    for epoch in range(1, run.header.num_epochs + 1):
-        found = (run.results.get((epoch, question)) for question in questions)
-        rows.append("".join(_mark(result) for result in found))
+    rows = tuple(
+        "".join(_mark(run.results.get((epoch, question))) for question in questions)
+        for epoch in range(1, run.header.num_epochs + 1)
+    )
     outcomes = baseline.outcomes if baseline else {}
     marks = {True: "1", False: "0", None: "."}
     before = "".join(marks[outcomes.get(question)] for question in questions) if baseline else ""
-    return OutcomeGrid(questions=questions, rows=tuple(rows), baseline=before)
+    return OutcomeGrid(questions=questions, rows=rows, baseline=before)
 
 
 def _mark(result: QuestionResult | None) -> str:
