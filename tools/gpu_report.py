@@ -72,18 +72,18 @@ def execute(command: list[str], seconds: float) -> tuple[subprocess.CompletedPro
     return done, time.monotonic() - started
 
 
-def python(*words: str, seconds: float = 120, before: tuple[str, ...] = ()) -> tuple[Any, float]:
-    """The JSON that a Python command prints, and its seconds. Raises Failed where it prints none."""
+def python(*words: str, seconds: float = 120, before: tuple[str, ...] = ()) -> Any:
+    """The JSON that a Python command prints. Raises Failed where it prints none."""
     done, took = execute([*before, sys.executable, *words], seconds)
     try:
-        return json.loads(done.stdout), took
+        return json.loads(done.stdout)
     except ValueError:
         raise Failed(f"exit code {done.returncode} after {took:.0f} s: {done.stderr[-1500:]}") from None
 
 
 def tool(name: str, *words: str, seconds: float = 120) -> Any:
     """The JSON that a tool of this folder prints."""
-    return python(str(ROOT / "tools" / name), *words, seconds=seconds)[0]
+    return python(str(ROOT / "tools" / name), *words, seconds=seconds)
 
 
 def harness(command: str, seconds: float) -> dict[str, Any]:
@@ -112,10 +112,6 @@ def chosen(record: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: record.get(name) for name in names}
 
 
-def machine() -> Any:
-    return python("-c", MACHINE)[0]
-
-
 def matrix() -> dict[str, Any]:
     found = harness("run -m kernel-matrix --device cuda -n 1", seconds=200)
     return {"cases": len(found["results"]), **summary(found, 20)}
@@ -123,14 +119,11 @@ def matrix() -> dict[str, Any]:
 
 def selftest() -> dict[str, Any]:
     found = harness("selftest -m 'not kernel-matrix' --device cuda -n 1", seconds=300)
-    answer = found["answer"]
     kept = ("fault", "scenario", "caught", "by", "blamed", "reason", "ref")
+    faults = [chosen(fault, *kept) for fault in found["answer"]["faults"]]
     notes = {result["reason"] for result in found["results"] if result["verdict"] == "pass" and result["reason"]}
-    return summary(found, 60) | {
-        "faults": [chosen(fault, *kept) for fault in answer.get("faults", [])],
-        "notes": sorted(notes)[:5],
-        "skipped_faults": answer.get("skipped_faults", []),
-    }
+    skipped = found["answer"]["skipped_faults"]
+    return summary(found, 60) | {"faults": faults, "notes": sorted(notes)[:5], "skipped_faults": skipped}
 
 
 def curve(record: dict[str, Any]) -> dict[str, Any]:
@@ -191,14 +184,11 @@ def containment() -> list[dict[str, Any]]:
         jobs.append(job)
     with WorkerPool(2) as pool:
         results = list(pool.run(jobs))
+    names = [result.key.partition("-")[2] for result in results]
+    messages = [result.findings[0].message if result.findings else "" for result in results]
     return [
-        {
-            "kernel": result.key.partition("-")[2],
-            "verdict": result.verdict.value,
-            "finding": result.findings[0].message if result.findings else "",
-            "seconds": round(result.seconds, 2),
-        }
-        for result in results
+        {"kernel": name, "verdict": result.verdict, "finding": message, "seconds": round(result.seconds, 2)}
+        for name, message, result in zip(names, messages, results, strict=True)
     ]
 
 
@@ -211,8 +201,8 @@ def sanitizer() -> dict[str, Any]:
     found = harness(WATCHED_CASE, seconds=150)
     result = found["results"][0]
     return {
-        "plain_step": python(*step)[0],
-        "watched_step": python(*step, seconds=150, before=(program, *options))[0],
+        "plain_step": python(*step),
+        "watched_step": python(*step, seconds=150, before=(program, *options)),
         "command": f"mla-harness {WATCHED_CASE}",
         "took": found["took"],
         "verdict": result["verdict"],
@@ -236,7 +226,7 @@ def diagnosis() -> list[dict[str, Any]]:
         row = {"command": f"mla-harness {command}", "case": "", "steps": 0, "trials": 0, "failed": ""}
         started = time.monotonic()
         try:
-            found, _ = python("-m", "harness.cli.main", *command.split(), "--json", seconds=100)
+            found = python("-m", "harness.cli.main", *command.split(), "--json", seconds=100)
             row |= {"case": found["case"]["id"], "steps": len(found["steps"]), "trials": found["num_trials"]}
         except Failed as error:
             row["failed"] = str(error)
@@ -245,7 +235,7 @@ def diagnosis() -> list[dict[str, Any]]:
 
 
 PARTS = {
-    "machine": machine,
+    "machine": lambda: python("-c", MACHINE),
     "bandwidth": lambda: tool("gpu_bandwidth.py"),
     "step": lambda: tool("gpu_decode_step.py"),
     "matrix": matrix,
