@@ -46,7 +46,11 @@ class AnswerLog:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             append_line(path, header.model_dump_json())
-        self._end_torn_line(path)
+        with path.open("rb+") as stream:
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) != b"\n":
+                # A kill has torn the last line.
+                stream.write(b"\n")
         self._stream = path.open("a", encoding="utf-8")
 
     def add(self, result: QuestionResult) -> None:
@@ -74,13 +78,6 @@ class AnswerLog:
                 shown = "other questions" if field == "questions" else f"{field} {old!r}, now {new!r}"
                 raise InputError(f"{path}: cannot be resumed: it was run with {shown}")
         self.results.update(results)
-
-    @staticmethod
-    def _end_torn_line(path: Path) -> None:
-        with path.open("rb+") as stream:
-            stream.seek(-1, os.SEEK_END)
-            if stream.read(1) != b"\n":
-                stream.write(b"\n")
 
 
 def read_log(path: Path) -> tuple[RunHeader, dict[tuple[int, str], QuestionResult]]:

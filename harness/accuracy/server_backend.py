@@ -54,7 +54,6 @@ class ServerBackend:
         max_attempts: int = 5,
         backoff: float = 0.5,
         longest_wait: float = 30.0,
-        seed: int = 0,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise InputError(f"{url}: the address must start with http:// or https://")
@@ -66,7 +65,6 @@ class ServerBackend:
         self._longest_wait = longest_wait
         self._concurrency = concurrency
         self._timeout = timeout
-        self._jitter = random.Random(seed)
         self._num_replies = 0
         key = os.environ.get("OPENAI_API_KEY")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -167,7 +165,7 @@ class ServerBackend:
     def _pause(self, attempt: int, after: float) -> float:
         seconds = min(max(after, self._backoff * 2.0 ** (attempt - 1)), self._longest_wait)
         # Half of the pause is random, so that requests that failed together do not return together.
-        return seconds * (0.5 + self._jitter.random() / 2)
+        return seconds * (0.5 + random.random() / 2)
 
     async def _post(self, client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -52,11 +52,6 @@ class Trained:
     accuracy: dict[str, dict[str, float]]
     sabotaged: dict[str, float]
 
-    @property
-    def worst(self) -> float:
-        """The least accuracy over all checks and tasks."""
-        return min(value for by_task in self.accuracy.values() for value in by_task.values())
-
 
 def train(
     task: str,
