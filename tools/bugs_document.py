@@ -33,9 +33,9 @@ def document(store: RunStore) -> str:
         rows.append((spec.summary, ref, f"`{spec.name}`", fault.scenario, oracle, blamed, f"{fault.seconds:.1f}"))
     return f"""# Bugs the harness knows
 
-Written by `python tools/bugs_document.py RUN` from a run of `mla-harness selftest`; nothing here is typed by hand. Bugs put back into vLLM itself are in [vllm.md](vllm.md) and [vllm-host.md](vllm-host.md).
+Written by `python tools/bugs_document.py RUN` from a run of `mla-harness selftest`; nothing here is typed by hand. Bugs injected into vLLM itself are in [vllm.md](vllm.md) and [vllm-host.md](vllm-host.md).
 
-{len({fault.fault for fault in faults})} bugs, put back {len(faults)} times: {sum(f.caught for f in faults)} caught by the declared oracle with the declared blame. Clean cases: {verdicts.count(Verdict.PASS)} pass, {not_clean} do not, {verdicts.count(Verdict.SKIP)} skipped. The run took {store.plan.seconds:.0f} s on {machine.get("num_cores", "?")} cores ({machine.get("cpu", "a CPU")}), torch {machine.get("torch", "?")}, no GPU; the seconds of a row are those of its case and of the trials that found the memory to blame.
+{len({fault.fault for fault in faults})} bugs, injected {len(faults)} times: {sum(f.caught for f in faults)} caught by the declared oracle with the declared blame. Clean cases: {verdicts.count(Verdict.PASS)} pass, {not_clean} do not, {verdicts.count(Verdict.SKIP)} skipped. The run took {store.plan.seconds:.0f} s on {machine.get("num_cores", "?")} cores ({machine.get("cpu", "a CPU")}), torch {machine.get("torch", "?")}, no GPU; the seconds of a row cover its case and the trials that found the memory to blame.
 
 {table(("bug", "upstream", "fault", "scenario", "oracle", "blamed", "seconds"), rows)}"""
 

@@ -44,7 +44,7 @@ TITLES = (
     "bug",
     "fault",
     "the recorder names",
-    "when, whose",
+    "when, which request",
     "still good",
     "not good, or not watched",
     "first reader of poisoned memory",
@@ -83,7 +83,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         what = f"`{row['writer']}` {'was given' if row['is_input'] else 'wrote'} `{row['tensor']}`: {row['bad']}"
         request = f", request {row['request']}" if row["request"] else ""
         when = f"step {row['step']} ({row['phase']}), layer {row['layer']}{request}"
-    reader = f"`{row['reader']}` ({row['reader_at']})" if row["reader"] else "nobody: no poisoned memory is read"
+    reader = f"`{row['reader']}` ({row['reader_at']})" if row["reader"] else "none: no poisoned memory is read"
     return (
         row["ref"],
         f"`{row['fault']}`",

@@ -34,7 +34,7 @@ def two_cases(kernel: str) -> list[str]:
 
 SELECTIONS = {
     "shipped kernels": ["decode-kernel", "merge-kernel", "quantize-kernel", "router-kernel"],
-    "a fault put back": ["decode-kernel", "--fault", "kv.tail-masked-by-multiply"],
+    "an injected fault": ["decode-kernel", "--fault", "kv.tail-masked-by-multiply"],
     "the engine, and answers of a canary": [
         "fp8-decode-graphs[kv=fp8_e4m3,capture_sizes=exact]",
         "fp8-decode-graphs[accuracy=gsm_symbolic]",

@@ -169,7 +169,7 @@ class Page:
                 found = [str(run or "not run") for run in (clean, faulty)]
                 rows.append((where, release, *found, brief(conclusion(clean, faulty))))
         yield "## The five PRs, and the order of a batch"
-        yield table(("PR", "vLLM", "as released", "fault put back", "the harness says"), rows)
+        yield table(("PR", "vLLM", "as released", "fault injected", "the harness says"), rows)
         for release in self.releases:
             if bare := self.newest(release, "bare", BARE[0]):
                 ref = ALL_FAULTS.get(BARE[1]).ref
@@ -209,7 +209,7 @@ class Page:
                 rows.append((f"`{run.result['id']}`", release, fault, run, brief(words, 420)))
         if rows:
             yield "## Over two GPUs"
-            yield table(("case", "vLLM", "bug put back", "verdict", "the recorder says"), rows)
+            yield table(("case", "vLLM", "injected bug", "verdict", "the recorder says"), rows)
 
     def rounds(self, release: str) -> dict[str, list[Run]]:
         """Case -> its last runs, oldest first; skipped runs only where there is no other."""
@@ -253,7 +253,7 @@ class Page:
         if failed:
             yield "### Not passed\n\n" + "\n".join(failed)
         if buggy:
-            yield "### Bugs that a release has itself\n\nNothing is put back here: the release has the bug."
+            yield "### Bugs that a release has itself\n\nNothing is injected here: the release has the bug."
             yield table(("case", "vLLM", "bug", *titles), buggy)
 
     def tally(self, release: str, found: dict[str, list[Run]]) -> str:
@@ -299,7 +299,7 @@ class Page:
                 for case, found in sorted(ran.items())
                 if found.outcome != before[case]
             ]
-            yield f"{len(ran) - len(other)} of the {len(ran)} cells that ran are as those of {first}."
+            yield f"{len(ran) - len(other)} of the {len(ran)} cells that ran have the outcome of {first}."
             if other:
                 yield table(("case", first, release, ""), other)
 

@@ -62,7 +62,7 @@ class Checked:
             f"repeated greedy answers: {same} of {self.num_repeated} the same",
         ]
         if self.different:
-            lines.append(f"prompts whose second answer differs: {', '.join(map(str, self.different))}")
+            lines.append(f"prompts with a different second answer: {', '.join(map(str, self.different))}")
         return lines
 
 

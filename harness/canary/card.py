@@ -23,7 +23,7 @@ cache, a graph. It says nothing about how well a serving stack answers questions
 any real model.
 
 ## Accuracy
-Part of the questions whose whole answer, to the last token, is what greedy decoding gives. Measured on
+Share of the questions that greedy decoding answers exactly, to the last token. Measured on
 {run.device} by one dense forward over prompt and answer: each next token must be the most likely one.
 
 {accuracy}
@@ -48,7 +48,7 @@ cosine, batch {recipe.batch_size}, {run.steps:,} steps in {run.seconds:.0f} s on
 Gaussian noise of {recipe.latent_noise:.0%} on the cached rows.{memory}
 
 The questions of gsm_symbolic are made by [reasoning-gym](https://github.com/open-thought/reasoning-gym)
-(Apache-2.0) after GSM-Symbolic (arXiv 2410.05229), their worked answers shortened; those of aime_shaped are
+(Apache-2.0) after GSM-Symbolic (arXiv 2410.05229), their worked answers shortened. The questions of aime_shaped are
 made by the harness and belong to no contest.
 """  # noqa: E501  (lines of the card)
 

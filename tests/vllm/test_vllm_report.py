@@ -157,6 +157,6 @@ def test_of_a_later_matrix_only_what_differs_from_the_first_is_listed(tool: Any,
                           "reason": "NaN in live rows of out" if findings else "", "findings": findings})  # fmt: skip
         (place / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = page(tool, tmp_path, tmp_path / "new").partition("## Susceptibility of vLLM 0.24.0's kernels")[2]
-    assert "1 of the 2 cells that ran are as those of 0.22.1" in text
+    assert "1 of the 2 cells that ran have the outcome of 0.22.1" in text
     assert f"| `{name.format('nan')}` | NaN | clean |" in text
     assert name.format("inf") not in text and name.format("max") not in text
