@@ -1,4 +1,4 @@
-"""Write docs/bugs.md from a run of `mla-harness selftest`: each bug put back, and what caught it.
+"""Write docs/bugs.md from a run of `mla-harness selftest`: each injected bug, and the oracle that caught it.
 
 mla-harness selftest --out reports/runs/selftest
 python tools/bugs_document.py reports/runs/selftest/<run-id> > docs/bugs.md
@@ -9,57 +9,41 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from markdown_page import table
+
 from harness.core.catalog import FAULTS
 from harness.core.errors import HarnessError
-from harness.core.records import FaultResult, Verdict
+from harness.core.records import Verdict
 from harness.report.page import ref_url
 from harness.store.run_folder import RunStore
 
-HEAD = ("bug", "upstream", "fault", "scenario", "oracle", "blamed", "seconds")
-
 
 def document(store: RunStore) -> str:
-    """The Markdown of one run. A bug that was not caught says so in its row."""
+    """The page of one run. The row of a bug that was not caught has the reason."""
     faults = sorted(store.faults(), key=lambda fault: (fault.fault, fault.scenario, fault.case))
     verdicts = [result.verdict for result in store.results()]
     not_clean = sum(verdict not in (Verdict.PASS, Verdict.SKIP) for verdict in verdicts)
     machine = store.plan.environment
-    text = [
-        "# Bugs the harness knows",
-        "",
-        "Written by `python tools/bugs_document.py RUN` from a run of `mla-harness selftest`; nothing here is typed by "
-        "hand. Bugs put back into vLLM itself are in [vllm.md](vllm.md) and [vllm-host.md](vllm-host.md).",
-        "",
-        f"{len({fault.fault for fault in faults})} bugs, put back {len(faults)} times: {sum(f.caught for f in faults)} "
-        f"caught by the declared oracle with the declared blame. Clean cases: {verdicts.count(Verdict.PASS)} pass, "
-        f"{not_clean} do not, {verdicts.count(Verdict.SKIP)} skipped. The run took {store.plan.seconds:.0f} s on "
-        f"{machine.get('num_cores', '?')} cores ({machine.get('cpu', 'a CPU')}), torch {machine.get('torch', '?')}, no GPU; "
-        "the seconds of a row are those of its case and of the trials that found the memory to blame.",
-        "",
-        "| " + " | ".join(HEAD) + " |",
-        "|" + " --- |" * len(HEAD),
-    ]
-    return "\n".join(text + [_row(fault) for fault in faults]) + "\n"
+    rows = []
+    for fault in faults:
+        spec = FAULTS.get(fault.fault)
+        ref = f"[{spec.ref}]({ref_url(spec.ref)})"
+        oracle = fault.expected_by if fault.caught else f"NOT CAUGHT: {fault.reason}"
+        blamed = ", ".join(fault.blamed) or "no memory"
+        rows.append((spec.summary, ref, f"`{spec.name}`", fault.scenario, oracle, blamed, f"{fault.seconds:.1f}"))
+    return f"""# Bugs the harness knows
 
+Written by `python tools/bugs_document.py RUN` from a run of `mla-harness selftest`; nothing here is typed by hand. Bugs injected into vLLM itself are in [vllm.md](vllm.md) and [vllm-host.md](vllm-host.md).
 
-def _row(fault: FaultResult) -> str:
-    spec = FAULTS.get(fault.fault)
-    cells = (
-        spec.summary,
-        f"[{spec.ref}]({ref_url(spec.ref)})",
-        f"`{spec.name}`",
-        fault.scenario,
-        fault.expected_by if fault.caught else f"NOT CAUGHT: {fault.reason}",
-        ", ".join(fault.blamed) or "no memory",
-        f"{fault.seconds:.1f}",
-    )
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+{len({fault.fault for fault in faults})} bugs, injected {len(faults)} times: {sum(f.caught for f in faults)} caught by the declared oracle with the declared blame. Clean cases: {verdicts.count(Verdict.PASS)} pass, {not_clean} do not, {verdicts.count(Verdict.SKIP)} skipped. The run took {store.plan.seconds:.0f} s on {machine.get("num_cores", "?")} cores ({machine.get("cpu", "a CPU")}), torch {machine.get("torch", "?")}, no GPU; the seconds of a row cover its case and the trials that found the memory to blame.
+
+{table(("bug", "upstream", "fault", "scenario", "oracle", "blamed", "seconds"), rows)}"""
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python tools/bugs_document.py RUN_DIRECTORY")
     try:
-        print(document(RunStore.open(Path(sys.argv[1]))), end="")
+        print(document(RunStore.open(Path(sys.argv[1]))))
     except HarnessError as error:
         sys.exit(f"bugs_document: {error}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
+from gpu_decode_step import milliseconds
 
 from harness.kernels.triton.bench import bench
 from harness.memory.poison.cuda_kernels import classify
@@ -18,9 +19,13 @@ from harness.memory.poison.sentinels import bits_view
 GB = 1 << 30
 
 
-def device_ms(call: Callable[[], object], repeats: int = 30) -> float:
-    """Median time between two device events around a call that the host has queued while the device was busy."""
-    busy = torch.empty(GB, dtype=torch.uint8, device="cuda")
+def memory(num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+
+
+def gb_s(num_bytes: int, call: Callable[[], object], repeats: int = 30) -> float:
+    """Bandwidth by the median time between two device events around a call that is queued behind other work."""
+    busy = memory(GB)
     times = []
     for _ in range(repeats + 3):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -31,84 +36,56 @@ def device_ms(call: Callable[[], object], repeats: int = 30) -> float:
         stop.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(stop))
-    return statistics.median(times[3:])
-
-
-def wall_ms(call: Callable[[], object], repeats: int = 30) -> float:
-    """Median wall-clock of a call and the wait for it, on an idle device."""
-    times = []
-    for _ in range(repeats + 3):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(times[3:])
+    return num_bytes / statistics.median(times[3:]) / 1e6
 
 
 def sweep_numbers() -> dict[str, float]:
-    sweep, answer = CudaSweep(), {}
-    whole = torch.empty(2 * GB, dtype=torch.uint8, device="cuda")
-    fill_ms = device_ms(lambda: whole.fill_(255))  # type: ignore[union-attr]
-    pieces = [torch.empty(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(32)]
-    whole = None
-    pieces.clear()
-    torch.cuda.synchronize()
-    swept = sweep()
-    sweep_ms = device_ms(sweep)
-    # `device_ms` holds one GB of its own, so what it swept is what is free beside that.
-    busy = torch.empty(GB, dtype=torch.uint8, device="cuda")
-    swept = sweep()
+    sweep = CudaSweep()
+    whole = memory(2 * GB)
+    fill = functools.partial(whole.fill_, 255)
+    fill_gb_s = gb_s(2 * GB, fill)
+    pieces = [memory(64 << 20) for _ in range(32)]
+    del whole, fill, pieces
+    # The sweep fills what is free beside the memory that `gb_s` holds.
+    busy = memory(GB)
+    num_bytes = sweep().num_bytes
     del busy
-    answer["fill_gb_s"] = 2 * GB / fill_ms / 1e6
-    answer["sweep_bytes"] = swept.num_bytes
-    answer["sweep_gb_s"] = swept.num_bytes / sweep_ms / 1e6
+    answer = {"fill_gb_s": fill_gb_s, "sweep_bytes": num_bytes, "sweep_gb_s": gb_s(num_bytes, sweep)}
+
     torch.cuda.empty_cache()
-    live = [torch.empty(1 << 20, dtype=torch.uint8, device="cuda") for _ in range(2000)]
+    live = [memory(1 << 20) for _ in range(2000)]
     del live[::2]
-    addresses, _, _ = free_blocks(torch.cuda.current_device())
-    answer["many_blocks"] = len(addresses)
-    answer["many_blocks_ms"] = wall_ms(sweep)
 
     def after_changes() -> None:
-        live.append(torch.empty(512, device="cuda"))
-        live.pop()
+        memory(2048)
         sweep()
 
-    answer["many_blocks_changed_ms"] = wall_ms(after_changes)
-    answer["many_blocks_list_ms"] = wall_ms(lambda: free_blocks(torch.cuda.current_device()))
-    return answer
+    return answer | {
+        "many_blocks": len(free_blocks(torch.cuda.current_device())[0]),
+        "many_blocks_ms": milliseconds(sweep),
+        "many_blocks_changed_ms": milliseconds(after_changes),
+        "many_blocks_list_ms": milliseconds(lambda: free_blocks(torch.cuda.current_device())),
+    }
 
 
-def scan_numbers() -> dict[str, dict[str, float]]:
-    answer = {}
-    for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
-        values = torch.randn(GB // 4, device="cuda")
-        if dtype != torch.float32:
-            values = (
-                torch.cat([values.to(dtype)] * (4 // dtype.itemsize))
-                if dtype == torch.bfloat16
-                else torch.randint(0, 0x70, (GB,), dtype=torch.uint8, device="cuda").view(dtype)
-            )
-        words = values.view(torch.float32)
-        read_ms = device_ms(words.sum)
-        bits, layout = bits_view(values), _layout(dtype)
-        clean_ms = device_ms(lambda bits=bits, layout=layout: classify(bits, **layout))
-        bits.fill_(-1 if dtype != torch.float8_e4m3fn else 255)
-        full_ms = device_ms(lambda bits=bits, layout=layout: classify(bits, **layout))
-        size = values.numel() * dtype.itemsize
-        answer[str(dtype).removeprefix("torch.")] = {
-            "read_gb_s": size / read_ms / 1e6, "scan_gb_s": size / clean_ms / 1e6, "all_nan_gb_s": size / full_ms / 1e6,
-        }  # fmt: skip
-        del values, words, bits
-    return answer
+def scan_numbers(dtype: torch.dtype) -> dict[str, float]:
+    """Bandwidths over 1 GiB: a sum, a scan of finite values, a scan of NaN."""
+    if dtype == torch.float8_e4m3fn:
+        values = torch.randint(0, 0x70, (GB,), dtype=torch.uint8, device="cuda").view(dtype)
+    else:
+        values = torch.randn(GB // dtype.itemsize, device="cuda").to(dtype)
+    bits = bits_view(values)
+    read, clean = gb_s(GB, values.view(torch.float32).sum), gb_s(GB, lambda: classify(bits, **_layout(dtype)))
+    bits.fill_(255 if dtype == torch.float8_e4m3fn else -1)
+    return {"read_gb_s": read, "scan_gb_s": clean, "all_nan_gb_s": gb_s(GB, lambda: classify(bits, **_layout(dtype)))}
 
 
 def main() -> None:
-    answer = {"sweep": sweep_numbers(), "scan": scan_numbers()}
+    sweep = sweep_numbers()
+    dtypes = (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
+    scan = {str(dtype).removeprefix("torch."): scan_numbers(dtype) for dtype in dtypes}
     torch.cuda.empty_cache()
-    answer["decode"] = [bench(kv=kv) for kv in ("bf16", "fp8_e4m3")]
-    print(json.dumps(answer))
+    print(json.dumps({"sweep": sweep, "scan": scan, "decode": [bench(kv=kv) for kv in ("bf16", "fp8_e4m3")]}))
 
 
 if __name__ == "__main__":

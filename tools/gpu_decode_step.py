@@ -1,11 +1,11 @@
 """Milliseconds of one decode step on this GPU, as one JSON object: plain, with the sweep before it, or watched.
 
-The step is a captured graph of 16 layers of absorbed MLA at batch 64 and 4,096 tokens: a query projection, the
-split-KV plan once, the Triton decode over a bfloat16 cache of each layer's own, and an output projection. `--plain`
-leaves the sweep out, for a run under compute-sanitizer, which `--layers` and `--tokens` make short enough.
+The step is a captured graph of 16 layers of absorbed MLA at batch 64 and 4,096 tokens: a query projection, one
+split-KV plan, the Triton decode over each layer's bfloat16 cache, and an output projection. `--plain` leaves the sweep
+out, for a run under compute-sanitizer; `--layers` and `--tokens` make that run short enough.
 
-Times are of two kinds: one step at a time, where the device waits for the host before each, and of a queue of steps,
-as a server with asynchronous scheduling launches them, where the host is ahead.
+Steps are timed one at a time, where the device waits for the host before each, and in a queue, as a server with
+asynchronous scheduling launches them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from harness.kernels.triton.plan import mla_decode_plan
 from harness.memory.poison.cuda_sweep import CudaSweep
 
 BATCH, HEADS, HIDDEN, PAGE = 64, 16, 2048, 64
-
+LAYERS, TOKENS = 16, 4096
+KEPT: list[object] = []
+"""The tensors of captured steps: a graph needs them as long as it is replayed."""
 
 Watch = Callable[[int, str, dict[str, torch.Tensor]], None]
-"""Shown each op's results as it is launched: layer, op, tensors with a row for each request."""
+"""Called after each op is launched: layer, op, results with a row for each request."""
 
 
-def captured_step(layers: int, tokens: int, watch: Watch | None = None) -> torch.cuda.CUDAGraph:
-    """The step as a graph; its tensors live as long as the process. What `watch` launches is captured as well."""
+def captured_step(
+    layers: int = LAYERS, tokens: int = TOKENS, watch: Watch = lambda *_: None
+) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """The step as a graph, and its input [BATCH, HIDDEN] bfloat16. Launches of `watch` are captured too."""
     device, pages = torch.device("cuda"), tokens // PAGE
     caches = [torch.randn(BATCH * pages, PAGE, 576, device=device, dtype=torch.bfloat16) for _ in range(layers)]
     table = torch.randperm(BATCH * pages, device=device).view(BATCH, pages).to(torch.int32)
@@ -43,14 +47,11 @@ def captured_step(layers: int, tokens: int, watch: Watch | None = None) -> torch
         x, plan = hidden, mla_decode_plan(lengths, num_heads=HEADS)
         for layer, (cache, up, down) in enumerate(zip(caches, into, back, strict=True)):
             q = (x @ up).view(BATCH, 1, HEADS, 576)
-            if watch:
-                watch(layer, "up", {"q": q})
+            watch(layer, "up", {"q": q})
             out, lse = mla_decode(q, cache, table, lengths, scale=0.05, metadata=plan)
-            if watch:
-                watch(layer, "mla_decode", {"out": out, "lse": lse})
+            watch(layer, "mla_decode", {"out": out, "lse": lse})
             x = x + out.reshape(BATCH, -1) @ down
-            if watch:
-                watch(layer, "down", {"hidden": x})
+            watch(layer, "down", {"hidden": x})
         return x
 
     step()
@@ -59,17 +60,11 @@ def captured_step(layers: int, tokens: int, watch: Watch | None = None) -> torch
     with torch.cuda.graph(graph):
         step()
     KEPT.append((caches, table, lengths, into, back, hidden))
-    INPUTS.append(hidden)
-    return graph
+    return graph, hidden
 
 
-KEPT: list[object] = []
-INPUTS: list[torch.Tensor] = []
-"""The input [BATCH, HIDDEN] of each captured step."""
-
-
-def milliseconds(call: Callable[[], object], repeats: int) -> float:
-    """Median wall-clock of one call, waiting for the device."""
+def milliseconds(call: Callable[[], object], repeats: int = 30) -> float:
+    """Median wall-clock of a call and the wait for it, on an idle device."""
     times = []
     for _ in range(repeats + 2):
         torch.cuda.synchronize()
@@ -97,24 +92,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
     options = parser.parse_args()
-    graph = captured_step(options.layers, options.tokens)
-    answer: dict[str, float] = {"layers": options.layers, "tokens": options.tokens}
-    answer["step_ms"] = milliseconds(graph.replay, options.repeats)
-    if not options.plain:
+    graph, _ = captured_step(options.layers, options.tokens)
+    answer = {"layers": options.layers, "tokens": options.tokens}
+    if options.plain:
+        answer["step_ms"] = milliseconds(graph.replay, options.repeats)
+    else:
         scratch = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
         del scratch
         sweep = CudaSweep()
         answer["free_bytes"] = sweep().num_bytes
-        times: dict[str, list[float]] = {"step": [], "with_sweep": [], "queued": [], "queued_with_sweep": []}
-        for _ in range(7):
-            times["step"].append(milliseconds(graph.replay, options.repeats))
-            times["with_sweep"].append(milliseconds(lambda: (sweep(), graph.replay()), options.repeats))
-            times["queued"].append(queued_milliseconds(graph.replay, options.repeats))
-            times["queued_with_sweep"].append(queued_milliseconds(lambda: (sweep(), graph.replay()), options.repeats))
-        answer |= {f"{name}_ms": statistics.median(values) for name, values in times.items()}
+        timed = {
+            "step_ms": lambda: milliseconds(graph.replay, options.repeats),
+            "with_sweep_ms": lambda: milliseconds(lambda: (sweep(), graph.replay()), options.repeats),
+            "queued_ms": lambda: queued_milliseconds(graph.replay, options.repeats),
+            "queued_with_sweep_ms": lambda: queued_milliseconds(lambda: (sweep(), graph.replay()), options.repeats),
+        }
+        rounds = [{name: measure() for name, measure in timed.items()} for _ in range(7)]
+        answer |= {name: statistics.median(times[name] for times in rounds) for name in timed}
     print(json.dumps(answer))
 
 

@@ -1,71 +1,65 @@
 """What the first-NaN recorder costs in a decode step on this GPU, as one JSON object.
 
-The step of gpu_decode_step.py (16 layers of absorbed MLA at batch 64 and 4,096 tokens) is captured twice, without and
-with a scan behind each op: of the query, of the decode's output and lse, and of the layer's result. Both graphs are
-replayed in turns in one process. Then a NaN is put into one live row, and into one row of padding, and the recorder is
-asked.
+The step of gpu_decode_step.py is captured twice, without and with a scan behind each op: of the query, of the decode's
+output and lse, and of the layer's result. Both graphs are replayed in turns in one process. Then a NaN is written into
+a row of padding, and into a live row, to see what the recorder reports.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 
 import torch
-from gpu_decode_step import BATCH, INPUTS, captured_step, milliseconds
+from gpu_decode_step import BATCH, LAYERS, TOKENS, captured_step, milliseconds
 
 from harness.memory.first_nan.report import describe
 from harness.memory.first_nan.table import Slot, Table
 
 TARGET = 1.05
 LIVE = 48
-"""Rows of requests among the 64 of the graph, for the test of what is found."""
+"""Live rows among the rows of the graph, while a NaN is looked for."""
+ROUNDS = 7
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
     recorder = Table(torch.device("cuda"))
 
     def watch(layer: int, op: str, results: dict[str, torch.Tensor]) -> None:
-        numbers = [
-            recorder.slot((layer, name), Slot(op, name, layer=layer, call=(layer, op))) for name in results
-        ]  # fmt: skip
-        recorder.scan_together([number for number in numbers if number is not None], list(results.values()))
+        slots = [recorder.slot((layer, name), Slot(op, name, layer=layer, call=(layer, op))) for name in results]
+        recorder.scan_together([slot for slot in slots if slot is not None], list(results.values()))
 
     recorder.live.fill_(BATCH)
-    plain = captured_step(options.layers, options.tokens)
-    recorded = captured_step(options.layers, options.tokens, watch)
-    times: dict[str, list[float]] = {"plain": [], "recorded": []}
-    for _ in range(options.rounds):
-        times["plain"].append(milliseconds(plain.replay, options.repeats))
-        times["recorded"].append(milliseconds(recorded.replay, options.repeats))
+    plain, _ = captured_step()
+    recorded, hidden = captured_step(watch=watch)
+    rounds = [(milliseconds(plain.replay), milliseconds(recorded.replay)) for _ in range(ROUNDS)]
+    step_ms, recorded_ms = (statistics.median(times) for times in zip(*rounds, strict=True))
     clean = describe(recorder)
-    ratio = statistics.median(times["recorded"]) / statistics.median(times["plain"])
 
     recorder.live.fill_(LIVE)
-    hidden = INPUTS[-1]
-    hidden[LIVE + 3, 5] = torch.nan
-    recorder.set_clock(1, "decode")
-    recorded.replay()
-    padding = describe(recorder)
-    hidden[7, 5] = torch.nan
-    recorder.set_clock(2, "decode")
-    recorded.replay()
-    found = describe(recorder)
+    reports = []
+    for clock, row in enumerate((LIVE + 3, 7), start=1):
+        hidden[row, 5] = torch.nan
+        recorder.set_clock(clock, "decode")
+        recorded.replay()
+        reports.append(describe(recorder))
+    padding, found = reports
     answer = {
-        "layers": options.layers, "tokens": options.tokens, "batch": BATCH, "tensors": len(recorder.slots),
+        "layers": LAYERS,
+        "tokens": TOKENS,
+        "batch": BATCH,
+        "tensors": len(recorder.slots),
         "scans": len({slot.call for slot in recorder.slots}),
-        "step_ms": statistics.median(times["plain"]), "recorded_ms": statistics.median(times["recorded"]),
-        "ratio": round(ratio, 4), "ratios": [round(b / a, 4) for a, b in zip(*times.values(), strict=True)],
-        "target": TARGET, "within": ratio < TARGET, "clean_is_silent": clean is None,
-        "padding_is_silent": padding is None, "found": found.statement if found else "",
-    }  # fmt: skip
+        "step_ms": step_ms,
+        "recorded_ms": recorded_ms,
+        "ratio": round(recorded_ms / step_ms, 4),
+        "ratios": [round(after / before, 4) for before, after in rounds],
+        "target": TARGET,
+        "within": recorded_ms / step_ms < TARGET,
+        "clean_is_silent": clean is None,
+        "padding_is_silent": padding is None,
+        "found": found.statement if found else "",
+    }
     print(json.dumps(answer))
 
 

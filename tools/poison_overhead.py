@@ -1,9 +1,9 @@
 """What `--poison nan` costs a suite: `python3 tools/poison_overhead.py [--repeats 5] [PYTEST ARGUMENT…]`.
 
-Runs the suite in turns without and with poison, and prints the least processor seconds of its tests and their ratio;
-other load on the machine adds less to these than to seconds of a clock. Start-up and collection are not counted.
-Without arguments it writes and measures a suite of its own: small layers on a CPU, in the style of a model's unit
-tests, and tests that do little but allocate. One process, so not with `-n`.
+Runs the suite in turns without and with poison. Prints the least processor seconds of its tests and their ratio; other
+load on the machine adds less to processor seconds than to seconds of a clock. Start-up and collection do not count.
+Without arguments it measures a suite of its own: small layers on a CPU, in the style of a model's unit tests, and tests
+that mostly allocate. Not with `-n`: it measures one process.
 """
 
 from __future__ import annotations
@@ -71,18 +71,12 @@ def pytest_sessionfinish(session):
 
 
 def seconds(arguments: list[str], folder: Path) -> float:
-    """Processor seconds of all tests of one run; ends the program where the run broke off."""
-    (folder / "poison_clock.py").write_text(CLOCK, encoding="utf-8")
+    """Processor seconds of all tests of one run. Exits where the run broke off."""
     base = folder / "base"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "poison_clock", "-p", "no:cacheprovider"]
+    options = ["-q", "-p", "poison_clock", "-p", "no:cacheprovider", f"--basetemp={base}"]
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [*command, f"--basetemp={base}", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path})
     if done.returncode not in (0, 1):
         raise SystemExit(f"poison_overhead: {' '.join(command)} ended with {done.returncode}\n{done.stdout[-2000:]}")
     return float(base.with_suffix(".seconds").read_text(encoding="utf-8"))
@@ -92,21 +86,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     known, arguments = parser.parse_known_args()
+    turns = []
     with tempfile.TemporaryDirectory(prefix="poison-overhead-") as made:
         folder = Path(made)
+        (folder / "poison_clock.py").write_text(CLOCK, encoding="utf-8")
         if not arguments:
             (folder / "test_layers.py").write_text(SUITE, encoding="utf-8")
             arguments = ["-c", "/dev/null", "--rootdir", made, made]
-        plain, poisoned = [], []
         for turn in range(known.repeats + 1):
-            without = seconds(arguments, folder)
-            with_poison = seconds(["-p", "harness.pytest.plugin", "--poison", "nan", *arguments], folder)
-            name = f"turn {turn}" if turn else "warm-up"
-            print(f"{name}: {without:.2f} s, with poison {with_poison:.2f} s", flush=True)
-            if turn:
-                plain.append(without)
-                poisoned.append(with_poison)
-    before, after = min(plain), min(poisoned)
+            poisoned = ["-p", "harness.pytest.plugin", "--poison", "nan", *arguments]
+            turns.append((seconds(arguments, folder), seconds(poisoned, folder)))
+            print("{}: {:.2f} s, with poison {:.2f} s".format(f"turn {turn}" if turn else "warm-up", *turns[-1]))
+    before, after = map(min, zip(*turns[1:], strict=True))
     print(f"least {before:.2f} s, with poison {after:.2f} s: ratio {after / before:.3f}")
 
 

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
-import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from markdown_page import brief, cell, table
+
+from harness.core.catalog import FAULTS as ALL_FAULTS
+from harness.core.files import read_json_lines
+from harness.core.records import CaseResult, FirstNan
+from harness.engines.vllm.faults import PATCHES, why_not
+from harness.report.susceptibility import Cell, cell_of, to_markdown
+from harness.scenario.expand import fault_cases
+from harness.scenario.load import load_scenarios
+from harness.scenario.susceptibility import case_of
+
 FAULTS = {
-    "vllm.plan-in-warmup-only": ("vllm-project/vllm#42444", "vllm-mrv2-capture", ("graph=full",)),
-    "vllm.fresh-plan-each-step": ("vllm-project/vllm#35175", "vllm-fp8-decode-graphs", ("graph=full",)),
-    "vllm.merge-ignore-context-count": ("vllm-project/vllm#36540", "vllm-mixed-context", ("backend=FLASHMLA",)),
+    "vllm.plan-in-warmup-only": ("vllm-mrv2-capture", ("graph=full",)),
+    "vllm.fresh-plan-each-step": ("vllm-fp8-decode-graphs", ("graph=full",)),
+    "vllm.merge-ignore-context-count": ("vllm-mixed-context", ("backend=FLASHMLA",)),
     "vllm.skip-zero-new-blocks": (
-        "vllm-project/vllm#43961", "vllm-kv-cache-full",
+        "vllm-kv-cache-full",
         ("backend=FLASHMLA", "backend=FLASH_ATTN_MLA", "backend=TRITON_MLA"),
     ),
-    "vllm.router-int64-ids": ("vllm-project/vllm#38359", "vllm-expert-ids", ("routing=simulated",)),
-    "vllm.context-for-first-rows": ("vllm-project/vllm#50613", "vllm-batch-order", ("runner=v2",)),
-}  # fmt: skip
-"""By fault: the PR that mended it, and the scenario and points of its matrix in which it is put back."""
+    "vllm.router-int64-ids": ("vllm-expert-ids", ("routing=simulated",)),
+    "vllm.context-for-first-rows": ("vllm-batch-order", ("runner=v2",)),
+}
+"""Fault -> the scenario and the points of its matrix in which it is injected."""
 BARE = ("vllm-context-rows", "vllm.merge-ignore-context-count")
-"""Taken out without any poison: what a Hopper GPU shows by itself."""
-
-
+"""The case and the fault of a run without poison: it shows what a Hopper GPU does by itself."""
 RANKS = {
     "ranks-clean": ("", ("vllm-tensor-parallel", "vllm-tensor-parallel-context", "vllm-tensor-parallel-pages")),
     "ranks-merge": ("vllm.merge-ignore-context-count", ("vllm-tensor-parallel-context[poisoned=rank-1]",)),
@@ -36,22 +44,67 @@ RANKS = {
     "ranks-router": ("vllm.router-int64-ids", ("vllm-tensor-parallel[serves=experts]",)),
     "ranks-pages": ("vllm.skip-zero-new-blocks", ("vllm-tensor-parallel-pages",)),
 }
-"""What is split over two GPUs: the bug that is put back, and the cases."""
+"""Step over two GPUs -> the fault to inject, and the cases."""
+ROUNDS = 3
+"""How many runs of a clean case the page shows, the last ones."""
+HEAD = """# vLLM under the harness
+
+Made by `tools/vllm_report.py` from runs on one GPU each, and on two where it says so; the canaries measure inference,
+not ability. Accuracy is by epoch over the first questions of `gsm_symbolic`; a crash shows the serving process's last
+words. Times include starting vLLM, and several processes shared a GPU: they are no benchmark. What the tables mean, and
+what they leave open, is in [findings.md](findings.md)."""
 
 
-def document(out: list[Path]) -> str:
-    """The page of all folders, oldest first."""
-    releases = sorted({path.name for folder in out for path in folder.iterdir() if (path / "clean-1").is_dir()})
-    parts = [HEAD, machine(out, releases), *fault_table(out, releases), *writers(out, releases)]
-    parts += [*ranks_table(out, releases), *clean_table(out, releases), *susceptibility(out, releases)]
-    return "\n".join(parts).rstrip() + "\n"
+class Run(NamedTuple):
+    """One result of a case, and the folder of its step."""
 
+    place: Path
+    result: dict[str, Any]
 
-def results(place: Path) -> list[dict[str, Any]]:
-    """Results of the runs below `place`, as far as they got; of two for one case the later holds."""
-    files = sorted(place.glob("run/*/results.jsonl"))
-    found = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    return [result for result in {r["id"]: r for r in found}.values() if not result["reason"].startswith("never ran")]
+    @property
+    def verdict(self) -> str:
+        return self.result["verdict"]
+
+    @property
+    def reason(self) -> str:
+        return self.result["reason"]
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the harness's own time limit ended it: the machine was busy, vLLM itself showed nothing."""
+        return self.reason.startswith("no answer within")
+
+    def files(self, name: str) -> list[Path]:
+        """Files that the serving of this case left, by run."""
+        folder = re.sub(r"[^A-Za-z0-9_.=]+", "-", self.result["id"]).strip("-")
+        return sorted(self.place.glob(f"run/*/accuracy/{folder}{name}"))
+
+    def before_crash(self) -> str:
+        """Accuracy of the epochs that were answered whole before a serving process died."""
+        for file in self.files("*/nan/asked/accuracy.jsonl")[-1:]:
+            header, *rows = read_json_lines(file)
+            epochs = itertools.groupby(sorted(rows, key=lambda row: row["epoch"]), lambda row: row["epoch"])
+            correct = [[row["correct"] for row in answers] for _, answers in epochs]
+            whole = [epoch for epoch in correct if len(epoch) == len(header["questions"])]
+            return ", ".join(f"{sum(epoch) / len(epoch):.4f}" for epoch in whole)
+        return ""
+
+    def poisoned(self) -> str:
+        """What the poison filled: sweeps of free memory, KV blocks, rows of context attention."""
+        for file in self.files("/nan/asked/poison.json")[-1:]:
+            found = json.loads(file.read_text())
+            words = {"sweeps": "sweeps", "blocks": "blocks", "context_rows": "context rows"}
+            return ", ".join(f"{found[key]:,} {word}" for key, word in words.items() if found.get(key))
+        return ""
+
+    def __str__(self) -> str:
+        """The cell of a table: verdict, accuracy by epoch, seconds."""
+        if self.verdict == "skip":
+            return "has the bug itself" if "as released" in self.reason else f"skipped: {brief(self.reason)}"
+        before = "" if curve(self.result) else self.before_crash()
+        known = curve(self.result) or (f"after {before}" if before else "")
+        verdict = "timed out" if self.timed_out else self.verdict
+        return ", ".join(filter(None, [f"**{verdict}**", known, f"{self.result['seconds']:.0f} s"]))
 
 
 def curve(result: dict[str, Any]) -> str:
@@ -60,307 +113,203 @@ def curve(result: dict[str, Any]) -> str:
     return ", ".join(f"{epoch['accuracy']:.4f}" for epoch in record["epochs"]) if record else ""
 
 
-HEAD = """# vLLM under the harness
-
-Made by `tools/vllm_report.py` from runs on one GPU each, and on two where it says so; the canaries measure inference,
-not ability. Accuracy is by epoch over the first questions of `gsm_symbolic`; a crash shows the serving process's last
-words. Times include starting vLLM, and several processes shared a GPU: they are no benchmark. What the tables mean, and
-what they leave open, is in [findings.md](findings.md).
-"""
+def runs_in(place: Path) -> list[Run]:
+    """The last result of each case in the folder of a step."""
+    found = [result for file in sorted(place.glob("run/*/results.jsonl")) for result in read_json_lines(file)]
+    last = {result["id"]: result for result in found}.values()
+    return [Run(place, result) for result in last if not result["reason"].startswith("never ran")]
 
 
-def machine(out: list[Path], releases: list[str]) -> str:
-    """One line on where it ran."""
-    gpus: dict[str, None] = {}
-    words: list[str] = []
-    for folder, release in itertools.product(out, releases):
-        for plan in sorted((folder / release).glob("*/run/*/run.json")):
-            environment = json.loads(plan.read_text()).get("environment") or {}
-            gpus |= {gpu["name"]: None for gpu in environment.get("gpus") or []}
-            words = [
-                f"{key} {environment[key]}" for key in ("python", "torch", "triton") if environment.get(key)
-            ] or words
-    return f"Machines: {' and '.join(gpus)}; {', '.join(words)}; vLLM {', '.join(releases)}.\n"
+def has_itself(fault: str, release: str) -> bool:
+    """Whether the release has the bug of a fault without an injection."""
+    return "as released" in (why_not(fault, release) or "")
 
 
-def fault_table(out: list[Path], releases: list[str]) -> Iterator[str]:
-    """Bugs by release: as released, and with the fault put back."""
-    from harness.engines.vllm.faults import why_not
+class Page:
+    """The page of several folders of runs, oldest first."""
 
-    yield "## The five PRs, and the order of a batch\n"
-    yield "| PR | vLLM | as released | fault put back | the harness says |\n|---|---|---|---|---|"
-    for fault, (ref, scenario, points) in FAULTS.items():
-        for release, point in itertools.product(releases, points):
-            case = f"{scenario}[{point}]"
-            clean, as_released = newest(out, release, "clean-1", case)
-            faulty, with_fault = newest(out, release, fault, case)
-            if faulty is None and "as released" in (why_not(fault, release) or ""):
-                faulty, with_fault = {"verdict": "skip", "reason": ""}, "has the bug itself"
-            where = f"{ref}, `{point}`" if len(points) > 1 else ref
-            yield f"| {where} | {release} | {as_released} | {with_fault} | {cell(says(clean, faulty))} |"
-    yield ""
-    for release in releases:
-        bare, words = newest(out, release, "bare", BARE[0])
-        if bare is not None:
-            ref = FAULTS[BARE[1]][0]
-            yield f"With the fix of {ref} taken out of {release} and nothing filled in: {words}.\n"
+    def __init__(self, folders: list[Path]) -> None:
+        self.folders = folders
+        self.releases = sorted({place.parent.name for folder in folders for place in folder.glob("*/clean-1")})
 
+    def text(self) -> str:
+        """All of it in Markdown."""
+        parts = [HEAD, self.machine(), *self.fault_table(), *self.writers(), *self.ranks_table(), *self.clean_table()]
+        return "\n\n".join([*parts, *self.susceptibility()]) + "\n"
 
-Told = tuple[dict[str, Any] | None, str]
+    def machine(self) -> str:
+        """One line on where it ran."""
+        gpus: dict[str, None] = {}
+        words: list[str] = []
+        for folder, release in itertools.product(self.folders, self.releases):
+            for plan in sorted((folder / release).glob("*/run/*/run.json")):
+                environment = json.loads(plan.read_text()).get("environment") or {}
+                gpus |= {gpu["name"]: None for gpu in environment.get("gpus") or []}
+                names = [name for name in ("python", "torch", "triton") if environment.get(name)]
+                words = [f"{name} {environment[name]}" for name in names] or words
+        return f"Machines: {' and '.join(gpus)}; {', '.join(words)}; vLLM {', '.join(self.releases)}."
 
+    def newest(self, release: str, step: str, case: str) -> Run | None:
+        """The last result of a case; a time-out only where there is nothing else."""
+        places = [folder / release / step for folder in reversed(self.folders)]
+        found = [run for place in places for run in runs_in(place) if run.result["id"] == case]
+        return next((run for run in found if not run.timed_out), next(iter(found), None))
 
-def newest(out: list[Path], release: str, name: str, case: str) -> Told:
-    """The last result of a case, in words too; a time-out only where there is nothing else."""
-    late: Told = (None, "not run")
-    for folder in reversed(out):
-        place = folder / release / name
-        result = next((result for result in results(place) if result["id"] == case), None)
-        if result is None:
-            continue
-        found = (result, told(result, partial(place, case)))
-        if not timed_out(result):
-            return found
-        late = late if late[0] else found
-    return late
+    def fault_table(self) -> Iterator[str]:
+        """Bugs by release: as released, and with the fault injected."""
+        rows = []
+        for fault, (scenario, points) in FAULTS.items():
+            for release, point in itertools.product(self.releases, points):
+                clean = self.newest(release, "clean-1", f"{scenario}[{point}]")
+                faulty = self.newest(release, fault, f"{scenario}[{point}]")
+                if faulty is None and has_itself(fault, release):
+                    faulty = Run(Path(), {"verdict": "skip", "reason": "as released"})
+                ref = ALL_FAULTS.get(fault).ref
+                where = f"{ref}, `{point}`" if len(points) > 1 else ref
+                found = [str(run or "not run") for run in (clean, faulty)]
+                rows.append((where, release, *found, brief(conclusion(clean, faulty))))
+        yield "## The five PRs, and the order of a batch"
+        yield table(("PR", "vLLM", "as released", "fault injected", "the harness says"), rows)
+        for release in self.releases:
+            if bare := self.newest(release, "bare", BARE[0]):
+                ref = ALL_FAULTS.get(BARE[1]).ref
+                yield f"With the fix of {ref} taken out of {release} and nothing filled in: {bare}."
 
+    def first_nans(self, release: str, step: str, folders: Iterable[Path]) -> dict[str, FirstNan]:
+        """Case -> the last report of its recorder in the folders."""
+        files = [file for folder in folders for file in sorted((folder / release / step).glob("run/*/blame.jsonl"))]
+        return {
+            line["key"].partition("!")[0]: FirstNan.model_validate(line["blame"]["first_nan"])
+            for line in itertools.chain.from_iterable(map(read_json_lines, files))
+            if line["blame"].get("first_nan")
+        }
 
-def timed_out(result: dict[str, Any]) -> bool:
-    """Whether it met the harness's own limit: nothing was seen of vLLM but that its machine was busy."""
-    reason: str = result["reason"]
-    return reason.startswith("no answer within")
+    def writers(self) -> Iterator[str]:
+        """The writer of the first NaN in each failure on one GPU, from a second serving of a few questions."""
+        rows = [
+            (f"`{case}`", release, step if step in FAULTS else "as released", brief(found.statement))
+            for release, step in itertools.product(self.releases, (*FAULTS, "clean-1"))
+            for case, found in self.first_nans(release, step, self.folders).items()
+        ]
+        if rows:
+            yield "## Who wrote the first NaN"
+            yield table(("case", "vLLM", "bug", "the recorder says"), sorted(rows))
 
-
-def says(clean: dict[str, Any] | None, faulty: dict[str, Any] | None) -> str:
-    """What the harness said of the fault, or of the release that has it itself."""
-    if faulty is None:
-        return "not run"
-    if faulty["verdict"] == "pass":
-        return "not caught: the poison changed no answer; the matrix below says what this kernel lets through"
-    if faulty["verdict"] == "skip" and clean is not None:
-        return clean["reason"] or "has the bug as released, and it changed no answer"
-    reason: str = faulty["reason"]
-    return reason
-
-
-def partial(place: Path, case: str) -> str:
-    """Accuracy of the epochs that were answered whole before a serving process died."""
-    right: dict[int, list[bool]] = {}
-    for file in sorted(place.glob(f"run/*/accuracy/{slug(case)}*/nan/asked/accuracy.jsonl"))[-1:]:
-        header, *rows = [json.loads(line) for line in file.read_text().splitlines()]
-        for row in rows:
-            right.setdefault(row["epoch"], []).append(row["correct"])
-        whole = [answers for answers in right.values() if len(answers) == len(header["questions"])]
-        return ", ".join(f"{sum(answers) / len(answers):.4f}" for answers in whole)
-    return ""
-
-
-def poisoned(place: Path, case: str) -> str:
-    """What the poison filled in a case: sweeps of free memory, KV blocks, rows of context attention."""
-    for file in sorted(place.glob(f"run/*/accuracy/{slug(case)}/nan/asked/poison.json"))[-1:]:
-        found = json.loads(file.read_text())
-        words = {"sweeps": "sweeps", "blocks": "blocks", "context_rows": "context rows"}
-        return ", ".join(f"{found[key]:,} {word}" for key, word in words.items() if found.get(key))
-    return ""
-
-
-def slug(case: str) -> str:
-    """The folder of a case's answers."""
-    return re.sub(r"[^A-Za-z0-9_.=]+", "-", case).strip("-")
-
-
-def told(result: dict[str, Any] | None, before: str = "") -> str:
-    """One result in a cell: verdict, curve, seconds; of a crash, `before` is the curve up to it."""
-    if result is None:
-        return "not run"
-    if result["verdict"] == "skip":
-        return "has the bug itself" if "as released" in result["reason"] else f"skipped: {cell(result['reason'])}"
-    known = curve(result) or (f"after {before}" if before else "")
-    verdict = "timed out" if timed_out(result) else result["verdict"]
-    return ", ".join(filter(None, [f"**{verdict}**", known, f"{result['seconds']:.0f} s"]))
-
-
-def cell(text: str, most: int = 240) -> str:
-    """Text that fits a Markdown table."""
-    flat = " ".join(text.split()).replace("|", "\\|")
-    return flat if len(flat) <= most else flat[: most - 1] + "…"
-
-
-ROUNDS = 3
-"""How many runs of a clean case the page shows, the last ones."""
-
-
-def clean_table(out: list[Path], releases: list[str]) -> Iterator[str]:
-    """The clean scenarios, each of their last runs, oldest first; apart, those whose bug the release has itself."""
-    own = own_bugs(releases)
-    found = {release: rounds(out, release) for release in releases}
-    clean, buggy, failed = [], [], []
-    for release in releases:
-        for case, runs in sorted(found[release].items()):
-            cells = [told(result, partial(place, case)) for place, result in runs]
-            filled = next(filter(None, (poisoned(place, case) for place, _ in reversed(runs))), "")
-            cells += ["not run"] * (ROUNDS - len(cells))
-            ref = own.get((release, case))
-            if ref and runs[-1][1]["verdict"] != "skip":
-                buggy.append(f"| `{case}` | {release} | {ref} | {' | '.join(cells)} |")
+    def ranks_table(self) -> Iterator[str]:
+        """Cases over two GPUs, with the rank that wrote first."""
+        rows = []
+        for release, (step, (fault, _)) in itertools.product(self.releases, RANKS.items()):
+            newest = next((folder for folder in reversed(self.folders) if runs_in(folder / release / step)), None)
+            if newest is None:
                 continue
-            clean.append(f"| `{case}` | {release} | {' | '.join(cells)} | {filled} |")
-            failed += [
-                f"- `{case}` on {release}: {cell(result['reason'])}"
-                for _, result in runs
-                if result["verdict"] not in ("pass", "skip")
-            ]
-    columns = " | ".join(f"run {n + 1}" for n in range(ROUNDS))
-    yield "## Clean scenarios\n"
-    yield from (f"- {release}: {tally(found[release], own, release)}" for release in releases)
-    yield f"\n| case | vLLM | {columns} | filled in the last |\n|---|---|{'---|' * ROUNDS}---|"
-    yield from clean
-    if failed:
-        yield "\n### Not passed\n"
-        yield from failed
-    if buggy:
-        yield "\n### Bugs that a release has itself\n"
-        yield f"Nothing is put back here: the release has the bug.\n\n| case | vLLM | bug | {columns} |"
-        yield f"|---|---|---|{'---|' * ROUNDS}"
-        yield from buggy
-    yield ""
+            reports = self.first_nans(release, step, [newest])
+            for run in runs_in(newest / release / step):
+                found = reports.get(run.result["id"])
+                words = "; ".join([found.statement, *found.other_ranks]) if found else ""
+                rows.append((f"`{run.result['id']}`", release, fault, run, brief(words, 420)))
+        if rows:
+            yield "## Over two GPUs"
+            yield table(("case", "vLLM", "injected bug", "verdict", "the recorder says"), rows)
 
+    def rounds(self, release: str) -> dict[str, list[Run]]:
+        """Case -> its last runs, oldest first; skipped runs only where there is no other."""
+        found: defaultdict[str, list[Run]] = defaultdict(list)
+        for place in [place for folder in self.folders for place in sorted((folder / release).glob("clean-*"))]:
+            for run in runs_in(place):
+                # Cases that need more GPUs have their own table.
+                if run.verdict != "skip" or not re.match(r"needs \d+ GPUs", run.reason):
+                    found[run.result["id"]].append(run)
+        ran = {case: [run for run in runs if run.verdict != "skip"] or runs[-1:] for case, runs in found.items()}
+        return {case: runs[-ROUNDS:] for case, runs in sorted(ran.items())}
 
-Rounds = dict[str, list[tuple[Path, dict[str, Any]]]]
+    @functools.cached_property
+    def own_bugs(self) -> dict[tuple[str, str], str]:
+        """(release, case) -> the bug, where a scenario declares a fault for the case that the release has itself."""
+        declared = [pair for one in load_scenarios() if one.system == "vllm" for pair in fault_cases(one)]
+        return {
+            (release, case.id): ALL_FAULTS.get(use.name).ref
+            for (use, case), release in itertools.product(declared, self.releases)
+            if use.name in PATCHES and has_itself(use.name, release)
+        }
 
+    def clean_table(self) -> Iterator[str]:
+        """The clean scenarios with their last runs; in a second table the bugs that a release has itself."""
+        found = {release: self.rounds(release) for release in self.releases}
+        clean, buggy, failed = [], [], []
+        for release, case, runs in [(name, *item) for name, cases in found.items() for item in cases.items()]:
+            cells = [*runs, *["not run"] * (ROUNDS - len(runs))]
+            ref = self.own_bugs.get((release, case))
+            if ref and runs[-1].verdict != "skip":
+                buggy.append((f"`{case}`", release, ref, *cells))
+                continue
+            filled = next(filter(None, (run.poisoned() for run in reversed(runs))), "")
+            clean.append((f"`{case}`", release, *cells, filled))
+            bad = [run for run in runs if run.verdict not in ("pass", "skip")]
+            failed += [f"- `{case}` on {release}: {cell(brief(run.reason))}" for run in bad]
+        titles = [f"run {n + 1}" for n in range(ROUNDS)]
+        yield "## Clean scenarios"
+        yield "\n".join(f"- {release}: {self.tally(release, found[release])}" for release in self.releases)
+        yield table(("case", "vLLM", *titles, "filled in the last"), clean)
+        if failed:
+            yield "### Not passed\n\n" + "\n".join(failed)
+        if buggy:
+            yield "### Bugs that a release has itself\n\nNothing is injected here: the release has the bug."
+            yield table(("case", "vLLM", "bug", *titles), buggy)
 
-def rounds(out: list[Path], release: str) -> Rounds:
-    """Case -> its last runs with their folders, oldest first; a skip only where it never ran."""
-    found: Rounds = {}
-    for folder in out:
-        for place in sorted((folder / release).glob("clean-*")):
-            for result in results(place):
-                if not needs_more_gpus(result):
-                    found.setdefault(result["id"], []).append((place, result))
-    for case, runs in found.items():
-        found[case] = ([run for run in runs if run[1]["verdict"] != "skip"] or runs[-1:])[-ROUNDS:]
-    return found
+    def tally(self, release: str, found: dict[str, list[Run]]) -> str:
+        """One line: how many clean cases passed in all of their runs, and in how many runs."""
+        ran = {case: [run.verdict for run in runs] for case, runs in found.items()}
+        ran = {case: verdicts for case, verdicts in ran.items() if verdicts != ["skip"]}
+        clean = [verdicts for case, verdicts in ran.items() if (release, case) not in self.own_bugs]
+        passed = sum(set(verdicts) == {"pass"} for verdicts in clean)
+        fewest = min(map(len, clean), default=0)
+        times = {1: "once", 2: "twice"}.get(fewest, f"{fewest} times in a row")
+        words = f"{passed} of {len(clean)} clean cases passed, {'each ' if fewest > 1 else ''}{times}"
+        own = [one for case, verdicts in ran.items() if (release, case) in self.own_bugs for one in verdicts]
+        seen = sum(verdict not in ("pass", "skip") for verdict in own)
+        return words + (f"; of bugs of its own {seen} of {len(own)} runs failed" if own else "")
 
+    def cells(self, release: str) -> dict[str, Cell]:
+        """Case -> its last cell, over all runs of `susceptibility`."""
+        files = [
+            file
+            for folder in self.folders
+            for file in sorted((folder / release).glob("susceptibility/run/*/results.jsonl"))
+        ]
+        results = [CaseResult.model_validate(line) for file in files for line in read_json_lines(file)]
+        return {result.id: cell_of(result, case) for result in results if (case := case_of(result.id)) is not None}
 
-def tally(found: Rounds, own: dict[tuple[str, str], str], release: str) -> str:
-    """How many clean cases passed each time they were run, and how often, in one line."""
-    ran = {case: [result["verdict"] for _, result in runs] for case, runs in found.items()}
-    ran = {case: verdicts for case, verdicts in ran.items() if verdicts != ["skip"]}
-    clean = {case: verdicts for case, verdicts in ran.items() if (release, case) not in own}
-    passed = [verdicts for verdicts in clean.values() if set(verdicts) == {"pass"}]
-    fewest = min(map(len, clean.values()), default=0)
-    times = {1: "once", 2: "twice"}.get(fewest, f"{fewest} times in a row")
-    words = f"{len(passed)} of {len(clean)} clean cases passed, {'each ' if fewest > 1 else ''}{times}"
-    caught = [verdicts for case, verdicts in ran.items() if (release, case) in own]
-    seen = sum(verdict not in ("pass", "skip") for verdicts in caught for verdict in verdicts)
-    return words + (f"; of bugs of its own {seen} of {sum(map(len, caught))} runs failed" if caught else "")
-
-
-def own_bugs(releases: list[str]) -> dict[tuple[str, str], str]:
-    """(release, case) -> the bug, where a scenario declares a fault for the case that the release has itself."""
-    from harness.core.catalog import FAULTS
-    from harness.engines.vllm.faults import PATCHES, why_not
-    from harness.scenario.expand import fault_cases
-    from harness.scenario.load import load_scenarios
-
-    return {
-        (release, case.id): FAULTS.get(use.name).ref
-        for scenario in load_scenarios()
-        for use, case in (fault_cases(scenario) if scenario.system == "vllm" else ())
-        for release in releases
-        if use.name in PATCHES and "as released" in (why_not(use.name, release) or "")
-    }
-
-
-def needs_more_gpus(result: dict[str, Any]) -> bool:
-    """Whether a case was skipped for want of GPUs; it has a table of its own."""
-    return result["verdict"] == "skip" and bool(re.match(r"needs \d+ GPUs", result["reason"]))
-
-
-def susceptibility(out: list[Path], releases: list[str]) -> Iterator[str]:
-    """The matrix of the first release that has one; of a later one, what differs from it."""
-    from harness.report.susceptibility import to_markdown
-
-    first, known = "", {}
-    for release in releases:
-        cells = cells_of(out, release)
-        if cells and not first:
-            first, known = release, cells
-            text = to_markdown(list(cells.values())).replace("## ", "### ").replace("# Susceptibility", "", 1)
-            yield f"## Susceptibility of vLLM {release}'s kernels\n\n{text.strip()}\n"
-        elif cells:
+    def susceptibility(self) -> Iterator[str]:
+        """The matrix of the first release that has one; of a later release, what differs from it."""
+        first, known = "", {}
+        for release in self.releases:
+            cells = self.cells(release)
+            if not cells:
+                continue
+            yield f"## Susceptibility of vLLM {release}'s kernels"
+            if not first:
+                first, known = release, cells
+                text = to_markdown(list(cells.values())).replace("## ", "### ").replace("# Susceptibility", "", 1)
+                yield text.strip()
+                continue
             ran = {case: found for case, found in cells.items() if found.outcome != "skipped"}
             before = {case: known[case].outcome if case in known else "not run" for case in ran}
-            other = {case: found for case, found in ran.items() if found.outcome != before[case]}
-            yield f"## Susceptibility of vLLM {release}'s kernels\n"
-            yield f"{len(ran) - len(other)} of the {len(ran)} cells that ran are as those of {first}.\n"
+            other = [
+                (f"`{case}`", before[case], found.outcome, brief(found.why, 160))
+                for case, found in sorted(ran.items())
+                if found.outcome != before[case]
+            ]
+            yield f"{len(ran) - len(other)} of the {len(ran)} cells that ran have the outcome of {first}."
             if other:
-                yield f"| case | {first} | {release} | |\n|---|---|---|---|"
-                for case, found in sorted(other.items()):
-                    yield f"| `{case}` | {before[case]} | {found.outcome} | {cell(found.why, 160)} |"
-                yield ""
+                yield table(("case", first, release, ""), other)
 
 
-def cells_of(out: list[Path], release: str) -> dict[str, Any]:
-    """Case -> its last cell, over all runs of `susceptibility`."""
-    from harness.core.records import CaseResult
-    from harness.report.susceptibility import cell_of
-    from harness.scenario.susceptibility import case_of
-
-    cells: dict[str, Any] = {}
-    for file in [
-        file for folder in out for file in sorted((folder / release).glob("susceptibility/run/*/results.jsonl"))
-    ]:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            result = CaseResult.model_validate_json(line)
-            if (case := case_of(result.id)) is not None:
-                cells[result.id] = cell_of(result, case)
-    return cells
-
-
-def writers(out: list[Path], releases: list[str]) -> Iterator[str]:
-    """Who wrote the first NaN of each failure on one GPU, by its recorder: a second serving of a few questions."""
-    rows = []
-    for release in releases:
-        for name in (*FAULTS, "clean-1"):
-            for case, found in first_nans(out, release, name).items():
-                what = name if name in FAULTS else "as released"
-                rows.append(f"| `{case}` | {release} | {what} | {cell(found.statement)} |")
-    if rows:
-        yield "## Who wrote the first NaN\n"
-        yield "| case | vLLM | bug | the recorder says |\n|---|---|---|---|"
-        yield from sorted(rows)
-        yield ""
-
-
-def ranks_table(out: list[Path], releases: list[str]) -> Iterator[str]:
-    """Cases over two GPUs, with the rank that wrote first."""
-    rows = []
-    for release, (name, (fault, _)) in itertools.product(releases, RANKS.items()):
-        for folder in reversed(out):
-            ran = results(folder / release / name)
-            told_of = first_nans([folder], release, name) if ran else {}
-            for result in ran:
-                found = told_of.get(result["id"])
-                words = [found.statement, *found.other_ranks] if found else []
-                rows.append(
-                    f"| `{result['id']}` | {release} | {fault} | {told(result)} | {cell('; '.join(words), 420)} |"
-                )
-            if ran:
-                break
-    if rows:
-        yield "## Over two GPUs\n"
-        yield "| case | vLLM | bug put back | verdict | the recorder says |\n|---|---|---|---|---|"
-        yield from rows
-        yield ""
-
-
-def first_nans(out: list[Path], release: str, name: str) -> dict[str, Any]:
-    """Case -> what its recorder said last, over all folders."""
-    from harness.core.records import FirstNan
-
-    found: dict[str, Any] = {}
-    for file in [file for folder in out for file in sorted((folder / release / name).glob("run/*/blame.jsonl"))]:
-        for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            if report := line["blame"].get("first_nan"):
-                found[line["key"].partition("!")[0]] = FirstNan.model_validate(report)
-    return found
+def conclusion(clean: Run | None, faulty: Run | None) -> str:
+    """What the harness found of the fault, or of the release that has it itself."""
+    if faulty is None:
+        return "not run"
+    if faulty.verdict == "pass":
+        return "not caught: the poison changed no answer; the matrix below says what this kernel lets through"
+    if faulty.verdict == "skip" and clean is not None:
+        return clean.reason or "has the bug as released, and it changed no answer"
+    return faulty.reason

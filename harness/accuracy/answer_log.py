@@ -1,11 +1,10 @@
-"""`accuracy.jsonl`: a header and one line for each question and epoch, written the moment its answer is there."""
+"""`accuracy.jsonl`: a header, and one line for each question and epoch, written as soon as its answer arrives."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from pydantic import ValidationError
 
@@ -18,7 +17,7 @@ FILE_NAME = "accuracy.jsonl"
 
 @dataclass(frozen=True)
 class AccuracyRun:
-    """All that a run stored: the header, and the results by (epoch, question hash)."""
+    """A stored run: the header, and the results by (epoch, question hash)."""
 
     header: RunHeader
     results: dict[tuple[int, str], QuestionResult]
@@ -26,16 +25,16 @@ class AccuracyRun:
     seconds: float = 0.0
 
     def epoch(self, number: int) -> list[QuestionResult]:
-        """The results of one epoch in the task's order; those not asked yet are missing."""
+        """The results of one epoch in the task's order, without the questions that were not asked yet."""
         found = (self.results.get((number, question)) for question in self.header.questions)
         return [result for result in found if result is not None]
 
 
 class AnswerLog:
-    """An open log. Each line is handed to the system at once, so that a SIGKILL loses no answer that was counted.
+    """An open log. Each line is flushed at once, so that a SIGKILL loses no answer that was counted.
 
-    `append_line` would force each to the disk, a few milliseconds for each of thousands of answers; that is done once
-    an epoch instead, as only a power cut could tell the difference.
+    Forcing each line to the disk would cost milliseconds an answer and guard only against a power cut. `sync` does it
+    once an epoch.
     """
 
     def __init__(self, path: Path, header: RunHeader, *, resume: bool = False) -> None:
@@ -47,11 +46,15 @@ class AnswerLog:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             append_line(path, header.model_dump_json())
-        self._end_torn_line(path)
+        with path.open("rb+") as stream:
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) != b"\n":
+                # A kill has torn the last line.
+                stream.write(b"\n")
         self._stream = path.open("a", encoding="utf-8")
 
     def add(self, result: QuestionResult) -> None:
-        """Store one result. A question is counted once an epoch: a second result is an error of the caller."""
+        """Store one result. Raises AssertionError for a second result of a question in one epoch."""
         key = (result.epoch, result.question)
         if key in self.results:
             raise AssertionError(f"question {result.question} was answered twice in epoch {result.epoch}")
@@ -63,12 +66,8 @@ class AnswerLog:
         """Force everything to the disk."""
         os.fsync(self._stream.fileno())
 
-    def __enter__(self) -> AnswerLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._stream.close()
 
     def _continue(self, path: Path, header: RunHeader) -> None:
@@ -80,16 +79,9 @@ class AnswerLog:
                 raise InputError(f"{path}: cannot be resumed: it was run with {shown}")
         self.results.update(results)
 
-    @staticmethod
-    def _end_torn_line(path: Path) -> None:
-        with path.open("rb+") as stream:
-            stream.seek(-1, os.SEEK_END)
-            if stream.read(1) != b"\n":
-                stream.write(b"\n")
-
 
 def read_log(path: Path) -> tuple[RunHeader, dict[tuple[int, str], QuestionResult]]:
-    """Header and results by (epoch, question). A line torn by a kill is skipped: its question was not counted."""
+    """Header and results by (epoch, question), without a line torn by a kill. Raises InputError for another file."""
     lines = read_json_lines(path)
     try:
         header = RunHeader.model_validate(next(lines))
@@ -105,7 +97,6 @@ def read_log(path: Path) -> tuple[RunHeader, dict[tuple[int, str], QuestionResul
 
 
 def read_run(directory: Path) -> AccuracyRun:
-    """What a run left in `directory`, finished or not. Raises InputError when that is nothing."""
+    """The run in `directory`, finished or not. Raises InputError when there is none."""
     path = directory / FILE_NAME
-    header, results = read_log(path)
-    return AccuracyRun(header, results, path)
+    return AccuracyRun(*read_log(path), path)

@@ -1,7 +1,7 @@
-"""What answers questions: the one interface of every model under test, and the lookup of a model's description.
+"""The interface of every model under test, and the lookup of a model by its description.
 
-A model is written ``engine:DIR`` (the reference engine), ``server:http://host:port/v1`` (any OpenAI-compatible
-server), or as an engine's table of models says. Nothing here imports torch.
+A description is ``engine:DIR`` (the reference engine), ``server:http://host:port/v1`` (any OpenAI-compatible server),
+or another form from the table of models.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one prompt.
+    """The answer to one prompt.
 
-    `unanswered` says why there is no answer; then `text` is empty. `had_invalid_tokens` is true for a token outside
-    the vocabulary, a token chosen from logits that were not finite, or bytes that are no text.
+    `unanswered` is the reason for no answer; then `text` is empty. `had_invalid_tokens` is true for a token outside the
+    vocabulary, a token chosen from logits that were not finite, or bytes that are no text.
     """
 
     text: str
@@ -35,25 +35,25 @@ class Answer:
 
 
 OnAnswer = Callable[[int, Answer], None]
-"""Called with the prompt's position and its answer, from the caller's own thread, as soon as the answer is there."""
+"""Called in the caller's thread with the prompt's position and its answer, as soon as the answer arrives."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a baseline and a report say about a model."""
+    """A model, as baselines and reports name it."""
 
     model: str
     engine: str
     dtype: str
     model_hash: str
     deterministic: bool = False
-    """The same prompts in any order give the same answers, bit for bit: one flip is then a finding."""
+    """The same prompts give the same answers in any order, bit for bit. Then one flip is a finding."""
     note: str = ""
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """A running model; it keeps its state (KV pages, graphs) from call to call."""
+    """A running model. It keeps its state (KV pages, graphs) from call to call."""
 
     @property
     def identity(self) -> Identity: ...
@@ -65,16 +65,16 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what the model holds."""
+        """Free the model."""
         ...
 
 
 @runtime_checkable
 class ScoresText(Protocol):
-    """A backend that can also tell how likely a continuation is."""
+    """A backend that also scores continuations."""
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """For each (context, continuation): its log probability, and whether greedy decoding would give it."""
+        """For each (context, continuation): its log probability, and whether greedy decoding gives it."""
         ...
 
 
@@ -85,7 +85,7 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
 
 
 def has_invalid_text(text: str, finish: str) -> bool:
-    """Whether `text` holds bytes that are no text; a character that the length limit cut in two is none."""
+    """Whether `text` holds bytes that are no text. A last character that the length limit cut does not count."""
     whole = text.rstrip(REPLACEMENT) if finish == "length" else text
     return REPLACEMENT in whole or "\0" in whole
 
@@ -100,10 +100,9 @@ def parse_model(spec: str) -> tuple[ModelSpec, str]:
 
 
 def open_backend(spec: str, *, concurrency: int = 32, **options: Any) -> Backend:
-    """Start the model that `spec` describes. Raises InputError when it cannot be had here.
+    """Start the model that `spec` describes. Raises InputError when it cannot run here.
 
-    `options` are the fields of `ModelParams` that the table of models lists for this kind, and others of its backend.
-    Each kind needs packages that the others do not: nothing is loaded that this model does not use.
+    `options` are arguments of the model's backend. Only the packages of this backend are imported.
     """
     kind, where = parse_model(spec)
     backend: Backend = attribute_at(kind.open)(where, concurrency=concurrency, **options)

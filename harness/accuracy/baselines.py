@@ -1,4 +1,4 @@
-"""Stored accuracies, `fixtures/baselines/*.yaml`: what a task's questions came to on one model, engine and dtype."""
+"""Stored accuracies, `fixtures/baselines/*.yaml`: the outcome of each question on one model, engine and dtype."""
 
 from __future__ import annotations
 
@@ -12,25 +12,18 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from harness.accuracy.answer_log import AccuracyRun
+from harness.accuracy.records import Measured
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
 from harness.core.fixtures import BASELINES
-from harness.core.params import Record
 
 _HASHES_A_LINE = 8
 
 
-class Baseline(Record):
-    """One baseline. `right` and `wrong` together are all its questions, by hash, in the task's order each."""
+class Baseline(Measured):
+    """One baseline. `right` and `wrong` are the hashes of its questions, each in the task's order."""
 
-    schema_version: int = 1
     name: str = Field(default="", exclude=True)
-    task: str
-    filter: str
-    model: str
-    model_hash: str
-    engine: str
-    dtype: str
     accuracy: float
     num_questions: int
     seed: int = 0
@@ -51,7 +44,7 @@ class Baseline(Record):
 
 @dataclass(frozen=True)
 class BaselineChange:
-    """What an update would do. Nothing is written before `write_baseline` gets it."""
+    """The effect of an update. `write_baseline` writes it."""
 
     path: Path
     old: Baseline | None
@@ -60,7 +53,7 @@ class BaselineChange:
     gained: tuple[str, ...]
     dropped: tuple[str, ...]
     objections: tuple[str, ...]
-    """Why it is refused without `--allow-regression`; empty when it is not."""
+    """Reasons to refuse it without `--allow-regression`."""
 
     def lines(self) -> list[str]:
         """The difference, for people."""
@@ -81,7 +74,7 @@ class BaselineChange:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read one file. Raises InputError, with the file's name, for what is no baseline."""
+    """Read one file. Raises InputError with the file's name when it is no baseline."""
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
         baseline = Baseline.model_validate(loaded).model_copy(update={"name": path.stem})
@@ -103,40 +96,25 @@ def read_baselines(directory: Path = BASELINES) -> list[Baseline]:
     return [read_baseline(path) for path in sorted(directory.glob("*.yaml"))]
 
 
-def find_baseline(
-    *, task: str, filter_name: str, model_hash: str, engine: str, dtype: str, directory: Path = BASELINES
-) -> Baseline | None:
-    """The baseline of exactly this task, model, engine and dtype; None when there is none."""
-    key = (task, filter_name, model_hash, engine, dtype)
-    for found in read_baselines(directory):
-        if (found.task, found.filter, found.model_hash, found.engine, found.dtype) == key:
-            return found
-    return None
-
-
 def baseline_of(run: AccuracyRun, directory: Path = BASELINES) -> Baseline | None:
-    """The baseline that `run` is to be compared to by default.
+    """The baseline of the run's task, filter, model, engine and dtype; None when there is none.
 
-    On a GPU ("engine on cuda") the reference engine must answer what it answers on a CPU: where there is no baseline
-    of its own, that one counts.
+    The reference engine must answer on a GPU ("engine on cuda") as on a CPU ("engine"). So the baseline of the CPU
+    counts where the GPU has none.
     """
     header = run.header
-    for engine in dict.fromkeys((header.engine, header.engine.partition(" on ")[0])):
-        found = find_baseline(
-            task=header.task,
-            filter_name=header.filter,
-            model_hash=header.model_hash,
-            engine=engine,
-            dtype=header.dtype,
-            directory=directory,
-        )
-        if found is not None:
-            return found
-    return None
+    engines = (header.engine, header.engine.partition(" on ")[0])
+    key = (header.task, header.filter, header.model_hash, header.dtype)
+    fitting = [
+        found
+        for found in read_baselines(directory)
+        if (found.task, found.filter, found.model_hash, found.dtype) == key and found.engine in engines
+    ]
+    return min(fitting, key=lambda found: engines.index(found.engine), default=None)
 
 
 def plan_update(run: AccuracyRun, directory: Path = BASELINES) -> BaselineChange:
-    """What it would mean to take the run's first epoch as the baseline: before any page was recycled.
+    """The change that makes the run's first epoch the baseline: no page was recycled before it.
 
     Raises InputError when that epoch is not complete.
     """
@@ -148,12 +126,7 @@ def plan_update(run: AccuracyRun, directory: Path = BASELINES) -> BaselineChange
         )
     right = tuple(result.question for result in first if result.correct)
     new = Baseline(
-        task=header.task,
-        filter=header.filter,
-        model=header.model,
-        model_hash=header.model_hash,
-        engine=header.engine,
-        dtype=header.dtype,
+        **header.model_dump(include=set(Measured.model_fields)),
         accuracy=round(len(right) / len(first), 6),
         num_questions=len(first),
         seed=header.seed,
@@ -161,13 +134,15 @@ def plan_update(run: AccuracyRun, directory: Path = BASELINES) -> BaselineChange
         right=right,
         wrong=tuple(result.question for result in first if not result.correct),
     )
-    path = directory / f"{_file_name(new)}.yaml"
+    parts = (new.task, new.model, new.engine, new.dtype)
+    name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "-", part).strip("-") for part in parts)
+    path = directory / f"{name}.yaml"
     old = read_baseline(path) if path.exists() else None
     return _change(path, old, new, sum(result.unanswered is not None for result in first))
 
 
 def write_baseline(change: BaselineChange, *, allow_regression: bool = False) -> Path:
-    """Write it. Raises InputError when it would lower the baseline and that is not allowed."""
+    """Write the change; returns the file. Raises InputError for a change with objections that are not allowed."""
     if change.objections and not allow_regression:
         raise InputError(
             f"{change.path.name}: not written: {'; '.join(change.objections)}; if that is meant, add --allow-regression"
@@ -189,11 +164,6 @@ def _change(path: Path, old: Baseline | None, new: Baseline, unanswered: int) ->
     if dropped:
         objections.append(f"{len(dropped)} of its questions were not asked")
     return BaselineChange(path, old, new, lost, gained, dropped, tuple(objections))
-
-
-def _file_name(baseline: Baseline) -> str:
-    parts = (baseline.task, baseline.model, baseline.engine, baseline.dtype)
-    return "-".join(re.sub(r"[^A-Za-z0-9_.]+", "-", part).strip("-") for part in parts)
 
 
 def _to_yaml(baseline: Baseline) -> str:

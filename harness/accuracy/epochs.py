@@ -1,4 +1,4 @@
-"""The loop: one running model is asked the same questions again and again, each epoch in a new seeded order."""
+"""The loop over epochs: one running model answers the same questions, in a new seeded order each time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import hashlib
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from harness.core.errors import HarnessError
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, after each answer."""
+    """The state of an epoch after an answer."""
 
     epoch: int
     num_epochs: int
@@ -28,7 +29,7 @@ class Progress:
     num_correct: int
     unanswered: int
     num_tokens: int = 0
-    """Tokens of this epoch's answers that were generated in this run, in `milliseconds`, without the grading."""
+    """Tokens of this epoch that this run generated, in `milliseconds`. Grading does not count."""
     milliseconds: int = 0
 
 
@@ -43,10 +44,10 @@ def run_epochs(
     resume: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> AccuracyRun:
-    """Ask every question in every epoch and append each result to ``directory/accuracy.jsonl`` at once.
+    """Ask every question in every epoch; append each result to ``directory/accuracy.jsonl`` at once.
 
-    With `resume` what the file holds already is not asked again. Whatever ends the run early (Ctrl-C, a server that
-    is gone, a SIGKILL), the answers so far are stored. Raises InputError when the file belongs to another run.
+    With `resume`, questions with a result in the file are not asked again. A run that ends early keeps its answers.
+    Raises InputError when the file belongs to another run.
     """
     # lm-eval takes seconds to import; `mla-harness --help` must not.
     from harness.accuracy.lm import BackendLM
@@ -55,7 +56,7 @@ def run_epochs(
     lm = BackendLM(backend, max_tokens=max_tokens)
     header = make_header(backend, task, seed=seed, num_epochs=num_epochs)
     path = directory / FILE_NAME
-    with AnswerLog(path, header, resume=resume) as log:
+    with closing(AnswerLog(path, header, resume=resume)) as log:
         for epoch in range(1, num_epochs + 1):
             _EpochOf(lm, task, log, header, epoch, on_progress).run()
             log.sync()
@@ -63,32 +64,26 @@ def run_epochs(
 
 
 def make_header(backend: Backend, task: Task, *, seed: int, num_epochs: int) -> RunHeader:
-    """What identifies a run of `task` on `backend`."""
-    identity = backend.identity
+    """The header of a run of `task` on `backend`."""
     return RunHeader(
         task=task.name,
         filter=task.filter,
-        model=identity.model,
-        model_hash=identity.model_hash,
-        engine=identity.engine,
-        dtype=identity.dtype,
         seed=seed,
         num_epochs=num_epochs,
         questions=task.questions,
-        deterministic=identity.deterministic,
-        note=identity.note,
+        **asdict(backend.identity),
     )
 
 
 def epoch_order(num_questions: int, seed: int, epoch: int) -> list[int]:
-    """The order of one epoch: a permutation that the seed and the epoch's number alone decide."""
+    """The order of one epoch: a permutation of positions, drawn from the seed and the epoch's number."""
     order = list(range(num_questions))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
 
 
 class _EpochOf:
-    """One epoch of a run: what is left of it is asked in one call of `lm_eval.evaluate`."""
+    """One epoch of a run. One call of `lm_eval.evaluate` asks the questions that have no result yet."""
 
     def __init__(
         self,
@@ -112,21 +107,18 @@ class _EpochOf:
         self.seconds_before = lm.seconds_generating
 
     def run(self) -> None:
-        """Ask, grade and store; then hold each stored grade against lm-eval's own."""
+        """Ask, grade and store; then compare each stored grade with lm-eval's own."""
         if not self.left:
             return
         import lm_eval  # type: ignore[import-untyped]
 
-        self.lm.order = lambda requests: sorted(
-            range(len(requests)), key=lambda i: self.place[self.left[requests[i].doc_id]]
-        )
+        def place(request: Any) -> int:
+            return self.place[self.left[request.doc_id]]
+
+        self.lm.order = lambda requests: sorted(range(len(requests)), key=lambda i: place(requests[i]))
         self.lm.on_answer = self._store
-        found = lm_eval.evaluate(
-            self.lm,
-            {"tasks": {self.task.name: self.task.lm_eval_task}},
-            samples={self.task.name: self.left},
-            bootstrap_iters=0,
-        )
+        tasks = {"tasks": {self.task.name: self.task.lm_eval_task}}
+        found = lm_eval.evaluate(self.lm, tasks, samples={self.task.name: self.left}, bootstrap_iters=0)
         self._check(found["samples"][self.task.name])
 
     def _store(self, instance: Any, answer: Answer) -> None:
@@ -156,19 +148,9 @@ class _EpochOf:
         self.unanswered += not answered
         self.num_tokens += answer.num_tokens
         if self.on_progress:
-            self.on_progress(self._progress())
-
-    def _progress(self) -> Progress:
-        return Progress(
-            self.epoch,
-            self.header.num_epochs,
-            self.answered,
-            len(self.task.questions),
-            self.num_correct,
-            self.unanswered,
-            self.num_tokens,
-            round(1e3 * (self.lm.seconds_generating - self.seconds_before)),
-        )
+            milliseconds = round(1e3 * (self.lm.seconds_generating - self.seconds_before))
+            counts = (self.answered, len(self.task.questions), self.num_correct, self.unanswered, self.num_tokens)
+            self.on_progress(Progress(self.epoch, self.header.num_epochs, *counts, milliseconds))
 
     def _check(self, samples: list[dict[str, Any]]) -> None:
         for sample in samples:

@@ -1,4 +1,4 @@
-"""Which model it is: a hash of a checkpoint's configuration, weights and tokenizer, and what to say about it."""
+"""The identity of a checkpoint: a hash of its configuration, weights and tokenizer, and a note for reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WHOLE_UP_TO = 1 << 30
 
 @dataclass(frozen=True)
 class Description:
-    """A checkpoint directory: its name, its hash, the dtype of its weights, and a note that reports must carry."""
+    """A checkpoint directory: its name, its hash, the dtype of its weights, and a note that reports must show."""
 
     name: str
     hash: str
@@ -27,7 +27,7 @@ class Description:
 
 
 def describe_directory(directory: Path) -> Description:
-    """Read a Hugging Face directory. Raises InputError when it is none."""
+    """Describe a Hugging Face directory. Raises InputError for another directory."""
     config_file = directory / "config.json"
     if not config_file.is_file():
         raise InputError(f"{directory}: no config.json there; name a Hugging Face model directory")
@@ -48,7 +48,7 @@ def describe_directory(directory: Path) -> Description:
 def hash_directory(directory: Path) -> str:
     """``sha256:`` and 16 hex digits over the names and bytes of configuration, weights and tokenizer.
 
-    Of a file over 1 GiB the size, the first and the last MiB count: a user's 600 GB checkpoint is named in a second.
+    A file over 1 GiB counts by its size and its first and last MiB, so that a checkpoint of 600 GB needs a second.
     """
     digest = hashlib.sha256()
     files = sorted({path for pattern in _HASHED for path in directory.glob(pattern)})

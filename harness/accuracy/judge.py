@@ -1,4 +1,4 @@
-"""The verdict of an accuracy run: counts, flips, tests and limits, and one sentence that says it all."""
+"""The verdict of an accuracy run: counts, flips, tests and limits, and one sentence for people."""
 
 from __future__ import annotations
 
@@ -8,52 +8,49 @@ from collections.abc import Sequence
 from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import Baseline
 from harness.accuracy.identity import CANARY_NOTE
-from harness.accuracy.records import (
+from harness.accuracy.records import QuestionResult
+from harness.accuracy.statistics import adjust, mcnemar_p, smallest_drop, trend_p, wilson_interval
+from harness.accuracy.tasks import STOCK
+from harness.core.errors import InputError
+from harness.core.records import (
+    AccuracyJudgement,
+    AccuracyLimits,
     AccuracyRecord,
     BaselineUse,
     EpochAccuracy,
     Flips,
-    Judgement,
-    Limits,
     OutcomeGrid,
-    QuestionResult,
+    Verdict,
 )
-from harness.accuracy.statistics import adjust, mcnemar_p, smallest_drop, trend_p, wilson_interval
-from harness.accuracy.tasks import STOCK
-from harness.core.errors import InputError
-from harness.core.records import Verdict
 
-_FAULTY = ("unanswered", "empty", "unparsed", "invalid_tokens")
+_FAULTY = {
+    "unanswered": "were not answered",
+    "empty": "are empty",
+    "unparsed": "do not parse",
+    "invalid_tokens": "hold invalid tokens",
+}
+_HEADER = {"task", "model", "model_hash", "engine", "dtype", "seed", "note", "filter"}
 
 
 def judge(
     run: AccuracyRun,
     *,
     baseline: Baseline | None = None,
-    limits: Limits | None = None,
+    limits: AccuracyLimits | None = None,
     scenario: str = "",
     case: str = "",
     fault: str | None = None,
 ) -> AccuracyRecord:
-    """Turn a run into its record. Raises InputError when the baseline is of other questions or another task."""
-    header = run.header
-    limits = limits or Limits()
+    """Turn a run into its record. Raises InputError when the baseline has another task or other questions."""
     use = _use(run, baseline)
-    counted = [_count(run.epoch(n), n) for n in range(1, header.num_epochs + 1)]
+    counted = [_count(run.epoch(n), n) for n in range(1, run.header.num_epochs + 1)]
     epochs = tuple(epoch.model_copy(update=_against_reference(run, epoch.epoch, baseline)) for epoch in counted)
-    judgement = _judge(run, epochs, use, limits)
+    judgement = _judge(run, epochs, use, limits or AccuracyLimits())
     return AccuracyRecord(
         scenario=scenario,
         case=case,
         fault=fault,
-        task=header.task,
-        model=header.model,
-        model_hash=header.model_hash,
-        engine=header.engine,
-        dtype=header.dtype,
-        seed=header.seed,
-        note=header.note,
-        filter=header.filter,
+        **run.header.model_dump(include=_HEADER),
         epochs=epochs,
         ci=tuple(epoch.interval for epoch in epochs),
         baseline=use,
@@ -76,7 +73,7 @@ def _use(run: AccuracyRun, baseline: Baseline | None) -> BaselineUse | None:
     shared = [outcomes[question] for question in run.header.questions if question in outcomes]
     if not shared:
         raise InputError(f"baseline {baseline.name}: it holds none of the questions of this run")
-    # A run of few questions is compared to the same few: the rest of the baseline says nothing about them.
+    # A run of few questions is compared to these questions alone.
     return BaselineUse(
         name=baseline.name,
         accuracy=sum(shared) / len(shared),
@@ -105,7 +102,7 @@ def _count(results: Sequence[QuestionResult], epoch: int) -> EpochAccuracy:
 
 
 def _outcomes(results: Sequence[QuestionResult]) -> dict[str, bool]:
-    """Question -> right or wrong. An unanswered question has no outcome; a limit of its own counts it."""
+    """Question -> right or wrong. An unanswered question has no outcome; it has its own limit."""
     return {result.question: result.correct for result in results if result.unanswered is None}
 
 
@@ -129,17 +126,20 @@ def _flips(before: dict[str, bool], after: dict[str, bool], reference: str) -> F
     return Flips(reference=reference, num_shared=len(shared), lost=lost, gained=gained, p_value=mcnemar_p(lost, gained))
 
 
-def _judge(run: AccuracyRun, epochs: Sequence[EpochAccuracy], use: BaselineUse | None, limits: Limits) -> Judgement:
+def _judge(
+    run: AccuracyRun, epochs: Sequence[EpochAccuracy], use: BaselineUse | None, limits: AccuracyLimits
+) -> AccuracyJudgement:
     missing = [epoch for epoch in epochs if epoch.num_questions < len(run.header.questions)]
     if missing:
-        lacks = len(run.header.questions) - missing[0].num_questions
-        statement = (
-            f"epoch {missing[0].epoch} lacks {lacks} of {len(run.header.questions)} questions: continue with --resume"
+        num_questions = len(run.header.questions)
+        lacks = (
+            f"epoch {missing[0].epoch} lacks {num_questions - missing[0].num_questions} of {num_questions} questions"
         )
-        return Judgement(verdict=Verdict.ERROR, statement=statement, reasons=(statement,))
+        statement = f"{lacks}: continue with --resume"
+        return AccuracyJudgement(verdict=Verdict.ERROR, statement=statement, reasons=(statement,))
     trend = _trend(run) if len(epochs) > 1 else None
-    p_values = [epoch.flips.p_value for epoch in epochs if epoch.flips]
-    p_values += [trend] if trend is not None else []
+    compared = [epoch.flips for epoch in epochs if epoch.flips]
+    p_values = [flips.p_value for flips in compared] + ([trend] if trend is not None else [])
     num_flips = _flips_between_epochs(run)
     reasons = [
         *_significant_drops(epochs, trend, len(p_values), limits.alpha),
@@ -150,11 +150,10 @@ def _judge(run: AccuracyRun, epochs: Sequence[EpochAccuracy], use: BaselineUse |
     reference = use.accuracy if use else epochs[0].accuracy
     drop = None
     if p_values:
-        compared = [epoch.flips for epoch in epochs if epoch.flips]
         by_chance = min((flips.gained for flips in compared), default=0)
         smallest = min((flips.num_shared for flips in compared), default=0)
         drop = smallest_drop(smallest, reference, limits.alpha / len(p_values), by_chance)
-    judgement = Judgement(
+    judgement = AccuracyJudgement(
         verdict=verdict,
         statement="",
         reasons=tuple(reasons),
@@ -196,27 +195,21 @@ def _significant_drops(epochs: Sequence[EpochAccuracy], trend: float | None, num
     return reasons
 
 
-def _limit_reasons(epochs: Sequence[EpochAccuracy], limits: Limits) -> list[str]:
+def _limit_reasons(epochs: Sequence[EpochAccuracy], limits: AccuracyLimits) -> list[str]:
     reasons = []
-    words = {
-        "unanswered": "were not answered",
-        "empty": "are empty",
-        "unparsed": "do not parse",
-        "invalid_tokens": "hold invalid tokens",
-    }
     for epoch in epochs:
-        for name in _FAULTY:
+        for name, words in _FAULTY.items():
             limit, count = getattr(limits, name), getattr(epoch, name)
             if limit is not None and count > limit * epoch.num_questions:
                 reasons.append(
-                    f"epoch {epoch.epoch}: {count} of {epoch.num_questions:,} answers {words[name]} (limit {limit:.1%})"
+                    f"epoch {epoch.epoch}: {count} of {epoch.num_questions:,} answers {words} (limit {limit:.1%})"
                 )
         if limits.accuracy is not None and epoch.accuracy < limits.accuracy:
             reasons.append(f"epoch {epoch.epoch}: accuracy {epoch.accuracy:.4f} is below {limits.accuracy}")
     return reasons
 
 
-def _flip_reasons(run: AccuracyRun, num_flips: int, limits: Limits) -> list[str]:
+def _flip_reasons(run: AccuracyRun, num_flips: int, limits: AccuracyLimits) -> list[str]:
     limit = 0 if limits.flips is None and run.header.deterministic else limits.flips
     if limit is None or num_flips <= limit:
         return []
@@ -224,47 +217,41 @@ def _flip_reasons(run: AccuracyRun, num_flips: int, limits: Limits) -> list[str]
     return [f"{num_flips} answers {why}flipped between epochs (limit {limit})"]
 
 
-def _statement(run: AccuracyRun, epochs: Sequence[EpochAccuracy], judgement: Judgement, use: BaselineUse | None) -> str:
+def _statement(
+    run: AccuracyRun, epochs: Sequence[EpochAccuracy], judgement: AccuracyJudgement, use: BaselineUse | None
+) -> str:
     accuracies = ", ".join(f"{epoch.accuracy:.4f}" for epoch in epochs)
     parts = [f"accuracy {accuracies}" + (f" (baseline {use.accuracy:.4f})" if use else "")]
     parts += judgement.reasons
     if judgement.verdict is Verdict.SKIP:
         parts.append("nothing to compare with: one epoch and no baseline")
     if len(epochs) > 1 and judgement.num_flips == 0:
-        parts.append(
-            f"0 flips in {len(epochs)} epochs"
-            + (", as a deterministic engine must give" if run.header.deterministic else "")
-        )
+        why = ", as a deterministic engine must give" if run.header.deterministic else ""
+        parts.append(f"0 flips in {len(epochs)} epochs{why}")
     elif judgement.num_flips and judgement.verdict is Verdict.PASS:
         parts.append(f"{judgement.num_flips} flips between epochs are within chance")
     if judgement.verdict is Verdict.PASS:
         parts.append(f"no significant drop (adjusted p = {judgement.p_value:.2g})")
-    if judgement.num_tests:
-        parts.append(_power(judgement.smallest_drop))
+    if judgement.num_tests and judgement.smallest_drop is None:
+        parts.append("no drop could have been seen with so few questions right")
+    elif judgement.num_tests:
+        parts.append(f"a drop of {judgement.smallest_drop:.2%} would have been seen (80 % power)")
     if CANARY_NOTE in run.header.note and run.header.task in STOCK:
-        parts.append(
-            f"the model is a canary, which knows only its own questions: near 0 is what it must come to on "
-            f"{run.header.task}"
-        )
+        canary = "the model is a canary, which knows only its own questions"
+        parts.append(f"{canary}: near 0 is what it must come to on {run.header.task}")
     return "; ".join(parts)
-
-
-def _power(drop: float | None) -> str:
-    if drop is None:
-        return "no drop could have been seen with so few questions right"
-    return f"a drop of {drop:.2%} would have been seen (80 % power)"
 
 
 def _grid(run: AccuracyRun, baseline: Baseline | None) -> OutcomeGrid:
     questions = run.header.questions
-    rows = []
-    for epoch in range(1, run.header.num_epochs + 1):
-        found = (run.results.get((epoch, question)) for question in questions)
-        rows.append("".join(_mark(result) for result in found))
+    rows = tuple(
+        "".join(_mark(run.results.get((epoch, question))) for question in questions)
+        for epoch in range(1, run.header.num_epochs + 1)
+    )
     outcomes = baseline.outcomes if baseline else {}
     marks = {True: "1", False: "0", None: "."}
     before = "".join(marks[outcomes.get(question)] for question in questions) if baseline else ""
-    return OutcomeGrid(questions=questions, rows=tuple(rows), baseline=before)
+    return OutcomeGrid(questions=questions, rows=rows, baseline=before)
 
 
 def _mark(result: QuestionResult | None) -> str:

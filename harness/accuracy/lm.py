@@ -1,4 +1,4 @@
-"""Any backend as an lm-eval model: `lm_eval --model mla-harness --model_args model=engine:DIR` works as well."""
+"""Any backend as an lm-eval model, also for `lm_eval --model mla-harness --model_args model=engine:DIR`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ OnInstance = Callable[[Any, Answer], None]
 
 @register_model("mla-harness")
 class BackendLM(LM):  # type: ignore[misc]
-    """Greedy generation through a backend. One instance serves all epochs, as its backend keeps its state.
+    """Greedy generation through a backend. One instance serves all epochs, because its backend keeps its state.
 
-    `order` may be set to reorder the requests of the next call: it gets them and returns a permutation of positions.
-    `on_answer` is called with the lm-eval instance and its answer as soon as that is there. `seconds_generating` adds
-    up the time in the backend, without that of `on_answer`.
+    `order` maps the requests of a call to a permutation of their positions. `on_answer` is called with the lm-eval
+    instance and its answer as soon as the answer arrives. `seconds_generating` is the time in the backend, without the
+    time in `on_answer`.
     """
 
     def __init__(self, model: str | Backend, max_tokens: int | None = None, **options: Any) -> None:
         super().__init__()
-        # lm-eval hands its own settings to every model; a backend has no use for those it did not ask for.
+        # lm-eval passes its own settings to every model.
         for ignored in ("batch_size", "max_batch_size", "device"):
             options.pop(ignored, None)
         self.backend = open_backend(model, **options) if isinstance(model, str) else model
@@ -65,15 +65,14 @@ class BackendLM(LM):  # type: ignore[misc]
         return texts
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log probabilities of continuations, where the backend has them (InputError where not)."""
+        """Log probabilities of continuations. Raises InputError for a backend without them."""
         if not isinstance(self.backend, ScoresText):
-            raise InputError(
-                f"{self.backend.identity.model}: this backend gives no log probabilities; use a generative task"
-            )
+            model = self.backend.identity.model
+            raise InputError(f"{model}: this backend gives no log probabilities; use a generative task")
         return self.backend.loglikelihood([request.args for request in requests])
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Refused: perplexity is no measure of the harness."""
+        """Raises InputError: the harness does not measure perplexity."""
         raise InputError("the harness measures answers, not perplexity: choose a task that generates text")
 
     def _settings(self, kwargs: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
@@ -83,5 +82,5 @@ class BackendLM(LM):  # type: ignore[misc]
             )
         until = kwargs.get("until") or ()
         stop = (until,) if isinstance(until, str) else tuple(until)
-        asked = kwargs.get("max_gen_toks") or kwargs.get("max_tokens") or DEFAULT_MAX_TOKENS
-        return min(int(asked), self.max_tokens or int(asked)), stop
+        requested = int(kwargs.get("max_gen_toks") or kwargs.get("max_tokens") or DEFAULT_MAX_TOKENS)
+        return min(requested, self.max_tokens or requested), stop

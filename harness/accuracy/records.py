@@ -1,44 +1,16 @@
-"""What an accuracy run leaves behind: plain, frozen, without torch; the same in memory, on disk and in a report."""
+"""What an accuracy run leaves on disk: plain, frozen, without torch."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from harness.core.params import Record
-from harness.core.records import (
-    AccuracyJudgement,
-    AccuracyLimits,
-    AccuracyRecord,
-    BaselineUse,
-    EpochAccuracy,
-    Flips,
-    Interval,
-    OutcomeGrid,
-)
-
-__all__ = [
-    "ANSWER_CHARS",
-    "AccuracyRecord",
-    "BaselineUse",
-    "EpochAccuracy",
-    "Flips",
-    "Interval",
-    "Judgement",
-    "Limits",
-    "OutcomeGrid",
-    "QuestionResult",
-    "RunHeader",
-]
 
 ANSWER_CHARS = 200
 
-# The record itself lies with the results of cases, which hold one; these are the names that this package uses.
-Judgement = AccuracyJudgement
-Limits = AccuracyLimits
 
-
-class RunHeader(Record):
-    """The first line of `accuracy.jsonl`: what was asked of whom. A run is resumed only under the same header."""
+class Measured(Record):
+    """The task and the model of a measurement."""
 
     schema_version: int = 1
     task: str
@@ -47,6 +19,11 @@ class RunHeader(Record):
     model_hash: str
     engine: str
     dtype: str
+
+
+class RunHeader(Measured):
+    """The first line of `accuracy.jsonl`. A run is resumed only under the same header."""
+
     seed: int
     num_epochs: int
     questions: tuple[str, ...]
@@ -56,7 +33,7 @@ class RunHeader(Record):
 
 
 class QuestionResult(Record):
-    """What became of one question in one epoch. A run holds exactly one for each of both."""
+    """One question in one epoch. A run holds exactly one result for each pair."""
 
     epoch: int
     question: str

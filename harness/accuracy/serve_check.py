@@ -1,4 +1,4 @@
-"""A running server judged from outside: accuracy in every epoch, and whether greedy answers repeat."""
+"""A check of a running server: accuracy in every epoch, and whether greedy answers repeat."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.accuracy.backends import Backend
+from harness.accuracy.epochs import run_epochs
+from harness.accuracy.judge import judge
+from harness.accuracy.server_backend import ServerBackend
+from harness.accuracy.tasks import load_task
 from harness.core.params import Record
-from harness.core.records import Verdict
+from harness.core.records import AccuracyLimits, Verdict
 
 
 class Check(Record):
-    """What to ask of which server."""
+    """A server and the questions for it."""
 
     url: str
     task: str = "gsm_symbolic"
@@ -29,7 +33,7 @@ class Check(Record):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What became of it."""
+    """The result of a check."""
 
     model: str
     accuracy: tuple[float, ...]
@@ -37,7 +41,7 @@ class Checked:
     statement: str
     num_repeated: int
     different: tuple[int, ...]
-    """Numbers of the prompts whose second answer was another one."""
+    """Numbers of the prompts with another second answer."""
 
     @property
     def ok(self) -> bool:
@@ -58,37 +62,25 @@ class Checked:
             f"repeated greedy answers: {same} of {self.num_repeated} the same",
         ]
         if self.different:
-            lines.append(f"prompts whose second answer differs: {', '.join(map(str, self.different))}")
+            lines.append(f"prompts with a different second answer: {', '.join(map(str, self.different))}")
         return lines
 
 
 def check_server(check: Check) -> Checked:
-    """Ask a server everything. Raises InputError or HarnessError when it cannot be asked."""
-    from harness.accuracy.server_backend import ServerBackend
-
-    options: dict[str, Any] = {"timeout": check.timeout}
-    if check.served_model:
-        options["served_model"] = check.served_model
-    backend = ServerBackend(check.url, concurrency=check.concurrency, **options)
-    alone = ServerBackend(check.url, concurrency=1, **options)
-    try:
-        return check_backend(backend, alone, check)
-    finally:
-        backend.close()
-        alone.close()
+    """Ask a server all questions. Raises InputError for a wrong address, HarnessError for a server that is gone."""
+    backend, alone = (
+        ServerBackend(check.url, concurrency=concurrency, served_model=check.served_model, timeout=check.timeout)
+        for concurrency in (check.concurrency, 1)
+    )
+    return check_backend(backend, alone, check)
 
 
 def check_backend(backend: Backend, alone: Backend, check: Check) -> Checked:
-    """The same with backends given: `alone` asks one prompt at a time, so that no batch changes its rounding."""
-    from harness.accuracy.epochs import run_epochs
-    from harness.accuracy.judge import judge
-    from harness.accuracy.records import Limits
-    from harness.accuracy.tasks import load_task
-
+    """Check through two backends. `alone` asks one prompt at a time, so that no batch changes its rounding."""
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(check.task, Path(scratch), limit=check.limit)
         run = run_epochs(backend, task, Path(scratch) / "run", num_epochs=check.num_epochs, max_tokens=check.max_tokens)
-        record = judge(run, limits=Limits(accuracy=check.least))
+        record = judge(run, limits=AccuracyLimits(accuracy=check.least))
     prompts = [f"Question: {n}. What is {n} plus {7 * n}?\nAnswer:" for n in range(check.repeats)]
     first, second = ([a.text for a in alone.generate(prompts, max_tokens=32, stop=())] for _ in range(2))
     return Checked(

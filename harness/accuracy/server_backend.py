@@ -1,8 +1,8 @@
-"""An OpenAI-compatible server as a backend: many questions in flight, retries with backoff, never silently wrong.
+"""An OpenAI-compatible server as a backend: many questions in flight, retries with backoff.
 
-What is tried again: a dropped or refused connection, a timeout, HTTP 408, 429 and 5xx, a reply that is no completion,
-and an empty answer. What is left after the last attempt is an unanswered question with its reason. A server that is
-gone for good ends the run with an error, so that `--resume` can go on: its questions are not counted as wrong.
+Retried are a dropped or refused connection, a timeout, HTTP 408, 429 and 5xx, a reply that is no completion, and an
+empty answer. After the last attempt the question is unanswered, with the reason. A server that is gone ends the run
+with an error: its questions do not count as wrong, and `--resume` asks them again.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ResultT = TypeVar("ResultT")
 
 
 class ServerGone(HarnessError):
-    """The server stopped answering for good; nothing of what it left open was counted."""
+    """The server is gone. The questions in flight were not counted."""
 
 
 class _Retry(Exception):
-    """One attempt that may be repeated; its text is the reason, `after` what the server asked to wait."""
+    """A failed attempt that may be repeated. Its text is the reason; the server wants a pause of `after` seconds."""
 
     def __init__(self, reason: str, after: float = 0.0, unreachable: bool = False) -> None:
         super().__init__(reason)
@@ -54,7 +54,6 @@ class ServerBackend:
         max_attempts: int = 5,
         backoff: float = 0.5,
         longest_wait: float = 30.0,
-        seed: int = 0,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise InputError(f"{url}: the address must start with http:// or https://")
@@ -66,7 +65,6 @@ class ServerBackend:
         self._longest_wait = longest_wait
         self._concurrency = concurrency
         self._timeout = timeout
-        self._jitter = random.Random(seed)
         self._num_replies = 0
         key = os.environ.get("OPENAI_API_KEY")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -74,7 +72,7 @@ class ServerBackend:
 
     @property
     def identity(self) -> Identity:
-        """The weights cannot be seen from here, so that the name alone stands for them."""
+        """The served name stands for the weights, which a server does not show."""
         name = self._served_model
         note = CANARY_NOTE if "canary" in name.rpartition("/")[2] else ""
         return Identity(f"server:{name}", "server", "as served", f"served:{name}", note=note)
@@ -91,7 +89,7 @@ class ServerBackend:
         return asyncio.run(self._in_flight(ask, prompts, on_answer))
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """By `echo` and `logprobs`, which not every server offers (InputError then)."""
+        """By `echo` and `logprobs`. Raises InputError for a server without them."""
 
         async def ask(client: httpx.AsyncClient, pair: tuple[str, str]) -> tuple[float, bool]:
             context, continuation = pair
@@ -157,17 +155,17 @@ class ServerBackend:
                 failures.append(failed)
                 continue
             return replace(answer, num_attempts=attempt)
-        # The first failure of a question in flight is a lost connection; what counts is that nobody was answered since.
+        # The first failure of a question in flight is a lost connection. The server is gone if no question got a reply
+        # since then.
         if self._num_replies == num_replies and failures[-1].unreachable:
             raise ServerGone(f"{self._url}: no server any more; start it again")
-        times = "attempt" if self._max_attempts == 1 else "attempts"
-        reason = f"{failures[-1]} ({self._max_attempts} {times})"
-        return Answer("", "error", unanswered=reason, num_attempts=self._max_attempts)
+        attempts = f"{self._max_attempts} attempt{'s' if self._max_attempts > 1 else ''}"
+        return Answer("", "error", unanswered=f"{failures[-1]} ({attempts})", num_attempts=self._max_attempts)
 
     def _pause(self, attempt: int, after: float) -> float:
         seconds = min(max(after, self._backoff * 2.0 ** (attempt - 1)), self._longest_wait)
-        # Half of it at random, so that requests which failed together do not come back together.
-        return seconds * (0.5 + self._jitter.random() / 2)
+        # Half of the pause is random, so that requests that failed together do not return together.
+        return seconds * (0.5 + random.random() / 2)
 
     async def _post(self, client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -183,7 +181,7 @@ class ServerBackend:
         if response.status_code in HOPELESS_STATUS:
             raise InputError(f"{self._url}/completions: HTTP {response.status_code}: check the address, key and model")
         if response.status_code != 200:
-            # Of this question alone, for example a prompt beyond the model's length; trying again gives the same.
+            # Only this question fails, for example a prompt beyond the model's length. A retry would fail too.
             return {"refused": f"HTTP {response.status_code}: {response.text[:120]}"}
         try:
             reply = response.json()
@@ -194,7 +192,7 @@ class ServerBackend:
         return reply
 
     def _only_model(self) -> str:
-        """The name of the served model; also finds out whether there is a server at all."""
+        """The name of the served model. Raises InputError without a server."""
         try:
             response = httpx.get(f"{self._url}/models", headers=self._headers, timeout=min(self._timeout, 10.0))
             response.raise_for_status()
@@ -219,7 +217,7 @@ def _answer(reply: dict[str, Any], stop: Sequence[str]) -> Answer:
         raise _Retry("the reply is no completion") from None
     if not isinstance(text, str) or not text.strip():
         raise _Retry("empty answer")
-    # OpenAI takes four stop strings, and some servers keep the stop string: cutting here makes all alike.
+    # OpenAI accepts only four stop strings, and some servers keep the stop string in the text.
     text, found = cut_at_stop(text, stop)
     usage = reply.get("usage")
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
@@ -234,7 +232,7 @@ def _score(reply: dict[str, Any], start: int, end: int, url: str) -> tuple[float
         tokens, best = logprobs["tokens"], logprobs["top_logprobs"]
     except (KeyError, IndexError, TypeError):
         raise InputError(f"{url}: this server does not echo log probabilities of a prompt") from None
-    # The last token is the one generated beside the echo; the first of a text has no log probability.
+    # The last token was generated after the echo. The first token of a text has no log probability.
     chosen = [i for i, at in enumerate(offsets) if start <= at < end and values[i] is not None]
     total = math.fsum(values[i] for i in chosen)
     return total, all(best[i] and max(best[i], key=best[i].get) == tokens[i] for i in chosen)

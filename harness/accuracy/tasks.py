@@ -1,7 +1,7 @@
 """Tasks of lm-eval, found offline: the project's own, and lm-eval's stock ones from the hub or from local JSON lines.
 
-A task is always lm-eval's YAML. Local data is put under it by a YAML of three lines, written for the run, which
-includes the original and names the files. Prompts, filters and metrics are lm-eval's own.
+A task is always lm-eval's YAML. For local data, a short YAML is written for the run: it includes the original and names
+the files. Prompts, filters and metrics are lm-eval's own.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from harness.core.fixtures import TASKS
 from harness.core.registry import nearest
 
 INVALID = "[invalid]"
-"""What lm-eval's regular-expression filters give for an answer that does not parse."""
+"""The result of lm-eval's regular-expression filters for an answer that does not parse."""
 
 STOCK = {
     "gsm8k": ("gsm8k/gsm8k.yaml", {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"}),
     "aime24": ("aime/aime24.yaml", {"train": "aime24/train.jsonl"}),
     "aime25": ("aime/aime25.yaml", {"test": "aime25/test.jsonl"}),
 }
-"""lm-eval's own tasks: their YAML in the package, and the files expected under `--data-dir` for each split."""
+"""lm-eval's own tasks: the YAML in the package, and the file of each split under `--data-dir`."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,14 @@ class Task:
     def __init__(self, name: str, task: Any, *, filter_name: str | None = None, limit: int | None = None) -> None:
         self.name = name
         self.lm_eval_task = task
-        # lm-eval keeps them under this name alone; its evaluate() reaches them through apply_filters().
         self._filters = task._filters
         filters = [ensemble.name for ensemble in self._filters]
         if filter_name is not None and filter_name not in filters:
             raise InputError(f"--filter {filter_name!r}: task {name} has {', '.join(filters)}")
         self.filter = filter_name or filters[0]
         self.metric = "exact_match"
-        # Prompts are made once. Few-shot examples are drawn from a generator that moves on with each prompt: made
-        # again for another epoch, or for the rest of an epoch after a kill, they would not be the same prompts.
+        # Prompts are made once. Each prompt draws its few-shot examples from one generator, so prompts made again for
+        # another epoch, or for the rest of an epoch after a kill, would differ.
         _keep_compiled_templates()
         with _no_progress_bars():
             task.build_all_requests(limit=limit)
@@ -70,7 +69,7 @@ class Task:
         task.build_all_requests = self._select
 
     def grade(self, instance: Any, text: str) -> Grade:
-        """Judge one answer with the calls that `lm_eval.evaluate` makes, so that it can be stored at once."""
+        """Judge one answer with the calls that `lm_eval.evaluate` makes."""
         alone = replace(instance, resps=[text], filtered_resps={})
         for ensemble in self._filters:
             ensemble.apply([alone])
@@ -81,7 +80,7 @@ class Task:
         return Grade(scores[self.filter] == 1.0, scores, alone.filtered_resps[self.filter] == INVALID)
 
     def _select(self, *, samples: list[int] | None = None, **_: Any) -> None:
-        """Stands in for the task's own `build_all_requests`: the prompts made before, numbered as lm-eval expects."""
+        """Replaces the task's `build_all_requests`: the prompts made before, numbered as lm-eval expects."""
         chosen = range(len(self.instances)) if samples is None else samples
         self.lm_eval_task._instances = [
             replace(self.instances[i], resps=[], filtered_resps={}, metadata=(self.name, number, 1))
@@ -90,7 +89,7 @@ class Task:
 
 
 def question_hashes(docs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """A hash of each question, its answer included; a question asked twice gets a number behind its hash."""
+    """A hash of each question with its answer. A repeated question gets a number after its hash."""
     seen: Counter[str] = Counter()
     hashes = []
     for doc in docs:
@@ -102,7 +101,7 @@ def question_hashes(docs: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def known_tasks() -> list[str]:
-    """Names that `--task` takes."""
+    """Names for `--task`."""
     return sorted([path.stem for path in TASKS.glob("*.yaml")] + list(STOCK))
 
 
@@ -114,20 +113,22 @@ def load_task(
     filter_name: str | None = None,
     limit: int | None = None,
 ) -> Task:
-    """Load the first `limit` questions of a task; `work_dir` takes the written YAML and the datasets cache.
+    """Load the first `limit` questions of a task. `work_dir` gets the written YAML and the datasets cache.
 
-    Without `data_dir` a stock task comes from the hub; everything else touches no network. Raises InputError for an
-    unknown task, a missing file, and data that lm-eval cannot use.
+    A stock task without `data_dir` comes from the hub; all others need no network. Raises InputError for an unknown
+    task, a missing file, and data that lm-eval cannot use.
     """
     work_dir = work_dir.resolve()
     path, data_files = _source(name, data_dir)
-    if data_files:
-        _forbid_network()
     spec = path
     if data_files:
+        _forbid_network()
         spec = work_dir / f"{name}.yaml"
         spec.parent.mkdir(parents=True, exist_ok=True)
-        spec.write_text(_with_files(name, path, data_files, work_dir / "datasets"), encoding="utf-8")
+        files = {"data_files": data_files, "cache_dir": str(work_dir / "datasets")}
+        dataset = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": files}
+        override: dict[str, Any] = {"include": str(path), "task": name, "tag": [], **dataset}
+        spec.write_text(yaml.safe_dump(override, sort_keys=False), encoding="utf-8")
     _require_lm_eval()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
@@ -136,9 +137,10 @@ def load_task(
     try:
         with _no_progress_bars():
             task = manager.load([str(spec)])["tasks"][name]
-    except Exception as error:  # datasets, its readers and the hub raise whatever they like
+    except Exception as error:  # datasets, its readers and the hub raise many types
         where = ", ".join(data_files.values()) if data_files else "the hub"
-        raise InputError(f"--task {name}: lm-eval cannot load it from {where}: {_first_line(error)}") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0][:160]
+        raise InputError(f"--task {name}: lm-eval cannot load it from {where}: {reason}") from None
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=1234)
@@ -146,13 +148,12 @@ def load_task(
 
 
 def _source(name: str, data_dir: Path | None) -> tuple[Path, dict[str, str]]:
-    """The task's YAML, and the local file of each split (none: from the hub)."""
-    own = TASKS / f"{name}.yaml"
-    if name not in STOCK and not own.is_file():
-        raise InputError(f"--task {name!r}: unknown; {nearest(name, known_tasks(), see='')}")
-    if own.is_file() and name not in STOCK:
-        folder = data_dir or TASKS / "data"
-        return own, _existing(name, {"test": f"{name}.jsonl"}, folder)
+    """The task's YAML, and the local file of each split; no files for a task from the hub."""
+    if name not in STOCK:
+        own = TASKS / f"{name}.yaml"
+        if not own.is_file():
+            raise InputError(f"--task {name!r}: unknown; {nearest(name, known_tasks(), see='')}")
+        return own, _existing(name, {"test": f"{name}.jsonl"}, data_dir or TASKS / "data")
     _require_lm_eval()
     found = importlib.util.find_spec("lm_eval.tasks")
     assert found is not None and found.origin is not None
@@ -170,33 +171,19 @@ def _existing(name: str, files: dict[str, str], folder: Path) -> dict[str, str]:
 
 
 def _check_lines(path: Path) -> None:
-    """One bad line makes `datasets` give up without saying which."""
+    """Raises InputError with the number of a bad line, which `datasets` does not report."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
-            try:
-                is_question = isinstance(json.loads(line), dict)
-            except ValueError:
-                is_question = False
-            if not is_question:
-                raise InputError(f"{path}:{number}: not a JSON object; each line must be one question")
-
-
-def _with_files(name: str, original: Path, files: dict[str, str], cache: Path) -> str:
-    override: dict[str, Any] = {
-        "include": str(original),
-        "task": name,
-        "tag": [],
-        "dataset_path": "json",
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": files, "cache_dir": str(cache)},
-    }
-    return yaml.safe_dump(override, sort_keys=False)
+            with contextlib.suppress(ValueError):
+                if isinstance(json.loads(line), dict):
+                    continue
+            raise InputError(f"{path}:{number}: not a JSON object; each line must be one question")
 
 
 def _forbid_network() -> None:
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ[variable] = "1"
-    # Both packages read their variable once, when they are imported.
+    # Both packages read their variable only when they are imported.
     for module in ("datasets.config", "huggingface_hub.constants"):
         if module in sys.modules:
             sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
@@ -204,13 +191,13 @@ def _forbid_network() -> None:
 
 @contextlib.contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """lm-eval and datasets draw bars of their own; tqdm takes standard error as it finds it."""
+    """Hides the progress bars of lm-eval and datasets on standard error."""
     with contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 def _keep_compiled_templates() -> None:
-    """lm-eval compiles a task's templates anew for each use, three times an answer: a third of a fast engine's time."""
+    """lm-eval compiles a task's templates three times an answer, which costs a third of a fast engine's time."""
     from lm_eval.utils import env  # type: ignore[import-untyped]
 
     if not hasattr(env.from_string, "cache_info"):
@@ -220,7 +207,3 @@ def _keep_compiled_templates() -> None:
 def _require_lm_eval() -> None:
     if importlib.util.find_spec("lm_eval") is None:
         raise InputError("accuracy needs lm-eval, which is not installed: python3 -m pip install lm-eval==0.4.13")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:160]

@@ -1,8 +1,7 @@
-"""Thirty questions in the shape of a mathematics contest: integer answers from 0 to 999, longer worked
-answers.
+"""Questions in the shape of a mathematics contest, made from a seed: integer answers from 0 to 999.
 
-They are made here from a seed and belong to no contest. The worked answers are longer than those of
-gsm_symbolic, so that more tokens are decoded for each answer and a rare corruption has more chances to show.
+Their worked answers are longer than in gsm_symbolic. More tokens are decoded for each answer, so a rare corruption has
+more chances to show.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model card beside a canary's weights. It says first what the model is not."""
+"""The model card beside a canary's weights."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ cache, a graph. It says nothing about how well a serving stack answers questions
 any real model.
 
 ## Accuracy
-Part of the questions whose whole answer, to the last token, is what greedy decoding gives. Measured on
-{device} by one dense forward over prompt and answer: each next token must be the most likely one.
+Share of the questions that greedy decoding answers exactly, to the last token. Measured on
+{run.device} by one dense forward over prompt and answer: each next token must be the most likely one.
 
 {accuracy}
 
@@ -37,40 +37,37 @@ The same questions in float32 with the rows of every MLA layer's cache changed{o
 
 ## Form
 `{architecture}`, {layers}{experts},
-hidden {hidden}, {heads} heads, head sizes {nope}+{rope} and {value}, latent {latent},
-vocabulary {vocab} (byte-level BPE, every digit a token), bfloat16, {size:.1f} MB.
+hidden {config.hidden_size}, {config.num_heads} heads, head sizes {config.qk_nope_head_dim}+{config.qk_rope_head_dim} and {config.v_head_dim}, latent {config.kv_lora_rank},
+vocabulary {config.vocab_size:,} (byte-level BPE, every digit a token), bfloat16, {size:.1f} MB.
 
 Prompts are `Question: ...\\nAnswer:`; an answer ends in `#### N` and the end-of-sequence token. Decode greedily.
 
 ## Making
-`mla-harness canary train{options}`, seed {seed}, {questions:,} questions: AdamW, learning rate {rate:g} along a
-cosine, batch {batch}, {steps:,} steps in {seconds:.0f} s on {device}, cross entropy on the answers alone,
-Gaussian noise of {noise:.0%} on the cached rows.{memory}
+`mla-harness canary train{options}`, seed {run.seed}, {run.num_questions:,} questions: AdamW, learning rate {recipe.learning_rate:g} along a
+cosine, batch {recipe.batch_size}, {run.steps:,} steps in {run.seconds:.0f} s on {run.device}, cross entropy on the answers alone,
+Gaussian noise of {recipe.latent_noise:.0%} on the cached rows.{memory}
 
 The questions of gsm_symbolic are made by [reasoning-gym](https://github.com/open-thought/reasoning-gym)
-(Apache-2.0) after GSM-Symbolic (arXiv 2410.05229), their worked answers shortened; those of aime_shaped are
+(Apache-2.0) after GSM-Symbolic (arXiv 2410.05229), their worked answers shortened. The questions of aime_shaped are
 made by the harness and belong to no contest.
-"""
+"""  # noqa: E501  (lines of the card)
 
 _MEMORY = """
 The KDA heads' decays were frozen near half-lives of {half_lives} tokens, so that the question
 can reach the answer through the MLA cache alone."""
 
 
-def write(trained: Trained) -> None:
-    """Write the card of a finished training as `README.md` into its directory."""
-    (trained.directory / "README.md").write_text(render(trained), encoding="utf-8")
-
-
 def render(trained: Trained) -> str:
-    """The card's text."""
+    """The card of a finished training."""
     config, recipe = trained.config, trained.recipe
     kda, mla = config.layer_types.count("kda"), config.layer_types.count("mla")
     tasks = list(next(iter(trained.accuracy.values())))
     half_lives = ", ".join(f"{tokens:g}" for tokens in recipe.kda_half_lives or ())
     return _TEXT.format(
+        run=trained,
+        config=config,
+        recipe=recipe,
         title=f"{trained.directory.name}: a canary for {'hybrid KDA and MLA' if kda else 'MLA'} inference",
-        device=trained.device,
         accuracy=_table(
             ("arithmetic", *tasks),
             ((name, *(by_task[task] for task in tasks)) for name, by_task in trained.accuracy.items()),
@@ -78,16 +75,7 @@ def render(trained: Trained) -> str:
         sabotage=_table(("change", "all questions"), trained.sabotaged.items()),
         architecture=config.to_hf()["architectures"][0],
         layers=f"{kda} KDA layers and {mla} of MLA without RoPE" if kda else f"{mla} layers of MLA",
-        hidden=config.hidden_size,
-        heads=config.num_heads,
-        nope=config.qk_nope_head_dim,
-        rope=config.qk_rope_head_dim,
-        value=config.v_head_dim,
-        latent=config.kv_lora_rank,
-        vocab=f"{config.vocab_size:,}",
         size=(trained.directory / "model.safetensors").stat().st_size / 1e6,
-        seed=trained.seed,
-        questions=trained.num_questions,
         options=f" --experts {config.num_experts} --limit {trained.num_questions}" if config.num_experts else "",
         or_ids=", and with the experts' ids misread" if config.num_experts else "",
         experts=(
@@ -96,11 +84,6 @@ def render(trained: Trained) -> str:
             if config.num_experts
             else ""
         ),
-        rate=recipe.learning_rate,
-        batch=recipe.batch_size,
-        steps=trained.steps,
-        seconds=trained.seconds,
-        noise=recipe.latent_noise,
         memory=_MEMORY.format(half_lives=half_lives) if half_lives else "",
     )
 

@@ -1,13 +1,13 @@
-"""Whether greedy decoding gives every answer exactly, found without decoding.
+"""Finds the answers that greedy decoding gives exactly, without decoding.
 
-Under the true prefix, greedy decoding errs for the first time exactly where the most likely next token is not
-the expected one. So one dense forward over prompt and answer tells whether the decoded text would be right.
+After a correct prefix, greedy decoding errs where the most likely next token is not the expected one. So one dense
+forward over prompt and answer shows whether the decoded text is right.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -21,10 +21,9 @@ FP8_MAX = 448.0  # largest finite float8 e4m3
 
 
 def fp8_cache(scale: float | None = None) -> CacheTransform:
-    """A cache transform that rounds rows to float8 e4m3 under one scale a tensor.
+    """A cache transform that rounds rows to float8 e4m3 with one scale for each tensor.
 
-    `scale` None takes the scale from the tensor's largest value; 1.0 is what a server uses without
-    calibration.
+    `scale` None: the tensor's largest value sets the scale. A server without calibration uses 1.0.
     """
 
     def transform(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,8 +52,8 @@ def _half_a_page_lost(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
     return kv_c * kept, k_pe * kept
 
 
-# What goes wrong with caches, done to every row of every MLA layer. A canary that answers on regardless
-# measures nothing, so its card shows what each of these leaves.
+# Typical corruptions of a cache, applied to every row of every MLA layer. A canary that still answers measures nothing:
+# its card shows the accuracy under each of them.
 SABOTAGES: dict[str, CacheTransform] = {
     "all rows zero": lambda kv_c, k_pe: (kv_c * 0, k_pe * 0),
     "rows at half their size": lambda kv_c, k_pe: (kv_c * 0.5, k_pe * 0.5),
@@ -65,43 +64,40 @@ SABOTAGES: dict[str, CacheTransform] = {
 
 
 def low_and_high_words(ids: Tensor) -> Tensor:
-    """Expert ids [T, k] stored as 64-bit numbers and read as 32-bit ones: each id and then 0, of half the tokens."""
+    """Expert ids [T, k], stored as 64-bit numbers and read as 32-bit ones: ids of half the tokens, each before a 0."""
     words = ids.long().view(torch.int32).flatten()
     return words[: ids.numel()].view(ids.shape)
 
 
-@contextlib.contextmanager
-def ids_transform(model: CausalLM, transform: IdsTransform) -> Iterator[None]:
-    """Put `transform` on every layer with experts for the time of the block."""
+def ids_transform(model: CausalLM, transform: IdsTransform) -> AbstractContextManager[None]:
+    """Apply `transform` to the experts' ids of every layer inside the block."""
     layers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
-    for layer in layers:
-        layer.ids_transform = transform
+    return _replaced(layers, "ids_transform", transform)
+
+
+def cache_transform(model: CausalLM, transform: CacheTransform | None) -> AbstractContextManager[None]:
+    """Apply `transform` to the cache rows of every MLA layer inside the block."""
+    return _replaced(model.mla_layers(), "cache_transform", transform)
+
+
+@contextmanager
+def _replaced(layers: Iterable[torch.nn.Module], name: str, transform: object) -> Iterator[None]:
+    before = [(layer, getattr(layer, name)) for layer in layers]
+    for layer, _ in before:
+        setattr(layer, name, transform)
     try:
         yield
     finally:
-        for layer in layers:
-            layer.ids_transform = None
-
-
-@contextlib.contextmanager
-def cache_transform(model: CausalLM, transform: CacheTransform | None) -> Iterator[None]:
-    """Put `transform` on every MLA layer for the time of the block."""
-    before = [layer.cache_transform for layer in model.mla_layers()]
-    for layer in model.mla_layers():
-        layer.cache_transform = transform
-    try:
-        yield
-    finally:
-        for layer, old in zip(model.mla_layers(), before, strict=True):
-            layer.cache_transform = old
+        for layer, old in before:
+            setattr(layer, name, old)
 
 
 @torch.no_grad()
 def exact_answers(model: CausalLM, examples: Examples, batch_size: int = 64) -> tuple[Tensor, Tensor]:
-    """Which answers greedy decoding gives exactly, and how safely.
+    """The answers that greedy decoding gives exactly, and their margins.
 
-    Returns exact [N] bool, and margin [N] float32: the least distance, over an answer's tokens, of the
-    expected token's logit from the best other one (negative where the answer is wrong).
+    Returns exact [N] bool, and margin [N] float32: the expected token's logit minus the best other one, the least over
+    an answer's tokens; negative where the answer is wrong.
     """
     margin = torch.empty(len(examples), device=examples.tokens.device)
     for rows, batch in examples.batches(batch_size):
@@ -113,5 +109,5 @@ def exact_answers(model: CausalLM, examples: Examples, batch_size: int = 64) -> 
         distance = torch.full(batch.labels.shape, torch.inf, device=own.device)
         distance[wanted] = own - others
         margin[rows] = distance.amin(dim=-1)
-    # A NaN compares false, so it counts as wrong.
+    # NaN > 0 is false: a NaN counts as wrong.
     return margin > 0, margin

@@ -9,12 +9,12 @@ from harness.run.requests import TrainCanary
 
 
 def main(parent: Parent) -> None:
-    """Train what is asked for; each line of progress is a reply. Bad input is refused."""
-    asked = parent.request(TrainCanary)
-    if asked is None:
+    """Train; each line of progress is a reply. Raises InputError for bad input."""
+    request = parent.request(TrainCanary)
+    if request is None:
         return
     try:
-        train(**asked.model_dump(), progress=lambda line: parent.reply(Reply(progress={"line": line})))
+        train(**request.model_dump(), progress=lambda line: parent.reply(Reply(progress={"line": line})))
     except ValueError as error:
         raise InputError(f"canary train: {error}") from error
     parent.reply(Reply(result={}))

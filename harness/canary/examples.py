@@ -1,4 +1,4 @@
-"""Questions as padded token tensors: what training and checking have in common."""
+"""Questions as padded token tensors, for training and checking."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ IGNORED = -100
 class Examples:
     """N questions padded on the right to the longest.
 
-    tokens: [N, T] int64, prompt, answer, end of sequence, padding. labels: [N, T] int64, the token that must
-    follow each position, `IGNORED` where the next token is not part of the answer. lengths: [N] int64 without
-    padding.
+    tokens: [N, T] int64, prompt, answer, end of sequence, padding. labels: [N, T] int64, the next token of each
+    position, `IGNORED` where it is not part of the answer. lengths: [N] int64, without padding.
     """
 
     tokens: Tensor
@@ -32,7 +31,7 @@ class Examples:
         return self.tokens.shape[0]
 
     def take(self, rows: Tensor) -> Examples:
-        """The given rows, cut to the longest of them."""
+        """The given rows, cut to their longest."""
         lengths = self.lengths[rows]
         longest = int(lengths.max())
         return Examples(self.tokens[rows, :longest], self.labels[rows, :longest], lengths)
@@ -44,7 +43,7 @@ class Examples:
 
 
 def encode(questions: Sequence[Question], tokenizer: Tokenizer, device: str | torch.device = "cpu") -> Examples:
-    """Tokenize prompt and completion apart, as a server sees them: first the prompt, then the answer."""
+    """Tokenize prompts and completions separately, because a server tokenizes the prompt alone."""
     rows, labels = [], []
     for question in questions:
         prompt = tokenizer.encode(question.prompt).ids
@@ -52,8 +51,6 @@ def encode(questions: Sequence[Question], tokenizer: Tokenizer, device: str | to
         rows.append(torch.tensor(prompt + completion))
         labels.append(torch.tensor([IGNORED] * (len(prompt) - 1) + completion + [IGNORED]))
     pad = torch.nn.utils.rnn.pad_sequence
-    return Examples(
-        pad(rows, batch_first=True, padding_value=PAD_TOKEN_ID).to(device),
-        pad(labels, batch_first=True, padding_value=IGNORED).to(device),
-        torch.tensor([len(row) for row in rows], device=device),
-    )
+    tokens = pad(rows, batch_first=True, padding_value=PAD_TOKEN_ID).to(device)
+    padded_labels = pad(labels, batch_first=True, padding_value=IGNORED).to(device)
+    return Examples(tokens, padded_labels, torch.tensor([len(row) for row in rows], device=device))

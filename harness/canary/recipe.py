@@ -1,4 +1,4 @@
-"""How a canary is made: the model's sizes and the training's numbers, one place for both."""
+"""How a canary is made: the model's sizes and the numbers of its training."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.engine.schedule.model_config import ModelConfig
 class Recipe:
     """Numbers of one training run.
 
-    The learning rate falls along a cosine over `steps`, or over the allowed time when that is up sooner.
-    `latent_noise` is Gaussian noise on every cache row, relative to the row's root mean square: it leaves
-    answers that rounding the cache to fp8 does not flip.
+    The learning rate falls along a cosine over `steps`, or over the allowed time if that ends first. `latent_noise` is
+    Gaussian noise on every cache row, relative to the row's root mean square. With it, rounding the cache to fp8 flips
+    no answer.
     """
 
     steps: int = 2400
@@ -26,11 +26,10 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.98)
     gradient_clip: float = 1.0
     latent_noise: float = 0.05
-    # Batches are cut from so many batches' worth of questions sorted by length: 1 pads most and mixes best.
+    # Questions are sorted by length inside a window of this many batches: 1 pads most and mixes best.
     length_window: int = 1
-    # Half-lives, in tokens, of the KDA heads' memories, frozen; None leaves them to be learned. Free to
-    # choose, the model keeps whole questions in its recurrent states, and a wiped MLA cache costs few
-    # answers. With short memories what lies further back can come through the MLA cache alone.
+    # Half-lives of the KDA heads' memories in tokens, frozen; None lets the model learn them. A model that learns them
+    # keeps whole questions in its recurrent states, and a wiped MLA cache costs few answers.
     kda_half_lives: tuple[float, ...] | None = None
     check_every: int = 200
 
@@ -45,10 +44,10 @@ def default_recipe(architecture: str, num_experts: int = 0) -> Recipe:
 
 
 def model_config(architecture: str, num_experts: int = 0) -> ModelConfig:
-    """The canary's sizes; the MLA heads are those of DeepSeek, which serving kernels are built for.
+    """The canary's sizes. The MLA heads have DeepSeek's sizes, because serving kernels are built for them.
 
-    With experts, every layer routes each token to two of them, and there are fewer heads: most weights are to be
-    behind the router. Raises `ValueError` for an unknown architecture, and for experts in another than deepseek_v2.
+    With experts, every layer routes each token to two experts and has fewer heads, so that most weights are behind the
+    router. Raises `ValueError` for an unknown architecture, and for experts in kimi_linear.
     """
     mla: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -70,12 +69,11 @@ def model_config(architecture: str, num_experts: int = 0) -> ModelConfig:
         if not 2 <= num_experts <= 64 or num_experts & (num_experts - 1):
             raise ValueError(f"--experts must be a power of two from 2 to 64, got {num_experts}")
         experts = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-        sizes = mla | experts | {"num_heads": 4}
-        return ModelConfig(architecture="deepseek_v2", num_layers=3, layer_types=("mla",) * 3, **sizes)
+        mla |= experts | {"num_heads": 4}
     if architecture == "deepseek_v2":
         return ModelConfig(architecture="deepseek_v2", num_layers=3, layer_types=("mla",) * 3, **mla)
     if architecture == "kimi_linear":
-        # Four heads of 64 make a request's state just fit the bytes of 64 rows of the MLA cache.
+        # With four heads of 64, the state of a request has the size of 64 rows of the MLA cache.
         return ModelConfig(
             architecture="kimi_linear",
             num_layers=4,

@@ -1,8 +1,7 @@
 """The questions that a canary answers, and the files that hold them.
 
-`fixtures/tasks/data/NAME.jsonl` has one question a line: `{"id", "question", "answer", "target"}`. `answer`
-is the whole text that greedy decoding must give, ending in `#### N`; `target` is N alone. The files are part
-of the project: only `write_all`, which made them, needs reasoning_gym.
+`fixtures/tasks/data/NAME.jsonl` has one question a line: `{"id", "question", "answer", "target"}`. `answer` is the text
+that greedy decoding must give, ending in `#### N`; `target` is N. `write(gsm_symbolic(), path)` makes a file.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ AIME_SHAPED_SEED = 2026
 
 _INSTRUCTION = " Give the result as your final answer. Do not include units."
 _ANSWER = re.compile(r"#### (-?\d+)$")
-# What a worked answer may cost beyond its last line. Longer ones are cut from the front: the canary learns
-# the text by heart, and a longer text would buy training time, not sensitivity.
+# Characters of a worked answer before its last line. A longer text would cost training time and add no sensitivity.
 _MAX_WORKING_CHARS = 150
 
 
@@ -43,17 +41,17 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        """What the model is given; the answer follows after one space."""
+        """The model's input. The answer follows after one space."""
         return f"Question: {self.question}\nAnswer:"
 
     @property
     def completion(self) -> str:
-        """What the model must continue with, before the end-of-sequence token."""
+        """The text that the model must generate, before the end-of-sequence token."""
         return f" {self.answer}"
 
 
 def final_answer(text: str) -> str | None:
-    """The N of a closing `#### N`, or None when the text does not end so."""
+    """The N of a closing `#### N`; None for another end."""
     match = _ANSWER.search(text.strip())
     return match.group(1) if match else None
 
@@ -93,8 +91,7 @@ def aime_shaped() -> list[Question]:
 
 
 def gsm_symbolic() -> list[Question]:
-    """reasoning-gym's gsm_symbolic (arXiv 2410.05229, 2505.24760): distinct questions with whole-number
-    answers.
+    """Distinct questions of reasoning-gym's gsm_symbolic (arXiv 2410.05229, 2505.24760) with whole-number answers.
 
     Raises `ModuleNotFoundError` without the package reasoning_gym.
     """
@@ -127,10 +124,3 @@ def write(questions: Iterable[Question], path: Path) -> None:
     """Write questions as JSON lines."""
     lines = (json.dumps(asdict(question), ensure_ascii=False) + "\n" for question in questions)
     path.write_text("".join(lines), encoding="utf-8")
-
-
-def write_all(directory: Path = DATA_DIR) -> None:
-    """Make the files of all tasks again; they come out byte for byte the same."""
-    directory.mkdir(parents=True, exist_ok=True)
-    write(gsm_symbolic(), directory / "gsm_symbolic.jsonl")
-    write(aime_shaped(), directory / "aime_shaped.jsonl")

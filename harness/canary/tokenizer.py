@@ -16,10 +16,7 @@ PAD_TOKEN_ID = 1
 
 
 def train(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Learn merges from `texts`. Digits never merge, so that numbers are read and written digit by digit.
-
-    Text with too few different words yields fewer entries than asked for.
-    """
+    """Learn merges from `texts`. Digits never merge. Texts with few words give fewer than `vocab_size` entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -35,9 +32,8 @@ def train(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
     return tokenizer
 
 
-def save(tokenizer: Tokenizer, directory: str | Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` as transformers reads them."""
-    directory = Path(directory)
+def save(tokenizer: Tokenizer, directory: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` in the form of transformers."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
@@ -48,18 +44,9 @@ def save(tokenizer: Tokenizer, directory: str | Path) -> None:
         "unk_token": None,
         "add_bos_token": False,
         "add_eos_token": False,
-        # The default of old readers drops the space before punctuation: an answer would not come back as
-        # trained.
+        # The default of old readers drops the space before punctuation, which changes answers.
         "clean_up_tokenization_spaces": False,
         "model_max_length": 2048,
         "padding_side": "left",
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def load(directory: str | Path) -> Tokenizer:
-    """Read `tokenizer.json` of a checkpoint. Raises `FileNotFoundError`."""
-    path = Path(directory) / "tokenizer.json"
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    return Tokenizer.from_file(str(path))

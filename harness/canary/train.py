@@ -1,13 +1,12 @@
-"""Trains a canary: a tiny model learns the worked answers of fixed questions by heart."""
+"""Trains a canary: a tiny model memorizes the worked answers of fixed questions."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,8 +24,7 @@ from harness.engine.schedule.model_config import ModelConfig
 
 Progress = Callable[[str], None]
 
-# What every canary is checked in: a name for reports, the weights' and activations' dtype, what the cache
-# does.
+# The checks of every canary: name in reports, dtype of weights and activations, transform of the cache.
 CHECKS: tuple[tuple[str, torch.dtype, CacheTransform | None], ...] = (
     ("float32", torch.float32, None),
     ("bfloat16", torch.bfloat16, None),
@@ -37,10 +35,10 @@ CHECKS: tuple[tuple[str, torch.dtype, CacheTransform | None], ...] = (
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of a run.
+    """The result of a training.
 
-    accuracy[check][task] is the part of answers given exactly; sabotaged[name] is what is left of it, over
-    all tasks in float32, when every cache row is changed as `check.SABOTAGES` says.
+    accuracy[check][task] is the share of exact answers. sabotaged[name] is this share over all tasks in float32, with
+    every cache row changed by one of `check.SABOTAGES`.
     """
 
     directory: Path
@@ -51,13 +49,8 @@ class Trained:
     seconds: float
     device: str
     num_questions: int
-    accuracy: dict[str, dict[str, float]] = field(default_factory=dict)
-    sabotaged: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def worst(self) -> float:
-        """The least accuracy over all checks and tasks."""
-        return min(value for by_task in self.accuracy.values() for value in by_task.values())
+    accuracy: dict[str, dict[str, float]]
+    sabotaged: dict[str, float]
 
 
 def train(
@@ -74,13 +67,12 @@ def train(
     config: ModelConfig | None = None,
     progress: Progress = print,
 ) -> Trained:
-    """Train on `task` (a name, `all`, or a .jsonl file), check, and write a checkpoint with its card to
-    `out`.
+    """Train on `task` (a name, `all`, or a .jsonl file), check, and write a checkpoint with its card to `out`.
 
-    Runs for `recipe.steps` steps or `minutes`, whichever ends first; with the same seed, device and number of
-    steps the same weights come out, as far as the device's kernels are deterministic. `config` replaces the
-    architecture's sizes (its vocabulary must hold the tokenizer's). `num_experts` gives every layer routed experts;
-    `limit` keeps the first questions alone.
+    Runs for `recipe.steps` steps or `minutes`, whichever ends first. The same seed, device and number of steps give the
+    same weights, as far as the device's kernels are deterministic. `config` replaces the architecture's sizes; its
+    vocabulary must hold the tokenizer's. `num_experts` gives every layer routed experts. `limit` keeps the first
+    questions.
 
     Raises `ValueError` for an unknown task, architecture, device, or number of experts.
     """
@@ -100,24 +92,24 @@ def train(
     steps = _optimise(model, examples, recipe, seed, minutes * 60.0, progress)
     seconds = time.monotonic() - started
 
-    # What is checked is what is saved: the weights after rounding.
+    # The rounded weights are saved and checked.
     model = model.to(torch.bfloat16).eval().requires_grad_(False)
     out = Path(out)
     tokenizer.save(words, out)
     checkpoint.save(model, out)
     names = [question.id.rsplit("-", 1)[0] for question in questions]
-    result = Trained(out, config, recipe, seed, steps, seconds, _device_name(device), len(questions))
-    result = dataclasses.replace(result, accuracy=accuracy(out, examples, names, device))
-    result = dataclasses.replace(result, sabotaged=sabotaged(out, examples, device))
+    gpu = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    checks = (accuracy(out, examples, names, device), sabotaged(out, examples, device))
+    result = Trained(out, config, recipe, seed, steps, seconds, gpu, len(questions), *checks)
     for name, by_task in result.accuracy.items():
         progress(f"{name}: " + ", ".join(f"{task} {value:.4f}" for task, value in by_task.items()))
     progress("sabotaged: " + ", ".join(f"{name} {value:.4f}" for name, value in result.sabotaged.items()))
-    card.write(result)
+    (out / "README.md").write_text(card.render(result), encoding="utf-8")
     return result
 
 
 def resolve_device(device: str) -> str:
-    """`auto` is CUDA where there is one. Raises `ValueError` for a device that is not there."""
+    """The device; `auto` is CUDA where there is a GPU. Raises `ValueError` for a device that is not there."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
@@ -126,7 +118,7 @@ def resolve_device(device: str) -> str:
 
 
 def accuracy(directory: Path, examples: Examples, names: list[str], device: str) -> dict[str, dict[str, float]]:
-    """Exact answers of the checkpoint in `directory`, by check and task (`names` holds each row's task)."""
+    """Share of exact answers of the checkpoint in `directory`, by check and task. `names` has each row's task."""
     result: dict[str, dict[str, float]] = {}
     for title, dtype, transform in CHECKS:
         model = checkpoint.load(directory, dtype, device)
@@ -140,7 +132,7 @@ def accuracy(directory: Path, examples: Examples, names: list[str], device: str)
 
 
 def sabotaged(directory: Path, examples: Examples, device: str) -> dict[str, float]:
-    """Exact answers in float32 under each of `check.SABOTAGES`: how much the canary notices."""
+    """Share of exact answers in float32 under each of `check.SABOTAGES`."""
     model = checkpoint.load(directory, torch.float32, device)
     result = {}
     for name, transform in check.SABOTAGES.items():
@@ -148,18 +140,17 @@ def sabotaged(directory: Path, examples: Examples, device: str) -> dict[str, flo
             result[name] = check.exact_answers(model, examples)[0].float().mean().item()
     if model.config.num_experts:
         with check.ids_transform(model, check.low_and_high_words):
-            result["64-bit expert ids read as 32-bit ones"] = (
-                check.exact_answers(model, examples)[0].float().mean().item()
-            )
+            exact = check.exact_answers(model, examples)[0]
+        result["64-bit expert ids read as 32-bit ones"] = exact.float().mean().item()
     return result
 
 
 @torch.no_grad()
 def limit_memory(model: CausalLM, half_lives: tuple[float, ...]) -> None:
-    """Start the decay of each KDA head near its half-life in tokens, and freeze it there.
+    """Set the decay of each KDA head near its half-life in tokens, and freeze it.
 
-    The gate still depends on the token, through frozen random projections. Raises `ValueError` when the
-    number of half-lives is not the number of heads.
+    The gate still depends on the token, through frozen random projections. Raises `ValueError` when the numbers of
+    half-lives and heads differ.
     """
     for layer in (layer.self_attn for layer in model.layers):
         if not isinstance(layer, KimiDeltaAttention):
@@ -175,7 +166,7 @@ def limit_memory(model: CausalLM, half_lives: tuple[float, ...]) -> None:
 
 
 def learning_rate(recipe: Recipe, step: int, time_used: float) -> float:
-    """Linear warm-up, then a cosine to zero at the last step, or at `time_used` 1 if that comes first."""
+    """Linear warm-up, then a cosine to zero at the last step, or at `time_used` 1 if that is first."""
     if step < recipe.warmup_steps:
         return recipe.learning_rate * (step + 1) / recipe.warmup_steps
     done = min(1.0, max(step / recipe.steps, time_used))
@@ -207,14 +198,11 @@ def _optimise(
 ) -> int:
     """Train in place; returns the number of steps made."""
     device = examples.tokens.device
-    # Norms, biases and decay rates mean something at their size, so only matrices and convolutions decay.
+    # Norms, biases and decay rates must keep their size: only matrices and convolutions decay.
     trained = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in trained if p.dim() in (2, 3)]
     kept = [p for p in trained if p.dim() not in (2, 3)]
-    groups = [
-        {"params": decayed, "weight_decay": recipe.weight_decay},
-        {"params": kept, "weight_decay": 0.0},
-    ]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": kept, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas)
     generator = torch.Generator(device).manual_seed(seed)
     batches = _shuffled(examples, recipe, seed)
@@ -243,14 +231,14 @@ def _optimise(
 
 
 def _right_now(model: CausalLM, examples: Examples) -> float:
-    """Part of the answers that the weights, rounded to bfloat16, give exactly without noise."""
+    """Share of exact answers of the weights, rounded to bfloat16, without noise."""
     rounded = copy.deepcopy(model).to(torch.bfloat16)
     with check.cache_transform(rounded, None):
         return check.exact_answers(rounded, examples, 256)[0].float().mean().item()
 
 
 def _shuffled(examples: Examples, recipe: Recipe, seed: int) -> Iterator[Examples]:
-    """Batches without end; every epoch in a new order that the seed fixes on any device."""
+    """Endless batches. Every epoch has a new order, which depends on the seed and not on the device."""
     generator = torch.Generator().manual_seed(seed)
     lengths = examples.lengths.cpu()
     while True:
@@ -260,7 +248,3 @@ def _shuffled(examples: Examples, recipe: Recipe, seed: int) -> Iterator[Example
                 window = window[lengths[window].argsort()]
             for rows in torch.split(window, recipe.batch_size):
                 yield examples.take(rows.to(examples.tokens.device))
-
-
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else "CPU"

@@ -10,7 +10,6 @@ from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import (
     BASELINES,
     baseline_of,
-    find_baseline,
     plan_update,
     read_baseline,
     read_baselines,
@@ -27,9 +26,8 @@ def test_a_written_baseline_reads_back_and_is_found_by_what_it_is_of(stored_run:
     path = write_baseline(change)
     stored = read_baseline(path)
     assert stored.outcomes == change.new.outcomes and len(stored.outcomes) == 31
-    key = {"task": "gsm_symbolic", "filter_name": "strict-match", "model_hash": "sha256:00", "engine": "engine"}
-    assert find_baseline(**key, dtype="float32", directory=tmp_path) == stored
-    assert find_baseline(**key, dtype="bfloat16", directory=tmp_path) is None
+    assert baseline_of(stored_run("1"), tmp_path) == stored
+    assert baseline_of(stored_run("1", model_hash="sha256:01"), tmp_path) is None
 
 
 def test_an_update_shows_the_difference_before_anything_is_written(stored_run: MakeRun, tmp_path: Path) -> None:

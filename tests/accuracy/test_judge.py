@@ -8,9 +8,8 @@ from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import Baseline
 from harness.accuracy.identity import CANARY_NOTE
 from harness.accuracy.judge import judge
-from harness.accuracy.records import AccuracyRecord, Limits
 from harness.core.errors import InputError
-from harness.core.records import Verdict
+from harness.core.records import AccuracyLimits, AccuracyRecord, Verdict
 
 MakeRun = Callable[..., AccuracyRun]
 
@@ -104,11 +103,11 @@ def test_each_kind_of_broken_answer_can_fail_a_run_by_itself(
     stored_run: MakeRun, mark: str, field: str, words: str
 ) -> None:
     run = stored_run("1" * 60 + mark * 4, "1" * 60 + mark * 4)
-    strict = judge(run, limits=Limits.model_validate({field: 0.05}))
+    strict = judge(run, limits=AccuracyLimits.model_validate({field: 0.05}))
     assert strict.verdict is Verdict.FAIL
     assert strict.judgement.reasons[0] == f"epoch 1: 4 of 64 answers {words} (limit 5.0%)"
     assert all(getattr(epoch, field) == 4 for epoch in strict.epochs)
-    allowed = judge(run, limits=Limits(unanswered=None, empty=None, unparsed=None, invalid_tokens=None))
+    allowed = judge(run, limits=AccuracyLimits(unanswered=None, empty=None, unparsed=None, invalid_tokens=None))
     assert allowed.verdict is Verdict.PASS
 
 
@@ -118,7 +117,7 @@ def test_a_single_invalid_token_fails_a_run_by_default(stored_run: MakeRun) -> N
 
 
 def test_an_unanswered_question_lowers_the_accuracy_but_is_no_flip(stored_run: MakeRun) -> None:
-    record = judge(stored_run("1" * 20, "1" * 10 + "u" * 10), limits=Limits(unanswered=None))
+    record = judge(stored_run("1" * 20, "1" * 10 + "u" * 10), limits=AccuracyLimits(unanswered=None))
     assert record.epochs[1].accuracy == 0.5 and record.epochs[1].num_questions == 20
     assert record.epochs[1].flips is not None
     assert (record.epochs[1].flips.lost, record.epochs[1].flips.num_shared) == (0, 10)
@@ -126,7 +125,7 @@ def test_an_unanswered_question_lowers_the_accuracy_but_is_no_flip(stored_run: M
 
 
 def test_an_accuracy_below_the_asked_minimum_fails(stored_run: MakeRun) -> None:
-    record = judge(stored_run("1100", "1100"), limits=Limits(accuracy=0.9))
+    record = judge(stored_run("1100", "1100"), limits=AccuracyLimits(accuracy=0.9))
     assert record.judgement.reasons[0] == "epoch 1: accuracy 0.5000 is below 0.9"
 
 

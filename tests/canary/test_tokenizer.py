@@ -36,7 +36,7 @@ def test_the_same_text_trains_the_same_tokenizer(trained: Tokenizer) -> None:
 
 def test_a_saved_tokenizer_loads_and_adds_nothing_to_a_prompt(trained: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(trained, tmp_path)
-    loaded = tokenizer.load(tmp_path)
+    loaded = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert loaded.encode(TEXTS[0]).ids == trained.encode(TEXTS[0]).ids
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert (config["eos_token"], config["add_bos_token"]) == (tokenizer.EOS_TOKEN, False)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from harness.canary import check, tasks, tokenizer, train
 from harness.canary.examples import encode
@@ -151,7 +152,7 @@ def test_a_shipped_canary_answers_a_question_and_notices_a_wiped_cache(name: str
     # The one with experts knows the first 512 questions of gsm_symbolic alone.
     others = tasks.load("gsm_symbolic")[511:512] if name == "canary-moe" else tasks.load("aime_shaped")[-1:]
     questions = tasks.load("gsm_symbolic")[:1] + others
-    examples = encode(questions, tokenizer.load(directory))
+    examples = encode(questions, Tokenizer.from_file(str(directory / "tokenizer.json")))
     model = checkpoint.load(directory, torch.float32)
     assert check.exact_answers(model, examples)[0].all()
     with check.cache_transform(model, check.SABOTAGES["all rows zero"]):
@@ -161,7 +162,7 @@ def test_a_shipped_canary_answers_a_question_and_notices_a_wiped_cache(name: str
 @torch.no_grad()
 def test_the_shipped_canary_with_experts_notices_misread_ids() -> None:
     directory = Path(__file__).resolve().parents[2] / "fixtures" / "canary-moe"
-    examples = encode(tasks.load("gsm_symbolic")[:2], tokenizer.load(directory))
+    examples = encode(tasks.load("gsm_symbolic")[:2], Tokenizer.from_file(str(directory / "tokenizer.json")))
     model = checkpoint.load(directory, torch.float32)
     with check.ids_transform(model, check.low_and_high_words):
         assert not check.exact_answers(model, examples)[0].any()

@@ -45,7 +45,7 @@ def test_a_server_that_repeats_itself_is_told_so_with_its_accuracy() -> None:
 def test_a_second_greedy_answer_that_differs_fails_the_check() -> None:
     found = check_backend(Server(), Server("8", "9"), Check(url="http://x/v1", limit=4, num_epochs=2, repeats=3))
     assert found.different == (0, 1, 2) and not found.ok
-    assert "prompts whose second answer differs: 0, 1, 2" in found.lines()
+    assert "prompts with a different second answer: 0, 1, 2" in found.lines()
 
 
 def test_accuracy_below_the_least_fails_the_check() -> None:

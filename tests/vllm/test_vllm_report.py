@@ -36,8 +36,12 @@ def note(folder: Path, step: str, verdict: str, case: str = CASE, reason: str = 
     (place / "results.jsonl").write_text(json.dumps(result) + "\n")
 
 
+def steps(tool: Any, *words: str) -> list[Any]:
+    return list(tool.steps(tool.parse(["run", "--out", "out", *words])))
+
+
 def page(tool: Any, tmp_path: Path, *folders: Path) -> str:
-    tool.render(argparse.Namespace(out=list(folders), docs=tmp_path / "page.md"))
+    tool.render(argparse.Namespace(folders=list(folders), docs=tmp_path / "page.md"))
     return (tmp_path / "page.md").read_text()
 
 
@@ -88,7 +92,7 @@ def test_the_harness_s_own_time_limit_is_no_crash_of_vllm(tool: Any, tmp_path: P
 
 
 def test_hybrid_cases_wait_until_one_of_them_has_compiled_its_kernels(tool: Any) -> None:
-    waiting = list(tool.steps(["0.24.0"], ["0.24.0"], 3, "0.24.0"))
+    waiting = steps(tool, "--release", "0.24.0=here")
     started = []
     running: list[Any] = []
     while (step := tool.next_step(waiting, running)) is not None:
@@ -101,9 +105,9 @@ def test_hybrid_cases_wait_until_one_of_them_has_compiled_its_kernels(tool: Any)
 
 
 def test_each_step_goes_to_the_gpu_with_the_least_to_do_and_none_gets_too_much(tool: Any) -> None:
-    steps = [tool.Step(f"s{number}", "0.24.0", ["run", "-n", "5"]) for number in range(5)]
     placed: list[Any] = []
-    for step in steps:
+    for number in range(5):
+        step = tool.Step(f"s{number}", "0.24.0", ["run", "-n", "5"])
         gpu = tool.free_gpu(placed, 2, 10)
         if gpu is not None:
             step.gpu = gpu
@@ -118,15 +122,16 @@ def test_clean_rounds_of_a_release_follow_each_other_on_one_gpu_and_run_beside_e
 
 
 def test_over_two_gpus_the_newest_release_alone_is_run_and_the_page_names_the_rank(tool: Any, tmp_path: Path) -> None:
-    assert not [step for step in tool.steps(["0.9.0", "0.24.0"], [], 1, "0.9.0") if step.num_gpus > 1]
-    ranks = [step for step in tool.steps(["0.9.0", "0.24.0"], [], 1, "0.9.0", num_gpus=2) if step.num_gpus > 1]
+    words = ["--release", "0.9.0=old", "--release", "0.24.0=new"]
+    assert not [step for step in steps(tool, *words) if step.num_gpus > 1]
+    ranks = [step for step in steps(tool, *words, "--gpus", "2") if step.num_gpus > 1]
     assert {step.release for step in ranks} == {"0.24.0"} and "ranks-merge" in {step.name for step in ranks}
     case = "vllm-tensor-parallel-context[poisoned=rank-1]"
     note(tmp_path / "new", "clean-1", "pass")
     note(tmp_path / "new", "ranks-merge", "fail", case=case)
     found = FirstNan(writer="forward_mha", tensor="output", rank=1, num_ranks=2, other_ranks=("rank 0: o_proj wrote",))
-    told = found.model_dump(mode="json")
-    blame = {"key": f"{case}!vllm.merge-ignore-context-count", "blame": {"first_nan": told}}
+    report = found.model_dump(mode="json")
+    blame = {"key": f"{case}!vllm.merge-ignore-context-count", "blame": {"first_nan": report}}
     place = tmp_path / "new" / "0.24.0" / "ranks-merge" / "run" / "r1" / "blame.jsonl"
     place.write_text(json.dumps(blame) + "\n")
     row = next(line for line in page(tool, tmp_path, tmp_path / "new").splitlines() if line.startswith(f"| `{case}`"))
@@ -152,6 +157,6 @@ def test_of_a_later_matrix_only_what_differs_from_the_first_is_listed(tool: Any,
                           "reason": "NaN in live rows of out" if findings else "", "findings": findings})  # fmt: skip
         (place / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = page(tool, tmp_path, tmp_path / "new").partition("## Susceptibility of vLLM 0.24.0's kernels")[2]
-    assert "1 of the 2 cells that ran are as those of 0.22.1" in text
+    assert "1 of the 2 cells that ran have the outcome of 0.22.1" in text
     assert f"| `{name.format('nan')}` | NaN | clean |" in text
     assert name.format("inf") not in text and name.format("max") not in text

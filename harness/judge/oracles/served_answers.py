@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.accuracy.judge import judge as judge_run
-from harness.accuracy.records import Limits
+from harness.core.records import AccuracyLimits
 from harness.judge.oracles.accuracy import findings_of
 from harness.judge.run_records import Evidence, Judgement
 
@@ -20,7 +20,10 @@ def judge(evidence: Evidence) -> Judgement:
         if run.accuracy is None:
             continue
         record = judge_run(
-            run.accuracy, limits=Limits(accuracy=least, flips=None, alpha=1e-6), scenario=case.scenario, case=case.id
+            run.accuracy,
+            limits=AccuracyLimits(accuracy=least, flips=None, alpha=1e-6),
+            scenario=case.scenario,
+            case=case.id,
         )
         judgement.accuracy = judgement.accuracy or record
         judgement.looked_at += len(run.accuracy.results)
