@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 import torch
+from decode_bench import bench
 
-from harness.kernels.triton.bench import bench
 from harness.memory.poison.cuda_kernels import classify
 from harness.memory.poison.cuda_sweep import CudaSweep, free_blocks
 from harness.memory.poison.scan import _layout
