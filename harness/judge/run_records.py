@@ -1,4 +1,4 @@
-"""The records that a target gives to the oracles. An oracle knows these records and no target."""
+"""The records that a target gives to the oracles, and the outcome of a case. An oracle knows no target."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from harness.accuracy.answer_log import AccuracyRun
-from harness.core.cases import Case
+from harness.core.cases import Case, Job
 from harness.core.finding_words import merged
-from harness.core.records import AccuracyRecord, Finding
+from harness.core.records import AccuracyRecord, CaseResult, Finding, FirstNan, Verdict
 
 
 @dataclass(slots=True)
@@ -156,3 +156,30 @@ class Judgement:
             looked_at += count
             findings.extend(found)
         return cls(merged(findings), looked_at)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The answer to what a job asks."""
+
+    verdict: Verdict
+    reason: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    looked_at: dict[str, int] = field(default_factory=dict)
+    accuracy: AccuracyRecord | None = None
+    log: str = ""
+    first_nan: FirstNan | None = None
+
+    def result_of(self, job: Job, seconds: float) -> CaseResult:
+        """The result of `job`."""
+        return CaseResult.of(
+            job,
+            self.verdict,
+            seconds=seconds,
+            reason=self.reason,
+            findings=tuple(self.findings),
+            looked_at=self.looked_at,
+            accuracy=self.accuracy and self.accuracy.model_copy(update={"fault": job.fault}),
+            log=self.log,
+            first_nan=self.first_nan,
+        )

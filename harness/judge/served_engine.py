@@ -30,6 +30,7 @@ AS_IT_IS = Poison(NATURAL, frozenset())
 PROMPTS_TOGETHER = 4
 """On a GPU with graphs, prompts start when one in this many places is free."""
 
+_SIZES = ("hidden_size", "num_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 _MAX_MODEL_LEN = 2048
 _TYPICAL_TOKENS = 4 * PAGE_SIZE
 
@@ -102,13 +103,8 @@ class EngineBackend:
     def __init__(self, engine: ServedEngine, tokenizer: Tokenizer, identity: Identity) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._identity = identity
+        self.identity = identity
         self._enders: dict[tuple[str, ...], frozenset[int] | None] = {}
-
-    @property
-    def identity(self) -> Identity:
-        """The checkpoint and its dtype."""
-        return self._identity
 
     def generate(
         self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
@@ -263,13 +259,8 @@ def engine_params(config: ModelConfig, concurrency: int, max_model_len: int, opt
     per_request = num_pages(_TYPICAL_TOKENS) + int(config.is_hybrid)
     num_blocks = 2 + max(concurrency * per_request, num_pages(max_model_len) + int(config.is_hybrid))
     given = {
+        **{name: getattr(config, name) for name in _SIZES},
         "layers": config.layer_types,
-        "hidden_size": config.hidden_size,
-        "num_heads": config.num_heads,
-        "kv_lora_rank": config.kv_lora_rank,
-        "qk_rope_head_dim": config.qk_rope_head_dim,
-        "qk_nope_head_dim": config.qk_nope_head_dim,
-        "v_head_dim": config.v_head_dim,
         "vocab_size": config.vocab_size,
         "kv": "fp32",
         "num_blocks": num_blocks,
