@@ -81,5 +81,5 @@ def _execute(file: Path) -> tuple[CureSpec, ...]:
         )
     for item in declared:
         if not inspect.signature(item.function).parameters:
-            raise InputError(f"cure {file}: {item.name}() takes nothing; its first argument is what it wraps")
+            raise InputError(f"cure {file}: {item.name}() has no argument; its first argument is the wrapped function")
     return declared

@@ -27,13 +27,13 @@ def padding(evidence: Evidence) -> Judgement:
 
 def cold_warm(evidence: Evidence) -> Judgement:
     """Compare the answers to a prompt with a cached prefix with the answers without."""
-    sentence = "is answered otherwise with a warm prefix cache than with a cold one"
+    sentence = "is answered differently with a warm prefix cache than with a cold one"
     return _judge(evidence, "cold_warm", lambda *found: _cache_finding(sentence, *found))
 
 
 def flush(evidence: Evidence) -> Judgement:
     """Compare the answers after the flush with the answers of the first epoch."""
-    sentence = "is answered otherwise after a flush of the caches than at first"
+    sentence = "is answered differently after a flush of the caches than at first"
     return _judge(evidence, "flush", lambda *found: _cache_finding(sentence, *found))
 
 

@@ -46,7 +46,7 @@ def _in_live_rows(run: Run, observed: Observed) -> Iterator[Finding]:
             tensor=observed.name,
             where=place(observed.describe, where.rows, where.first),
             bits=hex_bits(tensor, where.first),
-            message=f"live rows of {observed.name} hold {of}, {how} from memory that nobody wrote: "
+            message=f"live rows of {observed.name} hold {of}, {how} from unwritten memory: "
             f"{where.count} elements (pattern {run.pattern})",
         )
 
@@ -76,5 +76,5 @@ def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
         tensor=guard.name,
         where=place("row", mismatch.rows, mismatch.index),
         bits=bits,
-        message=f"{guard.name} was written although nobody may write there: {mismatch.message} (pattern {run.pattern})",
+        message=f"{guard.name} was written, but must not change: {mismatch.message} (pattern {run.pattern})",
     )

@@ -25,7 +25,7 @@ def _findings(zeroed: ZeroedBlock, pattern: str) -> Iterator[Finding]:
             site="kv.new",
             tensor="new blocks",
             where=f"block {zeroed.block}",
-            message="a block that the scheduler told to zero holds what was there before: "
+            message="a block that the scheduler wants zeroed holds old data: "
             f"block {zeroed.block} in step {zeroed.step}, {zeroed.num_dirty} of {zeroed.num_bytes} bytes "
             f"(pattern {pattern})",
         )

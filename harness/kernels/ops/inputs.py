@@ -354,7 +354,7 @@ def _checked_head_dim(rank: int, rope_dim: int) -> int:
     """D of a latent of R and E elements. Raises InputError where a kernel could not derive R from D."""
     if latent_rank(rank + rope_dim) != rank:
         raise InputError(
-            f"kv_lora_rank={rank}, qk_rope_head_dim={rope_dim}: kernels are told only the sum, so the rank must be a "
+            f"kv_lora_rank={rank}, qk_rope_head_dim={rope_dim}: kernels get only the sum, so the rank must be a "
             "power of two and the rope part at most as large"
         )
     return rank + rope_dim
