@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Callable
 
 import torch
+from decode_bench import bench
 from gpu_decode_step import milliseconds
 
-from harness.kernels.triton.bench import bench
 from harness.memory.poison.cuda_kernels import classify
 from harness.memory.poison.cuda_sweep import CudaSweep, free_blocks
 from harness.memory.poison.scan import _layout

@@ -12,8 +12,7 @@ import json
 from collections.abc import Callable
 
 import torch
-
-from harness.kernels.triton.bench import bench, replay_us
+from decode_bench import bench, replay_us
 
 BATCH, TOKENS, HEADS, PAGE = 64, 4096, 16, 64
 SCALE = 0.1

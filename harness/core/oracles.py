@@ -48,9 +48,9 @@ class OracleSpec:
         return judgement
 
 
-def _oracle(name: str, summary: str, *, needs: Need = "", module: str = "") -> OracleSpec:
-    """An oracle with its judge in `harness.judge.oracles`, in the module of its name or in `module`."""
-    return OracleSpec(name, summary, f"harness.judge.oracles.{module or name}:judge", needs)
+def _oracle(name: str, summary: str, *, needs: Need = "", at: str = "") -> OracleSpec:
+    """An oracle with its judge in `harness.judge.oracles`: `judge` in the module of its name, or the function `at`."""
+    return OracleSpec(name, summary, f"harness.judge.oracles.{at or f'{name}:judge'}", needs)
 
 
 ORACLES: tuple[OracleSpec, ...] = (
@@ -64,11 +64,21 @@ ORACLES: tuple[OracleSpec, ...] = (
         needs="graph",
     ),
     _oracle(
-        "padding", "live rows of a captured batch are bitwise equal whatever the number of padded ones", needs="graph"
+        "padding",
+        "live rows of a captured batch are bitwise equal whatever the number of padded ones",
+        needs="graph",
+        at="pairs:padding",
     ),
     _oracle("address", "the tensor that a graph captured is the one that the engine updates", needs="graph"),
-    _oracle("cold_warm", "a prompt is answered alike whether its prefix was cached or not", needs="warm"),
-    _oracle("flush", "after a flush of all caches the answers are as they were at first", needs="flush"),
+    _oracle(
+        "cold_warm",
+        "a prompt is answered alike whether its prefix was cached or not",
+        needs="warm",
+        at="pairs:cold_warm",
+    ),
+    _oracle(
+        "flush", "after a flush of all caches the answers are as they were at first", needs="flush", at="pairs:flush"
+    ),
     _oracle("zeroed", "each block that the scheduler says to zero holds zeros before its first read", needs="mixed"),
     _oracle("distinct_experts", "the experts of each token, padding included, are distinct and exist", needs="experts"),
     _oracle(
@@ -80,7 +90,7 @@ ORACLES: tuple[OracleSpec, ...] = (
         "answers",
         "in every epoch vLLM answers as many questions right as the canary is known to, with no invalid token",
         needs="answers",
-        module="served_answers",
+        at="accuracy:answers",
     ),
     _oracle("streams", "vLLM with graphs generates what it generates without them", needs="graph"),
     _oracle("crash", "the worker survives: no illegal address, no signal, no exception, no hang"),

@@ -1,8 +1,8 @@
-"""What the harness costs, measured: the child of `mla-harness bench`, `python -m harness.judge.bench`.
+"""The cost of the harness: the child of `mla-harness bench`, `python -m harness.judge.bench`.
 
 A case is timed whole: inputs, runs under each of its patterns, reference and oracles. Its unpoisoned twin is the same
-case on zeroed memory with the interception of allocations taken out. The two take turns, after one untimed turn each,
-so that a slow moment of the machine hits both.
+case on zeroed memory, with allocations not intercepted. The two alternate, after one untimed turn each, so that a slow
+phase of the machine hits both.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from harness.run.requests import MeasureCases
 
 
 class StepTimer(Probe):
-    """Seconds of (replay, the same step run eagerly) for each step that an engine replays.
+    """Seconds of the replay and of its eager twin, for each step that an engine replays.
 
-    The engine runs the eager twin of a step right after its replay, on a copy of the same memory.
+    The engine runs the twin right after the replay, on a copy of the same memory.
     """
 
     def __init__(self) -> None:
@@ -58,30 +58,25 @@ def run_poisoned(case: Case) -> CaseResult:
 
 
 def run_unpoisoned(case: Case) -> CaseResult:
-    """The same case, the same number of times, with no poison anywhere."""
+    """The same case, the same number of times, without poison."""
     with without_interception():
         return run_case(Job(key=case.id, case=case, sites=()))
 
 
-def seconds_of(function: Callable[[Case], CaseResult], case: Case) -> float:
-    """How long one call took."""
-    started = time.perf_counter()
-    function(case)
-    return time.perf_counter() - started
-
-
 def measure_case(case: Case, repeats: int) -> tuple[float, float]:
-    """Median seconds of the case, poisoned and not, taking turns."""
-    poisoned, plain = [], []
+    """Median seconds of the case with poison and without, in turns."""
+    seconds: dict[Callable[[Case], CaseResult], list[float]] = {run_poisoned: [], run_unpoisoned: []}
     run_unpoisoned(case)
     for _ in range(repeats):
-        poisoned.append(seconds_of(run_poisoned, case))
-        plain.append(seconds_of(run_unpoisoned, case))
-    return statistics.median(poisoned), statistics.median(plain)
+        for run, taken in seconds.items():
+            started = time.perf_counter()
+            run(case)
+            taken.append(time.perf_counter() - started)
+    return statistics.median(seconds[run_poisoned]), statistics.median(seconds[run_unpoisoned])
 
 
 def replay_ratio(case: Case) -> float | None:
-    """Median over graph steps of replay seconds / eager seconds; None where the reference engine has no graph steps."""
+    """Median over graph steps of replay seconds / eager seconds; None without graph steps of the reference engine."""
     if not isinstance(case.params, EngineParams) or not case.params.has_graph:
         return None
     timer = StepTimer()
@@ -90,13 +85,13 @@ def replay_ratio(case: Case) -> float | None:
         for pattern in case.poison.patterns:
             poison = poison_of(case.poison, pattern, frozenset(), case.seed)
             EngineTarget(case).run(poison, probe=timer)
-    # The first step warms caches up.
+    # The first step warms up caches.
     ratios = [replay / eager for replay, eager in timer.steps[1:]]
     return statistics.median(ratios) if ratios else None
 
 
 def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
-    """Measure all cases that run here; others are named with the reason."""
+    """Measure the cases that pass here. Lists the others with the reason."""
     skipped: list[str] = []
     seconds: list[float] = []
     poison: dict[str, float] = {}
@@ -124,7 +119,7 @@ def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
 
 
 def summary(ratios: dict[str, float]) -> dict[str, Any]:
-    """Median and worst of ratios by case id; no numbers when there is none."""
+    """Median and worst of ratios by case id; None without a ratio."""
     if not ratios:
         return {"num_cases": 0, "median": None, "worst": None, "worst_case": None}
     worst = max(ratios, key=lambda case_id: ratios[case_id])
@@ -137,7 +132,7 @@ def summary(ratios: dict[str, float]) -> dict[str, Any]:
 
 
 def answer(request: MeasureCases) -> dict[str, Any]:
-    """The measurements that are asked for, on one thread."""
+    """Take the requested measurements on one thread."""
     torch.set_num_threads(1)
     return measure(list(request.cases), request.repeats)
 

@@ -1,7 +1,7 @@
-"""The answer to `AskFirstNan`: what wrote the first value that is not finite, and what read the memory to blame.
+"""The answer to `AskFirstNan`: the op that wrote the first value that is not finite, and the reader of blamed memory.
 
-The writer is found in one run under the case's own poison. The first reader of the sites to blame is found by
-comparing runs that differ only in what these sites hold, where launches can be seen: on a CPU.
+One run under the case's own poison shows the writer. The first reader of the blamed sites is found by runs that differ
+only in the content of these sites. This needs visible launches, so it works on a CPU only.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from harness.core.cases import AskFirstNan, AskReaders, Job
 from harness.core.records import Verdict
 from harness.judge import readers
-from harness.judge.outcome import Outcome
+from harness.judge.run_records import Outcome
 from harness.judge.target import target_of
 from harness.judge.verdict import poison_of, sites_of
 
 
 def answer(job: Job) -> Outcome:
-    """Run the case with the recorder. `first_nan` is what it saw."""
+    """Run the case with the recorder. Its report is `first_nan` of the outcome."""
     assert isinstance(job.ask, AskFirstNan)
     plan = job.case.poison
     found = target_of(job).first_writer(poison_of(plan, plan.patterns[0], sites_of(job), job.case.seed))
@@ -26,7 +26,7 @@ def answer(job: Job) -> Outcome:
 
 
 def _first_reader(job: Job, sites: tuple[str, ...]) -> dict[str, str]:
-    """The first launch with a live result that depends on what the sites hold, and where; empty without one."""
+    """The first launch with a live result that depends on the sites, and its place; empty without one."""
     found = readers.answer(job.model_copy(update={"ask": AskReaders(sites=sites)}))
     if not found.findings:
         return {}

@@ -1,7 +1,7 @@
-"""The answer to `AskReaders`: what reads the memory of some sites.
+"""The answer to `AskReaders`: the first launch that reads the memory of some sites.
 
-The case runs with these sites alone filled, with one pattern after another, and what its launches computed is compared
-with a run in friendly memory. The first launch with a live result that differs has read that memory.
+The case runs with only these sites filled, with one pattern after another. The results of its launches are compared
+with a run in zeroed memory. The first launch with another live result has read that memory.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from harness.core.catalog import KERNELS
 from harness.core.cure_names import filled_sites
 from harness.core.records import Finding, Verdict
 from harness.judge.oracles.crash import CRASHES
-from harness.judge.outcome import Outcome
 from harness.judge.probes.trace import Event, Trace, first_difference
+from harness.judge.run_records import Outcome
 from harness.judge.target import target_of
 from harness.memory.poison.patterns import Poison
 
 READING = "reading"
-"""The `oracle` of findings that say what read a site."""
+"""The `oracle` of findings that name a reader."""
 LOOKED_AT = "compared"
 FRIENDLY = "zeros"
 FILLS = ("nan", "random", "max")
-"""What is compared with friendly memory, one after another until a reader is found."""
+"""Patterns to compare with zeros, in order, until a reader is found."""
 FINITE_FILLS = ("random", "max")
-"""What a site that a fix fills might have been filled with as well: if that matters, something reads the fill."""
+"""Patterns for a site that a fix fills: if they matter, something reads the fill."""
 INDEX_SITES = frozenset({"block_table.pad", "router.ids", "sched_meta", "workspace"})
 
 
 def answer(job: Job) -> Outcome:
-    """Search for the first reader. A finding names it; verdict `skip` says why there is nothing to compare with."""
+    """Search for the first reader. A finding names it. Verdict `skip` means that the run in zeroed memory failed."""
     assert isinstance(job.ask, AskReaders)
-    asked = job.ask.sites
+    sites = job.ask.sites
     friendly, error = _friendly(job)
     if error is not None:
-        # A failure that needs no poison, such as an index that is wrong by itself: no run can be compared with it.
+        # The failure needs no poison, so there is no run to compare with.
         return Outcome(Verdict.SKIP, f"it does not run in friendly memory either: {error}", looked_at={LOOKED_AT: 0})
     num_compared = 0
     for fill in FILLS:
-        sites = frozenset(asked) - (frozenset() if fill in FINITE_FILLS else frozenset(filled_sites(job.cures)))
-        if not sites:
+        filled = frozenset(sites) - (frozenset() if fill in FINITE_FILLS else frozenset(filled_sites(job.cures)))
+        if not filled:
             continue
-        trace, error = _trace(job, Poison(fill, sites, seed=job.case.seed))
+        trace, error = _trace(job, Poison(fill, filled, seed=job.case.seed))
         num_compared += len(trace.events)
         event = first_difference(friendly, trace)
         if event is not None or error is not None:
-            return _found(_finding(asked, event, f"{FRIENDLY} / {fill}", error), num_compared)
-    indices = frozenset(asked) & INDEX_SITES
+            return _found(_finding(sites, event, f"{FRIENDLY} / {fill}", error), num_compared)
+    indices = frozenset(sites) & INDEX_SITES
     if indices and not _looks_up_padding(job.case):
         _, error = _trace(job, Poison("nan", indices, strict=True, seed=job.case.seed))
         if error is not None:
-            return _found(_finding(asked, None, "as an index out of range", error), num_compared)
+            return _found(_finding(sites, None, "as an index out of range", error), num_compared)
     if not num_compared:
         return Outcome(Verdict.ERROR, "no live tensor was compared; a comparison of nothing proves nothing")
     return Outcome(Verdict.PASS, looked_at={LOOKED_AT: num_compared})
@@ -62,7 +62,7 @@ def _found(finding: Finding, num_compared: int) -> Outcome:
 
 
 def _friendly(job: Job) -> tuple[Trace, str | None]:
-    """The run with nothing poisoned. It is the same for every site, so the last one made is kept."""
+    """The run without poison. It is the same for all sites, so the last one is kept."""
     key = job.model_copy(update={"key": "", "sites": None, "ask": AskReaders(sites=())}).model_dump_json()
     if key not in _kept:
         _kept.clear()
@@ -74,7 +74,7 @@ _kept: dict[str, tuple[Trace, str | None]] = {}
 
 
 def _trace(job: Job, poison: Poison) -> tuple[Trace, str | None]:
-    """What one run computed, and what ended it early, if something did."""
+    """The trace of one run, and the error that ended it early."""
     torch.manual_seed(job.case.seed)
     target = target_of(job)
     trace = Trace()
@@ -97,6 +97,6 @@ def _finding(sites: tuple[str, ...], event: Event | None, fills: str, error: str
 
 
 def _looks_up_padding(case: Case) -> bool:
-    """Whether the decode kernel of a case is promised table entries that exist."""
+    """Whether the decode kernel of a case needs table entries that exist."""
     decode = [name for name in case.kernels().values() if name.startswith("mla_decode/")]
     return any(name in KERNELS and KERNELS.get(name).needs_valid_table for name in decode)

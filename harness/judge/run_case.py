@@ -1,4 +1,7 @@
-"""One job from top to bottom, inside a worker: skip check, bugs and fixes, target, answer."""
+"""One job from top to bottom, inside a worker: skip check, bugs and fixes, target, answer.
+
+As a module, `python -m harness.judge.run_case`, it is the child process that compute-sanitizer watches.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,23 @@ from harness.core.records import CaseResult, Verdict
 from harness.core.seams import Injection, inject
 from harness.judge import first_nan, readers, verdict
 from harness.judge.cures.apply import applied, faults_left
-from harness.judge.outcome import LOG_TAIL, Outcome
+from harness.judge.run_records import Outcome
 from harness.judge.target import class_of
 from harness.kernels.plugins import find_kernel, load_plugins
+from harness.run.protocol import answer_once
 
+LOG_TAIL = 4000
+"""Characters of a traceback that a result keeps."""
 ANSWERS: dict[type, Callable[[Job], Outcome]] = {
     AskVerdict: verdict.answer,
     AskFirstNan: first_nan.answer,
     AskReaders: readers.answer,
 }
-"""What carries out each kind of ask."""
+"""The function that answers each kind of ask."""
 
 
 def run_case(job: Job) -> CaseResult:
-    """Run one job and answer what it asks. Never raises an Exception: the harness's own failure is verdict `error`."""
+    """Run one job and answer its ask. Raises no Exception: a failure of the harness is verdict `error`."""
     started = time.perf_counter()
     try:
         outcome = _outcome(job)
@@ -64,7 +70,7 @@ def _changed(job: Job) -> Iterator[list[Injection]]:
 
 
 def _unreached(job: Job, outcome: Outcome) -> Outcome:
-    """A fault with code that no run came to shows nothing: neither that it is caught nor that it is missed."""
+    """The outcome if no run reached the code of a fault: the fault is neither caught nor missed."""
     if not isinstance(job.ask, AskVerdict) or job.cures:
         return outcome
     if job.device == "cuda" and job.case.kind.uses_twins:
@@ -74,7 +80,7 @@ def _unreached(job: Job, outcome: Outcome) -> Outcome:
 
 
 def why_not(case: Case, device: str, fault: str | None = None) -> str:
-    """Why this machine or a kernel of the case cannot run it, in a sentence; empty when it can run."""
+    """Why this machine or a kernel of the case cannot run it, in a sentence; empty if it can."""
     if device == "cuda" and not torch.cuda.is_available():
         return "no CUDA device on this machine"
     kv = getattr(case.params, "kv", None)
@@ -85,3 +91,7 @@ def why_not(case: Case, device: str, fault: str | None = None) -> str:
         if kv is not None and kv not in spec.kv:
             return f"{spec.name} reads a cache of {', '.join(spec.kv)}, not of {kv}"
     return class_of(case).why_not(case, device, fault)
+
+
+if __name__ == "__main__":
+    answer_once(Job, lambda job: run_case(job).model_dump(mode="json"))

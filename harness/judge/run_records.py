@@ -1,23 +1,24 @@
-"""What a target hands to the oracles. An oracle knows these records and no target."""
+"""The records that a target gives to the oracles, and the outcome of a case. An oracle knows no target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 
 from harness.accuracy.answer_log import AccuracyRun
-from harness.core.cases import Case
-from harness.core.records import AccuracyRecord, Finding
+from harness.core.cases import Case, Job
+from harness.core.finding_words import merged
+from harness.core.records import AccuracyRecord, CaseResult, Finding, FirstNan, Verdict
 
 
 @dataclass(slots=True)
 class Observed:
-    """A tensor to judge. Its dim 0 counts rows; only rows with `live[row]` promise anything.
+    """A tensor to judge. Dim 0 counts rows. Only rows with `live[row]` promise anything.
 
-    `expected` is float64 of the same shape, or None when no reference exists; `bound` names a row of the
-    tolerance table. `describe` turns a row number into words such as "request 2, query token 0".
+    `expected` is float64 of the same shape, or None without a reference. `bound` names a row of the tolerance table.
+    `describe` is the word for a row, such as "request".
     """
 
     name: str
@@ -27,17 +28,17 @@ class Observed:
     bound: str = ""
     describe: str = "row"
     site: str | None = None
-    """The site to name when a non-finite value here is no poison's: the kind of row it stands in."""
+    """The site to name if a non-finite value does not come from poison."""
 
     @property
     def num_live_elements(self) -> int:
-        """How many elements of `tensor` stand in live rows."""
+        """The number of elements in live rows."""
         return int(self.live.sum()) * self.tensor[:1].numel()
 
 
 @dataclass(slots=True)
 class Guard:
-    """Memory that nobody may write during the run: equal bytes before and after."""
+    """Memory that must hold the same bytes before and after the run."""
 
     name: str
     site: str | None
@@ -55,14 +56,14 @@ class ReplayedStep:
     eager: torch.Tensor
     live: torch.Tensor
     eager_again: torch.Tensor | None = None
-    """A second eager run, where the first differs and the device may not repeat its bits."""
+    """A second eager run, if the first differs and the device may not repeat its bits."""
     stale_site: str | None = None
-    """The site of a captured input whose content differed from what the eager step read, if one did."""
+    """The site of a captured input that differed from the input of the eager step."""
 
 
 @dataclass(slots=True)
 class Binding:
-    """Where a captured graph reads one of its inputs, and where the engine updated that input in this step."""
+    """The address where a captured graph reads an input, and the address that the engine updated in this step."""
 
     step: int
     name: str
@@ -73,7 +74,7 @@ class Binding:
 
 @dataclass(slots=True)
 class Pair:
-    """The same answers twice, from two conditions of the caches; `oracle` is the name of who judges them."""
+    """The same answers twice, from two conditions of the caches; `oracle` names the oracle that judges them."""
 
     oracle: str
     name: str
@@ -86,7 +87,7 @@ class Pair:
 
 @dataclass(slots=True)
 class ZeroedBlock:
-    """A block that the engine was told to zero before use, and how many of its bytes were not zero at its use."""
+    """A block that the engine had to zero before use, and the number of bytes that were not zero at its use."""
 
     step: int
     block: int
@@ -96,7 +97,7 @@ class ZeroedBlock:
 
 @dataclass(slots=True)
 class ChosenExperts:
-    """Expert ids [T, k] of every token that was routed, padding included; a row of -1 was masked. X experts exist."""
+    """Expert ids [T, k] of all routed tokens, padding included. A row of -1 was masked."""
 
     name: str
     ids: torch.Tensor
@@ -105,7 +106,7 @@ class ChosenExperts:
 
 @dataclass(slots=True)
 class Run:
-    """Everything that one execution of a case under one poison pattern produced."""
+    """The results of one execution of a case under one poison pattern."""
 
     pattern: str
     observed: list[Observed] = field(default_factory=list)
@@ -116,13 +117,13 @@ class Run:
     zeroed: list[ZeroedBlock] = field(default_factory=list)
     chosen: list[ChosenExperts] = field(default_factory=list)
     accuracy: AccuracyRun | None = None
-    """Every question's result in every epoch, where the target answers questions."""
+    """The result of every question in every epoch, if the target answers questions."""
     eager: AccuracyRun | None = None
-    """The same questions asked of the same engine without graphs, where the target compares both."""
+    """The same questions to the same engine without graphs, if the target compares both."""
     log: str = ""
-    """The end of what a serving process printed."""
+    """The end of the output of a serving process."""
     error: Exception | None = None
-    """What ended the run before its end: an illegal address, or what the kernel under test raised."""
+    """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 
 
 @dataclass(slots=True)
@@ -132,16 +133,53 @@ class Evidence:
     case: Case
     runs: list[Run]
     repeat: Callable[[], Run] | None = None
-    """Runs the case under its first pattern once more; given where a device may not repeat its bits."""
+    """Runs the case under its first pattern once more, on a device that may not repeat its bits."""
 
 
 @dataclass(slots=True)
 class Judgement:
-    """An oracle's findings, and how many elements it looked at: nothing looked at is an error, not a pass."""
+    """An oracle's findings, and the number of elements it looked at. With 0 the case is an error, not a pass."""
 
     findings: list[Finding] = field(default_factory=list)
     looked_at: int = 0
     notes: list[str] = field(default_factory=list)
-    """What a reader of a pass should know, such as a spread that was allowed for."""
+    """Remarks on a pass, such as an allowed spread."""
     accuracy: AccuracyRecord | None = None
-    """What oracle `accuracy` counted, for the reports; no other oracle has one."""
+    """The counts of oracle `accuracy` for the reports; None for other oracles."""
+
+    @classmethod
+    def of(cls, looks: Iterable[tuple[int, Iterable[Finding]]]) -> Judgement:
+        """Add up looks: each has its number of elements, and its findings. Joins findings that are alike."""
+        looked_at = 0
+        findings: list[Finding] = []
+        for count, found in looks:
+            looked_at += count
+            findings.extend(found)
+        return cls(merged(findings), looked_at)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The answer to what a job asks."""
+
+    verdict: Verdict
+    reason: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    looked_at: dict[str, int] = field(default_factory=dict)
+    accuracy: AccuracyRecord | None = None
+    log: str = ""
+    first_nan: FirstNan | None = None
+
+    def result_of(self, job: Job, seconds: float) -> CaseResult:
+        """The result of `job`."""
+        return CaseResult.of(
+            job,
+            self.verdict,
+            seconds=seconds,
+            reason=self.reason,
+            findings=tuple(self.findings),
+            looked_at=self.looked_at,
+            accuracy=self.accuracy and self.accuracy.model_copy(update={"fault": job.fault}),
+            log=self.log,
+            first_nan=self.first_nan,
+        )

@@ -1,8 +1,9 @@
-"""The reference engine on a checkpoint, as what `EngineBackend` feeds. The one module of this package with torch."""
+"""The reference engine on a checkpoint as a backend: text to tokens, continuous batching, stop strings, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from harness.accuracy.backends import Identity
+from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
 from harness.accuracy.identity import describe_directory
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
 from harness.core.errors import InputError
@@ -20,22 +21,31 @@ from harness.engine.model import checkpoint
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
 from harness.engine.schedule.model_config import ModelConfig
 from harness.engine.schedule.sequence import Sequence as EngineSequence
-from harness.judge.engine_backend import EngineBackend, NewToken
 from harness.memory.poison.patterns import NATURAL, Poison
 from harness.scenario.device import cuda_twins
 
 AS_IT_IS = Poison(NATURAL, frozenset())
-"""What a measurement of accuracy wants: memory keeps what its last owner left, as in production."""
+"""The poison of a measurement of accuracy: memory keeps the values of its last owner, as in production."""
 
 PROMPTS_TOGETHER = 4
-"""On a GPU with graphs, prompts start when this fraction (one in so many) of the places is free."""
+"""On a GPU with graphs, prompts start when one in this many places is free."""
 
+_SIZES = ("hidden_size", "num_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 _MAX_MODEL_LEN = 2048
 _TYPICAL_TOKENS = 4 * PAGE_SIZE
 
 
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token that a step generated for a request; `finite` is false if its logits were not."""
+
+    request: int
+    token: int
+    finite: bool = True
+
+
 class ServedEngine:
-    """An `Engine` asked through request numbers: it says which tokens each step gave, and forgets their logits."""
+    """An `Engine` with request numbers and new tokens as its interface; it keeps no logits."""
 
     def __init__(self, engine: Engine, vocab_size: int, eos_token_id: int) -> None:
         self.engine = engine
@@ -45,18 +55,18 @@ class ServedEngine:
 
     @property
     def max_length(self) -> int:
-        """Bounded by the block table's width and by what the pool can give one request."""
+        """The most tokens of a request, prompt and answer: bounded by the block table's width and by the pool."""
         state = int(self.engine.scheduler.needs_state)
         return min(self.engine.max_model_len, (self.engine.pool.num_usable_blocks - state) * PAGE_SIZE)
 
     def add(self, tokens: Sequence[int], max_tokens: int) -> int:
-        """Queue a request; returns its number."""
+        """Queue a request for up to `max_tokens` greedy tokens. Returns its number."""
         sequence = self.engine.add_request(list(tokens), max_tokens)
         self._live[sequence.request] = sequence
         return sequence.request
 
     def step(self) -> list[NewToken]:
-        """One step; a request whose prompt is not done yet gives no token."""
+        """Run one step of the batch. A request with an unfinished prompt has no new token."""
         self.engine.step()
         newest = self.engine.observations.newest
         assert newest is not None
@@ -68,7 +78,7 @@ class ServedEngine:
         ]
 
     def finish(self, request: int) -> None:
-        """End a request wherever it is: running, waiting, or finished by its own limit."""
+        """End a request and free its pages. It may be running, waiting, or finished by its own limit."""
         sequence = self._live.pop(request)
         scheduler = self.engine.scheduler
         if sequence in scheduler.running:
@@ -77,8 +87,124 @@ class ServedEngine:
             scheduler.waiting.remove(sequence)
 
 
+@dataclass(slots=True)
+class _Request:
+    """A prompt in flight and its tokens so far."""
+
+    position: int
+    max_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    finite: bool = True
+
+
+class EngineBackend:
+    """Queues all prompts at once, so that the engine's own scheduler forms the batches."""
+
+    def __init__(self, engine: ServedEngine, tokenizer: Tokenizer, identity: Identity) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self.identity = identity
+        self._enders: dict[tuple[str, ...], frozenset[int] | None] = {}
+
+    def generate(
+        self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
+    ) -> list[Answer]:
+        """Greedy answers in the order of `prompts`. A prompt too long for the engine is unanswered, with a reason."""
+        answers: dict[int, Answer] = {}
+        requests: dict[int, _Request] = {}
+
+        def done(position: int, answer: Answer) -> None:
+            answers[position] = answer
+            if on_answer:
+                on_answer(position, answer)
+
+        try:
+            for position, encoded in enumerate(self._tokenizer.encode_batch(list(prompts))):
+                room = self._engine.max_length - len(encoded.ids)
+                if room < 1:
+                    reason = f"the prompt has {len(encoded.ids)} tokens, the engine takes {self._engine.max_length - 1}"
+                    done(position, Answer("", "error", unanswered=reason))
+                    continue
+                limit = min(max_tokens, room)
+                requests[self._engine.add(encoded.ids, limit)] = _Request(position, limit)
+            while requests:
+                self._step(requests, stop, done)
+        finally:
+            # Ctrl-C must not leave requests in an engine that may be used again.
+            for number in requests:
+                self._engine.finish(number)
+        return [answers[position] for position in range(len(prompts))]
+
+    def close(self) -> None:
+        """Do nothing: a backend needs this method, and this one holds nothing beside the engine."""
+
+    def _step(self, requests: dict[int, _Request], stop: Sequence[str], done: OnAnswer) -> None:
+        stepped: list[tuple[int, _Request]] = []
+        for new in self._engine.step():
+            request = requests.get(new.request)
+            if request is None:
+                continue
+            request.tokens.append(new.token)
+            request.finite = request.finite and new.finite
+            stepped.append((new.request, request))
+        stopped = self._have_stopped([request for _, request in stepped], stop)
+        for (number, request), has_stopped in zip(stepped, stopped, strict=True):
+            finish = self._finish(request, has_stopped)
+            if finish:
+                del requests[number]
+                self._engine.finish(number)
+                done(request.position, self._answer(request, finish, stop))
+
+    def _finish(self, request: _Request, has_stopped: bool) -> str | None:
+        if request.tokens[-1] == self._engine.eos_token_id:
+            return "stop"
+        if len(request.tokens) >= request.max_tokens:
+            return "length"
+        return "stop" if has_stopped else None
+
+    def _have_stopped(self, requests: Sequence[_Request], stop: Sequence[str]) -> list[bool]:
+        """Whether each request's newest token completes a stop string.
+
+        A token has at least one byte, so the longest stop string fits into as many tokens as it has bytes.
+        """
+        longest = max((len(word.encode()) for word in stop), default=0)
+        if not longest:
+            return [False] * len(requests)
+        enders, known = self._tokens_that_may_end(tuple(stop)), range(self._engine.vocab_size)
+        stopped = [False] * len(requests)
+        candidates = [at for at, request in enumerate(requests) if enders is None or request.tokens[-1] in enders]
+        ends = [[token for token in requests[at].tokens[-longest:] if token in known] for at in candidates]
+        for at, text in zip(candidates, self._tokenizer.decode_batch(ends), strict=True):
+            stopped[at] = cut_at_stop(text, stop)[1]
+        return stopped
+
+    def _tokens_that_may_end(self, stop: tuple[str, ...]) -> frozenset[int] | None:
+        """The tokens with the last character of a stop string in their text; None if any token may complete one.
+
+        Most tokens have none, and decoding 256 texts after each step costs more than the scheduler. Any token may
+        complete a character of several bytes, or a blank: some tokenizers drop blanks from the text of one token.
+        """
+        if stop not in self._enders:
+            last = {word[-1] for word in stop if word}
+            tokens = range(self._engine.vocab_size)
+            texts = self._tokenizer.decode_batch([[token] for token in tokens])
+            self._enders[stop] = (
+                frozenset(token for token, text in zip(tokens, texts, strict=True) if last & set(text))
+                if all(char.isascii() and not char.isspace() for char in last)
+                else None
+            )
+        return self._enders[stop]
+
+    def _answer(self, request: _Request, finish: str, stop: Sequence[str]) -> Answer:
+        tokens = request.tokens
+        inside = [token for token in tokens if 0 <= token < self._engine.vocab_size]
+        text, _ = cut_at_stop(str(self._tokenizer.decode(inside)), stop)
+        invalid = not request.finite or len(inside) < len(tokens) or has_invalid_text(text, finish)
+        return Answer(text, finish, len(tokens), invalid)
+
+
 def open_model(where: str, **options: Any) -> EngineBackend:
-    """Start the reference engine on a checkpoint, or on a canary that ships with the harness, found by its name."""
+    """Start the reference engine on a checkpoint, or on a canary of the harness by its name."""
     shipped = FIXTURES / Path(where).name
     is_shipped = not Path(where).exists() and (shipped / "config.json").is_file()
     return open_engine(str(shipped) if is_shipped else where, **options)
@@ -93,10 +219,10 @@ def open_engine(
     device: str = "cpu",
     **options: Any,
 ) -> EngineBackend:
-    """Start the reference engine on a checkpoint, on "cpu" or on "cuda" with the kernels' twins there.
+    """Start the reference engine on a checkpoint, on "cpu" or "cuda"; there it runs the CUDA twins of kernels.
 
     `options` are fields of `EngineParams` (`kv`, `graph`, `capture`, `num_blocks`, kernels, ...). Raises InputError
-    when `directory` is no checkpoint of an MLA model, or an option is wrong.
+    if `directory` is no checkpoint of an MLA model, or an option is wrong.
     """
     card = describe_directory(Path(directory))
     try:
@@ -106,7 +232,7 @@ def open_engine(
     except (ValueError, FileNotFoundError) as error:
         raise InputError(f"--model engine:{directory}: {error}") from None
     length = max_model_len or min(config.max_position_embeddings, _MAX_MODEL_LEN)
-    # A prompt costs a GPU little: it takes many at once, so that decoding requests wait for few such steps.
+    # A prompt costs a GPU little. With many at once, decoding requests wait for few such steps.
     prompts = {"max_batched_tokens": 4096} if device == "cuda" else {}
     params = engine_params(config, concurrency, length, prompts | options)
     if device == "cuda":
@@ -114,7 +240,7 @@ def open_engine(
         params = params.model_copy(update=cuda_twins(named))
     engine = Engine(model, params, poison, length, observe=False)
     if device == "cuda" and params.graph == "full":
-        # Prompts that start together leave the steps between them to the graphs.
+        # If prompts start together, graphs run the steps in between.
         engine.scheduler.least_admitted = max(1, concurrency // PROMPTS_TOGETHER)
     identity = Identity(
         model=card.name,
@@ -128,25 +254,20 @@ def open_engine(
 
 
 def engine_params(config: ModelConfig, concurrency: int, max_model_len: int, options: dict[str, Any]) -> EngineParams:
-    """The engine's parameters for a checkpoint: its sizes, room for `concurrency` requests, and the user's options."""
-    # One request of full length must fit, and so should all requests of a usual one; the first two blocks are reserved.
+    """The engine's parameters: sizes of the checkpoint, room for `concurrency` requests, and the user's options."""
+    # One request of full length must fit, and all requests of usual length. The first two blocks are reserved.
     per_request = num_pages(_TYPICAL_TOKENS) + int(config.is_hybrid)
     num_blocks = 2 + max(concurrency * per_request, num_pages(max_model_len) + int(config.is_hybrid))
     given = {
+        **{name: getattr(config, name) for name in _SIZES},
         "layers": config.layer_types,
-        "hidden_size": config.hidden_size,
-        "num_heads": config.num_heads,
-        "kv_lora_rank": config.kv_lora_rank,
-        "qk_rope_head_dim": config.qk_rope_head_dim,
-        "qk_nope_head_dim": config.qk_nope_head_dim,
-        "v_head_dim": config.v_head_dim,
         "vocab_size": config.vocab_size,
         "kv": "fp32",
         "num_blocks": num_blocks,
         "max_num_seqs": concurrency,
         "max_batched_tokens": 512,
         "capture_sizes": _capture_sizes(concurrency),
-        # Requests come one by one; how long they may be is the caller's business.
+        # Requests come one by one, of any length.
         "requests": ((1, 1),),
     }
     try:

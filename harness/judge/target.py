@@ -1,4 +1,4 @@
-"""What runs a case in a worker: the one interface of kernels, of the reference engine, and of real engines."""
+"""Targets run a case in a worker: the interface of kernels, the reference engine, and real engines."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from harness.memory.poison.patterns import Poison
 
 
 class Target(ABC):
-    """One case on one device. `fault` is the bug that is injected, `directory` keeps what a long case has done."""
+    """One case on one device. `fault` is the injected bug, `directory` keeps the progress of a long case."""
 
     injects_faults = False
-    """The target injects the bug itself, into a process of its own; others run in a worker that has the bug."""
+    """Whether the target injects the bug into a process of its own. Otherwise the worker has the bug."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Target(ABC):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        """Why this machine cannot run `case`, in a sentence; empty when it can."""
+        """Why this machine cannot run `case`, in a sentence; empty if it can."""
         return ""
 
     @abstractmethod
@@ -44,21 +44,21 @@ class Target(ABC):
         """Execute the case from its beginning under `poison`; independent of earlier runs."""
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
-        """As `run`, and note in `trace` what its launches compute, where the target shows its launches."""
+        """As `run`, with the results of launches noted in `trace` if the target shows its launches."""
         return self.run(poison)
 
     @property
     def may_differ(self) -> bool:
-        """Whether the device may not repeat its bits, so that a run is repeated to see how far two of them differ."""
+        """Whether the device may not repeat its bits. If so, a repeated run measures the difference."""
         return self.case.kind.shows_launches and self.device != "cpu"
 
     @property
     def reader(self) -> str:
-        """What hands out the tensors of a run, for a reader of a trace."""
+        """The name of the last reader in a trace, which returns the tensors of a run."""
         return "what hands out the logits"
 
     def first_writer(self, poison: Poison) -> FirstNan:
-        """Run with the first-NaN recorder, also where a crash ends the run: what wrote the first bad value."""
+        """Run with the first-NaN recorder. Returns the writer of the first bad value, also if a crash ends the run."""
         raise NotImplementedError(f"the recorder does not watch system {self.case.system}")
 
 

@@ -1,4 +1,4 @@
-"""The answer to `AskVerdict`: the case runs under each of its patterns, and the oracles judge the runs."""
+"""The answer to `AskVerdict`: runs the case under each of its patterns, and lets the oracles judge."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from harness.core.errors import KernelError
 from harness.core.oracles import most_telling_first
 from harness.core.records import Verdict
 from harness.judge.oracles.crash import CRASHES
-from harness.judge.outcome import Outcome
-from harness.judge.run_records import Evidence, Run
+from harness.judge.run_records import Evidence, Outcome, Run
 from harness.judge.target import target_of
 from harness.memory.bounds import bad_index
 from harness.memory.poison.patterns import Poison
@@ -26,7 +25,7 @@ def answer(job: Job) -> Outcome:
         evidence.repeat = lambda: next(_runs(job))
     outcome = judge(evidence)
     if outcome.verdict is Verdict.CRASH and job.device == "cuda":
-        # A device's error is read far from its case: in a log of the driver, beside those of other processes.
+        # The driver's log lists errors of many processes, so the message names its case.
         outcome.findings = [
             finding.model_copy(update={"message": f"{job.case.id}: {finding.message.removeprefix(f'{job.case.id}: ')}"})
             for finding in outcome.findings
@@ -38,7 +37,7 @@ def answer(job: Job) -> Outcome:
 
 
 def judge(evidence: Evidence) -> Outcome:
-    """Ask the oracles of the case in order. After a crash only `crash` is asked: nothing is whole to be judged."""
+    """Ask the oracles of the case in order. After a crash no other oracle is asked, as the runs are not complete."""
     crash = ORACLES.get("crash").judge(evidence)
     if crash.findings:
         return Outcome(Verdict.CRASH, crash.findings[0].message, crash.findings, {"crash": crash.looked_at})
@@ -65,13 +64,13 @@ def judge(evidence: Evidence) -> Outcome:
 
 
 def _runs(job: Job) -> Iterator[Run]:
-    """One run for each poison pattern, the main one first. A run that crashed is the last one."""
+    """One run for each poison pattern, the main one first. A crashed run is the last one."""
     target, plan = target_of(job), job.case.poison
     for pattern in plan.patterns:
         try:
             run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
         except CRASHES as error:
-            # What a check had found before says more than the fault that it led to.
+            # An earlier finding of a bounds check explains the crash.
             run = Run(pattern, error=bad_index() or error)
         except RuntimeError as error:
             if not is_device_failure(error):
@@ -83,10 +82,10 @@ def _runs(job: Job) -> Iterator[Run]:
 
 
 def sites_of(job: Job) -> frozenset[str]:
-    """The sites that a run of the job fills: not the sites that a proposed fix fills itself."""
+    """The sites that a run of the job poisons. A proposed fix may fill others itself."""
     return frozenset(job.poisoned_sites) - frozenset(filled_sites(job.cures))
 
 
 def poison_of(plan: PoisonPlan, pattern: str, sites: frozenset[str], seed: int) -> Poison:
-    """What one run of a case fills."""
+    """The poison of one run of a case."""
     return Poison(pattern, sites, strict=plan.strict, seed=seed, ignore_contracts=plan.ignore_contracts)

@@ -1,4 +1,4 @@
-"""Calling a kernel under poison: one launch, with every allocation it makes filled and named by its site."""
+"""A kernel under poison: one launch, with every allocation filled and named by its site."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Wrapper = Callable[..., Any]
 
 _wrappers: ContextVar[tuple[tuple[str, Wrapper], ...]] = ContextVar("harness_kernel_wrappers", default=())
 _intercepts: ContextVar[bool] = ContextVar("harness_intercepts_allocations", default=True)
-# What was seen of kernels by name and shapes of arguments: ordinal of an allocation -> site of the output it became.
+# Name of a kernel and shapes of its arguments -> ordinal of an allocation -> site of the output it became.
 _seen_sites: dict[tuple[Any, ...], dict[int, str]] = {}
 
 
 @contextlib.contextmanager
 def wrapped_kernels(op: str, wrapper: Wrapper) -> Iterator[None]:
-    """Bind the kernels of `op` within `wrapper`, for the length of the block. A later wrapper is outside."""
+    """Bind the kernels of `op` within `wrapper` inside the block. A later wrapper is outside."""
     token = _wrappers.set((*_wrappers.get(), (op, wrapper)))
     try:
         yield
@@ -39,7 +39,7 @@ def wrapped_kernels(op: str, wrapper: Wrapper) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interception() -> Iterator[None]:
-    """Let kernels allocate as they like for the length of the block: no allocation is seen or filled."""
+    """Record and fill no allocation of a kernel inside the block."""
     token = _intercepts.set(False)
     try:
         yield
@@ -48,12 +48,12 @@ def without_interception() -> Iterator[None]:
 
 
 class BoundKernel:
-    """A kernel together with the poison of the run; calling it is one launch.
+    """A kernel with the poison of the run. A call is one launch.
 
-    Which of a kernel's allocations become its outputs is not known before it returns. So the first call with new
-    shapes runs twice: once to see it, once with outputs and scratch told apart. Later calls, of any case in this
-    process, start from what was seen and are checked against it: a kernel that allocates in another order, because of
-    its data or of a fault, runs twice again. Kernels of ops that return nothing write their arguments and run once.
+    Which allocations become outputs is known only when the kernel returns. So the first call with new shapes runs
+    twice, the second time with the right sites for outputs and scratch. Later calls in this process start with these
+    sites. A call that allocates in another order, because of its data or of a fault, runs twice again. Kernels of ops
+    without outputs write their arguments and run once.
     """
 
     def __init__(self, spec: KernelSpec, poison: Poison | None) -> None:
@@ -82,14 +82,14 @@ class BoundKernel:
     def _call_poisoned(
         self, sites: dict[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[int, str]]:
-        """The result of a call whose allocations are filled as `sites` says, and what `sites` should have been."""
+        """The result of a call with allocations filled by `sites`, and the sites that are right."""
         assert self._poison is not None
         with AllocationPoison(self._poison, sites) as mode:
             result = self._call(args, kwargs)
         return result, self._sites_of_outputs(mode.allocations, result)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the kernel's own code, so that what it raises cannot be taken for the harness's fault."""
+        """Call the kernel's own code. Raises KernelError for its exceptions, which are no error of the harness."""
         try:
             return self._function(*args, **kwargs)
         except IllegalAddress:

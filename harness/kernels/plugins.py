@@ -1,14 +1,12 @@
-"""People's own kernels: the `@kernel` decorator, plug-in files, and the entry points of installed packages.
+"""Kernels of users: the `@kernel` decorator, plug-in files, and the entry points of installed packages.
 
-A plug-in is code of a stranger: it is executed in a worker process only, never in the parent that plans and reports.
-No torch is imported here, so that a plug-in decides itself what it needs.
+A plug-in is foreign code, so only a worker process executes it, never the parent that plans and reports. This module
+imports no torch; a plug-in imports what it needs.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from importlib.metadata import entry_points
@@ -18,18 +16,18 @@ from typing import Any, TypeVar, cast, get_args
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
 from harness.core.kernel_spec import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
-from harness.core.loaded_files import line_in, load_once
+from harness.core.loaded_files import execute_file, load_once
 from harness.core.ops import OPS, Op
 
 ENTRY_POINT_GROUP = "mla_harness.kernels"
-"""Entry points of this group name a module, or anything in one, whose import registers kernels."""
+"""An entry point of this group names a module, or an object in it. The import of the module registers kernels."""
 
 KV_TYPES = ("fp32", "bf16", "fp8_e4m3")
 DEVICES = ("cpu", "cuda")
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-# A worker runs many jobs that name the same files; each is executed once in a process, and fails alike ever after.
+# A worker runs many jobs that name the same files.
 _loaded: dict[Path, tuple[KernelSpec, ...] | InputError] = {}
 
 
@@ -47,11 +45,11 @@ def kernel(
     fp8_products: Fp8Products = "float32",
     bf16_steps: Iterable[Bf16Step] = (),
 ) -> Callable[[FunctionT], FunctionT]:
-    """Register the decorated function as a kernel called `name` for `op`; the function itself is returned unchanged.
+    """Register the decorated function as a kernel called `name` for `op`. Returns the function unchanged.
 
-    The function takes the op's arguments as :mod:`harness.core.ops` lists them and allocates its own outputs
-    with torch, which is what lets the poison reach them. The other arguments are promises: see
-    :class:`harness.core.kernel_spec.KernelSpec`. Raises InputError for an unknown op, a value that no promise has, a
+    The function's arguments are the op's, as :mod:`harness.core.ops` lists them. It allocates its outputs with torch,
+    so that the poison reaches them. The other arguments of the decorator are promises: see
+    :class:`harness.core.kernel_spec.KernelSpec`. Raises InputError for an unknown op, an unknown value of a promise, a
     name that is taken, or a signature that the harness cannot call.
     """
     contract = OPS.get(op)
@@ -93,7 +91,7 @@ def kernel(
 
 
 def check_signature(op: Op, name: str, function: Callable[..., Any]) -> None:
-    """Raise InputError unless `function` can be called as `op` is: positional tensors first, the rest by keyword."""
+    """Raise InputError unless `function` takes the positional tensors of `op`, and its other arguments by keyword."""
     signature = inspect.signature(function)
     parameters = signature.parameters.values()
     takes_any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -110,10 +108,10 @@ def check_signature(op: Op, name: str, function: Callable[..., Any]) -> None:
 
 
 def load_plugin(path: str | Path) -> tuple[KernelSpec, ...]:
-    """Execute a plug-in file once in this process and return the kernels it registers.
+    """Execute a plug-in file once in this process. Returns the kernels it registers.
 
-    Call it in a worker only. Raises InputError, naming file and line, for a file that is missing, does not import,
-    or registers nothing.
+    Call it in a worker only. Raises InputError with file and line for a file that is missing, does not import, or
+    registers nothing.
     """
     return load_once(path, _loaded, _execute)
 
@@ -124,22 +122,23 @@ def load_plugins(paths: Iterable[str | Path]) -> tuple[KernelSpec, ...]:
 
 
 def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
-    """What the kernels of plug-in files declare, or, without files, all kernels; with `why_not` by device.
+    """The declarations of the kernels of plug-in files, of all kernels without files, and `why_not` by device.
 
     Call it in a worker only. Raises InputError for a file or an installed package that does not load.
     """
     if not plugins:
         load_entry_points()
     specs = load_plugins(plugins) if plugins else tuple(KERNELS)
-    return [_declared(spec) | {"why_not": {device: spec.why_not(device) or "" for device in DEVICES}} for spec in specs]
-
-
-def _declared(spec: KernelSpec) -> dict[str, Any]:
-    return {field.name: getattr(spec, field.name) for field in fields(spec) if field.name != "impl"}
+    names = [field.name for field in fields(KernelSpec) if field.name != "impl"]
+    return [
+        {name: getattr(spec, name) for name in names}
+        | {"why_not": {device: spec.why_not(device) or "" for device in DEVICES}}
+        for spec in specs
+    ]
 
 
 def find_kernel(op: str, short_name: str) -> KernelSpec:
-    """The kernel `op/short_name`; installed packages are asked only when nothing loaded so far has that name.
+    """The kernel `op/short_name`. Imports the kernels of installed packages only for a name that is not registered yet.
 
     Raises UnknownNameError with the nearest name.
     """
@@ -150,9 +149,9 @@ def find_kernel(op: str, short_name: str) -> KernelSpec:
 
 
 def load_entry_points() -> None:
-    """Import every entry point of the group `mla_harness.kernels`; the import registers its kernels.
+    """Import every entry point of the group `mla_harness.kernels`, which registers its kernels.
 
-    Raises InputError naming the package whose entry point does not import.
+    Raises InputError with the name of the package if an entry point does not import.
     """
     for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
@@ -162,36 +161,18 @@ def load_entry_points() -> None:
         except Exception as error:
             owner = point.dist.name if point.dist else point.value
             raise InputError(
-                f"entry point {point.name!r} of {owner}: {type(error).__name__}: {_one_line(error)}; "
+                f"entry point {point.name!r} of {owner}: {type(error).__name__}: {' '.join(str(error).split())}; "
                 "mend the package or uninstall it"
             ) from error
 
 
 def _execute(file: Path) -> tuple[KernelSpec, ...]:
-    if not file.is_file():
-        raise InputError(f"plug-in {file}: there is no such file; give the path of a Python file")
-    module_name = f"mla_harness_plugin_{file.stem}_{len(_loaded)}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise InputError(f"plug-in {file}: not a Python file; its name must end in .py")
     before = set(KERNELS.names())
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except InputError as error:
-        raise InputError(f"plug-in {file}:{line_in(file, error)}: {error}") from error
-    except (Exception, SystemExit) as error:
-        sentence = f"{type(error).__name__}: {_one_line(error)}"
-        raise InputError(f"plug-in {file}:{line_in(file, error)}: {sentence}; it must import cleanly") from error
+    execute_file(file, "plug-in", f"mla_harness_plugin_{file.stem}_{len(_loaded)}")
     registered = tuple(entry for entry in KERNELS if entry.name not in before)
     if not registered:
         raise InputError(f"plug-in {file}: registers no kernel; decorate a function with @kernel(op=..., name=...)")
     return registered
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 def _check_choice(kernel_name: str, field: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -201,7 +182,7 @@ def _check_choice(kernel_name: str, field: str, values: tuple[str, ...], known: 
 
 
 def _checked_names(kernel_name: str, field: str, values: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """A promise of several names. One string is refused, or its letters would be the names; so is none at all."""
+    """A promise of several names. Refuses none, and a string: its letters would be the names."""
     names = () if isinstance(values, str) else tuple(values)
     if not names:
         mend = f"write a tuple of some of {', '.join(known)}, for example {field}=({known[0]!r},)"

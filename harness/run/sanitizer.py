@@ -1,4 +1,4 @@
-"""One case under NVIDIA's compute-sanitizer, which watches a child process, `harness.judge.sanitized`.
+"""One case under NVIDIA's compute-sanitizer, which watches a child process, `harness.judge.run_case`.
 
 The sanitizer sees what no poison does, single loads and stores, and costs a factor of ten or more. So it is for one
 case at a time, and its report goes to that case's result.
@@ -56,7 +56,7 @@ def run(job: Job, tool: str) -> CaseResult:
     with tempfile.TemporaryDirectory(prefix="mla-harness-sanitizer-") as folder:
         report = Path(folder) / "report.txt"
         prefix = (program, "--tool", tool, "--log-file", str(report), "--print-limit", "20")
-        with Child("harness.judge.sanitized", name="the process", prefix=prefix, environ=environ) as child:
+        with Child("harness.judge.run_case", name="the process", prefix=prefix, environ=environ) as child:
             child.send(_watched(job, tool), limit)
             result = _result(job, child, limit)
         text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""

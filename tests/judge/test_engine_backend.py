@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from harness.accuracy.backends import Answer, Identity
-from harness.judge.engine_backend import EngineBackend, NewToken
+from harness.judge.served_engine import EngineBackend, NewToken
 
 EOS = 256
 

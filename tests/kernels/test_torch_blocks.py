@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.kernels.ops import block_reference
+from harness.kernels.ops import reference
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values
 from harness.kernels.torch import blocks as torch_blocks
 
@@ -25,7 +25,7 @@ def test_codes_are_those_of_the_reference_to_the_bit(name: str, seed: int) -> No
     x, form = rows(seed), FORMATS[name]
     x[1] = 0
     values, scales = torch_blocks.quantize_blocks(x, OFFSETS, block_format=name)
-    want = block_reference.quantize_blocks(x, OFFSETS, block_format=name)
+    want = reference.quantize_blocks(x, OFFSETS, block_format=name)
     assert torch.equal(decoded_values(values, form)[:134].double(), want.values[:134])
     assert torch.equal(decoded_scales(scales, form).double(), want.scales)
 

@@ -195,7 +195,7 @@ def test_the_index_of_the_worst_element_is_that_of_the_whole_tensor():
 
 
 def test_an_element_of_one_ulp_off_is_within_and_of_many_is_not():
-    exact = Bound("test", torch.bfloat16, ulps=1, floor=0, relative_l2=1, why="")
+    exact = Bound("test", torch.bfloat16, ulps=1, floor=0, relative_l2=1, summary="")
     want = answer()
     ulp = 2.0 ** (torch.floor(torch.log2(want.abs())) - 7)
     assert compare(want + ulp * 0.99, want, LIVE, exact).mismatch is None
@@ -211,7 +211,7 @@ def test_fp8_tensors_can_be_compared():
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_single_non_finite_element_is_found_whatever_the_bound(data):
-    loose = Bound("loose", torch.bfloat16, ulps=1e9, floor=1e9, relative_l2=1e9, why="")
+    loose = Bound("loose", torch.bfloat16, ulps=1e9, floor=1e9, relative_l2=1e9, summary="")
     want = answer()
     got = want.clone()
     row, column = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 15))

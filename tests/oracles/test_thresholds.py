@@ -39,7 +39,7 @@ def test_every_output_has_a_bound(name):
 
 @pytest.mark.parametrize("entry", BOUNDS, ids=lambda entry: entry.name)
 def test_every_bound_says_why_and_stays_far_below_what_zeros_give(entry):
-    assert len(entry.why) > 15
+    assert len(entry.summary) > 15
     assert 0 <= entry.relative_l2 <= 0.25
     assert 0 <= entry.floor <= 0.6
     assert entry.ulps * torch.finfo(entry.dtype).eps < 0.2

@@ -1,1 +1,1 @@
-"""Proposed cures: how people write their own, and how a cure is applied."""
+"""Proposed cures: the files of users, and the application of cures."""

@@ -21,10 +21,7 @@ from harness.kernels.call import Wrapper, wrapped_kernels
 
 @contextlib.contextmanager
 def applied(cures: tuple[str, ...]) -> Iterator[None]:
-    """Apply the cures, the first innermost.
-
-    `fix` and `zero` do nothing here: the caller leaves out a fault, or the poison of a site.
-    """
+    """Apply the cures, the first innermost. `fix` and `zero` do nothing here: the caller omits a fault or a site."""
     with contextlib.ExitStack() as stack:
         for name in map(parse, cures):
             for context in _contexts(name):
@@ -49,7 +46,7 @@ def _contexts(name: CureName) -> Iterator[contextlib.AbstractContextManager[None
 
 
 def _around_function(place: str, function: Wrapper) -> contextlib.AbstractContextManager[None]:
-    """Call `function` around what a seam runs now, which may be a fault."""
+    """Call `function` around the current code of a seam, which may be a fault."""
     try:
         seam = find_seam(place)
     except InputError as error:
@@ -58,7 +55,7 @@ def _around_function(place: str, function: Wrapper) -> contextlib.AbstractContex
 
 
 def _scrub(index: int, wrapped: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a kernel and replace what is not finite in one of its outputs, in place."""
+    """Call a kernel and replace the non-finite values of one output in place."""
     result = wrapped(*args, **kwargs)
     output: torch.Tensor = result[index] if isinstance(result, tuple) else result
     if output.dtype.is_floating_point:
@@ -71,6 +68,6 @@ def _scrub_logits(wrapped: Callable[..., torch.Tensor], model: CausalLM, hidden:
 
 
 def faults_left(faults: tuple[str, ...], cures: tuple[str, ...]) -> tuple[str, ...]:
-    """The faults without the ones that a cure fixes. Raises UnknownNameError."""
+    """The faults that no cure fixes. Raises UnknownNameError."""
     fixed = {name.what for name in map(parse, cures) if name.kind == "fix"}
     return tuple(name for name in faults if FAULTS.get(name).name not in fixed)

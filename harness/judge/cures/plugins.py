@@ -1,6 +1,7 @@
-"""People's own cures: the `@cure` decorator and the files that use it.
+"""Cures of users: the `@cure` decorator and the files that use it.
 
-A cure wraps a function of the engine that is marked with `@seam`, or the kernels of an op, and is given what it wraps:
+A cure wraps a function of the engine that is marked with `@seam`, or the kernels of an op. Its first argument is the
+wrapped function:
 
     from harness import cure
 
@@ -14,21 +15,19 @@ A cure wraps a function of the engine that is marked with `@seam`, or the kernel
         out[args[3] == 0] = 0
         return out, lse
 
-A file is code of a stranger: it is executed in a worker process only.
+A file is foreign code, so only a worker process executes it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.core.errors import InputError
-from harness.core.loaded_files import line_in, load_once
+from harness.core.loaded_files import execute_file, load_once
 from harness.core.ops import OPS
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -39,7 +38,7 @@ _loaded: dict[Path, tuple[CureSpec, ...] | InputError] = {}
 
 @dataclass(frozen=True, slots=True)
 class CureSpec:
-    """One cure of a file: what it wraps (the "module:function" of a seam, or an op), and the function."""
+    """One cure of a file: its function, and the wrapped seam ("module:function") or op."""
 
     name: str
     function: Callable[..., Any]
@@ -48,7 +47,7 @@ class CureSpec:
 
 
 def cure(*, replaces: str = "", op: str = "") -> Callable[[FunctionT], FunctionT]:
-    """Declare the decorated function as a proposed cure; it is called as `function(wrapped, *args, **kwargs)`.
+    """Declare the decorated function as a proposed cure. It is called as `function(wrapped, *args, **kwargs)`.
 
     Give either `replaces`, the "module:function" or "module:Class.method" of a seam, or `op`, to wrap every kernel of
     that op. Raises InputError for neither, both, or an unknown op.
@@ -68,23 +67,13 @@ def cure(*, replaces: str = "", op: str = "") -> Callable[[FunctionT], FunctionT
 
 
 def load_cures(path: str) -> tuple[CureSpec, ...]:
-    """Execute a file once in this process; returns the cures it declares. Raises InputError with file and line."""
+    """Execute a file once in this process. Returns the cures it declares. Raises InputError with file and line."""
     return load_once(path, _loaded, _execute)
 
 
 def _execute(file: Path) -> tuple[CureSpec, ...]:
-    name = f"mla_harness_cure_{file.stem}_{len(_loaded)}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise InputError(f"cure {file}: not a Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     before = len(_declared)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        sentence = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        raise InputError(f"cure {file}:{line_in(file, error)}: {' '.join(sentence.split())}") from error
+    execute_file(file, "cure", f"mla_harness_cure_{file.stem}_{len(_loaded)}")
     declared = tuple(_declared[before:])
     if not declared:
         raise InputError(
@@ -92,5 +81,5 @@ def _execute(file: Path) -> tuple[CureSpec, ...]:
         )
     for item in declared:
         if not inspect.signature(item.function).parameters:
-            raise InputError(f"cure {file}: {item.name}() takes nothing; its first argument is what it wraps")
+            raise InputError(f"cure {file}: {item.name}() has no argument; its first argument is the wrapped function")
     return declared

@@ -1,1 +1,1 @@
-"""Judges of what a case produced, each a small file, and the one comparator and tolerance table they share."""
+"""Oracles, each a small file, and the comparator and tolerance table that they share."""

@@ -1,19 +1,23 @@
-"""Oracle `accuracy`: every epoch against the baseline, question by question, and against the first epoch."""
+"""Oracles `accuracy` and `answers`: every epoch is as accurate as expected.
+
+`accuracy` compares each epoch with a stored baseline, question by question, and with the first epoch. `answers`, for a
+served engine, compares it with the least accuracy that the case allows.
+"""
 
 from __future__ import annotations
 
 from harness.accuracy.baselines import Baseline, baseline_of
 from harness.accuracy.judge import judge as judge_run
 from harness.core.errors import InputError
-from harness.core.records import AccuracyRecord, Finding, Verdict
+from harness.core.records import AccuracyLimits, AccuracyRecord, Finding, Verdict
 from harness.judge.run_records import Evidence, Judgement
 
 
 def judge(evidence: Evidence, baseline: Baseline | None = None) -> Judgement:
-    """One finding for each reason of the verdict; the record goes with it. `looked_at` counts answers.
+    """One finding for each reason of the verdict, with the record. `looked_at` counts answers.
 
-    Raises InputError when no baseline is stored for this model, engine and dtype: without one, a run that is wrong
-    from its first epoch on would look flat.
+    Raises InputError without a stored baseline of this model, engine and dtype: a run that is wrong from its first
+    epoch on would look flat.
     """
     judgement = Judgement()
     for run in evidence.runs:
@@ -30,12 +34,35 @@ def judge(evidence: Evidence, baseline: Baseline | None = None) -> Judgement:
         record = judge_run(run.accuracy, baseline=against, scenario=case.scenario, case=case.id)
         judgement.accuracy = record
         judgement.looked_at += len(run.accuracy.results)
-        judgement.findings += findings_of(record)
+        judgement.findings += _findings(record)
     return judgement
 
 
-def findings_of(record: AccuracyRecord, oracle: str = "accuracy") -> list[Finding]:
-    """The reasons of a failed verdict, each with the curve and the power of the whole run."""
+def answers(evidence: Evidence) -> Judgement:
+    """As oracle `accuracy`, against the least accuracy of the case: the rounding of GPU kernels depends on their batch.
+
+    A baseline for every release, backend and cache type would be as many files. The canary's own accuracy is known.
+    """
+    judgement = Judgement()
+    case = evidence.case
+    least = getattr(case.params, "least_correct_percent", 0) / 100
+    for run in evidence.runs:
+        if run.accuracy is None:
+            continue
+        record = judge_run(
+            run.accuracy,
+            limits=AccuracyLimits(accuracy=least, flips=None, alpha=1e-6),
+            scenario=case.scenario,
+            case=case.id,
+        )
+        judgement.accuracy = judgement.accuracy or record
+        judgement.looked_at += len(run.accuracy.results)
+        judgement.findings += _findings(record, oracle="answers")
+    return judgement
+
+
+def _findings(record: AccuracyRecord, oracle: str = "accuracy") -> list[Finding]:
+    """One finding for each reason of a failed verdict, with the curve and the power of the run."""
     if record.verdict is not Verdict.FAIL:
         return []
     curve = ", ".join(f"{epoch.accuracy:.4f}" for epoch in record.epochs)
@@ -54,6 +81,6 @@ def findings_of(record: AccuracyRecord, oracle: str = "accuracy") -> list[Findin
 
 
 def _epoch(reason: str) -> str:
-    """Which epoch a reason speaks of; all of them when it names none."""
+    """The epoch that a reason names, or all epochs."""
     words = reason.replace(":", " ").split()
     return f"epoch {words[1]}" if words[0] == "epoch" else "all epochs"

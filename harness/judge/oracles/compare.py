@@ -1,8 +1,8 @@
-"""The only comparator of the project: exact about what is not finite, then bounded row by row.
+"""The only comparator of the project: exact about non-finite values, then bounded row by row.
 
 Comparators that count "mismatches beyond tolerance" pass an output of NaN, because `abs(a - b) > tol` is false
-for NaN. Here the masks of NaN, +Inf and -Inf must agree first, no ratio covers a non-finite value, and no row
-hides behind the others: every live row must keep its own bounds.
+for NaN. Here the masks of NaN, +Inf and -Inf must agree first, no ratio covers a non-finite value, and every live row
+must keep its own bounds.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Literal
 
 import torch
 
+from harness.core.finding_words import place
 from harness.judge.oracles.thresholds import Bound
-from harness.memory.poison.sentinels import bits_view
+from harness.memory.poison.sentinels import bits_view, hex_bits
 
 Kind = Literal["shape", "dtype", "non-finite", "value", "bits"]
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """What disagrees: in which rows, and where worst. `excess` says how many times the bound was used up."""
+    """The rows that disagree, and the index of the worst element. `excess` is its error as a multiple of the bound."""
 
     kind: Kind
     message: str
@@ -30,10 +31,21 @@ class Mismatch:
     count: int = 0
     excess: float = math.inf
 
+    def where(self, describe: str, what: str = "first") -> str:
+        """The rows in words, with the index of the first or worst element; empty without rows."""
+        return place(describe, self.rows, self.index, what) if self.rows else ""
+
+    def bits(self, got: torch.Tensor, beside: torch.Tensor | None = None, label: str = "") -> str | None:
+        """The element at `index` in hex, and the labelled element of a tensor beside it; None without an index."""
+        if not self.index:
+            return None
+        text = hex_bits(got, self.index)
+        return text if beside is None else f"{text} / {label}{hex_bits(beside, self.index)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The elements that were compared, the mismatch if there is one, and the share of the bound used up."""
+    """The number of compared elements, the mismatch if there is one, and the used share of the bound."""
 
     looked_at: int
     mismatch: Mismatch | None = None
@@ -41,10 +53,10 @@ class Comparison:
 
 
 def compare(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, bound: Bound | None) -> Comparison:
-    """Compare the rows of `got` where `live` [rows] bool is set with `want`: float64, or integers to be equal.
+    """Compare the live rows of `got` with `want`, which is float64, or integers that must be equal.
 
-    Order: shape, dtype class, non-finite masks, then per element and per row. A NaN is right only where `want` is
-    NaN. `bound` may be None for integers only.
+    live: [rows] bool. Order: shape, dtype class, non-finite masks, then per element and per row. A NaN is right only
+    where `want` is NaN. `bound` may be None for integers only; raises ValueError otherwise.
     """
     border = _border_mismatch(got, want)
     if border is not None:
@@ -66,14 +78,14 @@ def compare(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, bound: Bo
 
 
 def compare_bits(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor) -> Comparison:
-    """Compare the live rows bit by bit: one kernel run twice on the same inputs leaves no room."""
+    """Compare the live rows bit by bit, for two runs of one kernel on the same inputs. live: [rows] bool."""
     border = _border_mismatch(got, want)
     if border is None and got.dtype != want.dtype:
         border = Mismatch("dtype", f"one is {_name(got)}, the other {_name(want)}")
     if border is not None:
         return Comparison(max(got.numel(), want.numel()), border, math.inf)
     if bool(live.all()):
-        # Nearly always all rows are looked at and all are equal; neither takes a copy to see.
+        # The usual case, without the copies that a selection of rows makes.
         ours, theirs = bits_view(got.contiguous()), bits_view(want.contiguous())
         if torch.equal(ours, theirs):
             return Comparison(got.numel())
@@ -84,9 +96,9 @@ def compare_bits(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor) -> C
 
 
 def blank_rows(tensor: torch.Tensor, live: torch.Tensor, expected: torch.Tensor | None = None) -> tuple[int, ...]:
-    """Live rows in which all elements have the same bits (zeros, or one NaN): they cannot show any influence.
+    """Live rows with the same bits in all elements (zeros, or one NaN), which cannot show an influence.
 
-    A row whose expected values are all alike too, or of a single element that is no NaN, is not counted.
+    Not counted are rows with equal expected values, and rows of a single element that is no NaN.
     """
     rows = live.nonzero().flatten()
     if len(rows) == 0 or tensor.numel() == 0:
@@ -173,19 +185,19 @@ def _bitwise(mine: torch.Tensor, reference: torch.Tensor, rows: torch.Tensor) ->
 
 
 def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The unit in the last place of `dtype` at each value, float64; that of the smallest normal below it."""
+    """The unit in the last place of `dtype` at each value, float64; below the smallest normal, its unit."""
     info = torch.finfo(dtype)
     exponent = torch.frexp(values.abs().clamp(min=info.tiny)).exponent - 1
     return torch.ldexp(torch.full_like(values, info.eps), exponent)
 
 
 def _share(error: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """error / allowed, where an allowance of zero is kept by an error of zero only."""
+    """error / allowed. An allowance of 0 admits an error of 0 only."""
     return torch.where(error == 0, torch.zeros_like(error), error / allowed)
 
 
 def _by_row(tensor: torch.Tensor) -> torch.Tensor:
-    """[rows, elements of a row]; a vector has rows of one element."""
+    """[rows, elements of a row]; the rows of a vector have one element."""
     return tensor.reshape(tensor.shape[0], -1)
 
 
@@ -194,13 +206,9 @@ def _rows(rows: torch.Tensor, wrong: torch.Tensor) -> tuple[int, ...]:
 
 
 def _index(rows: torch.Tensor, at: tuple[int, int], shape: torch.Size) -> tuple[int, ...]:
-    """The index in the whole tensor of the element at `at`: a row among the live ones, a flat position in it."""
-    inner: list[int] = []
-    rest = at[1]
-    for size in reversed(shape[1:]):
-        inner.append(rest % size)
-        rest //= size
-    return (int(rows[at[0]]), *reversed(inner))
+    """The index in the whole tensor of the element `at` (live row, flat position in the row)."""
+    inner = torch.unravel_index(torch.tensor(at[1]), shape[1:]) if shape[1:] else ()
+    return (int(rows[at[0]]), *map(int, inner))
 
 
 def _number(value: torch.Tensor) -> str:

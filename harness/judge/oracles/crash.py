@@ -1,4 +1,4 @@
-"""Oracle `crash`: every run came to its end. Deaths and hangs of the whole process are told by the runner."""
+"""Oracle `crash`: every run came to its end. The runner reports deaths and hangs of the whole process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Judgement
 
 CRASHES: tuple[type[Exception], ...] = (IllegalAddress, KernelError, CaptureError)
-"""What the system under test may raise; anything else is the harness's own fault."""
+"""Exceptions of the system under test; any other one is an error of the harness."""
 
 _INDEX_SITES = (
     ("metadata", "sched_meta"),
@@ -16,21 +16,16 @@ _INDEX_SITES = (
     ("block_table", "block_table.pad"),
     ("expert", "router.ids"),
 )
-"""The words by which a bounds check names what was indexed -> the memory that the index came from."""
+"""The name of an indexed tensor in a bounds check -> the site of the index."""
 
 
 def judge(evidence: Evidence) -> Judgement:
     """One finding for each run that an exception ended."""
-    findings: list[Finding] = []
-    for run in evidence.runs:
-        if run.error is not None:
-            findings.append(
-                Finding(
-                    oracle="crash",
-                    site=_site(run.error),
-                    message=f"{_sentence(run.error)} (pattern {run.pattern})",
-                )
-            )
+    findings = [
+        Finding(oracle="crash", site=_site(run.error), message=f"{_sentence(run.error)} (pattern {run.pattern})")
+        for run in evidence.runs
+        if run.error is not None
+    ]
     return Judgement(merged(findings), looked_at=len(evidence.runs))
 
 
@@ -41,7 +36,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _site(error: Exception) -> str | None:
-    """The memory that held an illegal index, when the bounds check says which tensor it came from."""
+    """The site of an illegal index, if the bounds check names the tensor."""
     if not isinstance(error, IllegalAddress):
         return None
     tensor = str(error).partition(": index")[0]

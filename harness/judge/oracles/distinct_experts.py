@@ -1,7 +1,7 @@
-"""Oracle `distinct_experts`: the experts of a token are distinct, and experts that exist.
+"""Oracle `distinct_experts`: the experts of a token are distinct and exist.
 
-Expert kernels sort tokens by expert and rely on both for every row, also for padding that nobody reads afterwards. A
-row of -1 is one that the engine masked, and is left alone.
+Expert kernels sort tokens by expert and rely on both for every row, padding included. A row of -1 is masked by the
+engine and not judged.
 """
 
 from __future__ import annotations
@@ -10,21 +10,16 @@ from collections.abc import Iterator
 
 import torch
 
-from harness.core.finding_words import merged, place
+from harness.core.finding_words import place
 from harness.core.records import Finding
 from harness.judge.run_records import ChosenExperts, Evidence, Judgement
 
 
 def judge(evidence: Evidence) -> Judgement:
     """Look at the ids of every routed row of every run."""
-    judgement = Judgement()
-    findings: list[Finding] = []
-    for run in evidence.runs:
-        for chosen in run.chosen:
-            judgement.looked_at += chosen.ids.numel()
-            findings.extend(_findings(chosen, run.pattern))
-    judgement.findings = merged(findings)
-    return judgement
+    return Judgement.of(
+        (chosen.ids.numel(), _findings(chosen, run.pattern)) for run in evidence.runs for chosen in run.chosen
+    )
 
 
 def _findings(chosen: ChosenExperts, pattern: str) -> Iterator[Finding]:

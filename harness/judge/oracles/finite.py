@@ -1,6 +1,6 @@
 """Oracle `finite`: live rows hold no NaN and no Inf where the reference is finite.
 
-The payload of a NaN may name the poison that it was computed from.
+The payload of a NaN may name the poison that it comes from.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from harness.core.finding_words import merged, place
+from harness.core.finding_words import place
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Judgement, Observed, Run
 from harness.memory.poison.scan import hits, origins
@@ -17,17 +17,14 @@ from harness.memory.poison.sentinels import hex_bits
 
 
 def judge(evidence: Evidence) -> Judgement:
-    """Look at every live element of every run that is a floating-point number."""
-    judgement = Judgement()
-    findings: list[Finding] = []
-    for run in evidence.runs:
-        for observed in run.observed:
-            # An integer is finite by its type: there is nothing to look at, and nothing looked at is no pass.
-            if observed.tensor.dtype.is_floating_point:
-                judgement.looked_at += observed.num_live_elements
-                findings.extend(_findings(run, observed))
-    judgement.findings = merged(findings)
-    return judgement
+    """Look at every live floating-point number of every run."""
+    # An integer is always finite. A case with integers only has nothing to look at, which is no pass.
+    return Judgement.of(
+        (observed.num_live_elements, _findings(run, observed))
+        for run in evidence.runs
+        for observed in run.observed
+        if observed.tensor.dtype.is_floating_point
+    )
 
 
 def _findings(run: Run, observed: Observed) -> Iterator[Finding]:
@@ -52,7 +49,7 @@ def _findings(run: Run, observed: Observed) -> Iterator[Finding]:
 
 
 def _bad(observed: Observed) -> torch.Tensor:
-    """Non-finite elements of live rows that the reference does not have: a NaN is excused by a NaN only."""
+    """The non-finite elements of live rows that differ from the reference. Only a NaN excuses a NaN."""
     values = _values(observed.tensor)
     bad = ~values.isfinite()
     if observed.expected is not None and observed.expected.shape == values.shape:
@@ -63,5 +60,5 @@ def _bad(observed: Observed) -> torch.Tensor:
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in a type that can be asked whether it is finite; fp8 cannot."""
+    """The tensor in a type that has `isfinite`; fp8 has not."""
     return tensor.float() if tensor.element_size() == 1 else tensor

@@ -1,53 +1,53 @@
-"""Oracle `non_interference`: live rows are bitwise equal whatever stands in memory that must not matter.
+"""Oracle `non_interference`: live rows are bitwise equal for any content of memory that must not matter.
 
-It sees what `isfinite` cannot: stale or padded memory that is finite and moves live rows. Nothing can be
-learned from a row in which all elements are alike, so such a row is a finding where another is expected.
+It detects stale or padded memory that is finite and moves live rows, which `isfinite` cannot. A row of equal elements
+shows no influence, so it is a finding unless such a row is expected.
 
-Where runs differ and the device may not repeat its bits, the main run is made a second time: what two equal runs differ
-by is the spread within which two unequal ones are then compared, and the judgement says so.
+If runs differ on a device that may not repeat its bits, the main run is repeated. The difference of the two equal runs
+is the spread that other runs are allowed, and the judgement has a note about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
-from harness.core.finding_words import merged, place
+from harness.core.finding_words import place
 from harness.core.records import Finding
 from harness.judge.oracles.compare import Mismatch, blank_rows, compare_bits
-from harness.judge.oracles.spread import is_within, largest_difference, stated
+from harness.judge.oracles.spread import explanation, largest_difference
 from harness.judge.run_records import Evidence, Judgement, Observed, Run
 from harness.memory.poison.sentinels import hex_bits
 
 
 def judge(evidence: Evidence) -> Judgement:
-    """Compare each further run with the first. One run alone shows nothing: nothing is looked at."""
-    judgement = Judgement()
-    findings: list[Finding] = []
-    if len(evidence.runs) > 1:
-        findings.extend(blank for observed in evidence.runs[0].observed for blank in _blank(observed))
+    """Compare each further run with the first. With one run there is nothing to look at."""
     spreads = _Spreads(evidence)
-    for other in evidence.runs[1:]:
-        looked_at, found = _between(evidence.runs[0], other, spreads)
-        judgement.looked_at += looked_at
-        findings.extend(found)
-    judgement.findings = merged(findings)
+    judgement = Judgement.of(_looks(evidence, spreads))
     judgement.notes = list(dict.fromkeys(spreads.notes))
     return judgement
 
 
+def _looks(evidence: Evidence, spreads: _Spreads) -> Iterator[tuple[int, Iterable[Finding]]]:
+    first, others = evidence.runs[0], evidence.runs[1:]
+    if others:
+        yield from ((0, _blank(observed)) for observed in first.observed)
+    for other in others:
+        yield from _between(first, other, spreads)
+
+
 @dataclass(slots=True)
 class _Spreads:
-    """What two equal runs differ by, tensor by tensor; measured when it is first asked for."""
+    """The spread of each tensor, measured at the first difference."""
 
     evidence: Evidence
     notes: list[str] = field(default_factory=list)
     _again: Run | None = None
 
     def explain(self, index: int, ours: Observed, theirs: Observed, live: torch.Tensor) -> bool:
-        """Whether the difference of observed tensor number `index` is one that equal runs have too."""
+        """Whether equal runs differ as much in observed tensor number `index`. Adds a note if so."""
         if self.evidence.repeat is None:
             return False
         if self._again is None:
@@ -55,42 +55,34 @@ class _Spreads:
         if index >= len(self._again.observed):
             return False
         spread = largest_difference(ours.tensor, self._again.observed[index].tensor, ours.live)
-        difference = largest_difference(ours.tensor, theirs.tensor, live)
-        if not is_within(difference, spread):
-            return False
-        self.notes.append(stated(ours.name, difference, spread))
-        return True
+        note = explanation(ours.name, largest_difference(ours.tensor, theirs.tensor, live), spread)
+        self.notes += [note] if note else []
+        return note is not None
 
 
-def _between(first: Run, other: Run, spreads: _Spreads) -> tuple[int, list[Finding]]:
-    looked_at = 0
-    findings: list[Finding] = []
+def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, list[Finding]]]:
     names = [[observed.name for observed in run.observed] for run in (first, other)]
     if names[0] != names[1]:
         message = f"the run took another course under pattern {other.pattern} than under {first.pattern}"
-        different = [f"{a} / {b}" for a, b in zip(*names, strict=False) if a != b] or [
-            f"{len(names[0])} / {len(names[1])}"
-        ]
-        findings.append(Finding(oracle="non_interference", where=f"tensors {different[0]}", message=message))
+        different = [f"{a} / {b}" for a, b in zip(*names, strict=False) if a != b]
+        different.append(f"{len(names[0])} / {len(names[1])}")
+        yield 0, [Finding(oracle="non_interference", where=f"tensors {different[0]}", message=message)]
     for index, (ours, theirs) in enumerate(zip(first.observed, other.observed, strict=False)):
         both = ours.live & theirs.live if ours.live.shape == theirs.live.shape else ours.live
         comparison = compare_bits(theirs.tensor, ours.tensor, both)
-        looked_at += comparison.looked_at
-        if comparison.mismatch is not None and not spreads.explain(index, ours, theirs, both):
-            findings.append(_finding(ours, theirs, comparison.mismatch, first.pattern, other.pattern))
-    return looked_at, findings
+        mismatch = comparison.mismatch
+        differs = mismatch is not None and not spreads.explain(index, ours, theirs, both)
+        found = [_finding(ours, theirs, mismatch, first.pattern, other.pattern)] if mismatch and differs else []
+        yield comparison.looked_at, found
 
 
 def _finding(ours: Observed, theirs: Observed, mismatch: Mismatch, first: str, other: str) -> Finding:
-    bits = None
-    if mismatch.index:
-        bits = f"{hex_bits(ours.tensor, mismatch.index)} / {hex_bits(theirs.tensor, mismatch.index)}"
     return Finding(
         oracle="non_interference",
         site=ours.site,
         tensor=ours.name,
-        where=place(ours.describe, mismatch.rows, mismatch.index) if mismatch.rows else "",
-        bits=bits,
+        where=mismatch.where(ours.describe),
+        bits=mismatch.bits(ours.tensor, theirs.tensor),
         message=f"{ours.name} depends on memory that must not matter: {mismatch.message} (patterns {first} / {other})",
     )
 

@@ -1,43 +1,70 @@
-"""What oracles `cold_warm` and `flush` have in common: the same answers twice, from two conditions of the caches."""
+"""Oracles of answers that are given twice: a change of the caches or of the padding must not change them.
+
+`padding` runs the same step with and without padded rows, in a batch of one size. A scale that covers padded rows, or a
+plan made for them, moves live rows by little: the values stay finite, and within most tolerances.
+
+`cold_warm` repeats a prompt after another request has cached its prefix. That changes how attention is computed (chunks
+of context, merged), never its result. It shows a unit error in a merge, or a page that was found before it was written.
+
+`flush` repeats the questions after a flush of all caches. An engine that answers worse from round to round and recovers
+with a flush has stale data in its caches. If it does not recover, the stale data is elsewhere, or survives the flush.
+"""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
-from harness.core.finding_words import merged, place
 from harness.core.records import Finding
-from harness.judge.oracles.compare import compare
+from harness.judge.oracles.compare import Mismatch, compare, compare_bits
 from harness.judge.oracles.thresholds import bound
 from harness.judge.run_records import Evidence, Judgement, Pair
-from harness.memory.poison.sentinels import hex_bits
 
 
-def judge_pairs(evidence: Evidence, oracle: str, sentence: str) -> Judgement:
-    """Compare every pair that is `oracle`'s, in every run, within the bound of the tolerance table.
-
-    `sentence` says what the later answers are, when they differ.
-    """
-    judgement = Judgement()
-    findings: list[Finding] = []
-    for run in evidence.runs:
-        for pair in run.pairs:
-            if pair.oracle != oracle:
-                continue
-            comparison = compare(pair.second, pair.first.to(torch.float64), pair.live, bound(pair.bound))
-            judgement.looked_at += comparison.looked_at
-            mismatch = comparison.mismatch
-            if mismatch is not None:
-                findings.append(_finding(pair, oracle, f"{sentence}: {mismatch.message} (pattern {run.pattern})",
-                                         mismatch.rows, mismatch.index))  # fmt: skip
-    judgement.findings = merged(findings)
-    return judgement
+def padding(evidence: Evidence) -> Judgement:
+    """Compare each step with its twin without padding: bit by bit, or within the bound of the pair if it names one."""
+    return _judge(evidence, "padding", _padding_finding)
 
 
-def _finding(pair: Pair, oracle: str, message: str, rows: tuple[int, ...], index: tuple[int, ...]) -> Finding:
+def cold_warm(evidence: Evidence) -> Judgement:
+    """Compare the answers to a prompt with a cached prefix with the answers without."""
+    sentence = "is answered differently with a warm prefix cache than with a cold one"
+    return _judge(evidence, "cold_warm", lambda *found: _cache_finding(sentence, *found))
+
+
+def flush(evidence: Evidence) -> Judgement:
+    """Compare the answers after the flush with the answers of the first epoch."""
+    sentence = "is answered differently after a flush of the caches than at first"
+    return _judge(evidence, "flush", lambda *found: _cache_finding(sentence, *found))
+
+
+def _judge(evidence: Evidence, oracle: str, finding_of: Callable[[Pair, Mismatch, str], Finding]) -> Judgement:
+    def look(pair: Pair, pattern: str) -> tuple[int, list[Finding]]:
+        if pair.bound:
+            comparison = compare(pair.second, pair.first.double(), pair.live, bound(pair.bound))
+        else:
+            comparison = compare_bits(pair.second, pair.first, pair.live)
+        mismatch = comparison.mismatch
+        return comparison.looked_at, [finding_of(pair, mismatch, pattern)] if mismatch else []
+
+    return Judgement.of(look(pair, run.pattern) for run in evidence.runs for pair in run.pairs if pair.oracle == oracle)
+
+
+def _padding_finding(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:
     return Finding(
-        oracle=oracle,
+        oracle=pair.oracle,
         tensor=pair.name,
-        where=place(pair.describe, rows, index, "worst") if rows else "",
-        bits=hex_bits(pair.second, index) if index else None,
-        message=f"{pair.name} {message}",
+        where=mismatch.where(pair.describe),
+        bits=mismatch.bits(pair.second, pair.first, "unpadded "),
+        message=f"live rows of {pair.name} are not what they are without padded rows: {mismatch.message} "
+        f"(pattern {pattern})",
+    )
+
+
+def _cache_finding(sentence: str, pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:
+    return Finding(
+        oracle=pair.oracle,
+        tensor=pair.name,
+        where=mismatch.where(pair.describe, "worst"),
+        bits=mismatch.bits(pair.second),
+        message=f"{pair.name} {sentence}: {mismatch.message} (pattern {pattern})",
     )

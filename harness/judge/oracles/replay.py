@@ -1,70 +1,68 @@
-"""Oracle `replay`: a graph replay gives the bits of the same step run eagerly, and its answer moves.
+"""Oracle `replay`: a graph replay gives the bits of the same eager step, and its answer changes with its inputs.
 
-The second half proves the probe alive: an engine that gives one answer forever is equal to itself.
+Without the second part, an engine that always gives one answer would pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from harness.core.finding_words import merged, place
+from harness.core.finding_words import place
 from harness.core.records import Finding
-from harness.judge.oracles.compare import compare_bits
-from harness.judge.oracles.spread import is_within, largest_difference, stated
+from harness.judge.oracles.compare import Mismatch, compare_bits
+from harness.judge.oracles.spread import explanation, largest_difference
 from harness.judge.run_records import Evidence, Judgement, ReplayedStep, Run
 from harness.memory.poison.sentinels import hex_bits
 
 
 def judge(evidence: Evidence) -> Judgement:
     """Compare every replayed step with its eager twin and with the replay before it, in every run."""
-    judgement = Judgement()
-    findings: list[Finding] = []
-    for run in evidence.runs:
-        for step in run.replays:
-            comparison = compare_bits(step.replayed, step.eager, step.live)
-            judgement.looked_at += comparison.looked_at
-            if comparison.mismatch is not None and not _is_spread(step, judgement.notes):
-                mismatch = comparison.mismatch
-                findings.append(_unlike_eager(run, step, mismatch.rows, mismatch.index, mismatch.message))
-        for name in dict.fromkeys(step.name for step in run.replays):
-            findings.extend(_unmoved(run, [step for step in run.replays if step.name == name]))
-    judgement.findings = merged(findings)
+    notes: list[str] = []
+    judgement = Judgement.of(_looks(evidence, notes))
+    # One note stands for all steps.
+    judgement.notes = notes[:1]
     return judgement
 
 
+def _looks(evidence: Evidence, notes: list[str]) -> Iterator[tuple[int, Iterable[Finding]]]:
+    for run in evidence.runs:
+        for step in run.replays:
+            comparison = compare_bits(step.replayed, step.eager, step.live)
+            mismatch = comparison.mismatch
+            differs = mismatch is not None and not _is_spread(step, notes)
+            yield comparison.looked_at, [_unlike_eager(run, step, mismatch)] if mismatch and differs else []
+        for name in dict.fromkeys(step.name for step in run.replays):
+            yield 0, _unmoved(run, [step for step in run.replays if step.name == name])
+
+
 def _is_spread(step: ReplayedStep, notes: list[str]) -> bool:
-    """Whether the replay is as far from the eager step as that is from itself, run twice on the same memory."""
+    """Whether a second eager run on the same memory is as far from the first as the replay is. Adds a note if so."""
     if step.eager_again is None:
         return False
     spread = largest_difference(step.eager, step.eager_again, step.live)
-    difference = largest_difference(step.replayed, step.eager, step.live)
-    if not is_within(difference, spread):
-        return False
-    if not notes:
-        notes.append(stated(step.name, difference, spread))
-    return True
+    note = explanation(step.name, largest_difference(step.replayed, step.eager, step.live), spread)
+    notes += [note] if note else []
+    return note is not None
 
 
-def _unlike_eager(
-    run: Run, step: ReplayedStep, rows: tuple[int, ...], index: tuple[int, ...], difference: str
-) -> Finding:
-    bits = f"{hex_bits(step.replayed, index)} / eager {hex_bits(step.eager, index)}" if index else None
+def _unlike_eager(run: Run, step: ReplayedStep, mismatch: Mismatch) -> Finding:
+    rows = mismatch.where("row")
     stale = f", and the graph read a stale {step.stale_site}" if step.stale_site else ""
     return Finding(
         oracle="replay",
         site=step.stale_site,
         tensor=step.name,
-        where=f"step {step.step}" + (f", {place('row', rows, index)}" if rows else ""),
-        bits=bits,
-        message=f"the replay of {step.name} is not what the same step gives eagerly{stale}: {difference} "
+        where=f"step {step.step}" + (f", {rows}" if rows else ""),
+        bits=mismatch.bits(step.replayed, step.eager, "eager "),
+        message=f"the replay of {step.name} is not what the same step gives eagerly{stale}: {mismatch.message} "
         f"(pattern {run.pattern})",
     )
 
 
 def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
-    """Rows that were live in several replays and gave the same bits in all of them."""
+    """A finding if rows were live in several replays and gave the same bits in all of them."""
     height = max(len(step.live) for step in steps)
     seen = torch.zeros(height, dtype=torch.int64)
     moved = torch.zeros(height, dtype=torch.bool)

@@ -1,8 +1,8 @@
-"""Oracle `sentinel`: no sentinel stands in live rows, and guarded memory holds the bytes it held before.
+"""Oracle `sentinel`: live rows hold no sentinel, and guarded memory keeps its bytes.
 
-In bfloat16 and float16 a sentinel proves that memory which nobody wrote was copied here. In float32 a CPU's
-arithmetic keeps a NaN's payload, so it may have been computed from such memory as well. An fp8 NaN has no payload
-and is what any NaN becomes when it is rounded to fp8: it proves nothing here and is left to `finite`.
+In bfloat16 and float16 a sentinel proves a copy of unwritten memory. In float32 the arithmetic of a CPU keeps the
+payload of a NaN, so the value may also be computed from such memory. An fp8 NaN has no payload and any NaN rounds to
+it. It proves nothing here and is left to `finite`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from harness.core.finding_words import merged, place
+from harness.core.finding_words import place
 from harness.core.records import Finding
 from harness.judge.oracles.compare import compare_bits
 from harness.judge.run_records import Evidence, Guard, Judgement, Observed, Run
@@ -20,20 +20,18 @@ from harness.memory.poison.sentinels import UNTAGGED, bits_view, hex_bits
 
 
 def judge(evidence: Evidence) -> Judgement:
-    """Scan the live rows of every run, and compare every guard with what it was."""
-    judgement = Judgement()
-    findings: list[Finding] = []
+    """Scan the live rows of every run, and compare every guard with its old content."""
+    return Judgement.of(_looks(evidence))
+
+
+def _looks(evidence: Evidence) -> Iterator[tuple[int, Iterator[Finding]]]:
     for run in evidence.runs:
         for observed in run.observed:
-            # One byte proves nothing here: an fp8 tensor alone is nothing to look at, and that is no pass.
+            # One byte proves nothing here. A case with fp8 only has nothing to look at, which is no pass.
             if observed.tensor.element_size() > 1:
-                judgement.looked_at += observed.num_live_elements
-                findings.extend(_in_live_rows(run, observed))
+                yield observed.num_live_elements, _in_live_rows(run, observed)
         for guard in run.guards:
-            judgement.looked_at += guard.after.numel()
-            findings.extend(_in_guard(run, guard))
-    judgement.findings = merged(findings)
-    return judgement
+            yield guard.after.numel(), _in_guard(run, guard)
 
 
 def _in_live_rows(run: Run, observed: Observed) -> Iterator[Finding]:
@@ -48,13 +46,13 @@ def _in_live_rows(run: Run, observed: Observed) -> Iterator[Finding]:
             tensor=observed.name,
             where=place(observed.describe, where.rows, where.first),
             bits=hex_bits(tensor, where.first),
-            message=f"live rows of {observed.name} hold {of}, {how} from memory that nobody wrote: "
+            message=f"live rows of {observed.name} hold {of}, {how} from unwritten memory: "
             f"{where.count} elements (pattern {run.pattern})",
         )
 
 
 def _judged(observed: Observed) -> torch.Tensor:
-    """Live elements; of integers only those that are not the right answer, which may be -1."""
+    """The live elements. Integers that equal the right answer are left out: it may be -1."""
     tensor = observed.tensor
     judged = observed.live.reshape(-1, *(1,) * (tensor.ndim - 1)).expand(tensor.shape)
     if not tensor.dtype.is_floating_point and observed.expected is not None:
@@ -78,5 +76,5 @@ def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
         tensor=guard.name,
         where=place("row", mismatch.rows, mismatch.index),
         bits=bits,
-        message=f"{guard.name} was written although nobody may write there: {mismatch.message} (pattern {run.pattern})",
+        message=f"{guard.name} was written, but must not change: {mismatch.message} (pattern {run.pattern})",
     )

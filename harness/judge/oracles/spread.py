@@ -1,4 +1,4 @@
-"""How far a device is from itself: what may differ between two runs of the same bits, measured before it is allowed."""
+"""The spread of a device that may not repeat its bits: the measured difference of two equal runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 def largest_difference(one: torch.Tensor, other: torch.Tensor, live: torch.Tensor) -> float:
-    """The largest absolute difference of live rows; 0 for equal bits, inf where one is finite and the other is not.
+    """The largest absolute difference of live rows: 0 for equal bits, inf if only one value is finite.
 
-    one, other: the same shape, dim 0 rows; live: [rows] bool. Integers that differ differ by inf: they are ids.
+    one, other: the same shape, dim 0 rows; live: [rows] bool. Integers are ids: unequal ones differ by inf.
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return math.inf
@@ -25,13 +25,10 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, live: torch.Tenso
     return float(difference.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
-def is_within(difference: float, spread: float) -> bool:
-    """Whether a difference is explained by a spread: a device that repeats its bits (spread 0) explains none."""
-    return 0.0 < spread < math.inf and difference <= spread
-
-
-def stated(name: str, difference: float, spread: float) -> str:
-    """The sentence that goes with a comparison within a spread."""
+def explanation(name: str, difference: float, spread: float) -> str | None:
+    """A sentence if the spread covers the difference, else None. A device that repeats its bits has a spread of 0."""
+    if not (0.0 < spread < math.inf and difference <= spread):
+        return None
     return (
         f"{name} is not bitwise repeatable here: two equal runs differ by up to {spread:.3g}, "
         f"and a difference of {difference:.3g} is within that"

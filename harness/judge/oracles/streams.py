@@ -6,7 +6,7 @@ from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Judgement
 
 ALLOWED_SHARE = 0.05
-"""Kernels of a GPU round as the batch falls, so that a near tie may be decided otherwise; a stale plan turns all."""
+"""Rounding on a GPU depends on the batch and may decide a near tie otherwise. A stale plan changes all answers."""
 
 
 def judge(evidence: Evidence) -> Judgement:

@@ -1,32 +1,31 @@
-"""Oracle `zeroed`: each block that the scheduler says to zero holds zeros when the step that first reads it begins.
+"""Oracle `zeroed`: a block that the scheduler wants zeroed holds zeros when a step first reads it.
 
-A contract between two parts of an engine, so it is judged by the bytes, whether or not any answer suffers.
+This contract between two parts of an engine is judged by the bytes, even if no answer suffers.
 """
 
 from __future__ import annotations
 
-from harness.core.finding_words import merged
+from collections.abc import Iterator
+
 from harness.core.records import Finding
-from harness.judge.run_records import Evidence, Judgement
+from harness.judge.run_records import Evidence, Judgement, ZeroedBlock
 
 
 def judge(evidence: Evidence) -> Judgement:
     """Look at every listed block of every step of every run."""
-    judgement = Judgement()
-    findings: list[Finding] = []
-    for run in evidence.runs:
-        for zeroed in run.zeroed:
-            judgement.looked_at += zeroed.num_bytes
-            if zeroed.num_dirty:
-                message = (
-                    f"a block that the scheduler told to zero holds what was there before: block {zeroed.block} in "
-                    f"step {zeroed.step}, {zeroed.num_dirty} of {zeroed.num_bytes} bytes (pattern {run.pattern})"
-                )
-                findings.append(
-                    Finding(
-                        oracle="zeroed", site="kv.new", tensor="new blocks", where=f"block {zeroed.block}",
-                        message=message,
-                    )
-                )  # fmt: skip
-    judgement.findings = merged(findings)
-    return judgement
+    return Judgement.of(
+        (zeroed.num_bytes, _findings(zeroed, run.pattern)) for run in evidence.runs for zeroed in run.zeroed
+    )
+
+
+def _findings(zeroed: ZeroedBlock, pattern: str) -> Iterator[Finding]:
+    if zeroed.num_dirty:
+        yield Finding(
+            oracle="zeroed",
+            site="kv.new",
+            tensor="new blocks",
+            where=f"block {zeroed.block}",
+            message="a block that the scheduler wants zeroed holds old data: "
+            f"block {zeroed.block} in step {zeroed.step}, {zeroed.num_dirty} of {zeroed.num_bytes} bytes "
+            f"(pattern {pattern})",
+        )

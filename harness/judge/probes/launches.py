@@ -1,4 +1,4 @@
-"""What probes ask about a launch: the kernel or the function behind it, and which of its rows are promised."""
+"""Facts about a launch for probes: its kernel or function, and its promised rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.kernels.call import BoundKernel
 
 
 def kernel_of(launched: Callable[..., Any]) -> BoundKernel | None:
-    """The kernel that a launch calls; None for a function of the engine or an op of torch."""
+    """The kernel of a launch; None for a function of the engine or an op of torch."""
     owner = getattr(launched, "__self__", None)
     return owner if isinstance(owner, BoundKernel) else None
 
@@ -22,9 +22,9 @@ def name_of(launched: Callable[..., Any]) -> str:
 
 
 def with_context(query_start_loc: torch.Tensor, chunk_start_loc: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Which of T tokens [T] bool have keys in a context chunk. A context kernel promises no other row.
+    """The tokens [T] bool that have keys in a context chunk. A context kernel promises no other row.
 
-    query_start_loc and chunk_start_loc: [B + 1] int32, where the tokens and the keys of B prompts begin.
+    query_start_loc and chunk_start_loc: [B + 1] int32, the offsets of the tokens and keys of B prompts.
     """
     lengths = query_start_loc.diff().long().cpu()
     has_keys = (chunk_start_loc.diff() > 0).cpu()

@@ -37,12 +37,12 @@ INPUTS = {
     "quantize_fp8": ("x",),
     "route_experts": ("logits",),
 }
-"""Float inputs that each op is promised to find finite. If they are, a NaN in its output is its own."""
+"""Float inputs that must be finite. If they are, the op itself caused a NaN in its output."""
 BLIND = {
     "mla_decode_sparse": ("kv_cache",),
     "merge_attn_states": ("prefix_out", "prefix_lse"),
 }
-"""Inputs that are read and not watched: pages, and rows of tokens without context, which are never written."""
+"""Inputs that are read but not scanned: pages, and rows of tokens without context, which are never written."""
 TRANSPOSED = ("suffix_lse", "prefix_lse")
 OF_PROMPTS = ("context_attention", "merge_attn_states")
 NOT_FINITE, NO_EXPERT, STALE = "not finite", "no expert's id", "a plan for other lengths"
@@ -51,7 +51,7 @@ HANDED_OUT = "what hands out the logits"
 
 @dataclass(slots=True)
 class EngineRecorder(Probe):
-    """Scans one engine. With `inputs` it scans the inputs of ops too; a recorder in a server has the outputs alone."""
+    """Scans one engine. With `inputs` it scans the inputs of ops too; a recorder in a server scans outputs only."""
 
     table: Table
     inputs: bool = True
@@ -69,7 +69,7 @@ class EngineRecorder(Probe):
     _hooked: set[int] = field(default_factory=set)
 
     def report(self) -> FirstNan | None:
-        """Which op wrote the first live value that is not finite, and which of its inputs are not watched."""
+        """The op that wrote the first live value that is not finite, and its inputs that are not scanned."""
         found = describe(self.table, self.notes)
         if found is None:
             return None
@@ -96,7 +96,7 @@ class EngineRecorder(Probe):
 
     @contextlib.contextmanager
     def on_step(self, ordered: list[ScheduledSequence], *, is_replay: bool) -> Iterator[None]:
-        """The rows of an eager step are live throughout; of a step that replays, in its replay alone."""
+        """The rows of an eager step are live all along, the rows of a replayed step only in its replay."""
         self._step += 1
         self._note_rows(ordered)
         num_tokens = sum(item.num_new_tokens for item in ordered)
@@ -108,12 +108,12 @@ class EngineRecorder(Probe):
                 yield
 
     def on_replay(self) -> AbstractContextManager[None]:
-        """The replay of a dummy step finds no rows pending."""
+        """Make the pending rows live. The replay of a dummy step has none."""
         num_live, self._num_pending = self._num_pending, 0
         return self._live(num_live)
 
     def on_answers(self, logits: Tensor) -> None:
-        """Scan the logits where the engine hands them out."""
+        """Scan the logits that the engine returns."""
         with self._live(-1):
             self._watch(HANDED_OUT, "logits", "output", logits, 0, rows="answers")
 
@@ -162,7 +162,7 @@ class EngineRecorder(Probe):
         if isinstance(launched, BoundKernel):
             self._scan_outputs(launched, args, result, call)
         elif self._ids is not None and args and args[0] is self._ids:
-            # An id of no expert comes before the first NaN, which is only its consequence.
+            # An id of no expert comes before its consequence, the first NaN.
             self._watch("hand_over_ids", "ids", "output", result, call, limit=self._num_experts, bad=NO_EXPERT)
             self._ids = None
         elif launched == "_gather":
@@ -213,7 +213,7 @@ class EngineRecorder(Probe):
             self._watch(name, output.name, "output", value, call, axis=axis, rows=rows, limit=limit, bad=bad)
 
     def _with_context(self, value: Tensor, letters: list[str], args: tuple[Any, ...]) -> Tensor:
-        """The rows that the op promises, with zeros in the others, which it does not write. Run in eager steps only."""
+        """The rows that the op writes, zeros in the others. For eager steps only."""
         axis = letters.index("T")
         keep = with_context(args[3], args[4], value.shape[axis]).to(value.device)
         shape = [1] * value.ndim
@@ -234,15 +234,24 @@ class EngineRecorder(Probe):
         return hook
 
     def _call(self, name: str) -> int:
-        """Which call of this op it is, in its layer and forward."""
+        """The number of this call of the op in its layer and forward."""
         key = f"{self._layer} {name}"
         self._calls[key] = self._calls.get(key, -1) + 1
         return self._calls[key]
 
     def _watch(
-        self, op: str, tensor: str, kind: Kind, value: Tensor, call: int,
-        *, axis: int | None = 0, rows: str = "batch", limit: int = -1, bad: str = NOT_FINITE,
-    ) -> None:  # fmt: skip
+        self,
+        op: str,
+        tensor: str,
+        kind: Kind,
+        value: Tensor,
+        call: int,
+        *,
+        axis: int | None = 0,
+        rows: str = "batch",
+        limit: int = -1,
+        bad: str = NOT_FINITE,
+    ) -> None:
         """Scan one tensor. Its rows are attributed to requests only if it has one row per row of the batch."""
         layer = self._layer
         if rows == "batch" and axis is not None and value.shape[axis] != self._num_tokens and "decode" not in op:
@@ -268,7 +277,7 @@ def differs_from_plan(planner: tuple[Callable[..., Any], dict[str, Any]], metada
 
 
 def cache_rows(q: Tensor, cache: Tensor, table: Tensor, seq_lens: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """What a decode of q [B, S, H, D] reads of a cache [N, P, D]: [B, M * P, D] twice, zeros elsewhere.
+    """The slots of a cache [N, P, D] that a decode of q [B, S, H, D] reads: [B, M * P, D] twice, zeros elsewhere.
 
     The first has the slots that a query sees, the second the slots of the last page past the length.
     """
@@ -278,7 +287,7 @@ def cache_rows(q: Tensor, cache: Tensor, table: Tensor, seq_lens: Tensor, window
     position = torch.arange(rows.shape[1])
     first = torch.zeros_like(lengths) if window is None else lengths - window - q.shape[1] + 1
     in_use = ((position < lengths) & (position >= first))[..., None]
-    # Only up to the end of the last page: table entries past it name no page of the request.
+    # Table entries past the last page name no page of the request.
     past = ((position >= lengths) & (position < -(-lengths // PAGE_SIZE) * PAGE_SIZE))[..., None]
     nothing = torch.zeros_like(rows)
     return torch.where(in_use, rows, nothing), torch.where(past, rows, nothing)

@@ -1,11 +1,11 @@
-"""The trace of a run: fingerprints of the live tensors of every launch, to compare two runs by.
+"""The trace of a run: fingerprints of the live tensors of every launch, for the comparison of two runs.
 
-Memory that was never written may hold anything. Two runs that differ only in its content must compute the same live
-values. The first launch with another live output has read such memory, also where the answers do not show it. Live are
-the rows of requests. Rows of graph padding and all rows of dummy steps, warm-ups and captures are not.
+Two runs that differ only in the content of unwritten memory must compute the same live values. The first launch with
+another live output has read such memory, even if the answers do not show it. The rows of requests are live. Rows of
+graph padding and all rows of dummy steps, warm-ups and captures are not.
 
-Integers are looked at where they are consumed: an expert id that was never written counts for the experts' kernel,
-which reads it, and not for the function that hands it over.
+Integers count where they are consumed: an unwritten expert id counts for the experts' kernel, which reads it, and not
+for the function that returns it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from harness.kernels.call import BoundKernel
 from harness.memory.graph.storage import tensors_of
 
 CONSUMED = {"apply_experts": ("x", "ids", "weights")}
-"""Launches that are no op of the table. Their first arguments are rows of tokens and are looked at as well."""
+"""Launches outside of the op table. Their first arguments are rows of tokens and are noted too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One live tensor at the border of one launch."""
+    """One live input or output of a launch."""
 
     reader: str
     tensor: str
@@ -47,7 +47,7 @@ class Trace(Probe):
     events: list[Event] = field(default_factory=list)
     step: int = -1
     num_live: int | None = None
-    """Live rows of tokens in the step that runs; None outside of steps."""
+    """Live rows of tokens in the current step; None outside of steps."""
 
     @contextlib.contextmanager
     def on_step(self, ordered: list[ScheduledSequence], *, is_replay: bool) -> Iterator[None]:
@@ -66,7 +66,7 @@ class Trace(Probe):
         self.on_repeat(function, args, result)
 
     def on_repeat(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
-        """Note what is live of a launch, made or repeated."""
+        """Note the live tensors of a launch, made or repeated."""
         if self.num_live is None:
             return
         kernel = kernel_of(function)
@@ -77,7 +77,7 @@ class Trace(Probe):
         for what, value in zip(CONSUMED.get(name, ()), args, strict=False):
             self.note(name, what, value[: self.num_live])
         for place, value in enumerate(tensors_of(result)):
-            # Results of a graph's own ATen ops are not a launch's, and have no rows of tokens.
+            # Results of ATen ops in a graph belong to no launch and have no rows of tokens.
             if value.dtype.is_floating_point and not isinstance(function, torch._ops.OpOverload):
                 self.note(name, f"result {place}" if place else "result", value[: self.num_live])
 
@@ -88,7 +88,7 @@ class Trace(Probe):
         self.events.append(Event(reader, tensor, self.step, digest))
 
     def note_outcome(self, run: Run, reader: str) -> None:
-        """Add what the run hands to the oracles, as read by `reader`: the last place where a difference can show."""
+        """Add the tensors for the oracles, as read by `reader`: the last place that can show a difference."""
         for observed in run.observed:
             self.note(reader, observed.name, observed.tensor[observed.live])
 
@@ -100,7 +100,7 @@ class Trace(Probe):
                 self.note(kernel.spec.name, output.name, self._live(op.name, output.shape.split(), value, args))
 
     def _live(self, op: str, letters: list[str], value: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
-        """The elements of an output that are promised: rows of live tokens, and of tokens with context."""
+        """The promised elements of an output: rows of live tokens, in context attention of tokens with context."""
         axis = next((place for place, letter in enumerate(letters) if letter in ("B", "T")), None)
         if axis is None or (letters[0] == "1" and value.ndim == 1):
             return value
@@ -111,7 +111,7 @@ class Trace(Probe):
 
 
 def first_difference(one: Trace, other: Trace) -> Event | None:
-    """The first event in which two runs differ, or None when they computed the same."""
+    """The first event in which two runs differ, or None."""
     for ours, theirs in zip(one.events, other.events, strict=False):
         if ours != theirs:
             return ours

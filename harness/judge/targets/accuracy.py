@@ -1,4 +1,4 @@
-"""The engine as a target of questions: a canary answers a task in every epoch, on one running engine."""
+"""The engine as a target of questions: a canary answers a task in every epoch on one engine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
 NEEDED = {"lm_eval": "lm-eval", "tokenizers": "tokenizers", "scipy": "scipy", "safetensors": "safetensors"}
-"""Modules that a measurement imports, and the packages that have them."""
+"""Modules that a measurement imports -> their packages."""
 ORDER_SEED = 0
-"""Seed of the questions' order in each epoch: the same for all cases, so that their curves can be compared."""
+"""Seed of the order of questions in each epoch: the same for all cases, so that curves are comparable."""
 
 
 class AccuracyTarget(Target):
-    """Asks a canary a task's questions, `epochs` times. `directory` keeps the answers of a run that may be killed."""
+    """Asks a canary a task's questions, `epochs` times. `directory` keeps the answers of a killed run."""
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
@@ -32,8 +32,8 @@ class AccuracyTarget(Target):
         return "" if (canary / "config.json").is_file() else f"{canary} is not there: train one with `canary train`"
 
     def run(self, poison: Poison) -> Run:
-        """Answer everything that the directory does not hold already."""
-        # lm-eval takes seconds to import, and a worker may never get such a case.
+        """Answer the questions without a stored answer in the directory."""
+        # The import of lm-eval needs seconds, and a worker may never get such a case.
         from harness.accuracy.epochs import run_epochs
         from harness.accuracy.tasks import load_task
         from harness.judge.served_engine import open_engine

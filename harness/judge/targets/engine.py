@@ -1,4 +1,4 @@
-"""The engine as a target: serve a case's requests under poison, and hand over what oracles judge."""
+"""The engine as a target: serves a case's requests under poison and records the evidence for oracles."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
 WEIGHT_SEED = 0
-"""All cases of one model share its weights; what differs from case to case are the prompts."""
+"""Cases of one model share its weights and differ in their prompts."""
 
 _TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp8_e4m3": 0.5}
-"""Router logits have unit variance; a decision closer than the rounding of what enters them may fall either way."""
+"""Router logits have unit variance. A decision closer than the rounding of their inputs may fall either way."""
 _TIE_MARGIN_FP8_ACTIVATIONS = 0.5
 
 
@@ -45,7 +45,7 @@ class EngineTarget(Target):
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
         params = case.params_as(EngineParams)
-        # No more requests than there are ever run at once, so larger graphs would be captured for nobody.
+        # Graphs for more requests than the case has would never run.
         self._params = params.model_copy(update={"max_num_seqs": min(params.max_num_seqs, len(params.requests))})
         self._config = model_config(self._params)
 
@@ -112,16 +112,18 @@ class EngineTarget(Target):
         return self.run(poison, probe=trace)
 
     def _padding_pairs(self, engine: Engine) -> list[Pair]:
-        """Steps with and without padding; on a device that may not repeat its bits, within the bound of logits."""
-        bound = "" if self.device == "cpu" else self._bound
+        """Steps with and without padding, to compare bit by bit, or within the bound of logits if bits may differ."""
         return [
             Pair(
-                "padding", f"logits of step {note.step} beside {note.num_padded} padded requests",
-                note.unpadded.cpu(), note.padded.cpu(),
-                torch.ones(len(note.padded), dtype=torch.bool), bound, "row",
+                "padding",
+                name=f"logits of step {note.step} beside {note.num_padded} padded requests",
+                first=note.unpadded.cpu(),
+                second=note.padded.cpu(),
+                live=torch.ones(len(note.padded), dtype=torch.bool),
+                bound="" if self.device == "cpu" else self._bound,
             )
             for note in engine.runner.padded_twins.notes
-        ]  # fmt: skip
+        ]
 
     @property
     def _bound(self) -> str:
@@ -129,7 +131,7 @@ class EngineTarget(Target):
 
     @property
     def _coarsest(self) -> KvType:
-        """The cache type that rounds most, of those that layers have."""
+        """The cache type of a layer that rounds most."""
         params = self._params
         window_kv = params.window_kv if "window" in params.layers else None
         return max((params.kv, window_kv or params.kv), key=list(_TIE_MARGIN).index)
@@ -138,10 +140,10 @@ class EngineTarget(Target):
         return f"epoch {epoch}" if epoch < self._params.epochs else "the epoch after the flush"
 
     def _legitimate(self, poison: Poison) -> Poison:
-        """`poison` with the engine's traps, and without the sites that the decode kernel is promised to find finite.
+        """`poison` with the engine's traps, and without the sites that must be finite for the decode kernel.
 
-        Such a kernel reads slots past a request's length. They hold what the engine put there: zeros in a hybrid model,
-        older latents in one whose blocks only ever hold latents of one type. Of a window it reads the null block too.
+        A kernel that needs finite tails reads slots past a request's length. They hold zeros in a hybrid model, and
+        older latents if all blocks have one type. In a window layer it reads the null block too.
         """
         sites, params = set(poison.sites), self._params
         if KERNELS.get(f"mla_decode/{self._params.decode_kernel}").needs_finite_tail:
@@ -152,18 +154,18 @@ class EngineTarget(Target):
             if "window" in params.layers:
                 sites.discard("kv.null")
         if params.amax_rows == "batch":
-            # Such an engine promises finite rows of padding, and with keys for them a finite null block.
+            # This engine promises finite rows of padding, and with keys for them a finite null block.
             sites -= {"graph.pad_rows"} | ({"kv.null"} if params.pad_keys or self._config.is_hybrid else set())
         traps = {
             "block_table.pad": params.num_blocks - 1,
             "router.ids": params.num_experts,
-            # The last slot that a table has room for: past the length of any request, so in a padded page.
+            # The last slot of a full table, past the length of any request, is in a padded page.
             "sparse.topk": num_pages(params.longest) * PAGE_SIZE - 1,
         }
         return replace(poison, sites=frozenset(sites), traps=traps)
 
     def _requests(self) -> list[tuple[list[int], int]]:
-        """Prompts drawn from the case's seed, and how many tokens to generate."""
+        """Prompts drawn from the case's seed, each with the number of tokens to generate."""
         generator = torch.Generator().manual_seed(self.case.seed)
         vocab = self._config.vocab_size
 
@@ -175,7 +177,7 @@ class EngineTarget(Target):
         return [((prefix + draw(length))[:length], count) for length, count in self._params.requests]
 
     def _observed(self, engine: Engine, epoch: str, sequences: list[Sequence]) -> list[Observed]:
-        """The logits of an epoch's tokens, and those of drafts that were not taken, which have no reference."""
+        """The logits of an epoch's tokens, and of its rejected drafts, which have no reference."""
         notes = engine.observations
         rows = [row for sequence in sequences for row in notes.logits[sequence.request]]
         rejected = [row for sequence in sequences for row in notes.rejected.get(sequence.request, [])]
@@ -199,7 +201,7 @@ class EngineTarget(Target):
 
 
 def pairs_of(engine: Engine, epochs: list[list[Sequence]], params: EngineParams, bound: str) -> list[Pair]:
-    """Answers of the first epoch beside those of later ones: with a shared prefix where they had none, or flushed."""
+    """Answers of the first epoch beside answers of later ones, which have a cached prefix or follow a flush."""
     pairs = []
     for number, epoch in enumerate(epochs[1:], 1):
         is_flushed = number == params.epochs
@@ -244,13 +246,13 @@ def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
 
 
 def _length(request: tuple[int, int]) -> int:
-    """Cached tokens of a request at its end: the last generated one is never computed."""
+    """Cached tokens of a request at its end: the last generated token is not cached."""
     prompt, count = request
     return prompt + count - 1
 
 
 def _ranges(sequences: list[Sequence]) -> str:
-    """Which rows are whose: ``request 0 has 0-11, request 1 has 12-21``."""
+    """The rows of each request in words: ``request 0 has 0-11, request 1 has 12-21``."""
     texts, start = [], 0
     for index, sequence in enumerate(sequences):
         texts.append(f"request {index} has {start}-{start + sequence.num_generated_tokens - 1}")

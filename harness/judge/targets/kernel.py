@@ -1,4 +1,4 @@
-"""The target that judges one kernel of one op: poisoned inputs, one call, and only then the float64 reference."""
+"""The target of one kernel of one op: poisoned inputs, one call, and only then the float64 reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.memory.poison.patterns import Poison
 
 
 class KernelTarget(Target):
-    """One op's kernel on one set of inputs. Raises UnknownNameError when no kernel has the name of the case's."""
+    """One op's kernel on one set of inputs. Raises UnknownNameError for an unknown kernel."""
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -38,10 +38,9 @@ class KernelTarget(Target):
         return self.spec.name
 
     def run(self, poison: Poison) -> Run:
-        """Poison the inputs' unowned memory, call the kernel, then compute what it should have returned.
+        """Poison the inputs' unowned memory, call the kernel, then compute the expected outputs.
 
-        An illegal address, an exception of the kernel or an output that breaks the contract ends the run early and
-        stands in `Run.error`.
+        An illegal address, an exception of the kernel or a bad output ends the run early and is `Run.error`.
         """
         run = Run(poison.pattern)
         try:
@@ -51,7 +50,7 @@ class KernelTarget(Target):
         except (IllegalAddress, KernelError) as error:
             run.error = error
             return run
-        # Judges look at small tensors many times, which a GPU is slow at: every look would wait for it.
+        # Oracles read small tensors many times, and each read would wait for the GPU.
         on_host = tuple(output.cpu() for output in outputs)
         run.observed = call.observe(on_host)
         run.chosen = call.chosen(on_host)

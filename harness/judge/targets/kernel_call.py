@@ -1,10 +1,10 @@
-"""What the builders of kernel calls have in common: poisoned inputs, guards, shapes, rows to judge."""
+"""A kernel call that is ready to be made, and its parts: poisoned inputs, guards, shapes, rows to judge."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,25 +13,24 @@ from harness.core.kernel_spec import KernelSpec
 from harness.core.ops import OPS
 from harness.judge.run_records import ChosenExperts, Observed
 from harness.judge.targets.kernel_outputs import Shape, shape_of
-from harness.kernels.ops import inputs as op_inputs
 from harness.kernels.ops import reference
+from harness.kernels.ops.inputs import Inputs
 from harness.memory.poison.patterns import Poison
 
 FINITE_FOR_MULTIPLYING_KERNELS = frozenset({"kv.tail", "kv.free", "kv.null"})
-"""Sites that hold finite bits only, for a kernel that declares `needs_finite_tail`: nan and inf become max."""
-
+"""Sites that get finite bits, max in place of nan and inf, for a kernel that declares `needs_finite_tail`."""
 MOST_GAPS = 64
-"""A tensor whose memory is more than so many times its elements is moved without what lies between them."""
+"""A tensor is moved without its gaps if its memory is more than this many times its elements."""
 
 _FINITE_STAND_IN = {"nan": "max", "inf": "max"}
 
-InputsT = TypeVar("InputsT")
+InputsT = TypeVar("InputsT", bound=Inputs)
 Observe = Callable[[tuple[Tensor, ...]], list[Observed]]
 
 
 @dataclass(slots=True)
 class Guarded:
-    """Memory that the kernel must leave as it is: the tensor it is given, and a copy from before the call."""
+    """Memory that the kernel must not change: a copy from before the call, and how to read it afterwards."""
 
     name: str
     site: str | None
@@ -41,7 +40,7 @@ class Guarded:
 
 @dataclass(slots=True)
 class KernelCall:
-    """A call that is ready to be made."""
+    """A call that is ready to be made. `shapes` lists for each output the shapes it may have."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -51,10 +50,38 @@ class KernelCall:
     observe: Observe
     chosen: Callable[[tuple[Tensor, ...]], list[ChosenExperts]] = lambda outputs: []
 
+    @classmethod
+    def of(
+        cls,
+        op: str,
+        given: Inputs,
+        kept: Inputs,
+        dims: dict[str, int],
+        dtypes: tuple[torch.dtype, ...],
+        observe: Observe,
+        **keywords: Any,
+    ) -> KernelCall:
+        """A call of `op` with the fields of `given` as arguments, `keywords` in place of or beside them.
+
+        No positional argument may be written, except the cache of `write_kv`. `dims` are the sizes of the letters of
+        the op's output shapes.
+        """
+        row = OPS.get(op)
+        fields = {name: getattr(given, name) for name in row.keywords if name not in keywords}
+        readonly = [name for name in row.positional if (op, name) != ("write_kv", "kv_cache")]
+        return cls(
+            args=tuple(getattr(given, name) for name in row.positional),
+            kwargs=fields | keywords,
+            shapes=tuple((shape_of(output, dims),) for output in row.outputs),
+            dtypes=dtypes,
+            guarded=[_guard(name, getattr(given, name), getattr(kept, name)) for name in readonly],
+            observe=observe,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every builder needs: which kernel, under which poison, with which seed, where."""
+    """The parameters of every builder: the kernel, its poison, the seed and the device."""
 
     spec: KernelSpec
     poison: Poison
@@ -62,68 +89,48 @@ class Setting:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """The workspace of a kernel that counts in one: an argument more, and a guard, since it is returned as it came."""
-
-    argument: dict[str, Tensor]
-    guarded: list[Guarded]
-
-    @classmethod
-    def of(cls, setting: Setting, num_requests: int) -> Counters:
-        """Zeros and a few words behind them, where the kernel takes a workspace; nothing elsewhere."""
-        if not setting.spec.counted:
-            return cls({}, [])
-        words = torch.zeros(num_requests + 4, dtype=torch.int32, device=setting.device)
-        words[num_requests:] = -1
-        before = by_rows(words.cpu().clone())
-        guard = Guarded("the workspace", "workspace", before, lambda: by_rows(words.cpu()))
-        return cls({"workspace": words[:num_requests]}, [guard])
-
-
 def attention_rows(
     spec: KernelSpec, kv: str, describe: str, empty_site: str, outputs: tuple[Tensor, Tensor], want: reference.Attention
 ) -> list[Observed]:
-    """out and lse by rows; rows without keys are judged by the rule that the kernel declares for them, if any."""
+    """out and lse by rows. Rows without keys are judged only if the kernel declares what it leaves there."""
     (out, lse), defined, empty = outputs, want.defined, ~want.defined
     if kv == ".fp8_e4m3" and spec.fp8_products != "float32":
         kv = f"{kv}.in_{spec.fp8_products}"
-    # Over another cache a right kernel is further off by itself, or does not round so.
+    # The bounds of other cache types allow for these roundings, or their kernels do not make them.
     steps = spec.bf16_steps if kv == ".bf16" else ()
-    of_out = ".partials" if "partials" in steps else ""
-    of_lse = ".sums" if "sums" in steps else ""
-    bounds = (f"{spec.op}.out{kv}{of_out}", f"{spec.op}.lse{kv}{of_lse}")
+    out_bound = f"{spec.op}.out{kv}" + (".partials" if "partials" in steps else "")
+    lse_bound = f"{spec.op}.lse{kv}" + (".sums" if "sums" in steps else "")
     observed = [
-        Observed("out", out, defined, want.out, bounds[0], describe),
-        Observed("lse", lse, defined, want.lse, bounds[1], describe),
+        Observed("out", out, defined, want.out, out_bound, describe),
+        Observed("lse", lse, defined, want.lse, lse_bound, describe),
     ]
     if not bool(empty.any()):
         return observed
     if spec.empty_rows != "undefined":
         value = 0.0 if spec.empty_rows == "identity" else float("nan")
         expected = torch.full_like(want.out, value)
-        observed.append(Observed("out of empty rows", out, empty, expected, bounds[0], describe, empty_site))
+        observed.append(Observed("out of empty rows", out, empty, expected, out_bound, describe, empty_site))
     if spec.empty_lse != "undefined":
         expected = torch.full_like(want.lse, float(spec.empty_lse))
-        observed.append(Observed("lse of empty rows", lse, empty, expected, bounds[1], describe, empty_site))
+        observed.append(Observed("lse of empty rows", lse, empty, expected, lse_bound, describe, empty_site))
     return observed
 
 
-def prepared(raw: InputsT, unowned: list[op_inputs.Unowned], setting: Setting) -> tuple[InputsT, InputsT]:
-    """Poison the unowned memory of `raw`; what the kernel is given, and a copy that the kernel cannot reach."""
-    for part in unowned:
+def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
+    """Poison the unowned memory of `raw`. Returns the kernel's inputs, and a copy that the kernel cannot reach."""
+    for part in raw.unowned:
         poison = setting.poison
         if keeps(setting, setting.spec.needs_finite_tail) and part.site in FINITE_FOR_MULTIPLYING_KERNELS:
             poison = replace(poison, pattern=_FINITE_STAND_IN.get(poison.pattern, poison.pattern))
         poison.fill_(part.memory, part.site)
-    kept = map_tensors(raw, torch.clone)
-    return map_tensors(raw, lambda tensor: placed(tensor, setting.device)), kept
+    kept = _map_tensors(raw, torch.clone)
+    return _map_tensors(raw, lambda tensor: placed(tensor, setting.device)), kept
 
 
 def placed(tensor: Tensor, device: str) -> Tensor:
-    """`tensor` on `device` with its strides, which `Tensor.to` does not keep where there are gaps.
+    """`tensor` on `device` with its strides; `Tensor.to` would close the gaps.
 
-    What lies in gaps comes along as far as it is small: the gaps of a pool that takes up gigabytes hold nothing.
+    The content of gaps is moved too, except in a pool of gigabytes, where gaps hold nothing.
     """
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if device == "cpu" or tensor.numel() == 0 or extent == tensor.numel():
@@ -137,30 +144,20 @@ def placed(tensor: Tensor, device: str) -> Tensor:
 
 
 def keeps(setting: Setting, promise: bool) -> bool:
-    """Whether a promise that the kernel was given is kept in this run."""
+    """Whether this run keeps a promise to the kernel."""
     return promise and not setting.poison.ignore_contracts
 
 
-def map_tensors(record: InputsT, change: Callable[[Tensor], Tensor]) -> InputsT:
-    values = {field.name: getattr(record, field.name) for field in fields(cast(Any, record))}
-    changed = {name: change(value) if isinstance(value, Tensor) else value for name, value in values.items()}
-    return type(record)(**changed)
+def _map_tensors(record: InputsT, change: Callable[[Tensor], Tensor]) -> InputsT:
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    changed: dict[str, Any] = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+    return replace(record, **changed)
 
 
-def guards(given: object, kept: object, names: tuple[str, ...]) -> list[Guarded]:
-    """A guard on each named input: none of them may be written."""
-
-    def guard(name: str) -> Guarded:
-        tensor: Tensor = getattr(given, name)
-        return Guarded(name, None, by_rows(getattr(kept, name)), lambda: by_rows(tensor))
-
-    return [guard(name) for name in names]
+def _guard(name: str, given: Tensor, kept: Tensor) -> Guarded:
+    return Guarded(name, None, by_rows(kept), lambda: by_rows(given))
 
 
 def by_rows(tensor: Tensor) -> Tensor:
-    """A vector as a column: oracles count rows along dim 0 and want elements in them."""
+    """A vector as a column, for oracles that count rows along dim 0 and judge the elements of a row."""
     return tensor[:, None] if tensor.ndim == 1 else tensor
-
-
-def shapes_of(op: str, dims: dict[str, int]) -> tuple[tuple[Shape, ...], ...]:
-    return tuple((shape_of(output, dims),) for output in OPS.get(op).outputs)

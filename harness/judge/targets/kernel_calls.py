@@ -1,4 +1,4 @@
-"""One call of each op: its poisoned inputs, the shapes it must return, and what there is to judge afterwards."""
+"""One call of each op: its poisoned inputs, the shapes it must return, and the outputs to judge."""
 
 from __future__ import annotations
 
@@ -16,32 +16,30 @@ from harness.core.params import (
     KernelParams,
     MergeAttnStatesParams,
     MlaDecodeParams,
+    MlaDecodeSparseParams,
+    QuantizeBlocksParams,
     QuantizeFp8Params,
     RouteExpertsParams,
     WriteKvParams,
 )
 from harness.judge.run_records import ChosenExperts, Observed
-from harness.judge.targets.block_calls import quantize_blocks
 from harness.judge.targets.kernel_call import (
-    Counters,
     Guarded,
     KernelCall,
     Setting,
     attention_rows,
     by_rows,
-    guards,
     keeps,
     prepared,
-    shapes_of,
 )
 from harness.judge.targets.kernel_outputs import invoke
-from harness.judge.targets.sparse_calls import mla_decode_sparse
 from harness.kernels.ops import inputs as op_inputs
 from harness.kernels.ops import reference
+from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
 
 
 def build(op: str, params: KernelParams, setting: Setting) -> KernelCall:
-    """The call of `op` that `params` and the seed stand for. Runs the kernel's planner, if the case wants a plan."""
+    """The call of `op` with `params` and the seed. Runs the kernel's planner if the case wants a plan."""
     return _BUILDERS[op](params, setting)
 
 
@@ -52,49 +50,47 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
         traps={**setting.poison.traps, "block_table.pad": raw.trap_block},
         strict=setting.poison.strict and not keeps(setting, setting.spec.needs_valid_table),
     )
-    given, kept = prepared(raw, raw.unowned, replace(setting, poison=poison))
+    given, kept = prepared(raw, replace(setting, poison=poison))
     num_requests, num_query_tokens, num_heads, _ = given.q.shape
-    dims = {"B": num_requests, "S": num_query_tokens, "H": num_heads, "R": params.kv_lora_rank}
-    counters = Counters.of(setting, num_requests)
+    rows = num_requests * num_query_tokens
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         want = reference.mla_decode(
-            kept.q, kept.kv_cache, kept.block_table, kept.seq_lens,
-            scale=kept.scale, kv_scale=kept.kv_scale, window=params.window,
-        )  # fmt: skip
-        rows = num_requests * num_query_tokens
+            *(kept.q, kept.kv_cache, kept.block_table, kept.seq_lens),
+            scale=kept.scale,
+            kv_scale=kept.kv_scale,
+            window=params.window,
+        )
         out, lse = outputs
         return attention_rows(
             setting.spec,
             f".{params.kv}",
             "request" if num_query_tokens == 1 else f"query token (of {num_query_tokens} a request)",
             "graph.pad_rows",
-            (out.reshape(rows, *out.shape[2:]), lse.transpose(1, 2).reshape(rows, num_heads)),
+            (out.flatten(0, 1), lse.transpose(1, 2).reshape(rows, num_heads)),
             reference.Attention(
-                want.out.reshape(rows, *out.shape[2:]),
-                want.lse.transpose(1, 2).reshape(rows, num_heads),
-                want.defined.reshape(rows),
+                want.out.flatten(0, 1), want.lse.transpose(1, 2).reshape(rows, num_heads), want.defined.flatten()
             ),
         )
 
-    return KernelCall(
-        args=(given.q, given.kv_cache, given.block_table, given.seq_lens),
-        kwargs={
-            "scale": given.scale,
-            "kv_scale": given.kv_scale,
-            "metadata": _plan(params, setting, given.seq_lens, num_heads),
-            **({} if params.window is None else {"window": params.window}),
-            **counters.argument,
-        },
-        shapes=shapes_of("mla_decode", dims),
-        dtypes=(given.q.dtype, torch.float32),
-        guarded=[*guards(given, kept, ("q", "kv_cache", "block_table", "seq_lens")), *counters.guarded],
-        observe=observe,
-    )
+    dims = {"B": num_requests, "S": num_query_tokens, "H": num_heads, "R": params.kv_lora_rank}
+    keywords: dict[str, Any] = {"metadata": _plan(params, setting, given.seq_lens, num_heads)}
+    if params.window is not None:
+        keywords["window"] = params.window
+    if not setting.spec.counted:
+        return KernelCall.of("mla_decode", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords)
+    # Words behind the workspace show a write past its end.
+    words = torch.zeros(num_requests + 4, dtype=torch.int32, device=setting.device)
+    words[num_requests:] = -1
+    before = by_rows(words.cpu().clone())
+    keywords["workspace"] = words[:num_requests]
+    call = KernelCall.of("mla_decode", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords)
+    call.guarded.append(Guarded("the workspace", "workspace", before, lambda: by_rows(words.cpu())))
+    return call
 
 
 def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int) -> Any:
-    """The metadata of the kernel's own planner: the one of its name, or the built-in one for built-in kernels."""
+    """The plan of the planner that has the kernel's name. Built-in kernels without one share a built-in planner."""
     if not params.planned:
         return None
     name = f"mla_decode_plan/{setting.spec.short_name}"
@@ -108,9 +104,24 @@ def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads
     return invoke(planner, setting.poison, (seq_lens,), {"num_heads": num_heads, **options})
 
 
+def _mla_decode_sparse(params: MlaDecodeSparseParams, setting: Setting) -> KernelCall:
+    strict = setting.poison.strict and not keeps(setting, setting.spec.needs_valid_table)
+    raw = op_inputs.mla_decode_sparse(params, setting.seed)
+    given, kept = prepared(raw, replace(setting, poison=replace(setting.poison, strict=strict)))
+    num_tokens, num_heads, _ = given.q.shape
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        want = reference.mla_decode_sparse(
+            kept.q, kept.kv_cache, kept.indices, scale=kept.scale, kv_scale=kept.kv_scale
+        )
+        return attention_rows(setting.spec, f".{params.kv}", "token", "graph.pad_rows", (outputs[0], outputs[1]), want)
+
+    dims = {"T": num_tokens, "H": num_heads, "R": params.kv_lora_rank}
+    return KernelCall.of("mla_decode_sparse", given, kept, dims, (given.q.dtype, torch.float32), observe)
+
+
 def _context_attention(params: ContextAttentionParams, setting: Setting) -> KernelCall:
-    given, kept = prepared(op_inputs.context_attention(params, setting.seed), [], setting)
-    dims = {"T": given.q.shape[0], "H": params.num_heads, "V": params.v_head_dim}
+    given, kept = prepared(op_inputs.context_attention(params, setting.seed), setting)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         want = reference.context_attention(
@@ -119,45 +130,29 @@ def _context_attention(params: ContextAttentionParams, setting: Setting) -> Kern
         rows = reference.Attention(want.out, want.lse.T, want.defined)
         return attention_rows(setting.spec, "", "token", "context.output", (outputs[0], outputs[1].T), rows)
 
-    return KernelCall(
-        args=(given.q, given.k, given.v, given.query_start_loc, given.chunk_start_loc),
-        kwargs={"scale": given.scale},
-        shapes=shapes_of("context_attention", dims),
-        dtypes=(given.q.dtype, torch.float32),
-        guarded=guards(given, kept, ("q", "k", "v", "query_start_loc", "chunk_start_loc")),
-        observe=observe,
-    )
+    dims = {"T": given.q.shape[0], "H": params.num_heads, "V": params.v_head_dim}
+    return KernelCall.of("context_attention", given, kept, dims, (given.q.dtype, torch.float32), observe)
 
 
 def _merge_attn_states(params: MergeAttnStatesParams, setting: Setting) -> KernelCall:
-    raw = op_inputs.merge_attn_states(params, setting.seed)
-    given, kept = prepared(raw, raw.unowned, setting)
-    dims = {"T": params.num_tokens, "H": params.num_heads, "V": params.v_head_dim}
-    names = ("prefix_out", "prefix_lse", "suffix_out", "suffix_lse")
+    given, kept = prepared(op_inputs.merge_attn_states(params, setting.seed), setting)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        want = reference.merge_attn_states(
-            *(getattr(kept, name) for name in names), num_tokens_with_context=kept.num_tokens_with_context
-        )
+        sides = (kept.prefix_out, kept.prefix_lse, kept.suffix_out, kept.suffix_lse)
+        want = reference.merge_attn_states(*sides, num_tokens_with_context=kept.num_tokens_with_context)
         out, lse = outputs
         return [
             Observed("out", out, want.defined, want.out, "merge_attn_states.out", "token"),
             Observed("lse", lse.T, want.defined, want.lse.T, "merge_attn_states.lse", "token"),
         ]
 
-    return KernelCall(
-        args=tuple(getattr(given, name) for name in names),
-        kwargs={"num_tokens_with_context": given.num_tokens_with_context},
-        shapes=shapes_of("merge_attn_states", dims),
-        dtypes=(given.prefix_out.dtype, torch.float32),
-        guarded=guards(given, kept, names),
-        observe=observe,
-    )
+    dims = {"T": params.num_tokens, "H": params.num_heads, "V": params.v_head_dim}
+    dtypes = (given.prefix_out.dtype, torch.float32)
+    return KernelCall.of("merge_attn_states", given, kept, dims, dtypes, observe)
 
 
 def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
-    raw = op_inputs.write_kv(params, setting.seed)
-    given, kept = prepared(raw, raw.unowned, setting)
+    given, kept = prepared(op_inputs.write_kv(params, setting.seed), setting)
     slots = kept.slot_mapping[kept.slot_mapping >= 0]
     others = torch.ones(given.kv_cache.shape[0] * PAGE_SIZE, dtype=torch.bool, device=slots.device)
     others[slots] = False
@@ -175,70 +170,45 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
         return [Observed("kv_cache", stored, live, want[: slots.shape[0]], f"write_kv.{params.kv}", "token")]
 
     null = slice(op_inputs.NULL_BLOCK, op_inputs.NULL_BLOCK + 1)
-    guarded = [
+    others_before = slots_of(kept.kv_cache, others)
+    call = KernelCall.of("write_kv", given, kept, {}, (), observe)
+    call.guarded += [
         Guarded("kv_cache null block", "kv.null", kept.kv_cache[null], lambda: given.kv_cache[null]),
-        Guarded(
-            "kv_cache slots of others",
-            "kv.free",
-            slots_of(kept.kv_cache, others),
-            lambda: slots_of(given.kv_cache, others),
-        ),
+        Guarded("kv_cache slots of others", "kv.free", others_before, lambda: slots_of(given.kv_cache, others)),
     ]
-    return KernelCall(
-        args=(given.kv_c, given.k_pe, given.kv_cache, given.slot_mapping),
-        kwargs={"kv_scale": given.kv_scale},
-        shapes=(),
-        dtypes=(),
-        guarded=[*guarded, *guards(given, kept, ("kv_c", "k_pe", "slot_mapping"))],
-        observe=observe,
-    )
+    return call
 
 
 def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
-    raw = op_inputs.quantize_fp8(params, setting.seed)
-    given, kept = prepared(raw, raw.unowned, setting)
-    dims = {"T": params.num_tokens, "K": params.width}
-    x8_shapes, scale_shapes = shapes_of("quantize_fp8", dims)
+    given, kept = prepared(op_inputs.quantize_fp8(params, setting.seed), setting)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         x8, scale = outputs
         per_token = scale.ndim == 2
         want = reference.quantize_fp8(kept.x, kept.num_live, per_token=per_token)
-        whole = torch.ones(1, dtype=torch.bool, device=scale.device)
+        scales = want.live if per_token else torch.ones(1, dtype=torch.bool, device=scale.device)
         return [
             Observed("x8", x8, want.live, want.scaled, "quantize_fp8", "token"),
-            Observed(
-                "scale",
-                by_rows(scale),
-                want.live if per_token else whole,
-                by_rows(want.scale),
-                "quantize_fp8.scale",
-                "scale",
-            ),
+            Observed("scale", by_rows(scale), scales, by_rows(want.scale), "quantize_fp8.scale", "scale"),
         ]
 
-    return KernelCall(
-        args=(given.x,),
-        kwargs={"num_live": given.num_live},
-        # One scale a row is as good: it is what keeps rows apart, and the scenarios use it as a control.
-        shapes=(x8_shapes, (*scale_shapes, (params.num_tokens, 1))),
-        dtypes=(torch.float8_e4m3fn, torch.float32),
-        guarded=guards(given, kept, ("x",)),
-        observe=observe,
-    )
+    dims = {"T": params.num_tokens, "K": params.width}
+    call = KernelCall.of("quantize_fp8", given, kept, dims, (torch.float8_e4m3fn, torch.float32), observe)
+    # One scale a row is allowed too: it keeps rows apart, and the scenarios use it as a control.
+    x8_shapes, scale_shapes = call.shapes
+    call.shapes = (x8_shapes, (*scale_shapes, (params.num_tokens, 1)))
+    return call
 
 
 def _route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
-    raw = op_inputs.route_experts(params, setting.seed)
-    given, kept = prepared(raw, raw.unowned, setting)
-    dims = {"T": params.num_tokens, "k": params.num_experts_per_tok}
+    given, kept = prepared(op_inputs.route_experts(params, setting.seed), setting)
     live = torch.arange(params.num_tokens) < given.num_live
-    # A kernel that is told how many tokens are live promises nothing of the others; one that is not routes them all.
+    # A kernel that gets the number of live tokens promises nothing about the others. Without it, it routes them all.
     promised = live if setting.spec.live_only else torch.ones_like(live)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         want = reference.route_experts(kept.logits, kept.num_experts_per_tok)
-        # The order of a token's experts is the kernel's own; both outputs are put in the order of the ids.
+        # A kernel may list a token's experts in any order, so both outputs are sorted by id.
         order = outputs[0].argsort(dim=1)
         ids, weights = (output.gather(1, order) for output in outputs)
         return [
@@ -246,27 +216,43 @@ def _route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
             Observed("weights", weights, live, want.weights, "route_experts.weights", "token", "router.weights"),
         ]
 
-    return KernelCall(
-        args=(given.logits,),
-        kwargs={
-            "num_experts_per_tok": given.num_experts_per_tok,
-            **({"num_live": given.num_live} if setting.spec.live_only else {}),
-        },
-        shapes=shapes_of("route_experts", dims),
-        dtypes=(torch.int32, torch.float32),
-        guarded=guards(given, kept, ("logits",)),
-        observe=observe,
-        chosen=lambda outputs: [ChosenExperts("ids", outputs[0][promised], params.num_experts)],
-    )
+    dims = {"T": params.num_tokens, "k": params.num_experts_per_tok}
+    num_live = {"num_live": given.num_live} if setting.spec.live_only else {}
+    call = KernelCall.of("route_experts", given, kept, dims, (torch.int32, torch.float32), observe, **num_live)
+    call.chosen = lambda outputs: [ChosenExperts("ids", outputs[0][promised], params.num_experts)]
+    return call
+
+
+def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCall:
+    given, kept = prepared(op_inputs.quantize_blocks(params, setting.seed), setting)
+    form = FORMATS[params.block_format]
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        want = reference.quantize_blocks(kept.x, kept.expert_offsets, block_format=params.block_format)
+        values, scales = decoded_values(outputs[0], form), decoded_scales(outputs[1], form)
+        # Scale rows of padding are promised too: code 0.
+        every = torch.ones(len(scales), dtype=torch.bool)
+        return [
+            Observed("values", values, want.live, want.values, "quantize_blocks", "row"),
+            Observed("scales", scales, every, want.scales, "quantize_blocks", "scale row"),
+        ]
+
+    dims = {
+        "T": len(given.x),
+        "C": params.width // form.codes_per_byte,
+        "S": num_scale_rows(list(params.expert_rows)),
+        "G": params.width // form.block,
+    }
+    return KernelCall.of("quantize_blocks", given, kept, dims, (torch.uint8, torch.uint8), observe)
 
 
 _BUILDERS: dict[str, Callable[[Any, Setting], KernelCall]] = {
     "mla_decode": _mla_decode,
-    "mla_decode_sparse": mla_decode_sparse,
+    "mla_decode_sparse": _mla_decode_sparse,
     "context_attention": _context_attention,
     "merge_attn_states": _merge_attn_states,
     "write_kv": _write_kv,
     "quantize_fp8": _quantize_fp8,
     "route_experts": _route_experts,
-    "quantize_blocks": quantize_blocks,
+    "quantize_blocks": _quantize_blocks,
 }

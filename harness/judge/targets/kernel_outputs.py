@@ -1,4 +1,4 @@
-"""Running one kernel and checking what it hands back: a wrong shape is the kernel's finding, not our crash."""
+"""The call of a kernel and the check of its outputs: a wrong shape is a finding about the kernel."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Shape = tuple[int, ...]
 
 
 class BadOutput(KernelError):
-    """A kernel returned something else than its op promises: a wrong count, shape, type or device."""
+    """Outputs of a kernel have a wrong count, shape, type or device."""
 
 
 def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a kernel under poison and wait for it. Raises IllegalAddress or KernelError, whatever the kernel raised."""
+    """Call a kernel under poison and wait for it. Raises IllegalAddress or KernelError for any error of the kernel."""
     is_on_gpu = any(isinstance(arg, Tensor) and arg.is_cuda for arg in args)
     if is_on_gpu and not poison.is_natural:
         from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
 
-        # Reaches what an extension allocates without torch's dispatcher, as scratch of its own.
+        # Reaches scratch that an extension allocates without torch's dispatcher.
         CudaSweep.of()(fill_word(poison, "workspace"))
     result = BoundKernel(spec, poison)(*args, **kwargs)
     if is_on_gpu:
@@ -41,7 +41,7 @@ def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict
 
 
 def shape_of(output: Output, dims: dict[str, int]) -> Shape:
-    """The shape in numbers: letters are looked up in `dims`, numbers stand for themselves."""
+    """The shape of an output in numbers, with the sizes of letters from `dims`."""
     return tuple(int(letter) if letter.isdigit() else dims[letter] for letter in output.shape.split())
 
 
@@ -50,7 +50,7 @@ def check_outputs(
 ) -> tuple[Tensor, ...]:
     """The outputs as a tuple of tensors. `shapes` lists for each output the shapes it may have.
 
-    Raises BadOutput that says which output is wrong, what it is, and what it should be.
+    Raises BadOutput with the wrong output, its property, and the promised one.
     """
     declared = OPS.get(spec.op).outputs
     if not declared:

@@ -1,6 +1,6 @@
 """Numbers of 4 and 8 bits that share a scale by blocks of a row: NVFP4, and OCP's MXFP4 and MXFP8, bit by bit.
 
-A block's elements are stored as codes; what a code stands for is looked up here, for kernels' outputs and references.
+Elements are stored as codes. The tables of values here serve kernels' outputs and references.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 SCALE_TILE = 128
-"""Rows of a scale tensor come in whole tiles, as tensor cores load them; each expert's begin with a tile of its own."""
+"""Rows of a tile of scales, as tensor cores load them. The rows of each expert start a new tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block` elements share a scale. `element_max` is the largest element, and `exponent_max` its exponent."""
+    """`block` elements share a scale. `element_max` is the largest element, `exponent_max` its exponent."""
 
     block: int
     element: Literal["e2m1", "e4m3"]
@@ -39,12 +39,12 @@ FORMATS = {
 
 
 def num_scale_rows(expert_rows: list[int]) -> int:
-    """Rows of a scale tensor for experts with so many rows: each is rounded up to whole tiles."""
+    """Rows of a scale tensor: the rows of each expert, rounded up to whole tiles."""
     return sum(-(-rows // SCALE_TILE) * SCALE_TILE for rows in expert_rows)
 
 
 def decoded_values(values: Tensor, block_format: BlockFormat) -> Tensor:
-    """Stored codes [T, C] uint8 as numbers [T, K] float32, not scaled."""
+    """Values [T, K] float32 of the codes [T, C] uint8, not scaled."""
     if block_format.element == "e4m3":
         return _table("e4m3").to(values.device)[values.long()]
     codes = torch.stack((values & 0xF, values >> 4), dim=-1).flatten(1)
@@ -52,18 +52,17 @@ def decoded_values(values: Tensor, block_format: BlockFormat) -> Tensor:
 
 
 def decoded_scales(scales: Tensor, block_format: BlockFormat) -> Tensor:
-    """Stored scales [S, G] uint8 as numbers, float32."""
+    """Values [S, G] float32 of the scale codes [S, G] uint8."""
     return _table(block_format.scale).to(scales.device)[scales.long()]
 
 
 def magnitudes(kind: Literal["e2m1", "e4m3"]) -> Tensor:
-    """What the codes of positive finite numbers stand for, rising with the code, float64."""
-    table = _table(kind)[: 8 if kind == "e2m1" else 0x7F]
-    return table.double()
+    """Values float64 of the codes of positive finite numbers, in rising order."""
+    return _table(kind)[: 8 if kind == "e2m1" else 0x7F].double()
 
 
 def _table(kind: Literal["e2m1", "e4m3", "e8m0"]) -> Tensor:
-    """Code -> number. e4m3 has no infinity, and NaN where all bits but the sign are set; e8m0 is a power of two."""
+    """Code -> value. e4m3 has no infinity, and is NaN where all bits but the sign are set; e8m0 is a power of two."""
     if kind == "e2m1":
         positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
         return torch.cat((positive, -positive))

@@ -1,6 +1,6 @@
-"""Seeded inputs of each op. Live memory holds values; memory that nobody wrote is left as zeros and listed by site.
+"""Seeded inputs of each op. Live memory holds values. Memory without an owner holds zeros and is listed by site.
 
-The caller poisons what `unowned` lists, in order: views of the inputs with the site each belongs to.
+The caller poisons the entries of `unowned` in order.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from harness.core.params import (
     ContextAttentionParams,
     MergeAttnStatesParams,
     MlaDecodeParams,
+    MlaDecodeSparseParams,
+    QuantizeBlocksParams,
     QuantizeFp8Params,
     RouteExpertsParams,
     WriteKvParams,
 )
+from harness.kernels.ops.block_formats import FORMATS
 from harness.kernels.ops.large_cache import empty_cache
 
 NULL_BLOCK = 0
@@ -27,23 +30,30 @@ NULL_BLOCK = 0
 
 KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
 KV_SCALE = 0.0117
-"""The per-tensor scale of fp8 caches here: latents of unit variance then use the range of e4m3 without saturating.
+"""The per-tensor scale of fp8 caches: latents of unit variance use the range of e4m3 without saturating.
 
-No power of two, so that an op that leaves it out or applies it twice in a rounding step cannot be right by luck.
+It is no power of two, so an op that omits it or applies it twice in a rounding step cannot be right by luck.
 """
 E4M3_MAX = 448.0
 
 
 @dataclass(slots=True)
 class Unowned:
-    """Memory of an input that nobody wrote: a view, and its site."""
+    """Memory of an input without an owner: a view, and its site."""
 
     site: str
     memory: Tensor
 
 
 @dataclass(slots=True)
-class DecodeInputs:
+class Inputs:
+    """Arguments of an op by the names of its table row, and their memory without an owner."""
+
+    unowned: list[Unowned] = field(default_factory=list, kw_only=True)
+
+
+@dataclass(slots=True)
+class DecodeInputs(Inputs):
     """Arguments of `mla_decode`. Block 0 is the null block; the last block is the trap that padded entries may name."""
 
     q: Tensor
@@ -53,11 +63,21 @@ class DecodeInputs:
     scale: float
     kv_scale: float | None
     trap_block: int
-    unowned: list[Unowned] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class ContextInputs:
+class SparseInputs(Inputs):
+    """Arguments of `mla_decode_sparse`. Block 0 is the null block; rows of `indices` end in -1."""
+
+    q: Tensor
+    kv_cache: Tensor
+    indices: Tensor
+    scale: float
+    kv_scale: float | None
+
+
+@dataclass(slots=True)
+class ContextInputs(Inputs):
     """Arguments of `context_attention`."""
 
     q: Tensor
@@ -69,7 +89,7 @@ class ContextInputs:
 
 
 @dataclass(slots=True)
-class MergeInputs:
+class MergeInputs(Inputs):
     """Arguments of `merge_attn_states`."""
 
     prefix_out: Tensor
@@ -77,11 +97,10 @@ class MergeInputs:
     suffix_out: Tensor
     suffix_lse: Tensor
     num_tokens_with_context: int
-    unowned: list[Unowned] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class WriteInputs:
+class WriteInputs(Inputs):
     """Arguments of `write_kv`; the last entries of `slot_mapping` are -1."""
 
     kv_c: Tensor
@@ -89,31 +108,37 @@ class WriteInputs:
     kv_cache: Tensor
     slot_mapping: Tensor
     kv_scale: float | None
-    unowned: list[Unowned] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class QuantizeInputs:
+class QuantizeInputs(Inputs):
     """Arguments of `quantize_fp8`."""
 
     x: Tensor
     num_live: int
-    unowned: list[Unowned] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class RouteInputs:
+class RouteInputs(Inputs):
     """Arguments of `route_experts`."""
 
     logits: Tensor
     num_experts_per_tok: int
     num_live: int
-    unowned: list[Unowned] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BlockInputs(Inputs):
+    """Arguments of `quantize_blocks`."""
+
+    x: Tensor
+    expert_offsets: Tensor
+    block_format: str
 
 
 def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
-    """Requests whose pages are scattered over the pool in random order. Raises InputError for sizes no cache has."""
-    head_dim = checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
+    """Requests with pages scattered over the pool in random order. Raises InputError for sizes that no cache has."""
+    head_dim = _checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     if not params.seq_lens:
         raise InputError("mla_decode: seq_lens is empty; give at least one length")
     generator = torch.Generator().manual_seed(seed)
@@ -122,7 +147,7 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     num_blocks = 1 + num_owned + params.num_spare_blocks + 1
     trap = num_blocks - 1
     order = (1 + torch.randperm(num_owned + params.num_spare_blocks, generator=generator)).to(torch.int32)
-    kv_dtype, q_dtype = KV_DTYPES[params.kv], activation_dtype(params.kv)
+    kv_dtype, q_dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
     kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
     kv_cache = empty_cache(num_blocks, head_dim, kv_dtype, params.page_stride)
     table = torch.zeros(len(pages), max(pages) + params.table_pad, dtype=torch.int32)
@@ -133,7 +158,7 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
         used += count
         table[b, :count] = blocks
         latents = torch.randn(count * PAGE_SIZE, head_dim, generator=generator)
-        stored = rounded_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
+        stored = _rounded_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
         # As bytes, because older torch cannot index fp8.
         kv_cache.view(torch.uint8)[blocks.long()] = stored.view(torch.uint8)
         if length % PAGE_SIZE:
@@ -143,7 +168,7 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     unowned.append(Unowned("block_table.pad", kv_cache[trap]))
     shape = (len(pages), params.query_len, params.num_heads, head_dim)
     return DecodeInputs(
-        q=queries(shape, q_dtype, generator, contiguous=params.contiguous_q),
+        q=_queries(shape, q_dtype, generator, contiguous=params.contiguous_q),
         kv_cache=kv_cache,
         block_table=table,
         seq_lens=torch.tensor(params.seq_lens, dtype=torch.int32),
@@ -154,8 +179,42 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     )
 
 
+def mla_decode_sparse(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
+    """A pool of slots that are written if some token attends to them. Raises InputError for counts past `topk`."""
+    head_dim = _checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
+    num_slots = (params.num_blocks - 1) * PAGE_SIZE
+    largest = max(params.num_chosen, default=0)
+    if not params.num_chosen or largest > min(params.topk, num_slots):
+        raise InputError(
+            f"mla_decode_sparse: num_chosen={list(params.num_chosen)} with topk={params.topk} and {num_slots} slots; "
+            "give one count for each token, none of them larger than either"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    kv_dtype, q_dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
+    kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
+    latents = torch.randn(params.num_blocks, PAGE_SIZE, head_dim, generator=generator)
+    kv_cache = _rounded_latents(latents, kv_dtype, kv_scale)
+    indices = torch.full((len(params.num_chosen), params.topk), -1, dtype=torch.int32)
+    for token, count in enumerate(params.num_chosen):
+        slots = PAGE_SIZE + torch.randperm(num_slots, generator=generator)[:count]
+        indices[token, :count] = slots.to(torch.int32)
+    used = torch.zeros(params.num_blocks * PAGE_SIZE, dtype=torch.bool)
+    used[indices[indices >= 0].long()] = True
+    spare = (~used[PAGE_SIZE:]).nonzero().flatten() + PAGE_SIZE
+    unowned = [Unowned("kv.null", kv_cache[NULL_BLOCK])]
+    unowned += [Unowned("kv.free", kv_cache[int(slot) // PAGE_SIZE, int(slot) % PAGE_SIZE]) for slot in spare]
+    return SparseInputs(
+        q=_queries((len(params.num_chosen), params.num_heads, head_dim), q_dtype, generator, contiguous=True),
+        kv_cache=kv_cache,
+        indices=indices,
+        scale=head_dim**-0.5,
+        kv_scale=kv_scale,
+        unowned=unowned,
+    )
+
+
 def context_attention(params: ContextAttentionParams, seed: int) -> ContextInputs:
-    """New tokens and context tokens of each request, packed one after the other. Raises InputError for odd lengths."""
+    """New tokens and context tokens of the requests, packed. Raises InputError unless each request has both lengths."""
     if len(params.query_lens) != len(params.context_lens):
         raise InputError(
             f"context_attention: {len(params.query_lens)} query_lens and {len(params.context_lens)} context_lens; "
@@ -175,8 +234,8 @@ def context_attention(params: ContextAttentionParams, seed: int) -> ContextInput
 
 
 def merge_attn_states(params: MergeAttnStatesParams, seed: int) -> MergeInputs:
-    """Two partial attentions; the last `empty_prefix_rows` of the rows with context have an empty prefix, and the last
-    `empty_suffix_rows` of them an empty suffix."""
+    """Two partial attentions. The last `empty_prefix_rows` rows with context have an empty prefix, the last
+    `empty_suffix_rows` an empty suffix. Raises InputError for counts that exceed each other."""
     num_tokens, merged = params.num_tokens, params.num_with_context
     if not params.empty_prefix_rows <= merged <= num_tokens:
         raise InputError(
@@ -214,19 +273,20 @@ def merge_attn_states(params: MergeAttnStatesParams, seed: int) -> MergeInputs:
 
 
 def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
-    """Tokens for scattered slots of a cache that is full of other requests' latents; padded tokens come last."""
+    """Tokens for scattered slots of a cache full of other requests' latents; padded tokens come last. Raises
+    InputError for more padded tokens than tokens."""
     if params.num_padded > params.num_tokens:
         raise InputError(
             f"write_kv: num_padded={params.num_padded} of num_tokens={params.num_tokens}; pad at most all of them"
         )
     generator = torch.Generator().manual_seed(seed)
-    head_dim = checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
+    head_dim = _checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     num_live = params.num_tokens - params.num_padded
     num_pages = 2 + -(-num_live // PAGE_SIZE)
-    kv_dtype, dtype = KV_DTYPES[params.kv], activation_dtype(params.kv)
+    kv_dtype, dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
     kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
     others = torch.randn(1 + num_pages + 1, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = rounded_latents(others, kv_dtype, kv_scale)
+    kv_cache = _rounded_latents(others, kv_dtype, kv_scale)
     slots = PAGE_SIZE + torch.randperm(num_pages * PAGE_SIZE, generator=generator)[:num_live]
     kv_c = _randn((params.num_tokens, params.kv_lora_rank), dtype, generator)
     k_pe = _randn((params.num_tokens, params.qk_rope_head_dim), dtype, generator)
@@ -246,18 +306,18 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
 
 
 def quantize_fp8(params: QuantizeFp8Params, seed: int) -> QuantizeInputs:
-    """Activations whose rows past `num_live` are padding."""
+    """Activations [T, K] bfloat16; rows past `num_live` are padding. Raises InputError without a live row."""
     if not 1 <= params.num_live <= params.num_tokens:
         raise InputError(
             f"quantize_fp8: num_live={params.num_live} of num_tokens={params.num_tokens}; at least one and at most all"
         )
     generator = torch.Generator().manual_seed(seed)
     x = _randn((params.num_tokens, params.width), torch.bfloat16, generator)
-    return QuantizeInputs(x, params.num_live, [Unowned("scale.pad", x[params.num_live :])])
+    return QuantizeInputs(x, params.num_live, unowned=[Unowned("scale.pad", x[params.num_live :])])
 
 
 def route_experts(params: RouteExpertsParams, seed: int) -> RouteInputs:
-    """Float32 logits without ties, spread enough for weights to differ."""
+    """Logits [T, X] float32 without ties, spread enough for weights to differ. Raises InputError for a wrong count."""
     if params.num_experts_per_tok > params.num_experts:
         raise InputError(
             f"route_experts: num_experts_per_tok={params.num_experts_per_tok} of num_experts={params.num_experts}; "
@@ -268,21 +328,40 @@ def route_experts(params: RouteExpertsParams, seed: int) -> RouteInputs:
     if num_live > params.num_tokens:
         raise InputError(f"route_experts: num_live={num_live} of num_tokens={params.num_tokens}; at most all of them")
     logits = _randn((params.num_tokens, params.num_experts), torch.float32, generator) * 2
-    return RouteInputs(logits, params.num_experts_per_tok, num_live, [Unowned("graph.pad_rows", logits[num_live:])])
+    unowned = [Unowned("graph.pad_rows", logits[num_live:])]
+    return RouteInputs(logits, params.num_experts_per_tok, num_live, unowned=unowned)
 
 
-def checked_head_dim(rank: int, rope_dim: int) -> int:
-    """D of a latent of R and E elements. Raises InputError where a kernel could not tell R from D."""
+def quantize_blocks(params: QuantizeBlocksParams, seed: int) -> BlockInputs:
+    """Rows [T, K] bfloat16 sorted by expert, then rows of no expert. Raises InputError for a wrong width or no row."""
+    block = FORMATS[params.block_format].block
+    if params.width % block or not any(params.expert_rows):
+        raise InputError(
+            f"quantize_blocks: width={params.width}, expert_rows={list(params.expert_rows)}; "
+            f"give a multiple of {block} and at least one row"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    num_live = sum(params.expert_rows)
+    num_rows = num_live + params.orphan_rows
+    # Rows differ much in size, so that the scale of another row shows.
+    sizes = torch.exp2(torch.randint(-3, 4, (num_rows, 1), generator=generator).float())
+    x = (sizes * torch.randn(num_rows, params.width, generator=generator)).to(torch.bfloat16)
+    unowned = [Unowned("scale.pad", x[num_live:])]
+    return BlockInputs(x, _offsets(params.expert_rows), params.block_format, unowned=unowned)
+
+
+def _checked_head_dim(rank: int, rope_dim: int) -> int:
+    """D of a latent of R and E elements. Raises InputError where a kernel could not derive R from D."""
     if latent_rank(rank + rope_dim) != rank:
         raise InputError(
-            f"kv_lora_rank={rank}, qk_rope_head_dim={rope_dim}: kernels are told only the sum, so the rank must be a "
+            f"kv_lora_rank={rank}, qk_rope_head_dim={rope_dim}: kernels get only the sum, so the rank must be a "
             "power of two and the rope part at most as large"
         )
     return rank + rope_dim
 
 
-def activation_dtype(kv: str) -> torch.dtype:
-    """The type of what meets a cache of type `kv`: an fp8 cache serves a bfloat16 model."""
+def _activation_dtype(kv: str) -> torch.dtype:
+    """The type of activations beside a cache of type `kv`: an fp8 cache serves a bfloat16 model."""
     return torch.float32 if kv == "fp32" else torch.bfloat16
 
 
@@ -291,7 +370,7 @@ def _randn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 
 
 def _columns(values: Tensor, is_padded: bool, pads: list[Unowned]) -> Tensor:
-    """`values` [T, H, V], or the same as the first columns of a tensor half as wide again, whose rest nobody writes."""
+    """`values` [T, H, V]; with padding as the first columns of a wider tensor. Adds the other columns to `pads`."""
     if not is_padded:
         return values
     width = values.shape[-1]
@@ -301,8 +380,8 @@ def _columns(values: Tensor, is_padded: bool, pads: list[Unowned]) -> Tensor:
     return wide[..., :width]
 
 
-def queries(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, *, contiguous: bool) -> Tensor:
-    """Queries of spread 2, so that softmax prefers some keys; not contiguous: columns of a wider tensor."""
+def _queries(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, *, contiguous: bool) -> Tensor:
+    """Queries of spread 2, so that softmax prefers some keys; unless contiguous, the columns of a wider tensor."""
     if contiguous:
         return 2 * _randn(shape, dtype, generator)
     return (2 * _randn((*shape[:-1], shape[-1] + 8), dtype, generator))[..., : shape[-1]]
@@ -312,7 +391,7 @@ def _offsets(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
 
 
-def rounded_latents(latents: Tensor, dtype: torch.dtype, kv_scale: float | None) -> Tensor:
+def _rounded_latents(latents: Tensor, dtype: torch.dtype, kv_scale: float | None) -> Tensor:
     """Latents as a cache of `dtype` holds them: fp8 is divided by `kv_scale` and saturated."""
     if kv_scale is None:
         return latents.to(dtype)

@@ -1,4 +1,4 @@
-"""Paged caches of any size in address space: memory is only spent on pages that are touched."""
+"""Paged caches of any size in address space. They use memory only for pages that are touched."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from harness.core.errors import InputError
 from harness.core.ops import PAGE_SIZE
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Linux's flag for memory that is not counted before it is touched; named in `mmap` since Python 3.13."""
+"""Linux reserves no memory before it is touched. Python names the flag since 3.13."""
 
 
 def empty_cache(num_blocks: int, head_dim: int, dtype: torch.dtype, page_stride: int = 0) -> Tensor:
-    """A cache [N, P, D] of zeros whose pages begin `page_stride` elements apart; 0: one lies behind the other.
+    """A cache [N, P, D] of zeros with pages `page_stride` elements apart (0: contiguous).
 
-    A stride of 2**29 puts the ninth page past 2**32 elements, where offsets formed in 32 bits wrap, as they do in the
-    pool of a large machine. Raises InputError for a stride smaller than a page, or address space that is not there.
+    A stride of 2**29 puts the ninth page past 2**32 elements, as in the pool of a large machine: offsets of 32 bits
+    wrap there. Raises InputError for a stride smaller than a page, or if there is not enough address space.
     """
     page = PAGE_SIZE * head_dim
     if page_stride == 0:

@@ -1,24 +1,26 @@
-"""What each op should return, in float64, from live memory alone.
+"""The expected result of each op, in float64, from live memory alone.
 
-A reference gathers exactly the memory that its op may depend on and never repairs a value: a NaN in live memory is a
-NaN here. Rows that an op leaves undefined are NaN too, and `defined` says which are not.
+A reference gathers exactly the memory that its op may depend on. It repairs no value: a NaN in live memory stays a NaN.
+Rows that an op leaves undefined are NaN, and `defined` is false for them.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE, latent_rank
+from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, BlockFormat, magnitudes, num_scale_rows
 
 E4M3_MAX = 448.0
 _NAN = float("nan")
 
 
 class Attention(NamedTuple):
-    """out and lse in float64, and which rows are defined; shapes as the op returns them."""
+    """out and lse in float64, shaped as the op returns them, and which rows are defined."""
 
     out: Tensor
     lse: Tensor
@@ -26,7 +28,7 @@ class Attention(NamedTuple):
 
 
 class Quantized(NamedTuple):
-    """What x8 should hold before its rounding to e4m3 (NaN in padded rows), the scale, and the live rows."""
+    """x8 before its rounding to e4m3 (NaN in padded rows), the scale, and the live rows."""
 
     scaled: Tensor
     scale: Tensor
@@ -40,13 +42,21 @@ class Routed(NamedTuple):
     weights: Tensor
 
 
+class Blocks(NamedTuple):
+    """Elements [T, K] before scaling back (NaN in rows of no expert), scales [S, G], and the experts' rows [T] bool."""
+
+    values: Tensor
+    scales: Tensor
+    live: Tensor
+
+
 def dequantized(stored: Tensor, kv_scale: float | None) -> Tensor:
     """Cache elements of any type as float64 values."""
     return stored.float().double() * (1.0 if kv_scale is None else kv_scale)
 
 
 def gather_latents(kv_cache: Tensor, block_row: Tensor, num_tokens: int) -> Tensor:
-    """The first `num_tokens` slots of one request: exactly these, in the cache's own type [num_tokens, D]."""
+    """The first `num_tokens` slots of one request, no others: [num_tokens, D] in the cache's type."""
     positions = torch.arange(num_tokens, device=kv_cache.device)
     block = block_row.to(torch.int64)[positions // PAGE_SIZE]
     assert num_tokens == 0 or 0 <= int(block.min()) <= int(block.max()) < kv_cache.shape[0], "a live page is no page"
@@ -58,9 +68,15 @@ def gather_latents(kv_cache: Tensor, block_row: Tensor, num_tokens: int) -> Tens
 
 
 def mla_decode(
-    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
-    *, scale: float, kv_scale: float | None = None, window: int | None = None,
-) -> Attention:  # fmt: skip
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | None = None,
+    window: int | None = None,
+) -> Attention:
     """out [B, S, H, R], lse [B, H, S], defined [B, S]: a query token without keys is undefined."""
     num_requests, num_query_tokens, num_heads, head_dim = q.shape
     rank = latent_rank(head_dim)
@@ -129,26 +145,26 @@ def merge_attn_states(
     *,
     num_tokens_with_context: int | None = None,
 ) -> Attention:
-    """out [T, H, V], lse [H, T], defined [T] (all). A side is looked at only where its lse says that it has keys."""
+    """out [T, H, V], lse [H, T], defined [T] (all). A side counts only where its lse is finite or NaN."""
     num_tokens = prefix_out.shape[0]
     merged = num_tokens if num_tokens_with_context is None else num_tokens_with_context
     out, lse = suffix_out.double().clone(), suffix_lse.double().clone()
     if merged:
         logs = torch.stack([side[:, :merged].double() for side in (prefix_lse, suffix_lse)])
         values = torch.stack([side[:merged].double() for side in (prefix_out, suffix_out)])
-        # An infinity of either sign says that a side has no keys: what stands in it is selected away, never weighed.
+        # An infinity of either sign marks a side without keys. It is selected away: a weight of 0 would keep its NaN.
         has_keys = ~logs.isinf()
         logs = torch.where(has_keys, logs, -torch.inf)
-        nobody = ~has_keys.any(dim=0)
-        weights = torch.where(nobody, 0.0, logs.softmax(dim=0)).transpose(1, 2)[..., None]
+        no_keys = ~has_keys.any(dim=0)
+        weights = torch.where(no_keys, 0.0, logs.softmax(dim=0)).transpose(1, 2)[..., None]
         shown = torch.where(has_keys.transpose(1, 2)[..., None], values, 0.0)
         out[:merged] = (weights * shown).sum(dim=0)
-        lse[:, :merged] = torch.where(nobody, -torch.inf, logs.logsumexp(dim=0))
+        lse[:, :merged] = torch.where(no_keys, -torch.inf, logs.logsumexp(dim=0))
     return Attention(out, lse, torch.ones(num_tokens, dtype=torch.bool, device=out.device))
 
 
 def stored_latents(kv_c: Tensor, k_pe: Tensor, cache_dtype: torch.dtype, kv_scale: float | None) -> Tensor:
-    """What `write_kv` should store for each token, before rounding to the cache's type: [T, D] float64."""
+    """The rows that `write_kv` should store, before rounding to the cache's type: [T, D] float64."""
     rows = torch.cat((kv_c, k_pe), dim=-1).double()
     if cache_dtype != torch.float8_e4m3fn:
         return rows
@@ -159,13 +175,13 @@ def quantize_fp8(x: Tensor, num_live: int, *, per_token: bool = False) -> Quanti
     """Per-tensor (scale [1]) or per-token (scale [T, 1]) quantization of the first `num_live` rows of x [T, K]."""
     live = x[:num_live].double()
     amax = live.abs().amax(dim=1, keepdim=True) if per_token else live.abs().amax().reshape(1)
-    of_live = torch.where(amax == 0, 1.0, amax / E4M3_MAX)
+    live_scale = torch.where(amax == 0, 1.0, amax / E4M3_MAX)
     scaled = torch.full(x.shape, _NAN, dtype=torch.float64, device=x.device)
-    scaled[:num_live] = live / of_live
-    scale = of_live
+    scaled[:num_live] = live / live_scale
+    scale = live_scale
     if per_token:
         scale = torch.full((x.shape[0], 1), _NAN, dtype=torch.float64, device=x.device)
-        scale[:num_live] = of_live
+        scale[:num_live] = live_scale
     defined = torch.arange(x.shape[0], device=x.device) < num_live
     return Quantized(scaled, scale, defined)
 
@@ -176,3 +192,46 @@ def route_experts(logits: Tensor, num_experts_per_tok: int) -> Routed:
     ids = scores.topk(num_experts_per_tok, dim=-1).indices.sort(dim=-1).values
     weights = scores.gather(1, ids)
     return Routed(ids, weights / weights.sum(dim=-1, keepdim=True))
+
+
+def quantize_blocks(x: Tensor, expert_offsets: Tensor, *, block_format: str) -> Blocks:
+    """Quantize each live row by itself, by search among all numbers of the format. Scales of no block are code 0."""
+    form = FORMATS[block_format]
+    num_tokens, width = x.shape
+    bounds = expert_offsets.tolist()
+    counts = [end - start for start, end in pairwise(bounds)]
+    values = torch.full((num_tokens, width), torch.nan, dtype=torch.float64)
+    unused = 2.0**-127 if form.scale == "e8m0" else 0.0
+    scales = torch.full((num_scale_rows(counts), width // form.block), unused, dtype=torch.float64)
+    first = 0
+    for start, count in zip(bounds, counts, strict=False):
+        for row in range(count):
+            blocks = x[start + row].double().view(-1, form.block)
+            scale = _block_scale(blocks.abs().amax(dim=1), form)
+            scales[first + row] = scale
+            values[start + row] = _block_elements(blocks, scale, form).flatten()
+        first += -(-count // SCALE_TILE) * SCALE_TILE
+    return Blocks(values, scales, torch.arange(num_tokens) < bounds[-1])
+
+
+def _block_scale(amax: Tensor, form: BlockFormat) -> Tensor:
+    """The scale of blocks with these largest magnitudes [G]."""
+    if form.scale == "e4m3":
+        return _nearest(amax / form.element_max, magnitudes("e4m3"))
+    exponent = torch.frexp(amax).exponent - 1 - form.exponent_max
+    exponent = torch.where(amax == 0, -127, exponent).clamp(-127, 127)
+    return torch.ldexp(torch.ones_like(amax), exponent)
+
+
+def _block_elements(blocks: Tensor, scale: Tensor, form: BlockFormat) -> Tensor:
+    scaled = torch.where(scale[:, None] == 0, 0.0, blocks / scale[:, None])
+    return scaled.sign() * _nearest(scaled.abs(), magnitudes(form.element))
+
+
+def _nearest(sizes: Tensor, table: Tensor) -> Tensor:
+    """The entry of a rising `table` nearest to each size, at a tie the one of even code; the last entry at most."""
+    above = torch.searchsorted(table, sizes).clamp(max=len(table) - 1)
+    below = (above - 1).clamp(min=0)
+    to_above, to_below = table[above] - sizes, sizes - table[below]
+    is_below = (to_below < to_above) | ((to_below == to_above) & (below % 2 == 0))
+    return torch.where(is_below, table[below], table[above])

@@ -1,4 +1,4 @@
-"""Quantizing to formats whose scales belong to blocks of a row, for rows sorted by expert."""
+"""Quantization to formats with a scale for each block of a row, for rows sorted by expert."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, BlockFormat, 
 from harness.memory.bounds import check_indices
 
 _E2M1_BORDERS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Half-way between neighbours; a number on an odd border goes up, on an even one down, to the even code."""
+"""Half-way between neighbours. A number on an odd border goes up, on an even border down, to the even code."""
 
 
 def quantize_blocks(x: Tensor, expert_offsets: Tensor, *, block_format: str) -> tuple[Tensor, Tensor]:
     """Codes and block scales of the rows of each expert.
 
-    x: [T, K] whose rows expert_offsets[e] to expert_offsets[e + 1] ([X + 1] int32) are expert e's -> values [T, C]
-    uint8 codes, C = K / 2 for elements of 4 bits and K for those of 8; scales [S, G] uint8 codes, G blocks a row, where
-    each expert's rows are rounded up to tiles of 128, filled with code 0. Rows past expert_offsets[-1] are nobody's:
-    their values are not written. See :data:`harness.kernels.ops.block_formats.FORMATS`.
+    x: [T, K]; expert e has the rows expert_offsets[e] to expert_offsets[e + 1] ([X + 1] int32) -> values [T, C] uint8
+    codes, C = K / 2 for elements of 4 bits and K for 8 bits; scales [S, G] uint8 codes of G blocks a row, padded for
+    each expert to tiles of 128 rows with code 0. Values of rows past expert_offsets[-1], which have no expert, are not
+    written. See :data:`harness.kernels.ops.block_formats.FORMATS`.
     """
     form = FORMATS[block_format]
     offsets = check_indices(expert_offsets, x.shape[0] + 1, "expert_offsets").tolist()
@@ -49,9 +49,9 @@ def block_amax(magnitudes: Tensor) -> Tensor:
 
 @seam("scale.orphan-rows-to-expert-zero")
 def scale_rows(num_rows: int, offsets: list[int]) -> Tensor:
-    """Where the scales of each row stand [T] int64: with its expert's, each of which begins a tile; -1 for nobody's.
+    """The scale row of each row, [T] int64. Each expert starts a new tile. Rows of no expert have -1.
 
-    Who finds no expert for a row must not take expert 0 for it (flashinfer-ai/flashinfer#3574).
+    A row without an expert must not count as a row of expert 0 (flashinfer-ai/flashinfer#3574).
     """
     rows = torch.full((num_rows,), -1)
     first = 0
@@ -63,14 +63,13 @@ def scale_rows(num_rows: int, offsets: list[int]) -> Tensor:
 
 @seam("scale.unwritten-fp4-padding")
 def empty_scales(num_rows: int, num_blocks: int, device: torch.device) -> Tensor:
-    """A scale tensor whose rows that round it up to tiles are code 0: GEMMs load whole tiles of scales, and some apply
-    them to real rows (PR 38148)."""
+    """A scale tensor of code 0: GEMMs load the padding of tiles too, and some apply it to real rows (PR 38148)."""
     assert num_rows % SCALE_TILE == 0
     return torch.empty((num_rows, num_blocks), dtype=torch.uint8, device=device).zero_()
 
 
 def scale_codes(amax: Tensor, form: BlockFormat) -> Tensor:
-    """The scale of blocks with these largest magnitudes [T, G], as codes uint8.
+    """The scale codes uint8 of blocks with the largest magnitudes `amax` [T, G].
 
     e4m3: the nearest to amax / element_max. e8m0: the power of two that brings amax to the top binade of the elements.
     """

@@ -1,4 +1,4 @@
-"""Merging two partial attentions by their log-sum-exp, with empty sides selected away."""
+"""Merge of two partial attentions by their log-sum-exp, with empty sides selected away."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def merge_attn_states(
 
     prefix_out, suffix_out: [T, H, V], prefix_lse, suffix_lse: [H, T] float32 -> out [T, H, V] in the prefix's dtype,
     lse [H, T] float32. Tokens at or past `num_tokens_with_context` (None: T) are copied from the suffix; their prefix
-    rows are not read. An lse of -inf or +inf marks a side without keys, whose output is never multiplied; with both
-    sides empty the output is 0 and the lse -inf.
+    rows are not read. An lse of -inf or +inf marks a side without keys, and its output is not used. With both sides
+    empty, out is 0 and lse -inf. Raises ValueError for a count outside of 0..T.
     """
     num_tokens = prefix_out.shape[0]
     merged = num_tokens if num_tokens_with_context is None else num_tokens_with_context
@@ -54,26 +54,25 @@ def _merge(prefix_out: Tensor, prefix_lse: Tensor, suffix_out: Tensor, suffix_ls
 
 @seam("merge.prefix-strides-for-suffix")
 def suffix_as_stored(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
-    """The suffix [T, H, V], read with strides of its own.
+    """The suffix [T, H, V], read with its own strides.
 
-    From the second merge on the prefix is an output of the first and has no gaps, while the suffix may be the first V
-    columns of a wider tensor.
+    From the second merge on, the prefix is an earlier output without gaps. The suffix may still be the first V columns
+    of a wider tensor.
     """
     return suffix_out
 
 
 @seam("merge.assume-minus-inf")
 def has_no_keys(lse: Tensor) -> Tensor:
-    """Which sides [H, T] are empty: an infinity of either sign says so, as FlashAttention-3 writes -inf there and
-    FlashAttention-2 +inf (PR 15492)."""
+    """The empty sides [H, T] bool. FlashAttention-3 marks them with -inf, FlashAttention-2 with +inf (PR 15492)."""
     return lse.isinf()
 
 
 @seam("merge.both-sides-empty")
 def common_shift(maximum: Tensor) -> Tensor:
-    """What is taken from both exponents: the larger lse [H, T], or 0 where it is -inf.
+    """The shift of both exponents: the larger lse [H, T], or 0 where it is -inf.
 
-    Where both sides are empty, -inf - -inf would be NaN and stay in every later merge (PR 27491).
+    With two empty sides, -inf - -inf would be NaN and stay in every later merge (PR 27491).
     """
     return maximum.masked_fill(maximum == float("-inf"), 0.0)
 
@@ -82,9 +81,9 @@ def common_shift(maximum: Tensor) -> Tensor:
 def select_sides(
     blend: Tensor, prefix_out: Tensor, suffix_out: Tensor, prefix_empty: Tensor, suffix_empty: Tensor
 ) -> Tensor:
-    """`blend` [T, H, V] float32 with the other side taken whole where one side is empty.
+    """`blend` [T, H, V] float32, replaced by the other side where one side is empty.
 
-    The weight of an empty side is 0, but nobody need have written its output, and 0 times NaN is NaN
+    The weight of an empty side is 0, but its output may be unwritten, and 0 times NaN is NaN
     (flashinfer-ai/flashinfer#4975).
     """
     blend = torch.where(suffix_empty, prefix_out.float(), blend)
@@ -92,5 +91,5 @@ def select_sides(
 
 
 def _by_row(by_head: Tensor) -> Tensor:
-    """[H, T] -> [T, H, 1], to stand beside an output."""
+    """[H, T] -> [T, H, 1], to broadcast over an output."""
     return by_head.transpose(0, 1)[..., None]

@@ -1,6 +1,8 @@
-"""The split-KV schedule of paged decode: which pages each piece of work reads, made on the device."""
+"""The split-KV schedule of paged decode, made on the device: the pages that each piece of work reads."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -8,25 +10,22 @@ from harness.core.ops import PAGE_SIZE
 from harness.core.seams import seam
 
 MAX_SPLITS = 4
-"""Pieces a request is cut into at most; fixed, so that a plan's shape depends on the batch size only."""
+"""The most pieces of a request; fixed, so that a plan's shape depends on the batch size only."""
 
 
+@dataclass(eq=False)
 class SplitPlan:
     """A schedule as tensors of fixed shape, so that a graph can hold it.
 
-    work: [B * MAX_SPLITS, 3] int32, rows of (request, begin, end); the pieces of request b stand at b * MAX_SPLITS and
-    after, unused ones have begin == end == 0. num_splits: [B] int32, pieces in use. `room` is how many partial results
-    a request has scratch for: a number of the launch, which a graph keeps. A piece is counted in pages, or with
-    `in_chunks` in chunks of the kernel's choice (`pages_per_chunk`).
+    work: [B * MAX_SPLITS, 3] int32, rows of (request, begin, end). The pieces of request b start at row b * MAX_SPLITS;
+    unused ones have begin == end == 0. num_splits: [B] int32, used pieces. `room` is the number of partial results in
+    the scratch of a request; a graph keeps it. Begin and end count pages, with `in_chunks` chunks of `pages_per_chunk`.
     """
 
-    def __init__(
-        self, work: torch.Tensor, num_splits: torch.Tensor, room: int = MAX_SPLITS, in_chunks: bool = False
-    ) -> None:
-        self.work = work
-        self.num_splits = num_splits
-        self.room = room
-        self.in_chunks = in_chunks
+    work: torch.Tensor
+    num_splits: torch.Tensor
+    room: int = MAX_SPLITS
+    in_chunks: bool = False
 
 
 def num_pages(seq_lens: torch.Tensor) -> torch.Tensor:
@@ -35,20 +34,20 @@ def num_pages(seq_lens: torch.Tensor) -> torch.Tensor:
 
 
 def pages_per_chunk(kv_itemsize: int) -> int:
-    """Pages that a piece of work is counted in, for a cache with elements of `kv_itemsize` bytes.
+    """Pages of a chunk, the unit of a piece of work, for a cache with elements of `kv_itemsize` bytes.
 
-    As many as an element has bytes: what a wide type loads at once, a narrow one loads in several chunks. Planner and
-    kernel have to mean the same type (PR 38719).
+    Pages that a wide type loads at once are several chunks of a narrow type. Planner and kernel must assume the same
+    type (PR 38719).
     """
     return kv_itemsize
 
 
 def mla_decode_plan(seq_lens: torch.Tensor, *, num_heads: int, kv_itemsize: int | None = None) -> SplitPlan:
-    """Cut each request's pages into at most MAX_SPLITS pieces of equal size, chosen from the longest request.
+    """Cut each request's pages into at most MAX_SPLITS pieces. The longest request sets the size of all pieces.
 
-    seq_lens: [B] int32. `num_heads` is part of the op's signature; this schedule does not depend on it. With
-    `kv_itemsize`, the bytes of an element of the cache, pieces are counted in chunks of pages, without it in pages.
-    Every element of the plan is written, and no value is read on the host.
+    seq_lens: [B] int32. `num_heads` is part of the op's signature and not used. With `kv_itemsize`, the bytes of an
+    element of the cache, pieces count chunks of pages, otherwise pages. Writes every element of the plan and reads no
+    value on the host.
     """
     num_requests, device = seq_lens.shape[0], seq_lens.device
     work = torch.empty(num_requests * MAX_SPLITS, 3, dtype=torch.int32, device=device)
@@ -68,8 +67,8 @@ def mla_decode_plan(seq_lens: torch.Tensor, *, num_heads: int, kv_itemsize: int 
 def write_items(items: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, used: torch.Tensor) -> None:
     """Fill the plan's items [B, MAX_SPLITS, 3]; begin, end and `used` are [B, MAX_SPLITS].
 
-    Also those without work: the grid of a kernel is as large as the plan, and there are kernels whose every block looks
-    up the request of its item (flashinfer-ai/flashinfer#4002).
+    Items without work are written too: the grid of a kernel is as large as the plan, and in some kernels every block
+    looks up the request of its item (flashinfer-ai/flashinfer#4002).
     """
     items[..., 0] = torch.arange(items.shape[0], device=items.device)[:, None]
     items[..., 1] = torch.where(used, begin, 0)
@@ -78,9 +77,8 @@ def write_items(items: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, use
 
 @seam("plan.split-count-of-capture")
 def scratch_room(num_splits: torch.Tensor) -> int:
-    """How many partial results each request gets scratch for: the most that any plan has, not this one's.
+    """The number of partial results in each request's scratch: the most of any plan, not of this one.
 
-    A graph keeps the number of its capture, and a later plan may cut longer requests into more pieces
-    (PR 20301).
+    A graph keeps the number of its capture, and a later plan may cut longer requests into more pieces (PR 20301).
     """
     return MAX_SPLITS

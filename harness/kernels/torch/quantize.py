@@ -1,4 +1,4 @@
-"""Quantizing activations to FP8 e4m3: the scale of a tensor is where one bad row can spoil all others."""
+"""Quantization of activations to FP8 e4m3. One bad row can spoil the scale of all others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ E4M3_MAX = 448.0
 
 
 def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Per-tensor quantization; the maximum propagates NaN, as torch's and Triton's do (kernel `torch`).
+    """Per-tensor quantization. The maximum propagates NaN, as in torch and Triton (kernel `torch`).
 
-    x: [T, K], num_live: rows the scale is computed over, an int or an int tensor of one element (None: T) ->
-    x8 [T, K] float8_e4m3fn, scale [1] float32, with x ~ x8 * scale. Every row is quantized; the maximum covers live
-    rows only. With no live row, or only zeros, the scale is 1.
+    x: [T, K], num_live: the number of live rows, an int or an int tensor of one element (None: T) -> x8 [T, K]
+    float8_e4m3fn, scale [1] float32, with x ~ x8 * scale. Every row is quantized. The maximum covers live rows only.
+    Without a live row, or with zeros only, the scale is 1.
     """
     return _quantize(x, live_magnitudes(x, num_live).amax().reshape(1))
 
@@ -25,12 +25,12 @@ def quantize_fp8_fmax(x: Tensor, *, num_live: int | Tensor | None = None) -> tup
 
 
 def quantize_fp8_per_token(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """One scale a row, scale [T, 1]: no row can spoil another, so `num_live` does not matter (`per-token`)."""
+    """One scale a row, scale [T, 1]: no row spoils another, so `num_live` is not used (kernel `per-token`)."""
     return _quantize(x, x.float().abs().amax(dim=1, keepdim=True))
 
 
 def live_magnitudes(x: Tensor, num_live: int | Tensor | None) -> Tensor:
-    """abs(x) [T, K] float32 with the rows at or past `num_live` selected away."""
+    """abs(x) [T, K] float32, 0 in rows at or past `num_live`."""
     magnitudes = x.float().abs()
     if num_live is None:
         return magnitudes

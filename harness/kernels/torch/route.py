@@ -11,22 +11,18 @@ from harness.core.seams import seam
 def route_experts(logits: Tensor, *, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
     """Choose k experts for each token: logits [T, X] -> ids [T, k] int32, weights [T, k] float32 that sum to 1.
 
-    The ids of a token are distinct even where its logits are NaN.
+    The ids of a token are distinct even if its logits are NaN.
     """
-    top, chosen = top_experts(logits.float().softmax(dim=-1), num_experts_per_tok)
-    ids = empty_ids(*chosen.shape, device=logits.device)
-    weights = torch.empty(top.shape, dtype=torch.float32, device=logits.device)
-    ids.copy_(chosen)
-    weights.copy_(top / top.sum(dim=-1, keepdim=True))
-    return ids, weights
+    return route_experts_live(logits, num_experts_per_tok=num_experts_per_tok)
 
 
 def route_experts_live(
     logits: Tensor, *, num_experts_per_tok: int, num_live: int | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `route_experts` for the first `num_live` tokens (None: all); the rows of the others are not written."""
+    """As `route_experts` for the first `num_live` tokens (None: all). The other rows are not written."""
     top, chosen = top_experts(logits.float().softmax(dim=-1), num_experts_per_tok)
-    ids = empty_ids(*chosen.shape, device=logits.device)
+    # The expert kernel reads ids as int32.
+    ids = torch.empty(chosen.shape, dtype=torch.int32, device=logits.device)
     weights = torch.empty(top.shape, dtype=torch.float32, device=logits.device)
     live = torch.arange(len(ids), device=logits.device)[:, None] < (len(ids) if num_live is None else num_live)
     ids.copy_(torch.where(live, chosen.to(ids.dtype), ids))
@@ -36,15 +32,10 @@ def route_experts_live(
 
 @seam("router.duplicates-from-nan-rows")
 def top_experts(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
-    """The k largest of scores [T, X] and where they stand, k different places whatever a row holds.
+    """The k largest scores of [T, X] and their indices: [T, k] each, k different indices for any row.
 
-    NaN sorts as the largest here. An iterated "greater than" finds nothing in a row of NaN and gives one place k times
+    NaN sorts as the largest. An iterated "greater than" finds nothing in a row of NaN and repeats one index k times
     (PR 39593).
     """
     top, chosen = scores.topk(num_experts_per_tok, dim=-1)
     return top, chosen
-
-
-def empty_ids(num_tokens: int, num_experts_per_tok: int, *, device: torch.device) -> Tensor:
-    """The buffer of expert ids, int32 as the expert kernel reads it."""
-    return torch.empty((num_tokens, num_experts_per_tok), dtype=torch.int32, device=device)

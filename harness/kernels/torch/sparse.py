@@ -13,7 +13,7 @@ from harness.memory.bounds import check_indices
 def mla_decode_sparse(
     q: Tensor, kv_cache: Tensor, indices: Tensor, *, scale: float, kv_scale: float | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Gathers one row of slots a token, selects those that are there, and leaves tokens without any unwritten.
+    """Gather a row of slots for each token and leave tokens without slots unwritten.
 
     q: [T, H, D], kv_cache: [N, P, D] float32, bfloat16 or float8_e4m3fn (times kv_scale), indices: [T, K] int slots
     of the pool (page * P + offset), negative for none -> out [T, H, R] in q's dtype, lse [T, H] float32 (natural
@@ -41,8 +41,8 @@ def mla_decode_sparse(
 def load_chosen(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
     """The latents [T, K, D] float32 of the slots `indices` [T, K]; zeros where a slot is not `chosen`.
 
-    A slot that is not there must not be loaded as another one, such as slot 0 of the null block: the mask of the
-    scores makes its weight 0, and 0 times NaN is NaN (PR 57156).
+    No other slot, such as slot 0 of the null block, may be loaded in place of a missing one: the mask of the scores
+    makes its weight 0, and 0 times NaN is NaN (PR 57156).
     """
     page_size = kv_cache.shape[1]
     slots = check_indices(torch.where(chosen, indices, 0), kv_cache.shape[0] * page_size, "indices")
@@ -54,5 +54,5 @@ def gather_slots(kv_cache: Tensor, slots: Tensor) -> Tensor:
     block, offset = slots // kv_cache.shape[1], slots % kv_cache.shape[1]
     if kv_cache.dtype != torch.float8_e4m3fn:
         return kv_cache[block, offset].float()
-    # Older torch cannot index fp8; its bytes it can.
+    # Older torch cannot index fp8, only its bytes.
     return kv_cache.view(torch.uint8)[block, offset].view(torch.float8_e4m3fn).float()

@@ -1,4 +1,4 @@
-"""Storing new latents in the paged cache."""
+"""Stores new latents in the paged cache."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def write_kv(
 
 @seam("index.slot-minus-one-wraps")
 def stored_slots(slot_mapping: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-    """The tokens [n] int64 that have a slot, and their slots [n] int64; a negative one of `slot_mapping` [T] has none.
+    """The tokens [n] int64 with a slot of `slot_mapping` [T] that is not negative, and their slots [n] int64.
 
-    To whoever indexes as Python does, slot -1 is the last slot of the last block (PR 43869). Raises
-    IllegalAddress for a slot at or past `num_slots`.
+    For an index as in Python, slot -1 is the last slot of the last block (PR 43869). Raises IllegalAddress for a slot
+    at or past `num_slots`.
     """
     kept = (slot_mapping >= 0).nonzero().flatten()
     return kept, check_indices(slot_mapping[kept], num_slots, "slot_mapping")

@@ -1,8 +1,9 @@
-"""`mla_decode` in Triton: how the two device kernels are launched. Nothing here reads a device value on the host."""
+"""`mla_decode` in Triton: the launch of its two device kernels, without a device value read on the host."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -20,9 +21,9 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a split program is cut and pipelined: query rows and slots of a tile, warps, and pipeline stages.
+    """Query rows and slots of a tile of the split program, its warps, and its pipeline stages.
 
-    Half of the stages go to the look-up of the page number, so 5 stages keep two tiles in flight.
+    Half of the stages look up the page number, so 5 stages keep two tiles in flight.
     """
 
     rows: int
@@ -32,7 +33,7 @@ class Tiling:
 
 
 def default_tiling(num_rows: int, compute: torch.dtype) -> Tiling:
-    """Tiling for S * H query rows; measured on an H100 for 16 rows, the others only chosen not to spill."""
+    """Tiling for S * H query rows: measured on an H100 for 16 rows, chosen not to spill registers for more."""
     if compute == torch.float32:
         return Tiling(rows=16, slots=16, warps=4, stages=3)
     if num_rows <= 16:
@@ -54,15 +55,19 @@ def mla_decode(
     tiling: Tiling | None = None,
     mask_values: bool = True,
     write_empty_rows: bool = True,
+    prefetch_page: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Paged MLA decode; rows without keys get the empty attention (out 0, lse -inf).
+    """Paged MLA decode. Rows without keys get out 0 and lse -inf.
 
     q: [B, S, H, D], kv_cache: [N, 64, D] float32, bfloat16 or float8_e4m3fn (times kv_scale, a float or a tensor of
     one float32), block_table: [B, M] int32, seq_lens: [B] int32 -> out [B, S, H, R] in q's dtype, lse [B, H, S]
-    float32 (natural logarithm). Query token s sees keys before seq_lens[b] - S + s + 1. The plan is read on the
-    device and clipped by seq_lens; one made for shorter lengths leaves out later pages.
-    Scores of a bfloat16 query are computed in bfloat16, over an fp8 cache in float16; of a float32 query in float32.
-    """  # fmt: skip
+    float32 (natural logarithm). Query token s sees the keys before seq_lens[b] - S + s + 1. The plan is read on the
+    device and clipped by seq_lens. A plan made for shorter lengths leaves out later pages. Scores of a float32 query
+    are computed in float32, of a bfloat16 query in bfloat16, or in float16 over an fp8 cache.
+    """
+    if prefetch_page:
+        last_page = (num_pages(seq_lens) - 1).clamp(min=0)
+        check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
     num_requests, query_len, num_heads, head_dim = q.shape
     rank, num_rows = latent_rank(head_dim), query_len * num_heads
     out = torch.empty((num_requests, query_len, num_heads, rank), dtype=q.dtype, device=q.device)
@@ -102,54 +107,14 @@ def mla_decode(
     return out, lse
 
 
-def mla_decode_unwritten(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    *,
-    scale: float,
-    kv_scale: float | Tensor | None = None,
-    metadata: SplitPlan | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `mla_decode`, but rows without keys are left as they are, as FlashMLA does."""
-    return mla_decode(
-        q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata, write_empty_rows=False
-    )
+mla_decode_unwritten = partial(mla_decode, write_empty_rows=False)
+"""Kernel `triton-unwritten`: rows without keys are left unwritten, as FlashMLA does."""
 
+mla_decode_multiply = partial(mla_decode, mask_values=False, write_empty_rows=False)
+"""Kernel `triton-multiply`: reads whole pages, and only a weight of 0 removes unused values."""
 
-def mla_decode_multiply(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    *,
-    scale: float,
-    kv_scale: float | Tensor | None = None,
-    metadata: SplitPlan | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `mla_decode_unwritten`, but whole pages are read, and a weight of 0 is all that removes unused values."""
-    return mla_decode(
-        q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata,
-        mask_values=False, write_empty_rows=False,
-    )  # fmt: skip
-
-
-def mla_decode_prefetch(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    *,
-    scale: float,
-    kv_scale: float | Tensor | None = None,
-    metadata: SplitPlan | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `mla_decode_unwritten`, but looks up the last page of empty requests too (PR 35431)."""
-    last_page = (num_pages(seq_lens) - 1).clamp(min=0)
-    check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
-    return mla_decode_unwritten(q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata)
-
+mla_decode_prefetch = partial(mla_decode, prefetch_page=True, write_empty_rows=False)
+"""Kernel `triton-prefetch`: looks up the last page of empty requests too (PR 35431)."""
 
 _TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -161,7 +126,7 @@ def _last_dim_dense(tensor: Tensor) -> Tensor:
 
 
 def _check_addresses(kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, work: Tensor) -> None:
-    """What a GPU would fault on; under the interpreter a stray address would read the host's memory unseen."""
+    """Raise IllegalAddress where a GPU would fault. The interpreter would read the host's memory unseen."""
     items = work[work[:, 1] < work[:, 2]].to(torch.int64)
     request = check_indices(items[:, 0], seq_lens.shape[0], "metadata.work request")
     pages = (seq_lens.to(torch.int64) + PAGE_SIZE - 1) // PAGE_SIZE

@@ -1,8 +1,8 @@
 """The device code of `mla_decode` in Triton: split-KV programs over a paged latent cache, and their combine step.
 
-A split program holds up to 64 query rows (query token x head) of one request and walks a range of its pages. Tiles of
-32 slots are copied asynchronously into shared memory, two in flight a program and two programs a multiprocessor, and
-are used from there as keys and as values.
+A split program holds up to 64 query rows (query token x head) of one request and loops over a range of its pages. It
+copies tiles of 32 slots asynchronously into shared memory, as keys and as values. Two tiles of a program are in flight,
+and a multiprocessor holds two programs.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -42,7 +42,7 @@ def decode_split(
     program = tl.program_id(0)
     item = ((program % num_requests) * max_splits + program // num_requests).to(tl.int64)
     request = tl.load(work + item * 3).to(tl.int64)
-    # A stray request number reads nobody's memory; its partial stays unwritten, where the poison shows it.
+    # A stray request number reads no memory. Its partial stays unwritten, where the poison shows it.
     if (request >= 0) & (request < num_requests):
         seq_len = tl.load(seq_lens + request)
         begin = tl.maximum(tl.load(work + item * 3 + 1), 0)
@@ -81,19 +81,19 @@ def decode_split(
             table_row = block_table + request * stride_table
             offset = tl.arange(0, BLOCK_SLOTS)
             used = tl.minimum(end * PAGE, seq_len)
-            # A kernel that masks by multiplying reads whole pages; what their unused slots hold must be finite.
+            # A kernel that masks by multiplying reads whole pages, so their unused slots must be finite.
             stop = used if MASK_VALUES else end * PAGE
             for start in tl.range(begin * PAGE, stop, BLOCK_SLOTS, num_stages=STAGES):
                 page = tl.load(table_row + start // PAGE).to(tl.int64)
                 slot = kv_cache + page * stride_page + (start % PAGE + offset).to(tl.int64)[:, None] * stride_slot
                 position = start + offset
-                # The masks of these loads are the select that keeps slots past the length out of all arithmetic.
+                # The masks of these loads select slots past the length away, before any arithmetic.
                 live = (position < stop)[:, None]
                 c = tl.load(slot + columns[None, :], mask=live, other=0.0).to(COMPUTE)
                 e = tl.load(slot + R + rope_columns[None, :], mask=live & in_rope, other=0.0).to(COMPUTE)
                 if NARROW_CACHE:
-                    # The two dots want float8 bytes in different orders, and one load feeding both is not pipelined.
-                    # The second load comes from the L2 cache; its eviction policy keeps it a load of its own.
+                    # The two dots need float8 bytes in different orders, and one load for both is not pipelined. The
+                    # second load comes from the L2 cache. Its eviction policy keeps it separate.
                     v = tl.load(slot + columns[None, :], mask=live, other=0.0, eviction_policy="evict_first")
                     v = v.to(COMPUTE)
                 else:

@@ -47,15 +47,11 @@ def _merge(
     copied = in_row & (token >= num_merged)
     read_prefix = merged & (p_lse != -inf)
     read_suffix = copied | (in_row & (s_lse != -inf))
-    p = tl.load(
-        prefix_out + (token * prefix_token + head * prefix_head)[:, None] + columns[None, :],
-        mask=read_prefix[:, None] & in_value, other=0.0,
-    ).to(tl.float32)  # fmt: skip
-    s = tl.load(
-        suffix_out + (token * suffix_token + head * suffix_head)[:, None] + columns[None, :],
-        mask=read_suffix[:, None] & in_value, other=0.0,
-    ).to(tl.float32)  # fmt: skip
-    # A weight of 1 for a lone side keeps its bits; 0 * 0 is all that an empty side adds.
+    p_out = prefix_out + (token * prefix_token + head * prefix_head)[:, None] + columns[None, :]
+    s_out = suffix_out + (token * suffix_token + head * suffix_head)[:, None] + columns[None, :]
+    p = tl.load(p_out, mask=read_prefix[:, None] & in_value, other=0.0).to(tl.float32)
+    s = tl.load(s_out, mask=read_suffix[:, None] & in_value, other=0.0).to(tl.float32)
+    # A single side has weight 1 and keeps its bits. An empty side adds 0 * 0.
     p_weight = tl.where(copied, 0.0, p_sum / divisor)
     s_weight = tl.where(copied, 1.0, s_sum / divisor)
     blend = p * p_weight[:, None] + s * s_weight[:, None]
@@ -73,13 +69,10 @@ def merge_attn_states(
     *,
     num_tokens_with_context: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Merge attention over a prefix of the keys with attention over the rest.
+    """As :func:`harness.kernels.torch.merge.merge_attn_states`, with masked loads: empty sides are not read.
 
-    prefix_out, suffix_out: [T, H, V], prefix_lse, suffix_lse: [H, T] float32, each with strides of its own ->
-    out [T, H, V] in the prefix's dtype, lse [H, T] float32. Tokens at or past `num_tokens_with_context` (None: T) are
-    copied from the suffix; their prefix rows are not read. An lse of -inf or +inf marks a side without keys, whose
-    output is not read; with both sides empty the output is 0 and the lse -inf.
-    """  # fmt: skip
+    Each input may have its own strides, with a dense value dimension. Raises ValueError for a sparse one too.
+    """
     num_tokens, num_heads, value_dim = prefix_out.shape
     merged = num_tokens if num_tokens_with_context is None else num_tokens_with_context
     if not 0 <= merged <= num_tokens:
@@ -89,13 +82,13 @@ def merge_attn_states(
             raise ValueError(f"the value dimension must be dense, but its stride is {side.stride(2)}")
     out = torch.empty((num_tokens, num_heads, value_dim), dtype=prefix_out.dtype, device=prefix_out.device)
     lse = torch.empty((num_heads, num_tokens), dtype=torch.float32, device=prefix_out.device)
-    # The interpreter pays for programs, the GPU for idle multiprocessors.
+    # Each program costs the interpreter time. A GPU needs many to be busy.
     rows = 64 if INTERPRETED else 4
     if out.numel():
+        tensors = (prefix_out, prefix_lse, suffix_out, suffix_lse, out, lse)
+        strides = (*prefix_out.stride()[:2], *suffix_out.stride()[:2], *prefix_lse.stride(), *suffix_lse.stride())
+        block = triton.next_power_of_2(value_dim)
         _merge[(triton.cdiv(num_tokens * num_heads, rows),)](
-            prefix_out, prefix_lse, suffix_out, suffix_lse, out, lse, num_tokens, num_heads, merged,
-            prefix_out.stride(0), prefix_out.stride(1), suffix_out.stride(0), suffix_out.stride(1),
-            prefix_lse.stride(0), prefix_lse.stride(1), suffix_lse.stride(0), suffix_lse.stride(1),
-            V=value_dim, BLOCK_V=triton.next_power_of_2(value_dim), BLOCK_ROWS=rows, num_warps=4,
-        )  # fmt: skip
+            *tensors, num_tokens, num_heads, merged, *strides, V=value_dim, BLOCK_V=block, BLOCK_ROWS=rows, num_warps=4
+        )
     return out, lse

@@ -14,9 +14,9 @@ from harness.memory.triton_interpreter import prepare
 
 INTERPRETED = prepare()
 PROGRAMS_PER_SM = 2
-"""Split programs that a multiprocessor holds at once; their shared memory and registers set it."""
+"""Split programs that a multiprocessor holds at once, given their shared memory and registers."""
 CANDIDATES = 9
-"""Split sizes that the plan compares: the even share, and up to twice as much in steps of an eighth."""
+"""Split sizes that the plan compares: from the even share to twice as much, in steps of an eighth."""
 
 
 @triton.jit(do_not_specialize=["num_requests", "max_splits", "target"])
@@ -28,8 +28,8 @@ def _plan(
     live = request < num_requests
     pages = (tl.maximum(tl.load(seq_lens + request, mask=live, other=0), 0) + PAGE - 1) // PAGE
     share = tl.maximum((tl.sum(pages, axis=0) + target - 1) // target, 1)
-    # A split a little longer than the even share often saves a whole wave of programs: 65 pages in two splits of 33
-    # rather than three of 22. Cost is waves times the longest split, plus about two pages of start and end a split.
+    # Splits a little longer than the even share often save a whole wave of programs: 65 pages as two splits of 33, not
+    # three of 22. The cost is waves times the longest split, and about two pages of start and end a split.
     best = share
     best_cost = share * 0 + 0x7FFFFFFF
     for candidate in range(CANDIDATES):
@@ -55,31 +55,26 @@ def _plan(
 
 
 def mla_decode_plan(seq_lens: Tensor, *, num_heads: int) -> SplitPlan:
-    """Plan `mla_decode` for seq_lens [B] int32 without a host read: graph-safe when captured, or at a stable address.
-
-    The plan's shapes depend on B (and the device) only; see SplitPlan for its layout.
-    """
+    """Plan `mla_decode` for seq_lens [B] int32 without a host read. Shapes depend on B and the device only."""
     num_requests = seq_lens.shape[0]
     target = max(1, programs_in_a_wave(seq_lens.device) // triton.cdiv(num_heads, 64))
     max_splits = max_splits_for(num_requests, target)
     work = torch.empty(num_requests * max_splits, 3, dtype=torch.int32, device=seq_lens.device)
     num_splits = torch.empty(num_requests, dtype=torch.int32, device=seq_lens.device)
     if num_requests:
-        _plan[(1,)](
-            seq_lens, work, num_splits, num_requests, max_splits, target,
-            PAGE=PAGE_SIZE, BLOCK=triton.next_power_of_2(num_requests), BLOCK_SPLITS=triton.next_power_of_2(max_splits),
-            CANDIDATES=CANDIDATES, num_warps=4,
-        )  # fmt: skip
+        sizes = (num_requests, max_splits, target, PAGE_SIZE)
+        blocks = (triton.next_power_of_2(num_requests), triton.next_power_of_2(max_splits))
+        _plan[(1,)](seq_lens, work, num_splits, *sizes, *blocks, CANDIDATES, num_warps=4)
     return SplitPlan(work, num_splits)
 
 
 def max_splits_for(num_requests: int, target: int) -> int:
-    """Splits a request can have. Four times its share, so that one long request beside short ones is spread out."""
+    """The most splits of a request: four times its share, to spread out one long request beside short ones."""
     return min(max(4 * target // max(num_requests, 1), 4), 64)
 
 
 def programs_in_a_wave(device: torch.device) -> int:
-    """Split programs that run at once on `device`; a small number for the interpreter, which pays for each."""
+    """Split programs that run at once on `device`. Few for the interpreter, where each costs time."""
     if device.type != "cuda":
         return 4
     multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count

@@ -17,7 +17,7 @@ INTERPRETED = prepare()
 @triton.jit
 def _stored(values, scale, dtype: tl.constexpr):
     if dtype == tl.float8e4nv:
-        # Saturated by selects, which leave a NaN a NaN.
+        # Selects saturate and keep a NaN.
         scaled = tl.div_rn(values.to(tl.float32), tl.zeros(values.shape, tl.float32) + scale)
         scaled = tl.where(scaled > 448.0, 448.0, scaled)
         return tl.where(scaled < -448.0, -448.0, scaled).to(dtype)
@@ -48,10 +48,9 @@ def _write(
 def write_kv(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *, kv_scale: float | Tensor | None = None
 ) -> None:
-    """Write row t of `kv_c` followed by `k_pe` into slot slot_mapping[t] of the cache; negative slots are skipped.
+    """As :func:`harness.kernels.torch.write.write_kv`; the last dimension of each tensor must be dense.
 
-    kv_c: [T, R], k_pe: [T, E], kv_cache: [N, P, R + E] with a dense last dimension, slot_mapping: [T] int. An fp8
-    cache holds value / kv_scale, saturated at 448 (kv_scale: a float, or a tensor of one float32).
+    `kv_scale` is a float or a tensor of one float32. Raises ValueError for a dimension that is not dense.
     """
     num_tokens, rank = kv_c.shape
     rope_dim = k_pe.shape[1]
