@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine import context_ranks
@@ -22,9 +23,14 @@ class PagedMLA:
     """One MLA layer with full attention. T tokens, H heads, R latent rank, E rope dim, D = R + E, V value dim."""
 
     def __init__(
-        self, attention: MLAAttention, layer: int, kernels: Kernels, quantize: ActivationQuantizer, context_chunk: int,
+        self,
+        attention: MLAAttention,
+        layer: int,
+        kernels: Kernels,
+        quantize: ActivationQuantizer,
+        context_chunk: int,
         num_ranks: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._attention = attention
         self._layer = layer
         self._kernels = kernels
@@ -32,7 +38,7 @@ class PagedMLA:
         self._context_chunk = context_chunk
         self._num_ranks = num_ranks
 
-    def __call__(self, x: torch.Tensor, batch: Batch, memory: PagedMemory) -> torch.Tensor:
+    def __call__(self, x: Tensor, batch: Batch, memory: PagedMemory) -> Tensor:
         """x: [T, hidden] -> [T, hidden]. Stores the new latents, then attends; rows of padding are undefined."""
         attention, cache = self._attention, memory.latents(self._layer)
         kv_scale = memory.layout.scale_of(self._layer)
@@ -47,21 +53,25 @@ class PagedMLA:
             q = torch.cat((q_nope, q_pe), dim=-1)
             parts.append(self._prefill(q, kv_c, k_pe, cache, kv_scale, batch.prefill))
         values = torch.cat(parts) if len(parts) > 1 else parts[0]
-        out: torch.Tensor = attention.o_proj(self._quantize(values.flatten(1), batch))
+        out: Tensor = attention.o_proj(self._quantize(values.flatten(1), batch))
         return out
 
-    def _slots(self, batch: Batch) -> torch.Tensor:
+    def _slots(self, batch: Batch) -> Tensor:
         """Where this layer stores each token [T]."""
         return batch.stored_slots
 
-    def _table(self, inputs: DecodeInputs) -> tuple[torch.Tensor, dict[str, Any]]:
+    def _table(self, inputs: DecodeInputs) -> tuple[Tensor, dict[str, Any]]:
         """The block table [B, M] that a decode of this layer reads, and what else it tells the kernel."""
         return inputs.block_table, {}
 
     def _decode(
-        self, q_nope: torch.Tensor, q_pe: torch.Tensor, cache: torch.Tensor,
-        kv_scale: float | None, inputs: DecodeInputs,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        q_nope: Tensor,
+        q_pe: Tensor,
+        cache: Tensor,
+        kv_scale: float | None,
+        inputs: DecodeInputs,
+    ) -> Tensor:
         """q_nope [B * S, H, nope], q_pe [B * S, H, E] -> [B * S, H, V], by attention over the latents themselves."""
         attention = self._attention
         block_table, options = self._table(inputs)
@@ -85,9 +95,14 @@ class PagedMLA:
         return attention.expand_v(out.flatten(0, 1))
 
     def _prefill(
-        self, q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, cache: torch.Tensor,
-        kv_scale: float | None, requests: tuple[PrefillRequest, ...],
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        q: Tensor,
+        kv_c: Tensor,
+        k_pe: Tensor,
+        cache: Tensor,
+        kv_scale: float | None,
+        requests: tuple[PrefillRequest, ...],
+    ) -> Tensor:
         """q [T, H, Dq], kv_c [T, R], k_pe [T, E] of a whole batch -> [T', H, V] of the prompts at its end.
 
         Each chunk of context is merged into what is known so far. The first merge is told where tokens without context
@@ -130,15 +145,13 @@ def tokens_with_context(requests: tuple[PrefillRequest, ...]) -> int:
 
 
 @seam("batch.decode-prefill-border")
-def rows_of_prompts(
-    q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, first: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rows_of_prompts(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
     """The rows of a mixed batch that belong to prompts: all three tensors from the same row `first` on, behind those
     of decoding requests, of which there may be none (PR 14253)."""
     return q[first:], kv_c[first:], k_pe[first:]
 
 
-def store_live_rows(out: torch.Tensor, seq_lens: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+def store_live_rows(out: Tensor, seq_lens: Tensor, output: Tensor) -> Tensor:
     """Rows of requests of `out` [B, S, H, R] in the persistent buffer `output`, whose other rows stay zero.
 
     What PR 37442 did, where the kernel itself skips empty rows of a buffer zeroed once.
@@ -148,8 +161,8 @@ def store_live_rows(out: torch.Tensor, seq_lens: torch.Tensor, output: torch.Ten
 
 
 def causal_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[tuple[int, int]], scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, spans: list[tuple[int, int]], scale: float
+) -> tuple[Tensor, Tensor]:
     """New tokens among themselves: q, k [T, H, Dq], v [T, H, V], row spans -> out [T, H, V], lse [H, T] float32."""
     if q.is_cuda and len(spans) > 1:
         return padded_causal_attention(q, k, v, spans, scale)
@@ -164,8 +177,8 @@ def causal_attention(
 
 
 def padded_causal_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[tuple[int, int]], scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, spans: list[tuple[int, int]], scale: float
+) -> tuple[Tensor, Tensor]:
     """As `causal_attention`, all requests at once, padded to the longest: on a GPU launches cost more than padding.
 
     Padding stands after a request's tokens, so that causality alone hides it from their scores; its values are zeroed,
@@ -208,8 +221,8 @@ def context_chunks(requests: tuple[PrefillRequest, ...], context_chunk: int) -> 
 
 
 def gather_context(
-    cache: torch.Tensor, requests: tuple[PrefillRequest, ...], chunk: list[range], kv_scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    cache: Tensor, requests: tuple[PrefillRequest, ...], chunk: list[range], kv_scale: float | None
+) -> tuple[Tensor, Tensor]:
     """Collect a chunk's latents from the paged cache [N, P, D]: [C, D] float32, and each request's offsets [B + 1].
 
     Raises IllegalAddress for a page outside the pool.
@@ -222,7 +235,7 @@ def gather_context(
     return launch(_gather, cache, *where, kv_scale), chunk_start_loc.to(cache.device)
 
 
-def _gather(cache: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor, kv_scale: float | None) -> torch.Tensor:
+def _gather(cache: Tensor, blocks: Tensor, offsets: Tensor, kv_scale: float | None) -> Tensor:
     pages = check_indices(blocks, cache.shape[0], "block_table of a context chunk")
     if cache.dtype != torch.float8_e4m3fn:
         return cache[pages, offsets].float()

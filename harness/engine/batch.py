@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
@@ -50,13 +51,13 @@ class DecodeInputs:
     table of window layers, where there are any, with the null block for pages that no query sees any more.
     """
 
-    block_table: torch.Tensor
-    seq_lens: torch.Tensor
-    state_blocks: torch.Tensor
-    num_live: torch.Tensor
-    output: torch.Tensor | None
+    block_table: Tensor
+    seq_lens: Tensor
+    state_blocks: Tensor
+    num_live: Tensor
+    output: Tensor | None
     metadata: DecodeMetadata
-    window_table: torch.Tensor | None = None
+    window_table: Tensor | None = None
     query_len: int = 1
 
     def head(self, size: int) -> DecodeInputs:
@@ -95,17 +96,17 @@ class Batch:
     makes of a graph's inputs when their metadata is built; None: it reads slot_mapping itself.
     """
 
-    hidden: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
+    hidden: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
     decode: DecodeInputs | None
     prefill: tuple[PrefillRequest, ...] = ()
-    window_slots: torch.Tensor | None = None
+    window_slots: Tensor | None = None
     table_pad: tuple[int, ...] = ()
-    backend_slots: torch.Tensor | None = None
+    backend_slots: Tensor | None = None
 
     @property
-    def stored_slots(self) -> torch.Tensor:
+    def stored_slots(self) -> Tensor:
         """Where full layers store each token [T]: what their backend reads."""
         return self.slot_mapping if self.backend_slots is None else self.backend_slots
 
@@ -129,12 +130,12 @@ class Batch:
             window_slots, backend_slots=None if self.backend_slots is None else self.backend_slots[:rows],
         )  # fmt: skip
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The input tensors of a decode batch by name."""
         assert self.decode is not None
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         own |= {field.name: getattr(self.decode, field.name) for field in fields(self.decode)}
-        return {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in own.items() if isinstance(value, Tensor)}
 
     def snapshot(self) -> Batch:
         """A copy of a decode batch with memory of its own, not planned yet."""
@@ -217,10 +218,10 @@ def _decode_inputs(
 ) -> DecodeInputs:
     filler, query_len = table_filler(poison), decodes[0].sequence.query_len
 
-    def int32(values: list[Any]) -> torch.Tensor:
+    def int32(values: list[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    def table(rows: list[list[int]]) -> torch.Tensor:
+    def table(rows: list[list[int]]) -> Tensor:
         # Most columns are filler, and lists are slow to become tensors.
         used = max(len(blocks) for blocks in rows)
         made = torch.full((len(rows), num_columns), filler, dtype=torch.int32, device=device)
@@ -333,20 +334,24 @@ def build_backend(static: Batch) -> None:
 
 
 @seam("null.warmup-writes-slot-zero")
-def dummy_slots(num_tokens: int, slot: int, device: torch.device) -> torch.Tensor:
+def dummy_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
     """Slots [T] int64 of a batch of nobody's, warm-ups included: those of padding, never 0, which is a real address
     (PR 38719)."""
     return torch.full((num_tokens,), slot, dtype=torch.int64, device=device)
 
 
 def dummy_batch(
-    size: int, embedding: torch.nn.Embedding, num_columns: int, query_len: int = 1, has_window: bool = False,
+    size: int,
+    embedding: torch.nn.Embedding,
+    num_columns: int,
+    query_len: int = 1,
+    has_window: bool = False,
     padding: Padding = NO_KEYS,
-) -> Batch:  # fmt: skip
+) -> Batch:
     """A decode batch of token 0 that stores nothing: what an idle data-parallel rank runs, and what a capture sees."""
     device, rows = embedding.weight.device, size * query_len
 
-    def filled(shape: tuple[int, ...], value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    def filled(shape: tuple[int, ...], value: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=device)
 
     slots = dummy_slots(rows, padding_slot(padding), device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.engine.batch import Batch
 from harness.engine.quantize import ActivationQuantizer, live_rows, pad_to_longest_rank
@@ -20,18 +21,18 @@ class BlockQuantizer(ActivationQuantizer):
         self._blocks = kernel
         self._format = block_format
 
-    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """x: [T, K] -> the same shape and dtype, rounded; rows of padding are 0 or undefined."""
         num_tokens, num_live = len(x), live_rows(batch)
         if num_tokens < self._rank_tokens:
             x = launch(pad_to_longest_rank, x, self._rank_tokens, self._poison)
         offsets = launch(one_expert, num_tokens if num_live is None else num_live, len(x))
         values, scales = self._blocks(x, offsets, block_format=self._format)
-        rounded: torch.Tensor = launch(apply_scales, values, scales, self._format)
+        rounded: Tensor = launch(apply_scales, values, scales, self._format)
         return rounded[:num_tokens].to(x.dtype)
 
 
-def one_expert(num_live: int | torch.Tensor, num_rows: int) -> torch.Tensor:
+def one_expert(num_live: int | Tensor, num_rows: int) -> Tensor:
     """`expert_offsets` [2] int32 that give the first rows of `num_rows` to one expert and the others to nobody.
 
     A capture runs on dummy inputs of the largest graph, whose live rows may be more than those of a smaller one.
@@ -40,7 +41,7 @@ def one_expert(num_live: int | torch.Tensor, num_rows: int) -> torch.Tensor:
     return torch.cat((torch.zeros_like(end), end))
 
 
-def apply_scales(values: torch.Tensor, scales: torch.Tensor, block_format: str) -> torch.Tensor:
+def apply_scales(values: Tensor, scales: Tensor, block_format: str) -> Tensor:
     """Codes [T, C] and scale codes [S, G] as numbers [T, K] float32, as a GEMM applies them: by whole tiles.
 
     Scales are brought to the largest of their tile first. They are powers of two, so this is exact, but it reads the

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch, DecodeMetadata
@@ -168,6 +169,6 @@ def _site(name: str) -> str:
     return "block_table.pad" if name in ("block_table", "window_table") else "graph.pad_rows"
 
 
-def _named_tensors(prefix: str, plan: Any) -> dict[str, torch.Tensor]:
+def _named_tensors(prefix: str, plan: Any) -> dict[str, Tensor]:
     attributes = getattr(plan, "__dict__", {})
-    return {prefix + name: value for name, value in attributes.items() if isinstance(value, torch.Tensor)}
+    return {prefix + name: value for name, value in attributes.items() if isinstance(value, Tensor)}

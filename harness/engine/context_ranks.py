@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 
@@ -16,7 +17,7 @@ def split(chunk: list[range], num_ranks: int) -> list[list[range]]:
 
 
 @seam("context.rank-without-kv-lse-zero")
-def rank_without_kv(out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rank_without_kv(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """What a rank adds that holds nothing of a chunk, shaped as `out` [T, H, V] and `lse` [H, T]: an empty side.
 
     Its lse is -inf. An lse of 0 is that of a key with score 0, and takes weight from the others

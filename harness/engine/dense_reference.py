@@ -9,14 +9,15 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch import Tensor
 
 from harness.engine.model.mla import MLAAttention
 from harness.engine.model.moe import MoE, route
 from harness.engine.model.transformer import CausalLM, DecoderLayer
 from harness.engine.schedule.sequence import Sequence
 
-ExpertIds = dict[int, dict[int, torch.Tensor]]
-Selected = dict[int, dict[int, torch.Tensor]]
+ExpertIds = dict[int, dict[int, Tensor]]
+Selected = dict[int, dict[int, Tensor]]
 
 
 class DenseReference:
@@ -27,9 +28,7 @@ class DenseReference:
         self._tie_margin = tie_margin
 
     @torch.no_grad()
-    def logits(
-        self, sequences: list[Sequence], expert_ids: ExpertIds, selected: Selected | None = None
-    ) -> torch.Tensor:
+    def logits(self, sequences: list[Sequence], expert_ids: ExpertIds, selected: Selected | None = None) -> Tensor:
         """[generated tokens of all sequences in order, vocab] float64: for each, what the tokens before it give."""
         # The last token of each was never an input. Padding on the right changes nothing in a causal model.
         inputs = [sequence.tokens[:-1] for sequence in sequences]
@@ -58,21 +57,21 @@ class DenseReference:
             else:
                 x = x + layer.mlp(normed)
         rows = [x[i, sequence.num_prompt_tokens - 1 : len(inputs[i])] for i, sequence in enumerate(sequences)]
-        out: torch.Tensor = self._model.compute_logits(torch.cat(rows))
+        out: Tensor = self._model.compute_logits(torch.cat(rows))
         return out
 
-    def _experts(self, moe: MoE, x: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
+    def _experts(self, moe: MoE, x: Tensor, taken: Tensor) -> Tensor:
         """x [B, T, hidden], taken [B, T, k] expert ids or -1 -> [B, T, hidden]."""
         flat, taken = x.flatten(0, 1), taken.flatten(0, 1)
         router_logits = moe.gate(flat)
         ids, _ = route(router_logits, moe.num_experts_per_tok)
         ids = torch.where(_tied(router_logits, ids, taken, self._tie_margin)[:, None], taken, ids)
         chosen = router_logits.gather(1, ids.long()).softmax(-1)
-        out: torch.Tensor = moe.combine(flat, ids, chosen).view_as(x)
+        out: Tensor = moe.combine(flat, ids, chosen).view_as(x)
         return out
 
 
-def visible_tokens(attention: MLAAttention, x: torch.Tensor, seen: torch.Tensor, margin: float) -> torch.Tensor:
+def visible_tokens(attention: MLAAttention, x: Tensor, seen: Tensor, margin: float) -> Tensor:
     """Which tokens each query of a sparse layer sees, [B, T, T] bool: the best ones, or those that the engine took.
 
     `seen` [B, T, K] are the engine's positions, -1 for none. They count where they are as many as they should be, are
@@ -94,7 +93,7 @@ def visible_tokens(attention: MLAAttention, x: torch.Tensor, seen: torch.Tensor,
 
 def _positions_tensor(
     sequences: list[Sequence], selected: Selected, sparse_layer: int, topk: int, longest: int
-) -> torch.Tensor:
+) -> Tensor:
     """The tokens that the engine attended to in one sparse layer as [B, T, K] int64; -1 where it noted none."""
     seen = torch.full((len(sequences), longest, topk), -1, dtype=torch.int64)
     for row, sequence in enumerate(sequences):
@@ -106,7 +105,7 @@ def _positions_tensor(
     return seen
 
 
-def _tied(router_logits: torch.Tensor, ids: torch.Tensor, taken: torch.Tensor, margin: float) -> torch.Tensor:
+def _tied(router_logits: Tensor, ids: Tensor, taken: Tensor, margin: float) -> Tensor:
     """Rows [N] whose `taken` experts are distinct, exist, and lie within `margin` of the best ones `ids`."""
     num_experts = router_logits.shape[1]
     exist = ((taken >= 0) & (taken < num_experts)).all(1)
@@ -118,7 +117,7 @@ def _tied(router_logits: torch.Tensor, ids: torch.Tensor, taken: torch.Tensor, m
 
 def _expert_tensor(
     sequences: list[Sequence], expert_ids: ExpertIds, moe_layer: int, num_experts_per_tok: int, longest: int
-) -> torch.Tensor:
+) -> Tensor:
     """The engine's choices in one layer as [B, T, k] int32; -1 where it made none."""
     taken = torch.full((len(sequences), longest, num_experts_per_tok), -1, dtype=torch.int32)
     for row, sequence in enumerate(sequences):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.engine.model.transformer import CausalLM
 from harness.memory.bounds import check_indices
@@ -33,7 +34,7 @@ class Drafter:
         self.forward(hidden, tokens)
         self._graphs[size] = self._pool.capture(lambda: self.forward(hidden, tokens))
 
-    def replay(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def replay(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """hidden [B, hidden] of a target graph with as many rows, and the tokens [B] it gave -> draft tokens [B].
 
         Rows of padding are drafted for too.
@@ -43,15 +44,15 @@ class Drafter:
         self._static[: hidden.shape[0]] = hidden
         self._tokens[: hidden.shape[0]] = tokens
         graph.replay()
-        drafts: torch.Tensor = graph.outputs
+        drafts: Tensor = graph.outputs
         return drafts.clone()
 
-    def forward(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """hidden [B, hidden], tokens [B] int64 -> draft tokens [B] int64."""
         mixed = torch.tanh((hidden + launch(look_up, tokens, self._model.embed_tokens.weight)) @ self._mixing)
         return self._model.compute_logits(mixed).argmax(dim=-1)
 
 
-def look_up(tokens: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
     """Rows of `embedding` [vocab, hidden] of tokens [B]. Raises IllegalAddress for a token past the vocabulary."""
     return embedding[check_indices(tokens, embedding.shape[0], "tokens that the drafter looks up")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
@@ -134,7 +135,7 @@ class Engine:
         sequence.drafts = self._drafts.propose(sequence) if is_drafted else []
         return given
 
-    def _note(self, sequence: Sequence, logits: torch.Tensor, num_given: int) -> None:
+    def _note(self, sequence: Sequence, logits: Tensor, num_given: int) -> None:
         """Keep the rows of a request's tokens, and apart from them the rows of rejected drafts."""
         if self._observe and num_given:
             self.observations.logits.setdefault(sequence.request, []).extend(logits[:num_given])
@@ -160,10 +161,10 @@ class Engine:
         while self.scheduler.has_work:
             self.step()
 
-    def null_block(self) -> torch.Tensor:
+    def null_block(self) -> Tensor:
         """A copy of the null block's bytes [slots, block_bytes]. They must never change."""
         return self.runner.memory.block(NULL_BLOCK)
 
-    def null_block_at_start(self) -> torch.Tensor:
+    def null_block_at_start(self) -> Tensor:
         """The null block's bytes before anything ran, before warm-ups and captures too."""
         return self.runner.null_block_at_start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from harness.core.seams import seam
@@ -30,12 +31,10 @@ class RoutedExperts:
         shards = zip(*(weight.chunk(num_ranks) for weight in stacked), strict=True)
         self._ranks = [tuple(torch.cat((weight, self._trap(weight))) for weight in shard) for shard in shards]
 
-    def _trap(self, weight: torch.Tensor) -> torch.Tensor:
+    def _trap(self, weight: Tensor) -> Tensor:
         return self._poison.empty(1, *weight.shape[1:], dtype=weight.dtype, site="router.ids", device=weight.device)
 
-    def __call__(
-        self, x: torch.Tensor, batch: Batch, quantize: ActivationQuantizer
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: Tensor, batch: Batch, quantize: ActivationQuantizer) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> the experts' sum [T, hidden], and the ids [T, k] int32 that were used."""
         k = self._moe.num_experts_per_tok
         ids, weights = self._route(self._moe.gate(x), k, batch)
@@ -46,7 +45,7 @@ class RoutedExperts:
             out = out + self._moe.shared_experts(rounded)
         return out, ids
 
-    def _route(self, logits: torch.Tensor, k: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _route(self, logits: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
         """Expert ids and weights [T, k] of logits [T, X]; ids of padding may be -1."""
         if not self._kernels.route_experts.spec.live_only:
             ids, weights = self._kernels.route_experts(logits, num_experts_per_tok=k)
@@ -55,10 +54,10 @@ class RoutedExperts:
         ids, weights = self._kernels.route_experts(logits, num_experts_per_tok=k, num_live=num_live)
         return (ids if num_live is None else launch(mask_padding, ids, num_live)), weights
 
-    def _apply(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def _apply(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """The sum of what the ranks add, [T, hidden]."""
         if len(self._ranks) == 1:
-            alone: torch.Tensor = launch(apply_experts, x, ids, weights, *self._ranks[0])
+            alone: Tensor = launch(apply_experts, x, ids, weights, *self._ranks[0])
             return alone
         out = torch.zeros_like(x)
         count = self._moe.experts.gate_proj.shape[0] // len(self._ranks)
@@ -69,7 +68,7 @@ class RoutedExperts:
 
 
 @seam("router.unmasked-padding-ids")
-def mask_padding(ids: torch.Tensor, num_live: torch.Tensor) -> torch.Tensor:
+def mask_padding(ids: Tensor, num_live: Tensor) -> Tensor:
     """Expert ids [T, k] with -1 in the rows at or past `num_live` [1], which stands for no expert.
 
     A router that is told how many tokens are live writes no others, so this must be done whatever else is switched on
@@ -79,7 +78,7 @@ def mask_padding(ids: torch.Tensor, num_live: torch.Tensor) -> torch.Tensor:
     return torch.where(live[:, None], ids, -1)
 
 
-def ids_of_rank(ids: torch.Tensor, first: int, count: int | None) -> torch.Tensor:
+def ids_of_rank(ids: Tensor, first: int, count: int | None) -> Tensor:
     """Global expert ids [T, k] as those of the rank that holds `count` experts from `first` on, -1 for other ranks'.
 
     The last rank, without a count, keeps ids past the end, so that a wrong one is still wrong.
@@ -91,7 +90,7 @@ def ids_of_rank(ids: torch.Tensor, first: int, count: int | None) -> torch.Tenso
 
 
 @seam("router.int64-ids")
-def hand_over_ids(ids: torch.Tensor, poison: Poison) -> torch.Tensor:
+def hand_over_ids(ids: Tensor, poison: Poison) -> Tensor:
     """The expert ids as the experts' kernel reads them, [T, k] int32: what the router wrote, at the width it wrote.
 
     A router that writes 32-bit ids into a buffer of 64-bit ones leaves half of it to chance
@@ -101,9 +100,13 @@ def hand_over_ids(ids: torch.Tensor, poison: Poison) -> torch.Tensor:
 
 
 def apply_experts(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
-    gate_proj: torch.Tensor, up_proj: torch.Tensor, down_proj: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_proj: Tensor,
+    up_proj: Tensor,
+    down_proj: Tensor,
+) -> Tensor:
     """The weighted sum of each token's experts.
 
     x: [T, hidden], ids: [T, k] int32, weights: [T, k], gate_proj and up_proj: [X + 1, I, hidden], down_proj:
@@ -123,7 +126,7 @@ def apply_experts(
 
 
 @seam("router.minus-one-from-the-end")
-def present_experts(ids: torch.Tensor, num_experts: int) -> torch.Tensor:
+def present_experts(ids: Tensor, num_experts: int) -> Tensor:
     """Which of the `num_experts` weights [T, k] each id means, trap included; -1 stays none, and is never an index.
 
     Counted from the end it would be an expert of the rank that was not chosen (PR 46408).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch, PrefillRequest
@@ -20,7 +21,7 @@ class PagedKDA:
         self._attention = attention
         self._layer = layer
 
-    def __call__(self, x: torch.Tensor, batch: Batch, memory: PagedMemory) -> torch.Tensor:
+    def __call__(self, x: Tensor, batch: Batch, memory: PagedMemory) -> Tensor:
         """x: [T, hidden] -> [T, hidden]; states are updated in the pool."""
         conv, ssm = memory.conv_states(self._layer), memory.ssm_states(self._layer)
         parts = []
@@ -30,19 +31,17 @@ class PagedKDA:
         parts += [self._prefill(x[request.start : request.end], conv, ssm, request) for request in batch.prefill]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _prefill(self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, request: PrefillRequest) -> torch.Tensor:
+    def _prefill(self, x: Tensor, conv: Tensor, ssm: Tensor, request: PrefillRequest) -> Tensor:
         block = int(state_rows(torch.tensor([request.state_block]), conv.shape[0]))
         conv_state, ssm_state = conv[block], ssm[block]
         if request.context_len == 0:
             conv_state.zero_()
             ssm_state.zero_()
-        out: torch.Tensor = self._attention.step(x, conv_state, ssm_state)
+        out: Tensor = self._attention.step(x, conv_state, ssm_state)
         return out
 
 
-def update_states(
-    attention: KimiDeltaAttention, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, state_blocks: torch.Tensor
-) -> torch.Tensor:
+def update_states(attention: KimiDeltaAttention, x: Tensor, conv: Tensor, ssm: Tensor, state_blocks: Tensor) -> Tensor:
     """One token for each of B requests: x [B, hidden], state_blocks [B] int32 -> [B, hidden].
 
     Rows whose block is the null block are padding: their output is undefined and no state is written for them
@@ -53,14 +52,14 @@ def update_states(
     live = owns_state(blocks)[:, None, None]
     conv_rows, ssm_rows = conv[blocks], ssm[blocks]
     conv_before, ssm_before = conv_rows.clone(), ssm_rows.clone()
-    out: torch.Tensor = attention.step_batch(x.unsqueeze(1), conv_rows, ssm_rows).squeeze(1)
+    out: Tensor = attention.step_batch(x.unsqueeze(1), conv_rows, ssm_rows).squeeze(1)
     conv[blocks] = torch.where(live, conv_rows, conv_before)
     ssm[blocks] = torch.where(live[..., None], ssm_rows, ssm_before)
     return out
 
 
 @seam("pad.state-guard-below-zero")
-def owns_state(blocks: torch.Tensor) -> torch.Tensor:
+def owns_state(blocks: Tensor) -> Tensor:
     """Which of `blocks` [B] hold a request's state: all but the null block, by which padding is known.
 
     The guard follows what padding is marked with. One that asks for a negative block takes padding for requests since
@@ -70,7 +69,7 @@ def owns_state(blocks: torch.Tensor) -> torch.Tensor:
 
 
 @seam("index.block-ids-clipped")
-def state_rows(state_blocks: torch.Tensor, num_blocks: int) -> torch.Tensor:
+def state_rows(state_blocks: Tensor, num_blocks: int) -> Tensor:
     """The rows [B] int64 of the states that belong to `state_blocks` [B]. Raises IllegalAddress outside the pool.
 
     An id past the end is an error to report, not one to clip: clipped ids all mean the last row, and requests share a

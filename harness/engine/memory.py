@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from harness.core.params import KvType
 from harness.core.seams import seam
@@ -103,9 +104,7 @@ class CacheLayout:
 class PagedMemory:
     """The pool's bytes, `data` [slots, N, block_bytes] uint8, and typed views of them."""
 
-    def __init__(
-        self, layout: CacheLayout, data: torch.Tensor | None = None, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, layout: CacheLayout, data: Tensor | None = None, device: torch.device | str = "cpu") -> None:
         self.layout = layout
         shape = (layout.num_slots, layout.num_blocks, layout.block_bytes)
         self.data = torch.zeros(shape, dtype=torch.uint8, device=device) if data is None else data
@@ -117,31 +116,31 @@ class PagedMemory:
         """A copy of all bytes, to run the same step on twice."""
         return PagedMemory(self.layout, self.data.clone())
 
-    def latents(self, layer: int) -> torch.Tensor:
+    def latents(self, layer: int) -> Tensor:
         """The paged cache [N, P, D] of an MLA layer, in the type of its group; pages are a block apart."""
         is_window = self.layout.group_of_layer[layer] == "window"
         typed = self._as_window if is_window else self._as_latents
         return self._shaped(typed, layer, 0, (PAGE_SIZE, self.layout.latent_dim))
 
-    def index_keys(self, layer: int) -> torch.Tensor:
+    def index_keys(self, layer: int) -> Tensor:
         """The paged index keys [N, P, I] float32 of a sparse layer; they follow a block's latents."""
         start = PAGE_SIZE * self.layout.latent_dim * self.layout.kv_dtype.itemsize // torch.float32.itemsize
         return self._shaped(self._as_floats, layer, start, (PAGE_SIZE, self.layout.index_dim))
 
-    def ssm_states(self, layer: int) -> torch.Tensor:
+    def ssm_states(self, layer: int) -> Tensor:
         """The recurrent states [N, H, dk, dv] float32 of a linear-attention layer."""
         return self._shaped(self._as_floats, layer, 0, self.layout.ssm_shape)
 
-    def conv_states(self, layer: int) -> torch.Tensor:
+    def conv_states(self, layer: int) -> Tensor:
         """The convolution states [N, 3P, W - 1] float32 of a linear-attention layer; they follow the recurrent one."""
         return self._shaped(self._as_floats, layer, math.prod(self.layout.ssm_shape), self.layout.conv_shape)
 
-    def _shaped(self, typed: torch.Tensor, layer: int, start: int, shape: tuple[int, ...]) -> torch.Tensor:
+    def _shaped(self, typed: Tensor, layer: int, start: int, shape: tuple[int, ...]) -> Tensor:
         """Elements from `start` on of each block of a layer's slot, as [N, *shape]."""
         blocks = typed[self.layout.slot_of_layer[layer]]
         return blocks[:, start : start + math.prod(shape)].view(-1, *shape)
 
-    def block(self, block: int) -> torch.Tensor:
+    def block(self, block: int) -> Tensor:
         """A copy of one block's bytes [slots, block_bytes]."""
         return self.data[:, block].clone()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.engine.observations import Observations
 from harness.engine.paged_model import Forwarded
 from harness.engine.schedule.scheduler import ScheduledSequence
 from harness.engine.schedule.sequence import Sequence
 
-Noted = tuple[torch.Tensor | None, torch.Tensor | None]
+Noted = tuple[Tensor | None, Tensor | None]
 
 
 class ChoiceNotes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,10 @@ class ReplayNote:
 
     step: int
     num_live: int
-    replayed: torch.Tensor
-    eager: torch.Tensor
+    replayed: Tensor
+    eager: Tensor
     stale_plan: bool
-    eager_again: torch.Tensor | None = None
+    eager_again: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class NewestLogits:
     """
 
     requests: tuple[int, ...]
-    logits: torch.Tensor
+    logits: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class PaddingNote:
 
     step: int
     num_padded: int
-    unpadded: torch.Tensor
-    padded: torch.Tensor
+    unpadded: Tensor
+    padded: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class WriteNote:
     step: int
     name: str
     site: str | None
-    before: torch.Tensor
-    after: torch.Tensor
+    before: Tensor
+    after: Tensor
 
 
 @dataclass(slots=True)
@@ -90,12 +90,12 @@ class Observations:
     Both stay empty in an engine that does not observe; `newest` holds the last step in any.
     """
 
-    logits: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    logits: dict[int, list[Tensor]] = field(default_factory=dict)
     newest: NewestLogits | None = None
-    expert_ids: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
-    selected: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
-    rejected: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    routed: list[torch.Tensor] = field(default_factory=list)
+    expert_ids: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    selected: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    rejected: dict[int, list[Tensor]] = field(default_factory=dict)
+    routed: list[Tensor] = field(default_factory=list)
     zeroed: list[ZeroNote] = field(default_factory=list)
     written: list[WriteNote] = field(default_factory=list)
     replays: list[ReplayNote] = field(default_factory=list)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from harness.engine.batch import Batch, DecodeInputs, DecodeMetadata, Padding, fill_static
 from harness.engine.memory import PagedMemory
@@ -48,7 +49,7 @@ class PaddedTwins:
 
     def _logits(
         self, model: PagedModel, inputs: Batch, memory: PagedMemory, num_live: int, size: int, num_padded: int
-    ) -> torch.Tensor:
+    ) -> Tensor:
         twin = self._dummy(size)
         assert inputs.decode is not None and twin.decode is not None
         if inputs.decode.output is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
+from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.engine.attention import PagedMLA
@@ -33,10 +33,10 @@ class Forwarded:
     positions that each token attended to, -1 for none.
     """
 
-    hidden: torch.Tensor
-    logits: torch.Tensor
-    expert_ids: list[torch.Tensor]
-    selected: list[torch.Tensor] = field(default_factory=list)
+    hidden: Tensor
+    logits: Tensor
+    expert_ids: list[Tensor]
+    selected: list[Tensor] = field(default_factory=list)
 
 
 class PagedModel:
@@ -76,8 +76,8 @@ class PagedModel:
 
     def _forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
         x = batch.hidden
-        expert_ids: list[torch.Tensor] = []
-        selected: list[torch.Tensor] = []
+        expert_ids: list[Tensor] = []
+        selected: list[Tensor] = []
         for layer, attend, experts in zip(self._layers(), self._attention, self._experts, strict=True):
             attended = attend(layer.input_layernorm(x), batch, memory)
             if isinstance(attended, tuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.scheduler import ScheduledSequence
@@ -34,7 +34,7 @@ class Probe:
         """Around each replay of a decode graph, with the planning before it; of a dummy step too."""
         return contextlib.nullcontext()
 
-    def on_answers(self, logits: torch.Tensor) -> None:
+    def on_answers(self, logits: Tensor) -> None:
         """After a step: the logits [n, vocab] that its tokens are chosen from, in the order of the batch."""
 
     def before_launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch
@@ -27,21 +27,21 @@ class ActivationQuantizer:
         self._rank_tokens = rank_tokens
         self._whole_batch = whole_batch
 
-    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """x: [T, K] -> the same shape and dtype, rounded."""
         if self._kernel is None:
             return x
         num_tokens = len(x)
-        num_live: torch.Tensor | int | None = None if self._whole_batch else rows_of_amax(batch)
+        num_live: Tensor | int | None = None if self._whole_batch else rows_of_amax(batch)
         if num_tokens < self._rank_tokens:
             x = launch(pad_to_longest_rank, x, self._rank_tokens, self._poison)
             num_live = rows_of_this_rank(num_tokens) if num_live is None else num_live
         x8, scale = self._kernel(x, num_live=num_live)
-        rounded: torch.Tensor = x8.to(x.dtype) * scale.to(x.dtype)
+        rounded: Tensor = x8.to(x.dtype) * scale.to(x.dtype)
         return rounded[:num_tokens]
 
 
-def pad_to_longest_rank(x: torch.Tensor, num_rows: int, poison: Poison) -> torch.Tensor:
+def pad_to_longest_rank(x: Tensor, num_rows: int, poison: Poison) -> Tensor:
     """x [T, K] with rows that nobody writes behind it, [num_rows, K]."""
     padded = poison.empty(num_rows, x.shape[1], dtype=x.dtype, site="dp.pad_rows", device=x.device)
     padded[: len(x)] = x
@@ -57,7 +57,7 @@ def rows_of_this_rank(num_tokens: int) -> int | None:
     return num_tokens
 
 
-def live_rows(batch: Batch) -> torch.Tensor | None:
+def live_rows(batch: Batch) -> Tensor | None:
     """How many of the batch's first rows are requests, [1] int32, or None when all are.
 
     A tensor, because a captured graph must follow it from replay to replay.
@@ -66,7 +66,7 @@ def live_rows(batch: Batch) -> torch.Tensor | None:
 
 
 @seam("graph.padded-rows-in-amax")
-def rows_of_amax(batch: Batch) -> torch.Tensor | None:
+def rows_of_amax(batch: Batch) -> Tensor | None:
     """How many of the batch's first rows a scale covers, [1] int32, or None for all: the live ones.
 
     Decode kernels never write rows of padding, so a maximum over them is one over unwritten memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.core.seams import seam
@@ -100,7 +101,7 @@ class ModelRunner:
             if self._drafter is not None:
                 self._drafter.capture(size * self._query_len)
 
-    def run(self, step: Step, number: int) -> torch.Tensor:
+    def run(self, step: Step, number: int) -> Tensor:
         """Run a step; returns logits [n, vocab], in the step's order.
 
         A request has the row of its last token, one that verifies drafts a row for each of its query tokens.
@@ -128,9 +129,7 @@ class ModelRunner:
         part_of = {id(item): part for item, part in zip(ordered, parts, strict=True)}
         return torch.cat([part_of[id(item)] for item in step.scheduled])
 
-    def _run_probed(
-        self, batch: Batch, ordered: list[ScheduledSequence], size: int | None, number: int
-    ) -> torch.Tensor:
+    def _run_probed(self, batch: Batch, ordered: list[ScheduledSequence], size: int | None, number: int) -> Tensor:
         probe = self._model.probe
         with launches_shown_to(self._probe):
             with probe.on_step(ordered, is_replay=size is not None):
@@ -172,7 +171,7 @@ class ModelRunner:
             return None
         return next((size for size in self._graphs.sizes if size >= batch.num_decodes), None)
 
-    def _run_eagerly(self, batch: Batch, ordered: list[ScheduledSequence]) -> torch.Tensor:
+    def _run_eagerly(self, batch: Batch, ordered: list[ScheduledSequence]) -> Tensor:
         if batch.decode is not None and self._output is not None:
             batch.decode.output = self._output[: batch.num_decodes]
         forwarded = self._model.forward(batch, self.memory)
@@ -187,7 +186,7 @@ class ModelRunner:
             self._note_drafts(self._drafter.forward(forwarded.hidden[rows], tokens), ordered)
         return logits
 
-    def _run_graph(self, batch: Batch, ordered: list[ScheduledSequence], size: int, number: int) -> torch.Tensor:
+    def _run_graph(self, batch: Batch, ordered: list[ScheduledSequence], size: int, number: int) -> Tensor:
         assert self._graphs is not None
         batches.fill_static(self._static, batch, self._poison, self._padding)
         replayed = self._replay_beside_eager(ordered, size, number) if self._observe else self._graphs.replay(size)
@@ -223,7 +222,7 @@ class ModelRunner:
             note = ZeroNote(number, block, content.numel(), int(content.count_nonzero()))
             self.observations.zeroed.append(note)
 
-    def _note_drafts(self, drafts: torch.Tensor, ordered: list[ScheduledSequence]) -> None:
+    def _note_drafts(self, drafts: Tensor, ordered: list[ScheduledSequence]) -> None:
         """`drafts` has the rows of `ordered`, perhaps with padding behind them; the last one of a request counts."""
         ends = torch.tensor([num_rows(item) for item in ordered]).cumsum(0).tolist()
         guesses = drafts.tolist()
@@ -236,7 +235,7 @@ def num_rows(item: ScheduledSequence) -> int:
     return item.num_new_tokens if item.is_decode else 1
 
 
-def rows_of_answers(ordered: list[ScheduledSequence]) -> torch.Tensor:
+def rows_of_answers(ordered: list[ScheduledSequence]) -> Tensor:
     """The rows [n] int64 that logits are asked for, in a batch of these requests."""
     rows: list[int] = []
     end = 0
@@ -272,7 +271,7 @@ def reachable_sizes(capture_sizes: tuple[int, ...], max_num_seqs: int) -> list[i
 
 
 @seam("graph.shared-pool-overwrite")
-def take_logits(forwarded: Forwarded, num_live: int) -> torch.Tensor:
+def take_logits(forwarded: Forwarded, num_live: int) -> Tensor:
     """Logits [B, vocab] of the live rows, copied out before another graph of the pool may reuse their memory.
 
     The next replay is the drafter's, and comes before these are read (PR 53488).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.engine.batch import Batch
 from harness.engine.kernels import Kernels
@@ -28,7 +29,7 @@ class PagedSparseMLA:
         self._quantize = quantize
         self._poison = poison
 
-    def __call__(self, x: torch.Tensor, batch: Batch, memory: PagedMemory) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: Tensor, batch: Batch, memory: PagedMemory) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> [T, hidden], and the positions [T, K] int32 that each token attended to."""
         attention, cache = self._attention, memory.latents(self._layer)
         kv_scale = memory.layout.scale_of(self._layer)
@@ -46,11 +47,11 @@ class PagedSparseMLA:
             scale=attention.softmax_scale, kv_scale=kv_scale,
         )  # fmt: skip
         values = attention.expand_v(out)
-        projected: torch.Tensor = attention.o_proj(self._quantize(values.flatten(1), batch))
+        projected: Tensor = attention.o_proj(self._quantize(values.flatten(1), batch))
         return projected, selected
 
 
-def rows_of_tokens(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def rows_of_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
     """The block table [T, M] int32 of each token's request, and how many tokens [T] it sees; 0 for padding."""
     tables, lengths = [], []
     if batch.decode is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.model.indexer import Indexer
@@ -14,7 +15,7 @@ TILE = 4
 """Rows of decoding requests that the top-k of a decode handles at once."""
 
 
-def store_index_keys(keys: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def store_index_keys(keys: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
     """Write keys [T, I] into the slots [T] of cache [N, P, I]; negative slots are skipped."""
     is_stored = slot_mapping >= 0
     slots = check_indices(torch.where(is_stored, slot_mapping, 0), cache.shape[0] * PAGE_SIZE, "slot_mapping")
@@ -24,9 +25,14 @@ def store_index_keys(keys: torch.Tensor, cache: torch.Tensor, slot_mapping: torc
 
 
 def select_tokens(
-    indexer: Indexer, x: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor,
-    num_decode_tokens: int, poison: Poison,
-) -> torch.Tensor:  # fmt: skip
+    indexer: Indexer,
+    x: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    num_decode_tokens: int,
+    poison: Poison,
+) -> Tensor:
     """Positions of the tokens that each query attends to, [T, K] int32, K = `topk`; -1 where there are fewer.
 
     x [T, hidden] and index keys `cache` [N, P, I]; tables [T, M] int32 and lengths [T] are those of each query's
@@ -43,9 +49,7 @@ def select_tokens(
     return selected
 
 
-def index_logits(
-    indexer: Indexer, x: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor, poison: Poison
-) -> torch.Tensor:
+def index_logits(indexer: Indexer, x: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, poison: Poison) -> Tensor:
     """The indexer's scores of the pages of each query, [T, M * P] float32; past a row's length nobody writes.
 
     Entries of `tables` past the pages that hold the length are padding, and not looked up.
@@ -60,7 +64,7 @@ def index_logits(
 
 
 @seam("sparse.topk-from-unwritten")
-def take_topk(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Poison) -> torch.Tensor:
+def take_topk(logits: Tensor, lengths: Tensor, topk: int, poison: Poison) -> Tensor:
     """The positions [T, K] int32 of the K largest of the first `lengths` [T] logits of each row; -1 for none.
 
     Every element is written, whatever the logits hold: with NaN among them, comparisons choose nothing, and what they
@@ -75,7 +79,7 @@ def take_topk(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Po
 
 
 @seam("sparse.padding-overwrites-prefill")
-def store_decode_rows(selected: torch.Tensor, tiles: torch.Tensor, num_decode_tokens: int) -> None:
+def store_decode_rows(selected: Tensor, tiles: Tensor, num_decode_tokens: int) -> None:
     """Put the rows of decodes into `selected` [T, K]; `tiles` has rows of padding behind them.
 
     Those must not be stored: the rows of prompts follow in the same buffer (PR 32175).
@@ -83,7 +87,7 @@ def store_decode_rows(selected: torch.Tensor, tiles: torch.Tensor, num_decode_to
     selected[:num_decode_tokens] = tiles[:num_decode_tokens]
 
 
-def pool_slots(selected: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+def pool_slots(selected: Tensor, tables: Tensor) -> Tensor:
     """Slots of the pool [T, K] int32 of the `selected` positions [T, K] of requests with `tables` [T, M]; -1 stays."""
     is_token = selected >= 0
     column = torch.where(is_token, selected // PAGE_SIZE, 0)

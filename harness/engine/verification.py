@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.schedule.sequence import Sequence
@@ -14,7 +14,7 @@ FILLER_DRAFT = 0
 
 
 @seam("verify.nan-row-to-vocab-size")
-def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
+def greedy_tokens(logits: Tensor) -> Tensor:
     """The token [rows] int64 with the largest logit of each row of [rows, vocab], rows of padding included.
 
     A row of NaN gives some token of the vocabulary too, never one past its end: it may be a row of padding, which

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.engine.attention import PagedMLA, gather_context
 from harness.engine.batch import Batch, DecodeInputs, PrefillRequest
@@ -16,11 +17,11 @@ class PagedWindowMLA(PagedMLA):
     It has a block table of its own, in which pages that no query sees any more are the null block.
     """
 
-    def _slots(self, batch: Batch) -> torch.Tensor:
+    def _slots(self, batch: Batch) -> Tensor:
         assert batch.window_slots is not None
         return batch.window_slots
 
-    def _table(self, inputs: DecodeInputs) -> tuple[torch.Tensor, dict[str, Any]]:
+    def _table(self, inputs: DecodeInputs) -> tuple[Tensor, dict[str, Any]]:
         assert inputs.window_table is not None
         return inputs.window_table, {"window": self._window}
 
@@ -30,9 +31,14 @@ class PagedWindowMLA(PagedMLA):
         return self._attention.sliding_window
 
     def _prefill(
-        self, q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, cache: torch.Tensor,
-        kv_scale: float | None, requests: tuple[PrefillRequest, ...],
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        q: Tensor,
+        kv_c: Tensor,
+        k_pe: Tensor,
+        cache: Tensor,
+        kv_scale: float | None,
+        requests: tuple[PrefillRequest, ...],
+    ) -> Tensor:
         """As the full layer's, in one piece: a window of context is short, so it is gathered whole."""
         attention, outs = self._attention, []
         for request in requests:

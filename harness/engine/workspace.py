@@ -7,6 +7,7 @@ its capture for the rest of its life, and memory that is allocated during a capt
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.core.seams import seam
@@ -32,12 +33,12 @@ class Workspace:
         self.guard.fill_(GUARD)
 
     @property
-    def guard(self) -> torch.Tensor:
+    def guard(self) -> Tensor:
         """The words [GUARD_WORDS] behind the last counter, which nobody may write."""
         return self._words[self.num_requests :]
 
     @seam("graph.workspace-grows", "graph.workspace-in-pool", "workspace.dirty-counters")
-    def counters(self, num_requests: int) -> torch.Tensor:
+    def counters(self, num_requests: int) -> Tensor:
         """The counters for a batch of `num_requests`: the same memory for every batch, and used for nothing else.
 
         A smaller one that grows when a batch does leaves graphs with the old address (PR 45487). One
@@ -46,7 +47,7 @@ class Workspace:
         """
         return self._words[: min(num_requests, self.num_requests)]
 
-    def query(self, nope: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+    def query(self, nope: Tensor, rope: Tensor) -> Tensor:
         """Put nope [T, H, R] and rope [T, H, E] together in the scratch: [T, H, R + E]."""
         return torch.cat((nope, rope), dim=-1, out=self.scratch[: nope.shape[0]])
 

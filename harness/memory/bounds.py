@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 
 import torch
+from torch import Tensor
 
 from harness.core.errors import IllegalAddress
 
 MAX_CHECKS = 64
 
 
-def check_indices(indices: torch.Tensor, size: int, what: str) -> torch.Tensor:
+def check_indices(indices: Tensor, size: int, what: str) -> Tensor:
     """Return `indices` (any int dtype) as int64 after checking that each lies in [0, size).
 
     Raises IllegalAddress naming the first offender. A GPU would fault, or read whatever lies there
@@ -49,12 +50,12 @@ class _Verdicts:
     """Verdicts of checks on CUDA, in pinned memory that the device writes and the host reads without asking it."""
 
     def __init__(self) -> None:
-        self._flags: torch.Tensor | None = None
-        self._failed: torch.Tensor | None = None
+        self._flags: Tensor | None = None
+        self._failed: Tensor | None = None
         self._slot_of: dict[str, int] = {}
         self._size_of: dict[str, int] = {}
 
-    def note(self, bad: torch.Tensor, size: int, what: str) -> None:
+    def note(self, bad: Tensor, size: int, what: str) -> None:
         if self._flags is None or self._failed is None:
             # Made by the first check, which runs before anything is captured: pinning memory cannot be captured.
             self._flags = torch.zeros(MAX_CHECKS, dtype=torch.bool, pin_memory=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.engine.batch import NO_KEYS, Batch, Padding, fill_static
 from harness.memory.poison.patterns import Poison
@@ -17,7 +18,7 @@ def build_then_clear(static: Batch, dummy: Batch, poison: Poison, padding: Paddi
         static.backend_slots.copy_(last_step)
 
 
-def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> torch.Tensor:
+def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
     """A buffer of zeros: slot 0 is the first of the null block (PR 38719)."""
     return torch.zeros(num_tokens, dtype=torch.int64, device=device)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from harness.engine.batch import Batch, DecodeInputs
@@ -16,7 +15,7 @@ def reset_full_layers_only(static: Batch, num_live: int, slot: int) -> None:
     static.slot_mapping[num_live:] = slot
 
 
-def from_block_zero_on(blocks: torch.Tensor) -> torch.Tensor:
+def from_block_zero_on(blocks: Tensor) -> Tensor:
     """Skip negative blocks: padding was marked with -1 once, and is marked with 0 now (PR 39064)."""
     return blocks >= 0
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
-def token_above_all(logits: torch.Tensor) -> torch.Tensor:
+def token_above_all(logits: Tensor) -> Tensor:
     """Start from the vocabulary's size and take a token if its logit is greater than the best so far. In a row of NaN
     no logit is, and the token does not exist (PR 53029)."""
     vocab_size = logits.shape[-1]

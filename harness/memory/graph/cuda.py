@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.core.errors import CaptureError
@@ -40,7 +41,7 @@ class CudaGraphPool:
         self._device = device
         self._handle = torch.cuda.graph_pool_handle()
         self._free = CudaSweep.of(device) if self._poison is not None else None
-        self._aliases: dict[int, list[torch.Tensor]] = {}
+        self._aliases: dict[int, list[Tensor]] = {}
         self._dirty: list[CudaGraph] = []
 
     def capture(self, function: Callable[[], Any]) -> CudaGraph:
@@ -95,8 +96,8 @@ class CudaGraph:
         self,
         pool: CudaGraphPool,
         graph: torch.cuda.CUDAGraph,
-        foreign: list[torch.Tensor],
-        made: list[weakref.ref[torch.Tensor]],
+        foreign: list[Tensor],
+        made: list[weakref.ref[Tensor]],
         outputs: Any,
     ) -> None:
         self._pool = pool
@@ -111,16 +112,16 @@ class CudaGraph:
         self._graph.replay()
         self._pool.mark_written(self)
 
-    def tensor_at(self, address: int) -> torch.Tensor | None:
+    def tensor_at(self, address: int) -> Tensor | None:
         """The tensor that the graph uses at `address`, or None."""
         return next((tensor for tensor in (*self._foreign, *self._kept()) if tensor.data_ptr() == address), None)
 
-    def owned_memory(self) -> list[torch.Tensor]:
+    def owned_memory(self) -> list[Tensor]:
         """The storages that the capture allocated and that somebody still holds: outputs, and buffers it keeps."""
         first_of = {storage_address(tensor): tensor for tensor in reversed(self._kept())}
         return [whole_storage(tensor) for tensor in first_of.values()]
 
-    def _kept(self) -> list[torch.Tensor]:
+    def _kept(self) -> list[Tensor]:
         alive = (reference() for reference in self._made)
         return [tensor for tensor in alive if tensor is not None and tensor.numel()]
 
@@ -130,8 +131,8 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.foreign: dict[tuple[int, int, torch.dtype, torch.Size], torch.Tensor] = {}
-        self.made: list[weakref.ref[torch.Tensor]] = []
+        self.foreign: dict[tuple[int, int, torch.dtype, torch.Size], Tensor] = {}
+        self.made: list[weakref.ref[Tensor]] = []
         self._made_storages: set[int] = set()
 
     def __torch_dispatch__(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from harness.memory.poison.patterns import Poison
@@ -24,7 +25,7 @@ class Graph(Protocol):
         """Run every recorded launch again, on the memory that the capture saw."""
         ...
 
-    def tensor_at(self, address: int) -> torch.Tensor | None:
+    def tensor_at(self, address: int) -> Tensor | None:
         """What the graph reads or writes at `address` (a `data_ptr`), or None when it touches nothing there."""
         ...
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -39,7 +40,7 @@ class _Node:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outputs: list[torch.Tensor]
+    outputs: list[Tensor]
 
     def run(self) -> None:
         results = tensors_of(repeat(self.function, self.args, self.kwargs))
@@ -64,15 +65,15 @@ class CpuGraphPool:
 
     def __init__(self, poison: Poison | None = None) -> None:
         self._poison = poison if poison is not None and poison.covers("graph.pool") else None
-        self._aliases: dict[int, list[torch.Tensor]] = {}
-        self._foreign: dict[int, torch.Tensor] = {}
+        self._aliases: dict[int, list[Tensor]] = {}
+        self._foreign: dict[int, Tensor] = {}
         self._dirty: list[CpuGraph] = []
 
     def capture(self, function: Callable[[], Any]) -> CpuGraph:
         """Record `function` as a graph of this pool; see CpuGraph.capture."""
         return CpuGraph.capture(function, self)
 
-    def add(self, aliases: list[torch.Tensor], owned: set[int]) -> None:
+    def add(self, aliases: list[Tensor], owned: set[int]) -> None:
         """Take over a new recording's aliases; `owned` are the storage addresses it allocated itself."""
         for alias in aliases:
             address = storage_address(alias)
@@ -101,7 +102,7 @@ class CpuGraphPool:
 class CpuGraph:
     """One recording. Make it with `capture`; `outputs` is what the captured function returned."""
 
-    def __init__(self, pool: CpuGraphPool, nodes: list[_Node], aliases: list[torch.Tensor], owned: set[int]) -> None:
+    def __init__(self, pool: CpuGraphPool, nodes: list[_Node], aliases: list[Tensor], owned: set[int]) -> None:
         self._pool = pool
         self._nodes = nodes
         self._aliases = aliases
@@ -142,7 +143,7 @@ class CpuGraph:
                 node.run()
         self._pool.mark_written(self)
 
-    def tensor_at(self, address: int) -> torch.Tensor | None:
+    def tensor_at(self, address: int) -> Tensor | None:
         """The tensor that the recording uses at `address`, or None."""
         return next((alias for alias in self._aliases if alias.data_ptr() == address), None)
 
@@ -153,7 +154,7 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[_Node] = []
-        self._alias_of: dict[int, torch.Tensor] = {}
+        self._alias_of: dict[int, Tensor] = {}
         # Originals stay alive during the capture, so that neither an id nor an address is used twice.
         self._originals: list[Any] = []
         # Storages allocated since the capture began, also those that a launch made and let go.
@@ -193,7 +194,7 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         self.nodes.append(_Node(name, function, recorded_args, recorded_kwargs, self._results(result)))
         return result
 
-    def finish(self) -> tuple[list[torch.Tensor], set[int]]:
+    def finish(self) -> tuple[list[Tensor], set[int]]:
         """The aliases held from now on, and the storage addresses allocated by the recording."""
         self._originals.clear()
         aliases = [alias for alias in self._alias_of.values() if storage_address(alias) not in self._scalars]
@@ -204,18 +205,18 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         return tree_map(self._alias_leaf, value)
 
     def _alias_leaf(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             return self._alias(value)
         held = getattr(value, "__dict__", {})
-        if not any(isinstance(item, torch.Tensor) for item in held.values()):
+        if not any(isinstance(item, Tensor) for item in held.values()):
             return value
         twin = copy.copy(value)
         for name, item in held.items():
-            if isinstance(item, torch.Tensor):
+            if isinstance(item, Tensor):
                 object.__setattr__(twin, name, self._alias_leaf(item))
         return twin
 
-    def _results(self, result: Any) -> list[torch.Tensor]:
+    def _results(self, result: Any) -> list[Tensor]:
         tensors = tensors_of(result)
         # A buffer that a kernel keeps from before the capture is returned, but not made.
         self._owned |= {storage_address(tensor) for tensor in tensors} & self._made
@@ -227,7 +228,7 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         self._made |= {storage_address(tensor) for tensor in tensors_of(result)} - given
         return result
 
-    def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _alias(self, tensor: Tensor) -> Tensor:
         alias = self._alias_of.get(id(tensor))
         if alias is None:
             self._paused, paused = True, self._paused
@@ -242,7 +243,7 @@ def _refuse_host_reads(func: Any, args: tuple[Any, ...]) -> None:
     if func is _aten.lift_fresh.default and args[0].ndim:
         raise CaptureError("a tensor is made from host data during capture; make it before and copy into it")
     if func in _INDEXED:
-        masks = [t for t in args[1] if isinstance(t, torch.Tensor) and t.dtype in (torch.bool, torch.uint8)]
+        masks = [t for t in args[1] if isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8)]
         if masks:
             raise CaptureError(f"{func} with a boolean mask has a shape that depends on device values; use torch.where")
     elif any(tag in func.tags for tag in _HOST_TAGS):

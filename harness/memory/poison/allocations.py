@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.memory.poison.dispatch_mode import QuickDispatch
@@ -42,7 +43,7 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._poison = poison
         self._sites = sites or {}
-        self._kept: list[torch.Tensor] = []
+        self._kept: list[Tensor] = []
         self._keeps = keep
 
     @property
@@ -63,7 +64,7 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
         return out
 
     def _resize(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensor: torch.Tensor = args[0]
+        tensor: Tensor = args[0]
         before = tensor.untyped_storage().nbytes() // tensor.element_size()
         out = func(*args, **kwargs)
         whole = whole_storage(tensor)

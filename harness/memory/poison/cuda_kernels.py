@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 CLASSES = 68
 """Counters of a scan: 0..63 sentinels by site tag, then UNTAGGED, OTHER_NAN, INF and CANONICAL."""
@@ -25,7 +26,7 @@ def _fill_chunks(table, capacity, word, BLOCK: tl.constexpr):
         tl.store(target + offsets, tl.full((BLOCK,), 0, tl.int32) + word, mask=offsets < num_words)
 
 
-def fill_chunks(table: torch.Tensor, num_chunks: int, word: int) -> None:
+def fill_chunks(table: Tensor, num_chunks: int, word: int) -> None:
     """Fill `num_chunks` stretches of device memory with the 32-bit `word`, in one launch on the current stream.
 
     table: [2, capacity] int64 on the device: row 0 addresses, row 1 sizes in bytes, both multiples of 512. Nothing is
@@ -79,9 +80,7 @@ def _in_each_field(value: int, count: int, width: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
-def classify(
-    bits: torch.Tensor, *, exponent: int, mantissa: int, sentinel: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def classify(bits: Tensor, *, exponent: int, mantissa: int, sentinel: int | None) -> tuple[Tensor, Tensor]:
     """Count the non-finite elements of a contiguous CUDA tensor by class, and find the first of each.
 
     bits: [n] uint8, int16 or int32 view of the values; `exponent` and `mantissa` are the masks of its float type,

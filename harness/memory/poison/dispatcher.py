@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.library import Library
 
 from harness.core.errors import HarnessError
@@ -99,17 +100,17 @@ class DispatcherPoison:
         finally:
             self._pattern, self._poison = before
 
-    def _allocating(self, kernel: Any, keys: Any) -> Callable[..., torch.Tensor]:
-        def allocate(*args: Any, **kwargs: Any) -> torch.Tensor:
-            out: torch.Tensor = kernel.call_boxed(keys, *args, **kwargs)
+    def _allocating(self, kernel: Any, keys: Any) -> Callable[..., Tensor]:
+        def allocate(*args: Any, **kwargs: Any) -> Tensor:
+            out: Tensor = kernel.call_boxed(keys, *args, **kwargs)
             if self._poison is not None and not self._busy and out.numel():
                 self._fill(out, 0, out.is_contiguous(), sys._getframe().f_back)
             return out
 
         return allocate
 
-    def _resizing(self, kernel: Any, keys: Any) -> Callable[..., torch.Tensor]:
-        def resize(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _resizing(self, kernel: Any, keys: Any) -> Callable[..., Tensor]:
+        def resize(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             if self._poison is None or self._busy:
                 kernel.call_boxed(keys, tensor, *args, **kwargs)
                 return tensor
@@ -121,7 +122,7 @@ class DispatcherPoison:
 
         return resize
 
-    def _fill(self, tensor: torch.Tensor, old_bytes: int, is_all: bool, frame: FrameType | None) -> None:
+    def _fill(self, tensor: Tensor, old_bytes: int, is_all: bool, frame: FrameType | None) -> None:
         """Fill the storage of `tensor` past its first `old_bytes` bytes; `is_all` says that it has no gaps.
 
         `frame` is None in a thread of C++ alone, such as autograd's of a CUDA device.
@@ -149,7 +150,7 @@ class DispatcherPoison:
         finally:
             self._busy = False
 
-    def _write(self, memory: torch.Tensor, number: int) -> None:
+    def _write(self, memory: Tensor, number: int) -> None:
         assert self._poison is not None
         if self._pattern == "nan":
             mark_(memory, number)

@@ -12,6 +12,7 @@ import functools
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, quiet_bits
 
@@ -48,13 +49,13 @@ def mark_bits(dtype: torch.dtype, number: int) -> int:
     return 0xFF if dtype.itemsize == 1 else -1
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain(tensor: Tensor) -> Tensor:
     """The values of a tensor without conjugate or negative bits, complex numbers as pairs of reals."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def mark_(tensor: torch.Tensor, number: int) -> None:
+def mark_(tensor: Tensor, number: int) -> None:
     """Fill a fresh tensor, gaps of its strides left out, with the mark of a line."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -75,7 +76,7 @@ class Marked:
     first: int
 
 
-def find(tensor: torch.Tensor, except_where: torch.Tensor | None = None) -> list[Marked]:
+def find(tensor: Tensor, except_where: Tensor | None = None) -> list[Marked]:
     """The marks verbatim in a :func:`plain` tensor, leaving out elements under the bool mask `except_where`."""
     suspects = _suspects(tensor)
     if suspects is None:
@@ -95,7 +96,7 @@ def find(tensor: torch.Tensor, except_where: torch.Tensor | None = None) -> list
     return found
 
 
-def _suspects(tensor: torch.Tensor) -> torch.Tensor | None:
+def _suspects(tensor: Tensor) -> Tensor | None:
     """Elements that could be marks; None when one cheap pass shows that there are none."""
     if tensor.numel() == 0 or not has_marks(tensor.dtype):
         return None

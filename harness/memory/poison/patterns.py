@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
 
@@ -40,7 +41,7 @@ class Poison:
         """Whether this poison is put on `site`."""
         return site in self.sites
 
-    def fill_(self, tensor: torch.Tensor, site: str) -> torch.Tensor:
+    def fill_(self, tensor: Tensor, site: str) -> Tensor:
         """Fill `tensor` in place as memory of `site` that nobody wrote; returns it."""
         if self.is_natural:
             return tensor
@@ -52,11 +53,11 @@ class Poison:
             self._fill_indices(tensor, site)
         return tensor
 
-    def empty(self, *size: int, dtype: torch.dtype, site: str, device: str | torch.device = "cpu") -> torch.Tensor:
+    def empty(self, *size: int, dtype: torch.dtype, site: str, device: str | torch.device = "cpu") -> Tensor:
         """`torch.empty` whose content is this poison's; for memory that the engine itself owns."""
         return self.fill_(torch.empty(*size, dtype=dtype, device=device), site)
 
-    def _fill_floats(self, tensor: torch.Tensor, site: str) -> None:
+    def _fill_floats(self, tensor: Tensor, site: str) -> None:
         is_float = tensor.dtype.is_floating_point
         if self.pattern == "nan" or (self.pattern != "zeros" and not is_float):
             bits_view(tensor).fill_(sentinel_bits(tensor.dtype, site))
@@ -72,7 +73,7 @@ class Poison:
         else:
             raise ValueError(f"unknown poison pattern {self.pattern!r}")
 
-    def _fill_random_finite(self, tensor: torch.Tensor) -> None:
+    def _fill_random_finite(self, tensor: Tensor) -> None:
         size = tensor.numel() * tensor.element_size()
         values = (_hashed_bytes(size, self.seed, tensor.device) if tensor.is_cuda else self._drawn(size)).view(
             tensor.dtype
@@ -80,11 +81,11 @@ class Poison:
         bits_view(values)[~torch.isfinite(values.float())] = 0
         tensor.copy_(values.view(tensor.shape))
 
-    def _drawn(self, size: int) -> torch.Tensor:
+    def _drawn(self, size: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
 
-    def _fill_indices(self, tensor: torch.Tensor, site: str) -> None:
+    def _fill_indices(self, tensor: Tensor, site: str) -> None:
         if self.pattern == "zeros":
             tensor.zero_()
         elif self.strict or site in self.traps:
@@ -95,7 +96,7 @@ class Poison:
             tensor.fill_(-1)
 
 
-def _hashed_bytes(size: int, seed: int, device: torch.device) -> torch.Tensor:
+def _hashed_bytes(size: int, seed: int, device: torch.device) -> Tensor:
     """Bytes [size] that look random. A graph cannot capture a generator of ours, but it can capture arithmetic."""
     mixed = (torch.arange(size, device=device) + seed % 65521 + 1) * 0x9E3779B1
     mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA6B

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.memory.poison.sentinels import OUT_OF_RANGE, UNTAGGED, bits_view, quiet_bits, site_of_bits, site_of_tag
 
@@ -53,7 +54,7 @@ class Scan:
     inf: Hits | None = None
 
 
-def scan(tensor: torch.Tensor, judged: torch.Tensor | None = None) -> Scan:
+def scan(tensor: Tensor, judged: Tensor | None = None) -> Scan:
     """Scan `tensor` where the bool mask `judged` (of its shape, or of its rows) is set; None is everywhere."""
     mask = _full_mask(tensor, judged)
     found = Scan(looked_at=int(mask.sum()))
@@ -82,7 +83,7 @@ class Census:
     inf: tuple[int, int] | None = None
 
 
-def census(tensor: torch.Tensor) -> Census:
+def census(tensor: Tensor) -> Census:
     """Count what is not finite in a contiguous CUDA tensor of float8, bfloat16, float16 or float32.
 
     Tagged sentinels and NaN of arithmetic are told apart by their bits in the same pass; one host read at its end.
@@ -124,7 +125,7 @@ def _layout(dtype: torch.dtype) -> dict[str, Any]:
     return {"exponent": exponent, "mantissa": mantissa, "sentinel": quiet_bits(dtype)}
 
 
-def _is_clean(tensor: torch.Tensor) -> bool:
+def _is_clean(tensor: Tensor) -> bool:
     """Whether one pass finds nothing; False for what that pass cannot read."""
     if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32) or not tensor.is_contiguous():
         return False
@@ -132,7 +133,7 @@ def _is_clean(tensor: torch.Tensor) -> bool:
     return not (found.sentinels or found.canonical_nan or found.other_nan or found.inf)
 
 
-def suspicious(tensor: torch.Tensor) -> torch.Tensor:
+def suspicious(tensor: Tensor) -> Tensor:
     """A bool mask of the elements that are no ordinary value: NaN, Inf, or an index that a poison writes."""
     if tensor.dtype.is_floating_point:
         return ~torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor)
@@ -167,30 +168,30 @@ def origin_of_bits(dtype: torch.dtype, bits: int) -> str | None:
     return None
 
 
-def origins(tensor: torch.Tensor, where: torch.Tensor) -> dict[str | None, torch.Tensor]:
+def origins(tensor: Tensor, where: Tensor) -> dict[str | None, Tensor]:
     """Split the elements under the bool mask `where` by their origin: site -> indices [n, tensor.ndim]."""
     indices = where.nonzero()
     bits = bits_view(tensor)[tuple(indices.unbind(1))]
-    found: dict[str | None, list[torch.Tensor]] = {}
+    found: dict[str | None, list[Tensor]] = {}
     for value in torch.unique(bits).tolist():
         found.setdefault(origin_of_bits(tensor.dtype, int(value)), []).append(indices[bits == value])
     return {site: torch.cat(parts) for site, parts in found.items()}
 
 
-def hits(indices: torch.Tensor) -> Hits:
+def hits(indices: Tensor) -> Hits:
     """Sum up `indices` [n, ndim], in any order."""
     rows = tuple(sorted(set(indices[:, 0].tolist())))
     first: Index = min(tuple(int(i) for i in index) for index in indices[indices[:, 0] == rows[0]].tolist())
     return Hits(len(indices), rows, first)
 
 
-def _full_mask(tensor: torch.Tensor, judged: torch.Tensor | None) -> torch.Tensor:
+def _full_mask(tensor: Tensor, judged: Tensor | None) -> Tensor:
     if judged is None:
         return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
     return judged.reshape(judged.shape + (1,) * (tensor.ndim - judged.ndim)).expand(tensor.shape)
 
 
-def _note(found: Scan, dtype: torch.dtype, bits: int, indices: torch.Tensor) -> None:
+def _note(found: Scan, dtype: torch.dtype, bits: int, indices: Tensor) -> None:
     """File the elements that hold `bits` under what they are."""
     here = hits(indices)
     site = site_of_bits(dtype, bits) if dtype.is_floating_point else UNTAGGED

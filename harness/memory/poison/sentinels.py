@@ -8,6 +8,7 @@ a NaN operand; a cast to bfloat16 and NVIDIA GPUs yield a canonical NaN, which p
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.core.catalog import SITES
 from harness.core.float_layouts import OUT_OF_RANGE as OUT_OF_RANGE
@@ -22,7 +23,7 @@ _TAG_OF = {site.name: site.tag for site in SITES}
 _SITE_OF = {site.tag: site.name for site in SITES}
 
 
-def bits_view(tensor: torch.Tensor) -> torch.Tensor:
+def bits_view(tensor: Tensor) -> Tensor:
     """The same memory as integers of the element's size: float32 -> int32, fp8 and bool -> uint8."""
     return tensor.view(_INT_VIEW[tensor.element_size()])
 
@@ -55,7 +56,7 @@ def site_of_bits(dtype: torch.dtype, bits: int) -> str | None:
     return None
 
 
-def hex_bits(tensor: torch.Tensor, index: tuple[int, ...]) -> str:
+def hex_bits(tensor: Tensor, index: tuple[int, ...]) -> str:
     """The bits of one element as text, for example ``0x7fc1 (bfloat16 NaN, site output)``."""
     bits = int(bits_view(tensor[index].reshape(1)).item())
     size = 8 * tensor.element_size()
