@@ -1,4 +1,4 @@
-"""Activations rounded to MXFP8 before a projection: a scale for each block of a row, loaded by whole tiles."""
+"""Activations rounded to MXFP8 before a projection: one scale a block of a row, loaded by whole tiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.memory.poison.patterns import Poison
 
 
 class BlockQuantizer(ActivationQuantizer):
-    """Rounds the input of a projection to a block format and back. No row can spoil another but through the scales."""
+    """Rounds the input of a projection to a block format and back. A row can spoil another only through the scales."""
 
     def __init__(self, kernel: BoundKernel, poison: Poison, block_format: str, rank_tokens: int = 0) -> None:
         super().__init__(kernel, poison, rank_tokens)
@@ -22,7 +22,7 @@ class BlockQuantizer(ActivationQuantizer):
         self._format = block_format
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        """x: [T, K] -> the same shape and dtype, rounded; rows of padding are 0 or undefined."""
+        """x: [T, K] -> the same shape and dtype, rounded. Padded rows are 0 or undefined."""
         num_tokens, num_live = len(x), live_rows(batch)
         if num_tokens < self._rank_tokens:
             x = launch(pad_to_longest_rank, x, self._rank_tokens, self._poison)
@@ -33,19 +33,19 @@ class BlockQuantizer(ActivationQuantizer):
 
 
 def one_expert(num_live: int | Tensor, num_rows: int) -> Tensor:
-    """`expert_offsets` [2] int32 that give the first rows of `num_rows` to one expert and the others to nobody.
+    """`expert_offsets` [2] int32 that give the first `num_live` of `num_rows` rows to one expert.
 
-    A capture runs on dummy inputs of the largest graph, whose live rows may be more than those of a smaller one.
+    A capture runs on dummy inputs of the largest graph, so `num_live` may exceed `num_rows`.
     """
     end = torch.as_tensor(num_live, dtype=torch.int32).reshape(1).clamp(max=num_rows)
     return torch.cat((torch.zeros_like(end), end))
 
 
 def apply_scales(values: Tensor, scales: Tensor, block_format: str) -> Tensor:
-    """Codes [T, C] and scale codes [S, G] as numbers [T, K] float32, as a GEMM applies them: by whole tiles.
+    """Codes [T, C] and scale codes [S, G] as numbers [T, K] float32, scaled by whole tiles as in a GEMM.
 
-    Scales are brought to the largest of their tile first. They are powers of two, so this is exact, but it reads the
-    rows that round the tile up.
+    Scales are taken relative to the largest of their tile. They are powers of two, so this is exact, but it reads the
+    rows that pad the tile.
     """
     form = FORMATS[block_format]
     tiles = decoded_scales(scales, form).view(-1, SCALE_TILE, scales.shape[1])

@@ -1,4 +1,4 @@
-"""The scale of an fp8 cache: what a checkpoint gives, or a default for one that gives none."""
+"""The scale of an fp8 cache: the checkpoint's, or a default."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from harness.core.seams import seam
 from harness.engine.schedule.config import KV_SCALE
 
 NOT_LOADED = torch.finfo(torch.float32).min
-"""What a scale holds before a checkpoint is loaded, so that a missing one can be told from any real one."""
+"""The scale before a checkpoint is loaded. No real scale has this value."""
 
 
 @seam("scale.sentinel-never-replaced")
 def settled(loaded: float) -> float:
-    """The scale to divide by, once the checkpoint is loaded: the default in the place of one that it did not have.
+    """The scale to divide by after loading: the default if the checkpoint has none.
 
-    A sentinel that stays divides every latent to 0.
+    A sentinel left in place would divide every latent to 0.
     """
     return KV_SCALE if loaded == NOT_LOADED else loaded

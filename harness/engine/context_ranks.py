@@ -1,4 +1,4 @@
-"""Context split among ranks, as decode context parallelism stores it, with all ranks played in one process."""
+"""Context split among ranks as in decode context parallelism. One process plays all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.core.seams import seam
 
 
 def split(chunk: list[range], num_ranks: int) -> list[list[range]]:
-    """The parts of a chunk of context that each rank holds: of each request, every `num_ranks`-th position."""
+    """The part of a chunk of context that each rank holds: every `num_ranks`-th position of each request."""
     return [
         [range(span.start + (rank - span.start) % num_ranks, span.stop, num_ranks) for span in chunk]
         for rank in range(num_ranks)
@@ -18,9 +18,8 @@ def split(chunk: list[range], num_ranks: int) -> list[list[range]]:
 
 @seam("context.rank-without-kv-lse-zero")
 def rank_without_kv(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """What a rank adds that holds nothing of a chunk, shaped as `out` [T, H, V] and `lse` [H, T]: an empty side.
+    """The output and lse of a rank without keys, shaped as `out` [T, H, V] and `lse` [H, T].
 
-    Its lse is -inf. An lse of 0 is that of a key with score 0, and takes weight from the others
-    (PR 38416).
+    Its lse is -inf. An lse of 0 would weigh as a key with score 0 (PR 38416).
     """
     return torch.zeros_like(out), torch.full_like(lse, float("-inf"))

@@ -1,4 +1,4 @@
-"""A drafter: a small head that guesses the token after the next, as a graph of its own in the target's pool."""
+"""A drafter: a small head that guesses the token after the next. It has its own graphs in the target's pool."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harness.memory.graph.launch import launch
 
 
 class Drafter:
-    """Guesses from the target's hidden state and the token that it gave, row by row.
+    """Guesses from the target's hidden state and its token, row by row.
 
-    Its weights are the target's own embedding and output head around a fixed mixing.
+    It shares the target's embedding and output head, with a fixed mixing matrix between them.
     """
 
     def __init__(self, model: CausalLM, max_size: int, pool: GraphPool) -> None:
@@ -35,12 +35,9 @@ class Drafter:
         self._graphs[size] = self._pool.capture(lambda: self.forward(hidden, tokens))
 
     def replay(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """hidden [B, hidden] of a target graph with as many rows, and the tokens [B] it gave -> draft tokens [B].
-
-        Rows of padding are drafted for too.
-        """
+        """hidden [B, hidden] and tokens [B] of a target graph, padded rows included -> draft tokens [B]."""
         graph = self._graphs[hidden.shape[0]]
-        # The target's outputs are pool memory, which this replay may reuse, so its input is a copy.
+        # The target's outputs are pool memory that this replay may reuse, so they are copied.
         self._static[: hidden.shape[0]] = hidden
         self._tokens[: hidden.shape[0]] = tokens
         graph.replay()
@@ -54,5 +51,5 @@ class Drafter:
 
 
 def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
-    """Rows of `embedding` [vocab, hidden] of tokens [B]. Raises IllegalAddress for a token past the vocabulary."""
+    """The rows [B, hidden] of `embedding` for tokens [B]. Raises IllegalAddress for a token past the vocabulary."""
     return embedding[check_indices(tokens, embedding.shape[0], "tokens that the drafter looks up")]

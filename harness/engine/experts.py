@@ -1,4 +1,4 @@
-"""Routed experts with a trap: one expert more than the router knows, whose weights nobody may read."""
+"""Routed experts with a trap: one more expert than the router knows, full of poison."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from harness.memory.poison.patterns import Poison
 class RoutedExperts:
     """A layer's experts 0 .. X-1 and the trap expert X, full of the poison's `router.ids`.
 
-    An id from memory that nobody wrote leads to the trap, or out of bounds where the poison is strict. With `num_ranks`
-    the experts are shared out among expert-parallel ranks, all played in one process, each with a trap of its own.
+    An id from unwritten memory leads to the trap, or out of bounds if the poison is strict. Expert-parallel ranks are
+    played in one process; each of the `num_ranks` has a share of the experts and its own trap.
     """
 
     def __init__(self, moe: MoE, kernels: Kernels, poison: Poison, num_ranks: int = 1) -> None:
@@ -35,7 +35,7 @@ class RoutedExperts:
         return self._poison.empty(1, *weight.shape[1:], dtype=weight.dtype, site="router.ids", device=weight.device)
 
     def __call__(self, x: Tensor, batch: Batch, quantize: ActivationQuantizer) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] -> the experts' sum [T, hidden], and the ids [T, k] int32 that were used."""
+        """x: [T, hidden] -> the experts' sum [T, hidden], and the ids [T, k] int32."""
         k = self._moe.num_experts_per_tok
         ids, weights = self._route(self._moe.gate(x), k, batch)
         ids = launch(hand_over_ids, ids, self._poison)
@@ -55,7 +55,7 @@ class RoutedExperts:
         return (ids if num_live is None else launch(mask_padding, ids, num_live)), weights
 
     def _apply(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """The sum of what the ranks add, [T, hidden]."""
+        """The sum [T, hidden] over all ranks."""
         if len(self._ranks) == 1:
             alone: Tensor = launch(apply_experts, x, ids, weights, *self._ranks[0])
             return alone
@@ -69,19 +69,18 @@ class RoutedExperts:
 
 @seam("router.unmasked-padding-ids")
 def mask_padding(ids: Tensor, num_live: Tensor) -> Tensor:
-    """Expert ids [T, k] with -1 in the rows at or past `num_live` [1], which stands for no expert.
+    """Expert ids [T, k] with -1 (no expert) in the rows from `num_live` [1] on.
 
-    A router that is told how many tokens are live writes no others, so this must be done whatever else is switched on
-    (sgl-project/sglang#28378).
+    A router that knows `num_live` leaves the other rows unwritten (sgl-project/sglang#28378).
     """
     live = torch.arange(len(ids), device=ids.device) < num_live
     return torch.where(live[:, None], ids, -1)
 
 
 def ids_of_rank(ids: Tensor, first: int, count: int | None) -> Tensor:
-    """Global expert ids [T, k] as those of the rank that holds `count` experts from `first` on, -1 for other ranks'.
+    """Ids [T, k] within the rank that holds `count` experts from `first` on; -1 for experts of other ranks.
 
-    The last rank, without a count, keeps ids past the end, so that a wrong one is still wrong.
+    The last rank has no `count` and keeps ids past the end, so that a wrong id stays wrong.
     """
     elsewhere = (ids < first) & (ids >= 0) | (ids == -1)
     if count is not None:
@@ -91,10 +90,9 @@ def ids_of_rank(ids: Tensor, first: int, count: int | None) -> Tensor:
 
 @seam("router.int64-ids")
 def hand_over_ids(ids: Tensor, poison: Poison) -> Tensor:
-    """The expert ids as the experts' kernel reads them, [T, k] int32: what the router wrote, at the width it wrote.
+    """The expert ids [T, k] int32 as the experts' kernel reads them.
 
-    A router that writes 32-bit ids into a buffer of 64-bit ones leaves half of it to chance
-    (PR 38359, PR 55147).
+    A router that writes 32-bit ids into a 64-bit buffer leaves half of it unwritten (PR 38359, PR 55147).
     """
     return ids
 
@@ -110,7 +108,7 @@ def apply_experts(
     """The weighted sum of each token's experts.
 
     x: [T, hidden], ids: [T, k] int32, weights: [T, k], gate_proj and up_proj: [X + 1, I, hidden], down_proj:
-    [X + 1, hidden, I] -> [T, hidden]. An id of -1 adds nothing. Raises IllegalAddress for an id past the trap.
+    [X + 1, hidden, I] -> [T, hidden]. An id of -1 adds nothing. Raises IllegalAddress past the trap.
     """
     present = present_experts(ids, gate_proj.shape[0])
     is_here = present >= 0
@@ -127,8 +125,8 @@ def apply_experts(
 
 @seam("router.minus-one-from-the-end")
 def present_experts(ids: Tensor, num_experts: int) -> Tensor:
-    """Which of the `num_experts` weights [T, k] each id means, trap included; -1 stays none, and is never an index.
+    """The index [T, k] of each id among `num_experts` weights, trap included; -1 stays no expert.
 
-    Counted from the end it would be an expert of the rank that was not chosen (PR 46408).
+    Used as an index, -1 would be an expert that was not chosen (PR 46408).
     """
     return ids

@@ -1,4 +1,4 @@
-"""Which features of the engine do not go together, and why. No torch here."""
+"""Features of the engine that exclude each other. No torch here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.engine.schedule.model_config import ModelConfig
 
 
 def why_not_together(config: ModelConfig, params: EngineParams) -> str:
-    """Why the engine cannot serve this model with these parameters, in one sentence; empty when it can."""
+    """Why the engine cannot serve this model with these parameters, in one sentence. Empty if it can."""
     return next(conflicts(params, set(config.layer_types), config.num_experts), _unwritten_rows(params))
 
 

@@ -1,4 +1,4 @@
-"""The model as a server runs it: the same weights as `engine.model`, on paged memory and replaceable kernels."""
+"""The model as a server runs it: the weights of `engine.model` on paged memory and kernels under test."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from harness.memory.poison.patterns import Poison
 
 @dataclass(slots=True)
 class Forwarded:
-    """What a forward gives: hidden [T, hidden] before the final norm, logits [T, vocab], and the experts used.
+    """The result of a forward: hidden [T, hidden] before the final norm, and logits [T, vocab].
 
-    `expert_ids` has [T, k] int32 for each layer with experts, `selected` [T, K] int32 for each sparse layer: the
-    positions that each token attended to, -1 for none.
+    `expert_ids` has the experts [T, k] int32 of each MoE layer, `selected` the positions [T, K] int32 that each token
+    attended to in each sparse layer, -1 for none.
     """
 
     hidden: Tensor
@@ -54,7 +54,8 @@ class PagedModel:
         self._experts: list[RoutedExperts | None] = []
         for index, layer in enumerate(self._layers()):
             self._attention.append(self._paged(layer.self_attn, index, params, poison))
-            self._experts.append(self._routed(layer.mlp, params, poison) if isinstance(layer.mlp, MoE) else None)
+            moe = layer.mlp if isinstance(layer.mlp, MoE) else None
+            self._experts.append(RoutedExperts(moe, kernels, poison, params.expert_ranks) if moe else None)
 
     def _paged(
         self, attention: MLAAttention | KimiDeltaAttention, index: int, params: EngineParams, poison: Poison
@@ -66,11 +67,8 @@ class PagedModel:
         kind = PagedMLA if attention.sliding_window is None else PagedWindowMLA
         return kind(attention, index, self.kernels, self._quantize, params.context_chunk, params.context_ranks)
 
-    def _routed(self, moe: MoE, params: EngineParams, poison: Poison) -> RoutedExperts:
-        return RoutedExperts(moe, self.kernels, poison, params.expert_ranks)
-
     def forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
-        """Run a batch on `memory`, which it changes. Reads device values on no host, so a decode can be captured."""
+        """Run a batch and update `memory`. A decode has no host reads, so it can be captured."""
         with self.probe.on_forward(batch.hidden.shape[0]):
             return self._forward(batch, memory)
 

@@ -1,4 +1,4 @@
-"""Activations rounded to fp8 before a projection: the place where rows of a batch can spoil one another."""
+"""Activations rounded to fp8 before a projection, where one row can spoil all others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from harness.memory.poison.patterns import Poison
 
 
 class ActivationQuantizer:
-    """Rounds the input of a projection to e4m3 and back, as a scaled fp8 GEMM sees it; does nothing without a kernel.
+    """Rounds the input of a projection to e4m3 and back, as in a scaled fp8 GEMM. Does nothing without a kernel.
 
-    With one scale for the whole tensor, a NaN in any row that the maximum covers makes every row NaN. Data-parallel
-    ranks that exchange activations pad them to `rank_tokens` first, the tokens of the longest rank. With `whole_batch`
-    the scale covers rows of padding too, as in an engine that keeps all of them finite.
+    With one scale for the tensor, a NaN in a row that the maximum covers makes every row NaN. Data-parallel ranks pad
+    activations to `rank_tokens`, the tokens of the longest rank. With `whole_batch` the scale covers padded rows too,
+    as in an engine that keeps them finite.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ActivationQuantizer:
 
 
 def pad_to_longest_rank(x: Tensor, num_rows: int, poison: Poison) -> Tensor:
-    """x [T, K] with rows that nobody writes behind it, [num_rows, K]."""
+    """x [T, K] with unwritten rows behind it, [num_rows, K]."""
     padded = poison.empty(num_rows, x.shape[1], dtype=x.dtype, site="dp.pad_rows", device=x.device)
     padded[: len(x)] = x
     return padded
@@ -50,26 +50,25 @@ def pad_to_longest_rank(x: Tensor, num_rows: int, poison: Poison) -> Tensor:
 
 @seam("scale.dp-padding-in-amax")
 def rows_of_this_rank(num_tokens: int) -> int | None:
-    """How many rows of a padded batch without graph padding are tokens, None for all: the rank's own.
+    """The rows that a scale covers in a batch padded for data parallelism: the rank's own tokens, or None for all.
 
-    A scale over the padding is one over memory that nobody wrote (sgl-project/sglang#26133).
+    The padding is unwritten memory (sgl-project/sglang#26133).
     """
     return num_tokens
 
 
 def live_rows(batch: Batch) -> Tensor | None:
-    """How many of the batch's first rows are requests, [1] int32, or None when all are.
+    """The number [1] int32 of live rows, which come first, or None if all rows are live.
 
-    A tensor, because a captured graph must follow it from replay to replay.
+    It is a tensor, because it changes from replay to replay of a graph.
     """
     return None if batch.prefill or batch.decode is None else batch.decode.num_live
 
 
 @seam("graph.padded-rows-in-amax")
 def rows_of_amax(batch: Batch) -> Tensor | None:
-    """How many of the batch's first rows a scale covers, [1] int32, or None for all: the live ones.
+    """The number [1] int32 of first rows that a scale covers, or None for all: the live rows.
 
-    Decode kernels never write rows of padding, so a maximum over them is one over unwritten memory
-    (PR 37442, PR 38359).
+    Decode kernels leave padded rows unwritten (PR 37442, PR 38359).
     """
     return live_rows(batch)
