@@ -36,7 +36,7 @@ FAULTS: tuple[FaultSpec, ...] = (
               "harness.engine.faults.context_merge:reshaped_lse"),
     FaultSpec("context.rank-without-kv-lse-zero", "vllm-project/vllm#38416",
               "a context-parallel rank without keys adds an lse of 0 instead of -inf",
-              "harness.engine.context_ranks:rank_without_kv", "harness.engine.faults.context_merge:zero_lse"),
+              "harness.engine.attention:rank_without_kv", "harness.engine.faults.context_merge:zero_lse"),
     FaultSpec("batch.decode-prefill-border", "vllm-project/vllm#14253",
               "prompts of a mixed batch are given the latents of its decodes",
               "harness.engine.attention:rows_of_prompts",
@@ -72,7 +72,7 @@ FAULTS: tuple[FaultSpec, ...] = (
               "harness.engine.quantize:rows_of_this_rank", "harness.engine.faults.block_scales:all_rows_of_all_ranks"),
     FaultSpec("scale.sentinel-never-replaced", "vllm-project/vllm-omni#5262",
               "a scale that the checkpoint lacks stays what it was before loading",
-              "harness.engine.cache_scales:settled", "harness.engine.faults.block_scales:sentinel_as_scale"),
+              "harness.engine.memory:settled", "harness.engine.faults.block_scales:sentinel_as_scale"),
     # Blocks that change hands between layers of different types.
     FaultSpec("kv.tail-masked-by-multiply", "flashinfer-ai/flashinfer#941",
               "unused KV slots are masked in the scores only: 0 times NaN reaches live rows",
@@ -99,10 +99,10 @@ FAULTS: tuple[FaultSpec, ...] = (
     FaultSpec("prefix.hit-before-written", "vllm-project/vllm#50283",
               "pages enter the prefix cache when they are scheduled, before anything is written",
               "harness.engine.schedule.scheduler:written_tokens",
-              "harness.engine.faults.prefix_cache:tokens_scheduled"),
+              "harness.engine.faults.shared_pools:tokens_scheduled"),
     FaultSpec("window.evicted-blocks-in-table", "vllm-project/vllm#42273",
               "blocks that left the window stay in the block table after they are given back",
-              "harness.engine.schedule.scheduler:forget_evicted", "harness.engine.faults.prefix_cache:keep_evicted"),
+              "harness.engine.schedule.scheduler:forget_evicted", "harness.engine.faults.shared_pools:keep_evicted"),
     # Token lists of sparse attention.
     FaultSpec("sparse.invalid-index-clamped", "vllm-project/vllm#57156",
               "an index of -1 loads slot 0, and only the scores are masked",
@@ -117,7 +117,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     # Rows that a speculative step verifies.
     FaultSpec("verify.nan-row-to-vocab-size", "vllm-project/vllm#53029",
               "a row of NaN gives a token past the end of the vocabulary", "harness.engine.verification:greedy_tokens",
-              "harness.engine.faults.verify_rows:token_above_all"),
+              "harness.engine.faults.padded_requests:token_above_all"),
     # Indices that are too narrow, clipped or negative.
     FaultSpec("index.page-offset-32-bit", "flashinfer-ai/flashinfer#3136",
               "the offset of a page is formed in 32 bits and wraps in a large pool",
@@ -156,13 +156,13 @@ FAULTS: tuple[FaultSpec, ...] = (
     # Dummy batches.
     FaultSpec("write_kv.slot-zero-for-padding", "vllm-project/vllm#39444",
               "padded and dummy tokens are stored in slot 0, inside the null block",
-              "harness.engine.batch:padding_slot", "harness.engine.faults.dummy_batches:slot_zero"),
+              "harness.engine.batch:padding_slot", "harness.engine.faults.padded_requests:slot_zero"),
     FaultSpec("pad.private-slot-copy", "vllm-project/vllm-ascend#15417",
               "a backend copies the slots before a dummy step clears them", "harness.engine.batch:fill_dummy",
-              "harness.engine.faults.dummy_batches:build_then_clear"),
+              "harness.engine.faults.padded_requests:build_then_clear"),
     FaultSpec("null.warmup-writes-slot-zero", "vllm-project/vllm#38719",
               "warm-ups and dummy batches store their tokens in slot 0", "harness.engine.batch:dummy_slots",
-              "harness.engine.faults.dummy_batches:zeroed_slots"),
+              "harness.engine.faults.padded_requests:zeroed_slots"),
     # Memory of captured graphs.
     FaultSpec("graph.shared-pool-overwrite", "vllm-project/vllm#53488",
               "logits are read from graph memory after the drafter's graph ran in the same pool",

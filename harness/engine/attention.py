@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from harness.core.seams import seam
-from harness.engine import context_ranks
 from harness.engine.batch import Batch, DecodeInputs, PrefillRequest
 from harness.engine.kernels import Kernels
 from harness.engine.memory import PagedMemory
@@ -99,7 +98,7 @@ class PagedMLA:
         query_start_loc = torch.tensor([0, *(end for _, end in spans)], dtype=torch.int32, device=q.device)
         with_context: int | None = tokens_with_context(requests)
         chunks = context_chunks(requests, self.context_chunk)
-        for part in (part for chunk in chunks for part in context_ranks.split(chunk, self.num_ranks)):
+        for part in (part for chunk in chunks for part in split_among_ranks(chunk, self.num_ranks)):
             if any(part):
                 latents, chunk_start_loc = gather_context(cache, requests, part, kv_scale)
                 k, v = attention.expand_kv(latents[:, :rank].to(q.dtype), latents[:, rank:].to(q.dtype))
@@ -107,7 +106,7 @@ class PagedMLA:
                     q, k, v, query_start_loc, chunk_start_loc, scale=attention.softmax_scale
                 )
             else:
-                chunk_out, chunk_lse = context_ranks.rank_without_kv(out, lse)
+                chunk_out, chunk_lse = rank_without_kv(out, lse)
             out, lse = self.kernels.merge_attn_states(
                 chunk_out, chunk_lse, out, lse, num_tokens_with_context=with_context
             )
@@ -221,3 +220,20 @@ def _gather(cache: Tensor, blocks: Tensor, offsets: Tensor, kv_scale: float | No
     # Older releases of torch cannot index fp8, so bytes are indexed.
     raw = cache.view(torch.uint8)[pages, offsets]
     return raw.view(torch.float8_e4m3fn).float() * (1.0 if kv_scale is None else kv_scale)
+
+
+def split_among_ranks(chunk: list[range], num_ranks: int) -> list[list[range]]:
+    """The part of a chunk of context that each rank holds: every `num_ranks`-th position of each request."""
+    return [
+        [range(span.start + (rank - span.start) % num_ranks, span.stop, num_ranks) for span in chunk]
+        for rank in range(num_ranks)
+    ]
+
+
+@seam("context.rank-without-kv-lse-zero")
+def rank_without_kv(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The output and lse of a rank without keys, shaped as `out` [T, H, V] and `lse` [H, T].
+
+    Its lse is -inf. An lse of 0 would weigh as a key with score 0 (PR 38416).
+    """
+    return torch.zeros_like(out), torch.full_like(lse, float("-inf"))

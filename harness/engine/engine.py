@@ -10,7 +10,6 @@ from torch import Tensor
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.engine import verification
-from harness.engine.features import why_not_together
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
 from harness.engine.observations import NewestLogits, Observations
@@ -18,7 +17,7 @@ from harness.engine.probe import Probe
 from harness.engine.runner import ModelRunner, num_rows
 from harness.engine.schedule import zeroing
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.config import NULL_BLOCK
+from harness.engine.schedule.config import NULL_BLOCK, why_not_together
 from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Step
 from harness.engine.schedule.sequence import Sequence
 from harness.engine.verification import SuffixDrafts, confirmed

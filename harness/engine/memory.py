@@ -17,8 +17,7 @@ from torch import Tensor
 
 from harness.core.params import KvType
 from harness.core.seams import seam
-from harness.engine import cache_scales
-from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
+from harness.engine.schedule.config import KV_SCALE, NULL_BLOCK, PAGE_SIZE
 from harness.engine.schedule.model_config import LayerType, ModelConfig
 from harness.engine.schedule.scheduler import Step
 from harness.engine.schedule.sequence import Sequence
@@ -32,6 +31,8 @@ KV_DTYPES: dict[KvType, torch.dtype] = {
 }
 GROUP_OF: dict[LayerType, Group] = {"mla": "attention", "sparse": "attention", "window": "window", "kda": "state"}
 """The layers of a group share a block table. All groups share the pool."""
+NOT_LOADED = torch.finfo(torch.float32).min
+"""The scale of an fp8 cache before a checkpoint is loaded. No real scale has this value."""
 _ALIGNMENT = 16
 
 
@@ -79,13 +80,13 @@ class CacheLayout:
             block_bytes=-(-needed // _ALIGNMENT) * _ALIGNMENT,
             slot_of_layer=slot_of_layer,
             kv_dtype=dtype,
-            kv_scale=cache_scales.settled(cache_scales.NOT_LOADED) if kv == "fp8_e4m3" else None,
+            kv_scale=settled(NOT_LOADED) if kv == "fp8_e4m3" else None,
             latent_dim=config.latent_dim,
             conv_shape=conv_shape,
             ssm_shape=ssm_shape,
             group_of_layer=groups,
             window_dtype=KV_DTYPES[window_kv],
-            window_scale=cache_scales.settled(cache_scales.NOT_LOADED) if window_kv == "fp8_e4m3" else None,
+            window_scale=settled(NOT_LOADED) if window_kv == "fp8_e4m3" else None,
             index_dim=index_dim,
         )
 
@@ -193,3 +194,12 @@ def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
 def zero_listed_blocks(memory: PagedMemory, step: Step) -> None:
     """Zero the blocks that the scheduler lists, before any read. A rewritten runner ignored the list (PR 43990)."""
     memory.zero(step.blocks_to_zero)
+
+
+@seam("scale.sentinel-never-replaced")
+def settled(loaded: float) -> float:
+    """The scale of an fp8 cache after loading: the default if the checkpoint has none.
+
+    A sentinel left in place would divide every latent to 0.
+    """
+    return KV_SCALE if loaded == NOT_LOADED else loaded

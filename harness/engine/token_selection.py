@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.core.seams import seam
-from harness.engine.model.indexer import Indexer
+from harness.engine.model.mla import Indexer
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 from harness.memory.bounds import check_indices
 from harness.memory.poison.patterns import Poison

@@ -1,12 +1,14 @@
-"""Faults of padded requests: they are taken for live ones, or store where live ones read."""
+"""Faults of padding and dummy batches: taken for live rows, or stored where live rows read."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from harness.engine.batch import Batch, DecodeInputs
+from harness.engine.batch import NO_KEYS, Batch, DecodeInputs, Padding, fill_static
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import NULL_BLOCK
+from harness.memory.poison.patterns import Poison
 
 
 def reset_full_layers_only(static: Batch, num_live: int, slot: int) -> None:
@@ -51,3 +53,30 @@ def block_minus_one(decode: DecodeInputs, num_live: int, filler: int, num_keys: 
     decode.block_table[num_live:] = -1
     decode.seq_lens[num_live:] = 1
     decode.state_blocks[num_live:] = NULL_BLOCK
+
+
+def build_then_clear(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
+    """Build the metadata before the slots are cleared, so that the backend's copy has the slots of the last live step
+    ."""
+    last_step = static.slot_mapping.clone()
+    fill_static(static, dummy, poison, padding)
+    if static.backend_slots is not None:
+        static.backend_slots.copy_(last_step)
+
+
+def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
+    """A buffer of zeros: slot 0 is the first of the null block (PR 38719)."""
+    return torch.zeros(num_tokens, dtype=torch.int64, device=device)
+
+
+def slot_zero(padding: Padding) -> int:
+    """Leave slots of padding and of dummy batches at 0: the first slot of the null block (PR 39444)."""
+    return 0
+
+
+def token_above_all(logits: Tensor) -> Tensor:
+    """Start from the vocabulary's size and take a token if its logit is greater than the best so far. In a row of NaN
+    no logit is, and the token does not exist (PR 53029)."""
+    vocab_size = logits.shape[-1]
+    best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)
+    return torch.where(logits.isnan().all(dim=-1), vocab_size, best)

@@ -1,4 +1,4 @@
-"""Faults of pools: blocks reused by layers of another type without zeroing, and a null block given to a request."""
+"""Faults of the block pool: foreign bits in reused blocks, unwritten prefixes, blocks kept or given too long."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from harness.engine.memory import PagedMemory
 from harness.engine.schedule.block_pool import FreeList
 from harness.engine.schedule.scheduler import Step
+from harness.engine.schedule.sequence import Sequence
 from harness.engine.schedule.zeroing import CacheGroup, Group
 
 
@@ -47,3 +48,13 @@ def skip_attention_blocks(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
 def values_as_loaded(values: Tensor, used: Tensor) -> Tensor:
     """values [A, 64, R] as the page holds them, `used` [A, 64] ignored: 0 times NaN (flashinfer-ai/flashinfer#941)."""
     return values
+
+
+def tokens_scheduled(sequence: Sequence, num_new_tokens: int) -> int:
+    """Count the tokens of the step that is being scheduled as written already. If the step is dropped, later prompts
+    find unwritten pages (PR 50283)."""
+    return sequence.num_computed_tokens + num_new_tokens
+
+
+def keep_evicted(window_blocks: list[int], num_evicted: int) -> None:
+    """Leave freed blocks in the table; other requests get them soon (PR 42273)."""

@@ -1,4 +1,4 @@
-"""Small layers that every block shares: RMS norm and the gated MLP."""
+"""Small layers that every block shares: RMS norm, the gated MLP, and rotary position embedding."""
 
 from __future__ import annotations
 
@@ -38,3 +38,18 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
+
+
+def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotate the pairs (0, 1), (2, 3), ... of the last dimension by an angle that grows with the position.
+
+    x: [..., T, *, E] where `positions` broadcasts against `x.shape[:-1]`, for example x [T, H, E] with
+    positions [T, 1]; E even. Returns the same shape and dtype; angles and products are float32 or wider.
+    """
+    wide = compute_dtype(x.dtype)
+    dim = x.shape[-1]
+    exponents = torch.arange(0, dim, 2, device=x.device, dtype=wide) / dim
+    angles = positions.to(wide).unsqueeze(-1) * theta**-exponents
+    cos, sin = angles.cos(), angles.sin()
+    even, odd = x[..., 0::2].to(wide), x[..., 1::2].to(wide)
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
