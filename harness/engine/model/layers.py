@@ -8,12 +8,12 @@ from torch.nn import functional as F
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which norms, gates and recurrences run: float32, or float64 for a float64 model."""
+    """The dtype of norms, gates and recurrences: float32, or float64 for a float64 model."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension (arXiv 1910.07467); output in the input's dtype."""
+    """Root-mean-square norm over the last dimension (arXiv 1910.07467), in the input's dtype."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -41,10 +41,10 @@ class MLP(nn.Module):
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotate the pairs (0, 1), (2, 3), ... of the last dimension by an angle that grows with the position.
+    """Rotary position embedding (arXiv 2104.09864), interleaved as DeepSeek's (`is_neox_style=False`).
 
-    x: [..., T, *, E] where `positions` broadcasts against `x.shape[:-1]`, for example x [T, H, E] with
-    positions [T, 1]; E even. Returns the same shape and dtype; angles and products are float32 or wider.
+    x: [..., T, *, E] with even E; `positions` broadcasts against `x.shape[:-1]`, for example [T, 1] for x [T, H, E].
+    Returns the same shape and dtype; angles and products are float32 or wider.
     """
     wide = compute_dtype(x.dtype)
     dim = x.shape[-1]

@@ -10,14 +10,14 @@ from harness.engine.schedule.model_config import ModelConfig
 __all__ = ["KV_SCALE", "NULL_BLOCK", "PAGE_SIZE", "model_config", "num_pages"]
 
 NULL_BLOCK = 0
-"""The block that belongs to nobody; unused block-table entries point to it, and a state there is never updated."""
+"""The block without an owner. Unused block-table entries name it, and its state is never updated."""
 
 KV_SCALE = 0.04
-"""What an fp8 cache divides by: latents are near unit variance, so eleven standard deviations fit into e4m3's 448."""
+"""The default scale of an fp8 cache. Latents have unit variance, and eleven standard deviations fit into e4m3's 448."""
 
 
 def num_pages(num_tokens: int) -> int:
-    """Pages that hold `num_tokens` slots."""
+    """The number of pages for `num_tokens` tokens."""
     return -(-num_tokens // PAGE_SIZE)
 
 
