@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.library import Library
 
 from harness.core.errors import HarnessError
+from harness.memory.graph.storage import whole_storage
 from harness.memory.poison.call_sites import CallSite, CallSites
 from harness.memory.poison.marks import mark_
 from harness.memory.poison.patterns import Poison
-from harness.memory.poison.storages import whole_storage
 
 MAX_BYTES = 2 << 30
 """Larger allocations are left alone: some programs reserve memory that they never touch."""
