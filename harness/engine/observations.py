@@ -99,4 +99,4 @@ class Observations:
     replays: list[ReplayNote] = field(default_factory=list)
     bindings: list[BindingNote] = field(default_factory=list)
     num_mixed_steps: int = 0
-    """Steps whose batch held decodes and prompts."""
+    """The number of batches with decodes and prompts."""

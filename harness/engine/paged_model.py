@@ -39,7 +39,7 @@ class Forwarded:
 
 
 class PagedModel:
-    """A `CausalLM` whose attention, quantization and routing go through kernels under test."""
+    """A `CausalLM` with attention, quantization and routing by kernels under test."""
 
     def __init__(
         self, model: CausalLM, params: EngineParams, kernels: Kernels, poison: Poison, probe: Probe | None = None

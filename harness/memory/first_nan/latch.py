@@ -1,11 +1,11 @@
-"""What a scan writes: the fields of a latch and of an event, and the bits of a value that is not finite."""
+"""The fields of a latch and of an event, and the bits of a value that is not finite."""
 
 from __future__ import annotations
 
 import torch
 
 NEVER = 2**63 - 1
-"""What `first` holds for a slot that was never hit."""
+"""The value of `first` for a slot without a hit."""
 LATCH_FIELDS = 7
 """Step + 1 of the first hit (0: none), step + 1 of the last; of the first its place among all events, its phase, the
 width of a row and the place of the type in DTYPES; and whether the slot was ever scanned."""

@@ -1,7 +1,7 @@
-"""One scan as an op of torch, `mla_harness::watch`: on a CPU plain torch, on CUDA a Triton launch for two tensors.
+"""A scan as an op of torch, `mla_harness::watch`: plain torch on a CPU, a Triton launch for two tensors on CUDA.
 
-An op, because captures, `torch.compile` and recordings of a CPU keep an op as it is; it changes the recorder's
-buffers and returns nothing, so that none of them may drop it. Nothing is read back to the host on CUDA.
+Captures, `torch.compile` and a CPU's recordings keep an op. It changes the recorder's buffers, so none of them may drop
+it. On CUDA it has no host read.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -51,11 +51,11 @@ def _watch_one(
     x: Tensor, live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
     slot: int, limit: int,
 ) -> None:  # fmt: skip
-    """x: [rows, K]; of its first `live` [1] int32 rows (negative: of all) the first bad element is noted.
+    """Note the first bad element of x [rows, K] in its first `live` [1] int32 rows (negative: in all rows).
 
-    Bad is what is not finite, or for a `limit` that is not negative, an integer outside 0 .. limit - 1. `clock` [2]
-    int32 is step and phase. `latches` [W, 7] int32, `first` [W] int64 (flat index << 32 | bits), `events` [C, 3] int32
-    and `count` [1] int32 are those of :class:`harness.memory.first_nan.table.Table`.
+    A bad value is not finite, or with a `limit` >= 0 an integer outside 0 .. limit - 1. `clock` [2] int32 is step and
+    phase. `latches` [W, 7] int32, `first` [W] int64 (flat index << 32 | bits), `events` [C, 3] int32 and `count` [1]
+    int32 belong to :class:`harness.memory.first_nan.table.Table`.
     """
     num_live = int(live[0])
     latch = latches[slot]

@@ -146,7 +146,7 @@ def scan(
 
 
 class _Given:
-    """What a launch is told of one tensor [rows, K]."""
+    """The arguments of a launch for one tensor [rows, K]."""
 
     def __init__(self, arguments: tuple[Any, ...], constants: dict[str, Any], programs: int) -> None:
         self.arguments = arguments

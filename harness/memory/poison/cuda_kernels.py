@@ -29,8 +29,8 @@ def _fill_chunks(table, capacity, word, BLOCK: tl.constexpr):
 def fill_chunks(table: Tensor, num_chunks: int, word: int) -> None:
     """Fill `num_chunks` stretches of device memory with the 32-bit `word`, in one launch on the current stream.
 
-    table: [2, capacity] int64 on the device: row 0 addresses, row 1 sizes in bytes, both multiples of 512. Nothing is
-    checked: the addresses must be memory that nobody owns.
+    table: [2, capacity] int64 on the device: row 0 addresses, row 1 sizes in bytes, both multiples of 512. The
+    addresses are not checked; they must be free memory.
     """
     _fill_chunks[(num_chunks,)](table, table.shape[1], word, BLOCK=4096, num_warps=8)
 
@@ -45,7 +45,7 @@ def _classify(
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(words + index, mask=index < num_words, other=0).to(tl.int32)
-    # A field whose exponent is all ones carries into its sign bit when the lowest exponent bit is added once more.
+    # Adding the lowest exponent bit to an exponent of all ones carries into the sign bit.
     odd = (((word & exponents) + steps) & signs) != 0
     if tl.max(odd.to(tl.int32), axis=0) > 0:
         ones = mantissa | exponent | (mantissa + exponent + 1)
@@ -84,7 +84,7 @@ def classify(bits: Tensor, *, exponent: int, mantissa: int, sentinel: int | None
     """Count the non-finite elements of a contiguous CUDA tensor by class, and find the first of each.
 
     bits: [n] uint8, int16 or int32 view of the values; `exponent` and `mantissa` are the masks of its float type,
-    `sentinel` the tagged NaN pattern without its tag, or None for types whose NaN has no room for one.
+    `sentinel` the sentinel without its tag, or None for a type without room for tags.
     Returns (counts[68], first[68]) int64 on the device; `first` is n where a class is empty. No host sync.
     """
     counts = torch.zeros(CLASSES, dtype=torch.int64, device=bits.device)

@@ -1,8 +1,8 @@
-"""Bit patterns that can be told apart afterwards: NaN with a site tag in its payload, per dtype.
+"""Sentinels: NaN with a site tag in the payload, for each dtype.
 
-`0xFF..FF` is NaN in every float type and -1 as an int; where the type is known, the payload of a quiet NaN names
-the site instead, so that a verbatim leak can be traced at once. On x86, float32 arithmetic keeps the payload of
-a NaN operand; a cast to bfloat16 and NVIDIA GPUs yield a canonical NaN, which proves "computed from poison or 0/0".
+`0xFF..FF` is NaN in every float type and -1 as an int. If the type is known, the payload of a quiet NaN names the site,
+so that a verbatim copy can be traced. On x86, float32 arithmetic keeps the payload of a NaN operand; a cast to bfloat16
+and NVIDIA GPUs give a canonical NaN, which proves "computed from poison or 0/0".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from harness.core.float_layouts import OUT_OF_RANGE as OUT_OF_RANGE
 from harness.core.float_layouts import QUIET_BITS, TAG_MASK
 
 UNTAGGED = "untagged"
-"""The tag of the all-ones pattern, for types whose NaN has no free payload bits (fp8) and for raw bytes."""
+"""The tag of the all-ones pattern, for types without free payload bits (fp8) and for raw bytes."""
 
 _INT_VIEW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _QUIET_BITS: dict[torch.dtype, int] = {getattr(torch, name): bits for name, bits in QUIET_BITS.items()}
@@ -36,17 +36,17 @@ def sentinel_bits(dtype: torch.dtype, site: str) -> int:
 
 
 def quiet_bits(dtype: torch.dtype) -> int | None:
-    """The sentinel of `dtype` without a tag; None for a type whose NaN has no room for one."""
+    """The sentinel of `dtype` without a tag; None for a type without room for tags."""
     return _QUIET_BITS.get(dtype)
 
 
 def site_of_tag(tag: int) -> str | None:
-    """The site whose sentinels carry `tag`, or None."""
+    """The site with this tag, or None."""
     return _SITE_OF.get(tag)
 
 
 def site_of_bits(dtype: torch.dtype, bits: int) -> str | None:
-    """The site whose sentinel `bits` is, UNTAGGED for the all-ones pattern, or None for anything else."""
+    """The site of the sentinel `bits`, UNTAGGED for the all-ones pattern, or None for other values."""
     size = 8 * dtype.itemsize
     bits &= (1 << size) - 1
     if bits == (1 << size) - 1 and dtype not in _QUIET_BITS:
