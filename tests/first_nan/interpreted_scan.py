@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.memory.first_nan.scan import DTYPES, exponent_mask
+from harness.memory.first_nan.latch import DTYPES, exponent_mask
 from harness.memory.first_nan.table import BUFFERS, Table
 from harness.memory.poison.sentinels import bits_view
 from harness.memory.triton_interpreter import prepare

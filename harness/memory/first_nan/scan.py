@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from harness.memory.first_nan.latch import DTYPES, EXPONENT
-from harness.memory.poison.sentinels import bits_view
+from harness.memory.first_nan.latch import DTYPES
+from harness.memory.poison.sentinels import EXPONENT, bits_view
 
 _library = Library("mla_harness", "FRAGMENT")
 _library.define(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, quiet_bits
+from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, narrower_nans, quiet_bits
 
 NARROW = 40
 """The numbers of narrow marks are 1 to 40. Arithmetic makes NaN with 0 and 63 in bfloat16, and 41 to 47 become one
@@ -123,21 +123,5 @@ def number_of(dtype: torch.dtype, bits: int, is_cuda: bool = False) -> tuple[int
     room, most = (WIDE, WIDE) if is_wide else (0x3F, NARROW)
     if bits & ~room == quiet and 1 <= bits & room <= most:
         return bits & room, is_wide
-    return _widened(dtype, bits)
-
-
-_MANTISSA = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 52}
-
-
-def _widened(dtype: torch.dtype, bits: int) -> tuple[int, bool] | None:
-    """The number in a mark of a narrower type that was cast to `dtype`: its payload stands in the upper bits."""
-    payload = bits & ((1 << _MANTISSA[dtype]) - 1)
-    for small in (torch.float32, torch.float16, torch.bfloat16):
-        shift = _MANTISSA[dtype] - _MANTISSA[small]
-        if shift <= 0 or payload & ((1 << shift) - 1):
-            continue
-        exponent = ((1 << 8 * small.itemsize - 1) - 1) & ~((1 << _MANTISSA[small]) - 1)
-        found = number_of(small, exponent | payload >> shift)
-        if found is not None:
-            return found
-    return None
+    widened = (number_of(small, nan) for small, nan in reversed(narrower_nans(dtype, bits)))
+    return next((found for found in widened if found is not None), None)

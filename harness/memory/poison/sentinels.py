@@ -22,6 +22,32 @@ _QUIET_BITS: dict[torch.dtype, int] = {getattr(torch, name): bits for name, bits
 _TAG_OF = {site.name: site.tag for site in SITES}
 _SITE_OF = {site.tag: site.name for site in SITES}
 
+EXPONENT = {
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7C,
+    torch.bfloat16: 0x7F80,
+    torch.float16: 0x7C00,
+    torch.float32: 0x7F80_0000,
+    torch.float64: 0x7FF0_0000_0000_0000,
+}
+"""The bits that are all set in a value that is not finite. e4m3fn has no infinity, and its only NaN has all of them."""
+
+
+def mantissa_bits(dtype: torch.dtype) -> int:
+    """The mask of the mantissa of a float type: bits that differ among values that are not finite."""
+    return 0x7F if dtype == torch.float8_e4m3fn else ((1 << 8 * dtype.itemsize - 1) - 1) & ~EXPONENT[dtype]
+
+
+def narrower_nans(dtype: torch.dtype, bits: int) -> list[tuple[torch.dtype, int]]:
+    """The NaN of each narrower type that a cast to `dtype` makes `bits` of: its payload moves to the upper bits."""
+    mantissa = mantissa_bits(dtype)
+    found = []
+    for narrow in (torch.bfloat16, torch.float16, torch.float32):
+        shift = mantissa.bit_length() - mantissa_bits(narrow).bit_length()
+        if shift > 0 and bits & mantissa & ((1 << shift) - 1) == 0:
+            found.append((narrow, EXPONENT[narrow] | (bits & mantissa) >> shift))
+    return found
+
 
 def bits_view(tensor: Tensor) -> Tensor:
     """The same memory as integers of the element's size: float32 -> int32, fp8 and bool -> uint8."""
