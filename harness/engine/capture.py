@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,26 +16,6 @@ from harness.engine.paged_model import Forwarded, PagedModel
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.interface import Graph, GraphPool
 from harness.memory.graph.storage import tensors_of
-
-
-class Plans(Protocol):
-    """The plans of the graphs, by size of the graph."""
-
-    def warmup_metadata(self, size: int, batch: Batch) -> DecodeMetadata:
-        """Metadata for the run before the capture."""
-        ...
-
-    def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
-        """Metadata that the capture sees."""
-        ...
-
-    def before_replay(self, size: int, batch: Batch) -> None:
-        """Update the plan, unless the graph plans itself."""
-        ...
-
-    def current(self, size: int) -> Any:
-        """The plan that the engine believes the graph of this size reads."""
-        ...
 
 
 class PersistentPlans:
@@ -51,17 +31,21 @@ class PersistentPlans:
         assert batch.decode is not None
         return self._planner(batch.decode.seq_lens, num_heads=self._num_heads, **self._options)
 
-    def warmup_metadata(self, size: int, batch: Batch) -> DecodeMetadata:
+    def warmup_metadata(self, batch: Batch) -> DecodeMetadata:
+        """Metadata for the run before the capture."""
         return DecodeMetadata(self._plan(batch))
 
     def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
+        """Metadata for the capture."""
         self._plans[size] = self._plan(batch)
         return DecodeMetadata(self._plans[size])
 
     def before_replay(self, size: int, batch: Batch) -> None:
+        """Update the plan, unless the graph plans itself."""
         update_plan(self._plans, size, self._plan(batch))
 
     def current(self, size: int) -> Any:
+        """The plan that the engine believes the graph of this size reads."""
         return self._plans[size]
 
 
@@ -71,7 +55,7 @@ class LazyPlans:
     def __init__(self) -> None:
         self._metadata: dict[int, DecodeMetadata] = {}
 
-    def warmup_metadata(self, size: int, batch: Batch) -> DecodeMetadata:
+    def warmup_metadata(self, batch: Batch) -> DecodeMetadata:
         return DecodeMetadata()
 
     def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
@@ -83,6 +67,9 @@ class LazyPlans:
 
     def current(self, size: int) -> Any:
         return self._metadata[size].plan
+
+
+Plans = PersistentPlans | LazyPlans
 
 
 @seam("graph.fresh-plan-each-step")
@@ -119,7 +106,7 @@ class DecodeGraphs:
         """Run the model on the static inputs to warm up, then capture it."""
         batch = self.static.head(size)
         assert batch.decode is not None
-        batch.decode.metadata = warmed_up = self.plans.warmup_metadata(size, batch)
+        batch.decode.metadata = warmed_up = self.plans.warmup_metadata(batch)
         self.model.forward(batch, self.memory)
         batch.decode.metadata = self.plans.capture_metadata(size, batch, warmed_up)
         graph = self.pool.capture(lambda: self.model.forward(batch, self.memory))

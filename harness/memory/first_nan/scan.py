@@ -8,6 +8,8 @@ it. On CUDA it has no host read.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.library import Library
@@ -38,11 +40,9 @@ def rows_of(tensor: Tensor, axis: int | None = 0) -> Tensor:
     return flat if flat.shape[1] == 1 or flat.stride(1) == 1 else flat.contiguous()
 
 
-def _watch_cpu(
-    xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
-    slots: list[int], limits: list[int],
-) -> None:  # fmt: skip
-    """Scan the results of one op, each [rows, K], into its slot."""
+def _watch_cpu(xs: list[Tensor], *rest: Any) -> None:
+    """Scan the results of one op, each [rows, K], into its slot. Arguments as in the schema of the op."""
+    live, clock, latches, first, events, count, slots, limits = rest
     for x, slot, limit in zip(xs, slots, limits, strict=True):
         _watch_one(x, live, clock, latches, first, events, count, slot, limit)
 
@@ -90,13 +90,10 @@ def _watch_one(
         latch[2:6] = torch.tensor((place, phase, x.shape[1], DTYPES.index(x.dtype)), dtype=torch.int32)
 
 
-def _watch_cuda(
-    xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
-    slots: list[int], limits: list[int],
-) -> None:  # fmt: skip
+def _watch_cuda(*args: Any) -> None:
     from harness.memory.first_nan.triton_scan import scan
 
-    scan(xs, live, clock, latches, first, events, count, slots, limits)
+    scan(*args)
 
 
 def _watch_fake(*args: object) -> None:
