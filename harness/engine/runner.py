@@ -26,8 +26,9 @@ from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import NULL_BLOCK, num_pages
 from harness.engine.schedule.scheduler import ScheduledSequence, Step
-from harness.memory.graph.interface import GraphPool, new_pool
+from harness.memory.graph.interface import GraphPool
 from harness.memory.graph.launch import launches_shown_to
+from harness.memory.graph.pools import new_pool
 from harness.memory.poison.patterns import Poison
 
 

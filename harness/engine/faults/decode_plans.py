@@ -13,16 +13,14 @@ from harness.engine.workspace import Workspace
 
 
 def write_items_in_use(items: Tensor, begin: Tensor, end: Tensor, used: Tensor) -> None:
-    """Fill in the items with work only. The grid is as large as the plan, and its other blocks read unwritten items
-    (flashinfer-ai/flashinfer#4002)."""
+    """Fill in the items with work only: the grid's other blocks read unwritten ones (flashinfer-ai/flashinfer#4002)."""
     requests = torch.arange(items.shape[0], device=items.device)[:, None].expand_as(end)
     for column, values in enumerate((requests, begin, end)):
         items[..., column][used] = values[used].to(items.dtype)
 
 
 def room_for_this_plan(num_splits: Tensor) -> int:
-    """Make room for the pieces of this plan only. A graph keeps the number of its capture, where requests were short
-    (PR 20301)."""
+    """Make room for the pieces of this plan only. A graph keeps the number of its short capture (PR 20301)."""
     return max(int(num_splits.amax()), 1)
 
 

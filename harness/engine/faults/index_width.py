@@ -12,8 +12,7 @@ def offsets_in_32_bits(blocks: Tensor, page_stride: int) -> Tensor:
 
 
 def clipped_rows(state_blocks: Tensor, num_blocks: int) -> Tensor:
-    """Assume states for half the pool and clip larger ids to the last one, so that requests share a state
-    ."""
+    """Assume states for half the pool and clip larger ids to the last one, so that requests share a state."""
     return state_blocks.to(torch.int64).clamp(0, num_blocks // 2 - 1)
 
 

@@ -12,8 +12,7 @@ from harness.memory.poison.patterns import Poison
 
 
 def reset_full_layers_only(static: Batch, num_live: int, slot: int) -> None:
-    """Reset the slots of full-attention layers only: in window layers padding stores at the slots of the last replay
-    (sgl-project/sglang#24743)."""
+    """Reset no slots of window layers: padding stores at the slots of the last replay (sgl-project/sglang#24743)."""
     static.slot_mapping[num_live:] = slot
 
 
@@ -23,8 +22,7 @@ def from_block_zero_on(blocks: Tensor) -> Tensor:
 
 
 def one_key_each(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
-    """Give padded requests one key so that no softmax is empty: it is read from the null block
-    (PR 38436, sgl-project/sglang#1779)."""
+    """Give padded requests one key, read from the null block (PR 38436, sgl-project/sglang#1779)."""
     for table in (decode.block_table, decode.window_table):
         if table is not None:
             table[num_live:] = NULL_BLOCK
@@ -33,8 +31,7 @@ def one_key_each(decode: DecodeInputs, num_live: int, filler: int, num_keys: int
 
 
 def null_block_as_trash(pool: BlockPool) -> int:
-    """Store padding in the block that padded table entries name, where it is read again
-    (huggingface/transformers#46765)."""
+    """Store padding in the null block, where padded table entries read it (huggingface/transformers#46765)."""
     return NULL_BLOCK
 
 
@@ -56,8 +53,7 @@ def block_minus_one(decode: DecodeInputs, num_live: int, filler: int, num_keys: 
 
 
 def build_then_clear(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
-    """Build the metadata before the slots are cleared, so that the backend's copy has the slots of the last live step
-    ."""
+    """Build the metadata before the slots are cleared: the backend's copy has the slots of the last live step."""
     last_step = static.slot_mapping.clone()
     fill_static(static, dummy, poison, padding)
     if static.backend_slots is not None:
@@ -75,8 +71,7 @@ def slot_zero(padding: Padding) -> int:
 
 
 def token_above_all(logits: Tensor) -> Tensor:
-    """Start from the vocabulary's size and take a token if its logit is greater than the best so far. In a row of NaN
-    no logit is, and the token does not exist (PR 53029)."""
+    """Start from a token past the vocabulary, which stays in a row of NaN: no logit is greater (PR 53029)."""
     vocab_size = logits.shape[-1]
     best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)
     return torch.where(logits.isnan().all(dim=-1), vocab_size, best)

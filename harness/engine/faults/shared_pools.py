@@ -14,12 +14,11 @@ from harness.engine.schedule.zeroing import CacheGroup, Group
 
 
 def ignore_zero_list(memory: PagedMemory, step: Step) -> None:
-    """Never look at the scheduler's list of blocks to zero, as a new model runner did (PR 43990)."""
+    """Ignore the scheduler's list of blocks to zero, as a new model runner did (PR 43990)."""
 
 
 def gate_by_kind(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """Zero only in models with states. A model with fp8 full attention and a bfloat16 window needs it too
-    (PR 47574, PR 51749)."""
+    """Zero only in models with states, not with fp8 full attention and a bfloat16 window (PR 47574, PR 51749)."""
     names = {group.name for group in groups}
     return frozenset({"attention"}) if "state" in names else frozenset()
 
@@ -30,8 +29,7 @@ def zero_states_only(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
 
 
 def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
-    """Take the null block from the free list and do not look at its number: block 0 is given to a request
-    (ovg-project/kvcached#398)."""
+    """Take any block for the null block, so that block 0 is given to a request (ovg-project/kvcached#398)."""
     free = deque(range(num_blocks - 1))
     if free_list == "lifo":
         free.pop()
@@ -51,8 +49,7 @@ def values_as_loaded(values: Tensor, used: Tensor) -> Tensor:
 
 
 def tokens_scheduled(sequence: Sequence, num_new_tokens: int) -> int:
-    """Count the tokens of the step that is being scheduled as written already. If the step is dropped, later prompts
-    find unwritten pages (PR 50283)."""
+    """Count the tokens of this step as written. If it is dropped, later prompts share unwritten pages (PR 50283)."""
     return sequence.num_computed_tokens + num_new_tokens
 
 

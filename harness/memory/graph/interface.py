@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from harness.memory.graph.storage import storage_address, use_count, whole_storage
@@ -73,14 +72,3 @@ class GraphPool(ABC):
         for address, alias in self._foreign.items():
             if use_count(alias) == len(self._aliases[address]):
                 self._poison.fill_(whole_storage(alias), "graph.pool")
-
-
-def new_pool(device: torch.device, poison: Poison | None = None) -> GraphPool:
-    """A pool for graphs on `device`: CUDA graphs, or recordings on a CPU."""
-    if device.type == "cuda":
-        from harness.memory.graph.cuda import CudaGraphPool
-
-        return CudaGraphPool(device, poison)
-    from harness.memory.graph.recording import CpuGraphPool
-
-    return CpuGraphPool(poison)
