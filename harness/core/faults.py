@@ -49,7 +49,7 @@ FAULTS: tuple[FaultSpec, ...] = (
            "context_merge:lse_of_base_2"),
     _fault("merge.untransposed-lse", "vllm-project/vllm#26397", "kernels.torch.context:by_head",
            "a backend's lse by token is read as one by head", "context_merge:reshaped_lse"),
-    _fault("context.rank-without-kv-lse-zero", "vllm-project/vllm#38416", "engine.context_ranks:rank_without_kv",
+    _fault("context.rank-without-kv-lse-zero", "vllm-project/vllm#38416", "engine.attention:rank_without_kv",
            "a context-parallel rank without keys adds an lse of 0 instead of -inf", "context_merge:zero_lse"),
     _fault("batch.decode-prefill-border", "vllm-project/vllm#14253", "engine.attention:rows_of_prompts",
            "prompts of a mixed batch are given the latents of its decodes", "context_merge:latents_from_the_front"),
@@ -78,7 +78,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     _fault("scale.dp-padding-in-amax", "sgl-project/sglang#26133", "engine.quantize:rows_of_this_rank",
            "the fp8 scale covers rows that pad a data-parallel rank to the longest",
            "block_scales:all_rows_of_all_ranks"),
-    _fault("scale.sentinel-never-replaced", "vllm-project/vllm-omni#5262", "engine.cache_scales:settled",
+    _fault("scale.sentinel-never-replaced", "vllm-project/vllm-omni#5262", "engine.memory:settled",
            "a scale that the checkpoint lacks stays what it was before loading", "block_scales:sentinel_as_scale"),
     # Blocks that change hands between layers of different types.
     _fault("kv.tail-masked-by-multiply", "flashinfer-ai/flashinfer#941", "kernels.torch.decode:mask_unused_values",
@@ -99,10 +99,10 @@ FAULTS: tuple[FaultSpec, ...] = (
     # Prefix caches and sliding windows.
     _fault("prefix.hit-before-written", "vllm-project/vllm#50283", "engine.schedule.scheduler:written_tokens",
            "pages enter the prefix cache when they are scheduled, before anything is written",
-           "prefix_cache:tokens_scheduled"),
+           "shared_pools:tokens_scheduled"),
     _fault("window.evicted-blocks-in-table", "vllm-project/vllm#42273", "engine.schedule.scheduler:forget_evicted",
            "blocks that left the window stay in the block table after they are given back",
-           "prefix_cache:keep_evicted"),
+           "shared_pools:keep_evicted"),
     # Token lists of sparse attention.
     _fault("sparse.invalid-index-clamped", "vllm-project/vllm#57156", "kernels.torch.sparse:load_chosen",
            "an index of -1 loads slot 0, and only the scores are masked", "sparse_decode:load_clamped"),
@@ -113,7 +113,7 @@ FAULTS: tuple[FaultSpec, ...] = (
            "padded top-k rows of decodes are stored over the rows of prompts", "sparse_decode:store_whole_tiles"),
     # Rows that a speculative step verifies.
     _fault("verify.nan-row-to-vocab-size", "vllm-project/vllm#53029", "engine.verification:greedy_tokens",
-           "a row of NaN gives a token past the end of the vocabulary", "verify_rows:token_above_all"),
+           "a row of NaN gives a token past the end of the vocabulary", "padded_requests:token_above_all"),
     # Indices that are too narrow, clipped or negative.
     _fault("index.page-offset-32-bit", "flashinfer-ai/flashinfer#3136", "kernels.torch.decode:page_offsets",
            "the offset of a page is formed in 32 bits and wraps in a large pool", "index_width:offsets_in_32_bits"),
@@ -145,11 +145,11 @@ FAULTS: tuple[FaultSpec, ...] = (
            "padded_requests:null_block_as_trash"),
     # Dummy batches.
     _fault("write_kv.slot-zero-for-padding", "vllm-project/vllm#39444", "engine.batch:padding_slot",
-           "padded and dummy tokens are stored in slot 0, inside the null block", "dummy_batches:slot_zero"),
+           "padded and dummy tokens are stored in slot 0, inside the null block", "padded_requests:slot_zero"),
     _fault("pad.private-slot-copy", "vllm-project/vllm-ascend#15417", "engine.batch:fill_dummy",
-           "a backend copies the slots before a dummy step clears them", "dummy_batches:build_then_clear"),
+           "a backend copies the slots before a dummy step clears them", "padded_requests:build_then_clear"),
     _fault("null.warmup-writes-slot-zero", "vllm-project/vllm#38719", "engine.batch:dummy_slots",
-           "warm-ups and dummy batches store their tokens in slot 0", "dummy_batches:zeroed_slots"),
+           "warm-ups and dummy batches store their tokens in slot 0", "padded_requests:zeroed_slots"),
     # Memory of captured graphs.
     _fault("graph.shared-pool-overwrite", "vllm-project/vllm#53488", "engine.runner:take_logits",
            "logits are read from graph memory after the drafter's graph ran in the same pool",

@@ -1,13 +1,14 @@
-"""An MLA layer on the paged cache: absorbed decode, and prefill in parts: suffix, context chunks, merges."""
+"""An MLA layer on the paged cache: absorbed decode, and prefill by suffix, context chunks and merges."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.core.seams import seam
-from harness.engine import context_ranks
 from harness.engine.batch import Batch, DecodeInputs, PrefillRequest
 from harness.engine.kernels import Kernels
 from harness.engine.memory import PagedMemory
@@ -18,54 +19,48 @@ from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
 
 
+@dataclass(slots=True, eq=False)
 class PagedMLA:
     """One MLA layer with full attention. T tokens, H heads, R latent rank, E rope dim, D = R + E, V value dim."""
 
-    def __init__(
-        self, attention: MLAAttention, layer: int, kernels: Kernels, quantize: ActivationQuantizer, context_chunk: int,
-        num_ranks: int = 1,
-    ) -> None:  # fmt: skip
-        self._attention = attention
-        self._layer = layer
-        self._kernels = kernels
-        self._quantize = quantize
-        self._context_chunk = context_chunk
-        self._num_ranks = num_ranks
+    attention: MLAAttention
+    layer: int
+    kernels: Kernels
+    quantize: ActivationQuantizer
+    context_chunk: int
+    num_ranks: int = 1
 
-    def __call__(self, x: torch.Tensor, batch: Batch, memory: PagedMemory) -> torch.Tensor:
-        """x: [T, hidden] -> [T, hidden]. Stores the new latents, then attends; rows of padding are undefined."""
-        attention, cache = self._attention, memory.latents(self._layer)
-        kv_scale = memory.layout.scale_of(self._layer)
+    def __call__(self, x: Tensor, batch: Batch, memory: PagedMemory) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]. Stores the new latents, then attends. Padded rows are undefined."""
+        attention = self.attention
+        cache, kv_scale = memory.latents(self.layer), memory.layout.scale_of(self.layer)
         q_nope, q_pe = attention.project_q(x, batch.positions)
         kv_c, k_pe = attention.project_kv(x, batch.positions)
-        self._kernels.write_kv(kv_c, k_pe, cache, self._slots(batch), kv_scale=kv_scale)
+        self.kernels.write_kv(kv_c, k_pe, cache, self._slots(batch), kv_scale=kv_scale)
         parts = []
         if batch.decode is not None:
             n = batch.num_decode_tokens
-            parts.append(self._decode(q_nope[:n], q_pe[:n], cache, kv_scale, batch.decode))
+            parts.append(self._decode(q_nope[:n], q_pe[:n], memory, batch.decode))
         if batch.prefill:
             q = torch.cat((q_nope, q_pe), dim=-1)
-            parts.append(self._prefill(q, kv_c, k_pe, cache, kv_scale, batch.prefill))
+            parts.append(self._prefill(q, kv_c, k_pe, memory, batch.prefill))
         values = torch.cat(parts) if len(parts) > 1 else parts[0]
-        out: torch.Tensor = attention.o_proj(self._quantize(values.flatten(1), batch))
+        out: Tensor = attention.o_proj(self.quantize(values.flatten(1), batch))
         return out
 
-    def _slots(self, batch: Batch) -> torch.Tensor:
-        """Where this layer stores each token [T]."""
+    def _slots(self, batch: Batch) -> Tensor:
+        """The slot [T] of each token in this layer's cache."""
         return batch.stored_slots
 
-    def _table(self, inputs: DecodeInputs) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The block table [B, M] that a decode of this layer reads, and what else it tells the kernel."""
+    def _table(self, inputs: DecodeInputs) -> tuple[Tensor, dict[str, Any]]:
+        """The block table [B, M] of this layer, and further options of the decode kernel."""
         return inputs.block_table, {}
 
-    def _decode(
-        self, q_nope: torch.Tensor, q_pe: torch.Tensor, cache: torch.Tensor,
-        kv_scale: float | None, inputs: DecodeInputs,
-    ) -> torch.Tensor:  # fmt: skip
-        """q_nope [B * S, H, nope], q_pe [B * S, H, E] -> [B * S, H, V], by attention over the latents themselves."""
-        attention = self._attention
+    def _decode(self, q_nope: Tensor, q_pe: Tensor, memory: PagedMemory, inputs: DecodeInputs) -> Tensor:
+        """q_nope [B * S, H, nope], q_pe [B * S, H, E] -> [B * S, H, V]: attention over the latents."""
+        attention = self.attention
         block_table, options = self._table(inputs)
-        workspace, parts = self._kernels.workspace, (attention.absorb_q(q_nope), q_pe)
+        workspace, parts = self.kernels.workspace, (attention.absorb_q(q_nope), q_pe)
         if workspace is None:
             q = torch.cat(parts, dim=-1)
         else:
@@ -73,28 +68,28 @@ class PagedMLA:
             options = options | {"workspace": workspace.counters(inputs.seq_lens.shape[0])}
         q = q.view(-1, inputs.query_len, *q.shape[1:])
         if inputs.metadata.plan is None:
-            inputs.metadata.plan = self._kernels.mla_decode_plan(
-                inputs.seq_lens, num_heads=attention.num_heads, **self._kernels.plan_options
+            inputs.metadata.plan = self.kernels.mla_decode_plan(
+                inputs.seq_lens, num_heads=attention.num_heads, **self.kernels.plan_options
             )
-        out, _ = self._kernels.mla_decode(
-            q, cache, block_table, inputs.seq_lens,
-            scale=attention.softmax_scale, kv_scale=kv_scale, metadata=inputs.metadata.plan, **options,
-        )  # fmt: skip
+        options = options | {"kv_scale": memory.layout.scale_of(self.layer), "metadata": inputs.metadata.plan}
+        cache = memory.latents(self.layer)
+        out, _ = self.kernels.mla_decode(
+            q, cache, block_table, inputs.seq_lens, scale=attention.softmax_scale, **options
+        )
         if inputs.output is not None:
             out = store_live_rows(out, inputs.seq_lens, inputs.output)
         return attention.expand_v(out.flatten(0, 1))
 
     def _prefill(
-        self, q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, cache: torch.Tensor,
-        kv_scale: float | None, requests: tuple[PrefillRequest, ...],
-    ) -> torch.Tensor:  # fmt: skip
+        self, q: Tensor, kv_c: Tensor, k_pe: Tensor, memory: PagedMemory, requests: tuple[PrefillRequest, ...]
+    ) -> Tensor:
         """q [T, H, Dq], kv_c [T, R], k_pe [T, E] of a whole batch -> [T', H, V] of the prompts at its end.
 
-        Each chunk of context is merged into what is known so far. The first merge is told where tokens without context
-        begin. In later ones, rows whose context ended in an earlier chunk have an lse of -inf and an output that nobody
-        wrote (PR 36540, PR 49294).
+        Chunks of context are merged one by one. The first merge gets the number of tokens with context. In later
+        merges a row without context left has an lse of -inf and an unwritten output (PR 36540, PR 49294).
         """
-        attention = self._attention
+        attention, cache = self.attention, memory.latents(self.layer)
+        kv_scale, rank = memory.layout.scale_of(self.layer), attention.kv_lora_rank
         first = requests[0].start
         spans = [(request.start - first, request.end - first) for request in requests]
         q, kv_c, k_pe = rows_of_prompts(q, kv_c, k_pe, first)
@@ -102,18 +97,17 @@ class PagedMLA:
         out, lse = causal_attention(q, k, v, spans, attention.softmax_scale)
         query_start_loc = torch.tensor([0, *(end for _, end in spans)], dtype=torch.int32, device=q.device)
         with_context: int | None = tokens_with_context(requests)
-        chunks = context_chunks(requests, self._context_chunk)
-        for part in (part for chunk in chunks for part in context_ranks.split(chunk, self._num_ranks)):
+        chunks = context_chunks(requests, self.context_chunk)
+        for part in (part for chunk in chunks for part in split_among_ranks(chunk, self.num_ranks)):
             if any(part):
                 latents, chunk_start_loc = gather_context(cache, requests, part, kv_scale)
-                rank = attention.kv_lora_rank
                 k, v = attention.expand_kv(latents[:, :rank].to(q.dtype), latents[:, rank:].to(q.dtype))
-                chunk_out, chunk_lse = self._kernels.context_attention(
+                chunk_out, chunk_lse = self.kernels.context_attention(
                     q, k, v, query_start_loc, chunk_start_loc, scale=attention.softmax_scale
                 )
             else:
-                chunk_out, chunk_lse = context_ranks.rank_without_kv(out, lse)
-            out, lse = self._kernels.merge_attn_states(
+                chunk_out, chunk_lse = rank_without_kv(out, lse)
+            out, lse = self.kernels.merge_attn_states(
                 chunk_out, chunk_lse, out, lse, num_tokens_with_context=with_context
             )
             with_context = None
@@ -121,36 +115,33 @@ class PagedMLA:
 
 
 def tokens_with_context(requests: tuple[PrefillRequest, ...]) -> int:
-    """How many tokens of a batch's prompts have context: those of the first N prompts, N being how many have any.
+    """The number of prompt tokens in front of the first prompt without context.
 
-    Prompts without context stand behind the others, see :func:`harness.engine.batch.prompts_in_order`.
+    The batch has prompts with context first, see :func:`harness.engine.batch.prompts_in_order`.
     """
     num_with_context = sum(request.context_len > 0 for request in requests)
     return requests[num_with_context - 1].end - requests[0].start if num_with_context else 0
 
 
 @seam("batch.decode-prefill-border")
-def rows_of_prompts(
-    q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, first: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The rows of a mixed batch that belong to prompts: all three tensors from the same row `first` on, behind those
-    of decoding requests, of which there may be none (PR 14253)."""
+def rows_of_prompts(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The prompts' rows of a mixed batch: all three tensors from row `first` on, behind the decodes (PR 14253)."""
     return q[first:], kv_c[first:], k_pe[first:]
 
 
-def store_live_rows(out: torch.Tensor, seq_lens: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Rows of requests of `out` [B, S, H, R] in the persistent buffer `output`, whose other rows stay zero.
-
-    What PR 37442 did, where the kernel itself skips empty rows of a buffer zeroed once.
-    """
+def store_live_rows(out: Tensor, seq_lens: Tensor, output: Tensor) -> Tensor:
+    """Copy `out` [B, S, H, R] into the persistent buffer `output`, with zeros in padded rows (PR 37442)."""
     live = (seq_lens > 0).view(-1, 1, 1, 1)
     return output.copy_(torch.where(live, out, torch.zeros_like(out)))
 
 
 def causal_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[tuple[int, int]], scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """New tokens among themselves: q, k [T, H, Dq], v [T, H, V], row spans -> out [T, H, V], lse [H, T] float32."""
+    q: Tensor, k: Tensor, v: Tensor, spans: list[tuple[int, int]], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention of new tokens to each other: q, k [T, H, Dq], v [T, H, V] -> out [T, H, V], lse [H, T] float32.
+
+    `spans` are the rows of each request.
+    """
     if q.is_cuda and len(spans) > 1:
         return padded_causal_attention(q, k, v, spans, scale)
     outs, lses = [], []
@@ -164,26 +155,26 @@ def causal_attention(
 
 
 def padded_causal_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[tuple[int, int]], scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `causal_attention`, all requests at once, padded to the longest: on a GPU launches cost more than padding.
+    q: Tensor, k: Tensor, v: Tensor, spans: list[tuple[int, int]], scale: float
+) -> tuple[Tensor, Tensor]:
+    """As `causal_attention`, with all requests padded to the longest: on a GPU launches cost more than padding.
 
-    Padding stands after a request's tokens, so that causality alone hides it from their scores; its values are zeroed,
-    because a weight of 0 does not remove what is not finite there.
+    Padding follows a request's tokens, so the causal mask hides its scores. Its values are zeroed, because a weight
+    of 0 does not remove NaN.
     """
     longest = max(end - start for start, end in spans)
     bounds = torch.tensor(spans, device=q.device)
-    place = bounds[:, :1] + torch.arange(longest, device=q.device)
-    live = place < bounds[:, 1:]
-    rows = torch.where(live, place, bounds[:, :1])
+    padded_rows = bounds[:, :1] + torch.arange(longest, device=q.device)
+    live = padded_rows < bounds[:, 1:]
+    rows = torch.where(live, padded_rows, bounds[:, :1])
     scores = torch.einsum("bqhd,bkhd->bhqk", q[rows], k[rows]) * scale
     future = torch.ones(longest, longest, dtype=torch.bool, device=q.device).triu(1)
     scores = scores.masked_fill(future, -torch.inf)
     values = torch.where(live[:, :, None, None], v[rows], 0.0)
     out = torch.einsum("bhqk,bkhv->bqhv", scores.softmax(-1), values)
-    # Each live place back to its row; those of padding go to a row that is cut off.
+    # Padding is scattered to one more row, which is cut off.
     total = q.shape[0]
-    target = torch.where(live, place, total)
+    target = torch.where(live, padded_rows, total)
     packed = out.new_empty(total + 1, *out.shape[2:])
     packed[target] = out
     lse = scores.new_empty(total + 1, q.shape[1])
@@ -192,9 +183,9 @@ def padded_causal_attention(
 
 
 def context_chunks(requests: tuple[PrefillRequest, ...], context_chunk: int) -> list[list[range]]:
-    """Cut the contexts into chunks: for each chunk, the context positions of each request, which may be none.
+    """For each chunk of context, the positions of each request (an empty range where it has none left).
 
-    A chunk has room for `context_chunk` tokens, shared evenly by the requests that have any context.
+    The requests with context share the `context_chunk` tokens of a chunk evenly.
     """
     lengths = [request.context_len for request in requests]
     num_with_context = sum(length > 0 for length in lengths)
@@ -208,9 +199,9 @@ def context_chunks(requests: tuple[PrefillRequest, ...], context_chunk: int) -> 
 
 
 def gather_context(
-    cache: torch.Tensor, requests: tuple[PrefillRequest, ...], chunk: list[range], kv_scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Collect a chunk's latents from the paged cache [N, P, D]: [C, D] float32, and each request's offsets [B + 1].
+    cache: Tensor, requests: tuple[PrefillRequest, ...], chunk: list[range], kv_scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Latents [C, D] float32 of a chunk, read from the paged cache [N, P, D], and each request's offsets [B + 1].
 
     Raises IllegalAddress for a page outside the pool.
     """
@@ -222,10 +213,27 @@ def gather_context(
     return launch(_gather, cache, *where, kv_scale), chunk_start_loc.to(cache.device)
 
 
-def _gather(cache: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor, kv_scale: float | None) -> torch.Tensor:
+def _gather(cache: Tensor, blocks: Tensor, offsets: Tensor, kv_scale: float | None) -> Tensor:
     pages = check_indices(blocks, cache.shape[0], "block_table of a context chunk")
     if cache.dtype != torch.float8_e4m3fn:
         return cache[pages, offsets].float()
-    # Older torch cannot index fp8; its bytes it can.
+    # Older releases of torch cannot index fp8, so bytes are indexed.
     raw = cache.view(torch.uint8)[pages, offsets]
     return raw.view(torch.float8_e4m3fn).float() * (1.0 if kv_scale is None else kv_scale)
+
+
+def split_among_ranks(chunk: list[range], num_ranks: int) -> list[list[range]]:
+    """The part of a chunk of context that each rank holds: every `num_ranks`-th position of each request."""
+    return [
+        [range(span.start + (rank - span.start) % num_ranks, span.stop, num_ranks) for span in chunk]
+        for rank in range(num_ranks)
+    ]
+
+
+@seam("context.rank-without-kv-lse-zero")
+def rank_without_kv(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The output and lse of a rank without keys, shaped as `out` [T, H, V] and `lse` [H, T].
+
+    Its lse is -inf. An lse of 0 would weigh as a key with score 0 (PR 38416).
+    """
+    return torch.zeros_like(out), torch.full_like(lse, float("-inf"))

@@ -1,4 +1,4 @@
-"""From scheduled sequences to tensors: slots, lengths, block tables, and the padding of all of them."""
+"""The tensors of a batch: slots, lengths, block tables, and their padding."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
@@ -15,10 +16,10 @@ from harness.memory.poison.patterns import Poison
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What an engine makes of requests and tokens that belong to nobody.
+    """How an engine treats padded requests and tokens.
 
-    `trash_block` is a block of their own to store them in; None skips the store. `num_keys` is how many keys each of
-    their query tokens is told to have: 0, or 1, which then is the first slot of the null block.
+    Their latents are stored in `trash_block`, or nowhere if it is None. Each padded query token has `num_keys` keys:
+    0, or 1, which is the first slot of the null block.
     """
 
     trash_block: int | None = None
@@ -26,7 +27,7 @@ class Padding:
 
     @property
     def slot(self) -> int:
-        """The slot of a token that must not be stored among others: -1, or the first of the trash block."""
+        """The slot of a padded token: -1, or the first of the trash block."""
         return -1 if self.trash_block is None else self.trash_block * PAGE_SIZE
 
 
@@ -35,47 +36,45 @@ NO_KEYS = Padding()
 
 @dataclass(slots=True)
 class DecodeMetadata:
-    """The split-KV plan of a decode batch; None until the first layer of a forward plans."""
+    """The split-KV plan of a decode batch. It is None until the first layer of a forward plans."""
 
     plan: Any = None
+
+
+def tensors_by_name(inputs: DecodeInputs | Batch) -> dict[str, Tensor]:
+    """The fields of `inputs` that are tensors."""
+    values = ((field.name, getattr(inputs, field.name)) for field in fields(inputs))
+    return {name: value for name, value in values if isinstance(value, Tensor)}
 
 
 @dataclass(slots=True)
 class DecodeInputs:
     """B requests with S = `query_len` new tokens each, the first tokens of a batch; M table columns.
 
-    block_table [B, M] int32; seq_lens [B] int32, the new tokens included, 0 for padding; state_blocks [B] int32, the
-    null block for padding; num_live [1] int32, how many of the B * S rows belong to requests. `output` is the
-    persistent decode output [B, S, H, R] where the engine keeps one, else None; `window_table` [B, M] int32 the block
-    table of window layers, where there are any, with the null block for pages that no query sees any more.
+    block_table [B, M] int32; seq_lens [B] int32, new tokens included, 0 for padding; state_blocks [B] int32, the null
+    block for padding; num_live [1] int32, the number of live rows among B * S. `output` [B, S, H, R] is the persistent
+    decode output of an engine that keeps one. `window_table` [B, M] int32 is the block table of window layers, with the
+    null block for evicted pages.
     """
 
-    block_table: torch.Tensor
-    seq_lens: torch.Tensor
-    state_blocks: torch.Tensor
-    num_live: torch.Tensor
-    output: torch.Tensor | None
+    block_table: Tensor
+    seq_lens: Tensor
+    state_blocks: Tensor
+    num_live: Tensor
+    output: Tensor | None
     metadata: DecodeMetadata
-    window_table: torch.Tensor | None = None
+    window_table: Tensor | None = None
     query_len: int = 1
 
     def head(self, size: int) -> DecodeInputs:
         """The first `size` rows, as views: a graph of that size reads these addresses."""
-        output = None if self.output is None else self.output[:size]
-        window_table = None if self.window_table is None else self.window_table[:size]
-        return replace(
-            self,
-            block_table=self.block_table[:size],
-            seq_lens=self.seq_lens[:size],
-            state_blocks=self.state_blocks[:size],
-            output=output,
-            window_table=window_table,
-        )
+        views: dict[str, Any] = {name: tensor[:size] for name, tensor in tensors_by_name(self).items()}
+        return replace(self, **views | {"num_live": self.num_live})
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
-    """One request's new tokens in a batch: rows `start` to `end`, on top of `context_len` cached tokens."""
+    """One request's new tokens in a batch: rows `start` to `end`, after `context_len` cached tokens."""
 
     start: int
     end: int
@@ -87,96 +86,76 @@ class PrefillRequest:
 
 @dataclass(slots=True)
 class Batch:
-    """The inputs of one forward over T tokens: those of decoding requests, then prompts by falling context length.
+    """The inputs of one forward over T tokens: decodes first, then prompts, the longest context first.
 
     hidden [T, hidden] embeddings; positions [T] int64; slot_mapping [T] int64, -1 for tokens that are not stored;
-    window_slots [T] int64 the same for window layers, where there are any. `table_pad` are the entries of a block table
-    [M] past all pages of a request. `backend_slots` [T] int64 is the copy of slot_mapping that an attention backend
-    makes of a graph's inputs when their metadata is built; None: it reads slot_mapping itself.
+    window_slots [T] int64, the same for window layers. `table_pad` [M] fills the block table of a prompt past its
+    pages. `backend_slots` [T] int64 is the attention backend's copy of a graph's slot_mapping, made when metadata is
+    built. Without it the backend reads slot_mapping.
     """
 
-    hidden: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
+    hidden: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
     decode: DecodeInputs | None
     prefill: tuple[PrefillRequest, ...] = ()
-    window_slots: torch.Tensor | None = None
+    window_slots: Tensor | None = None
     table_pad: tuple[int, ...] = ()
-    backend_slots: torch.Tensor | None = None
+    backend_slots: Tensor | None = None
 
     @property
-    def stored_slots(self) -> torch.Tensor:
-        """Where full layers store each token [T]: what their backend reads."""
+    def stored_slots(self) -> Tensor:
+        """The slots [T] that the backend of full layers reads."""
         return self.slot_mapping if self.backend_slots is None else self.backend_slots
 
     @property
     def num_decodes(self) -> int:
-        """Decoding requests, padding included."""
+        """The number of decoding requests, padding included."""
         return 0 if self.decode is None else self.decode.seq_lens.shape[0]
 
     @property
     def num_decode_tokens(self) -> int:
-        """Rows of decoding requests, padding included."""
+        """The number of rows of decoding requests, padding included."""
         return 0 if self.decode is None else self.num_decodes * self.decode.query_len
 
     def head(self, size: int) -> Batch:
         """The rows of the first `size` requests of a decode batch, as views."""
         assert self.decode is not None
         rows = size * self.decode.query_len
-        window_slots = None if self.window_slots is None else self.window_slots[:rows]
-        return Batch(
-            self.hidden[:rows], self.positions[:rows], self.slot_mapping[:rows], self.decode.head(size), self.prefill,
-            window_slots, backend_slots=None if self.backend_slots is None else self.backend_slots[:rows],
-        )  # fmt: skip
+        views: dict[str, Any] = {name: tensor[:rows] for name, tensor in tensors_by_name(self).items()}
+        return replace(self, **views, decode=self.decode.head(size))
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The input tensors of a decode batch by name."""
         assert self.decode is not None
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        own |= {field.name: getattr(self.decode, field.name) for field in fields(self.decode)}
-        return {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
+        return tensors_by_name(self) | tensors_by_name(self.decode)
 
     def snapshot(self) -> Batch:
-        """A copy of a decode batch with memory of its own, not planned yet."""
+        """A decode batch with copies of all tensors and without a plan."""
         assert self.decode is not None
-        copies = {name: tensor.clone() for name, tensor in self.tensors().items()}
-        decode = DecodeInputs(
-            block_table=copies["block_table"],
-            seq_lens=copies["seq_lens"],
-            state_blocks=copies["state_blocks"],
-            num_live=copies["num_live"],
-            output=copies.get("output"),
-            metadata=DecodeMetadata(),
-            window_table=copies.get("window_table"),
-            query_len=self.decode.query_len,
-        )
-        return Batch(
-            copies["hidden"], copies["positions"], copies["slot_mapping"], decode,
-            window_slots=copies.get("window_slots"), backend_slots=copies.get("backend_slots"),
-        )  # fmt: skip
+        of_decode: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors_by_name(self.decode).items()}
+        of_batch: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors_by_name(self).items()}
+        return replace(self, **of_batch, decode=replace(self.decode, **of_decode, metadata=DecodeMetadata()))
 
 
 def order(scheduled: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
-    """Decoding requests first, then prompts with the longest context first: those without any come last."""
-    decodes: list[ScheduledSequence] = []
-    prompts: list[ScheduledSequence] = []
-    for item in scheduled:
-        (decodes if item.is_decode else prompts).append(item)
-    return decodes + prompts_in_order(prompts)
+    """Decoding requests first, then prompts, the longest context first."""
+    decodes = [item for item in scheduled if item.is_decode]
+    return decodes + prompts_in_order([item for item in scheduled if not item.is_decode])
 
 
 @seam("batch.prefills-by-tokens")
 def prompts_in_order(prompts: list[ScheduledSequence]) -> list[ScheduledSequence]:
-    """Prompts with the longest context first, so that those with any stand before all that have none.
+    """Prompts, the longest context first.
 
-    The attention counts on it: of N prompts with context it takes the first N for them. In an order by new tokens alone
-    a short prompt without context comes before a longer chunk that has some (PR 47381).
+    The attention takes the first N prompts for the N prompts with context. Sorted by new tokens, a short prompt without
+    context would come before a longer chunk with context (PR 47381).
     """
     return sorted(prompts, key=lambda item: -item.sequence.num_computed_tokens)
 
 
 def build(ordered: list[ScheduledSequence], embedding: torch.nn.Embedding, num_columns: int, poison: Poison) -> Batch:
-    """The batch of these requests without padded rows; `num_columns` is the width of block tables."""
+    """The batch of these requests, without padded rows. Block tables have `num_columns` columns."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -208,7 +187,7 @@ def build(ordered: list[ScheduledSequence], embedding: torch.nn.Embedding, num_c
 
 
 def slots_of(blocks: list[int], span: range) -> list[int]:
-    """The slot of each position of `span` in a request's pages; none where it has no such pages."""
+    """The slot of each position of `span` in a request's pages; empty without pages."""
     return [blocks[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in span] if blocks else []
 
 
@@ -217,11 +196,11 @@ def _decode_inputs(
 ) -> DecodeInputs:
     filler, query_len = table_filler(poison), decodes[0].sequence.query_len
 
-    def int32(values: list[Any]) -> torch.Tensor:
+    def int32(values: list[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    def table(rows: list[list[int]]) -> torch.Tensor:
-        # Most columns are filler, and lists are slow to become tensors.
+    def table(rows: list[list[int]]) -> Tensor:
+        # Most columns are filler, and tensors are slow to make from lists.
         used = max(len(blocks) for blocks in rows)
         made = torch.full((len(rows), num_columns), filler, dtype=torch.int32, device=device)
         made[:, :used] = int32([blocks + [filler] * (used - len(blocks)) for blocks in rows])
@@ -241,7 +220,7 @@ def _decode_inputs(
 
 
 def table_filler(poison: Poison) -> int:
-    """What block-table entries past the last page hold: the null block, or the poison's trap."""
+    """The block-table entry past the last page: the null block, or the poison's trap."""
     if not poison.covers("block_table.pad"):
         return NULL_BLOCK
     return int(poison.empty(1, dtype=torch.int32, site="block_table.pad").item())
@@ -249,19 +228,19 @@ def table_filler(poison: Poison) -> int:
 
 @seam("write_kv.slot-zero-for-padding")
 def padding_slot(padding: Padding) -> int:
-    """The slot that the engine gives to tokens of padding and of dummy batches.
+    """The slot of padded tokens and of dummy batches.
 
-    A dummy's hidden state is garbage, and 0 would be a real address: the null block, which every padded table entry
-    points to (PR 39444).
+    A dummy's hidden state is garbage, and slot 0 is real memory: the null block, which padded table entries name
+    (PR 39444).
     """
     return padding.slot
 
 
 @seam("pad.slots-of-last-replay")
 def reset_padded_slots(static: Batch, num_live: int, slot: int) -> None:
-    """Give the rows from `num_live` on the slot of padding, for every group of layers that has slots.
+    """Set the rows from `num_live` on to the padding `slot`, for every group of layers that has slots.
 
-    A captured batch keeps what the step before left there: slots of requests that still run
+    The static inputs still hold the slots of the step before, and its requests may still run
     (sgl-project/sglang#24743).
     """
     static.slot_mapping[num_live:] = slot
@@ -271,12 +250,11 @@ def reset_padded_slots(static: Batch, num_live: int, slot: int) -> None:
 
 @seam("plan.padded-row-block-minus-one", "pad.length-one-reads-null-block")
 def pad_requests(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
-    """Make the rows from `num_live` on those of padding, and their table's first entry the null block.
+    """Make padding of the requests from `num_live` on. Each of their query tokens has `num_keys` keys.
 
-    They have no keys, or as many as the engine is told to give to each query token; a key is one of the null block,
-    which then has to stay finite (PR 38436, sgl-project/sglang#1779). A kernel may look up the last page
-    of an empty request too. -1 marks a slot to skip, never a block: kernels use block ids as offsets
-    (PR 35431).
+    A key of padding lies in the null block, which has to stay finite (PR 38436, sgl-project/sglang#1779). The first
+    table entry is the null block, because a kernel may look up the last page of an empty request. -1 is never a block:
+    kernels use block ids as offsets (PR 35431).
     """
     for table in (decode.block_table, decode.window_table):
         if table is not None:
@@ -287,7 +265,7 @@ def pad_requests(decode: DecodeInputs, num_live: int, filler: int, num_keys: int
 
 
 def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
-    """Put a live decode batch into the static inputs of a graph, in place, every row and every column of them."""
+    """Copy a live decode batch into the static inputs of a graph, and reset all padded rows and columns."""
     assert static.decode is not None and live.decode is not None
     num_live, rows = live.num_decodes, live.num_decode_tokens
     static.hidden[:rows] = live.hidden
@@ -311,42 +289,43 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
 
 @seam("pad.private-slot-copy")
 def fill_dummy(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
-    """Put a batch that belongs to nobody into the static inputs: first its slots, then what backends copy of them.
+    """Copy a dummy batch into the static inputs: its slots first, then the backend's copy of the slots.
 
-     Built in the other order, a backend's copy still names slots of the step before, and the graph stores through them
-    .
+    In the other order the backend's copy has the slots of the step before, and the graph stores to them.
     """
     fill_static(static, dummy, poison, padding)
 
 
 @seam("graph.rebuilt-metadata")
 def put_table(static: DecodeInputs, live: DecodeInputs) -> None:
-    """Copy the block table into the one that the graph captured; a new tensor would be seen by nobody
-    (sgl-project/sglang#26019)."""
+    """Copy the block table into the captured tensor. The graph would not see a new one (sgl-project/sglang#26019)."""
     static.block_table[: live.block_table.shape[0]] = live.block_table
 
 
 def build_backend(static: Batch) -> None:
-    """Let the attention backend take its copy of what it needs, as it does when a step's metadata is built."""
+    """Refresh the attention backend's copy of the slots, as when a step's metadata is built."""
     if static.backend_slots is not None:
         static.backend_slots.copy_(static.slot_mapping)
 
 
 @seam("null.warmup-writes-slot-zero")
-def dummy_slots(num_tokens: int, slot: int, device: torch.device) -> torch.Tensor:
-    """Slots [T] int64 of a batch of nobody's, warm-ups included: those of padding, never 0, which is a real address
-    (PR 38719)."""
+def dummy_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
+    """Slots [T] int64 of a dummy batch or a warm-up: padding, never 0, which is real memory (PR 38719)."""
     return torch.full((num_tokens,), slot, dtype=torch.int64, device=device)
 
 
 def dummy_batch(
-    size: int, embedding: torch.nn.Embedding, num_columns: int, query_len: int = 1, has_window: bool = False,
+    size: int,
+    embedding: torch.nn.Embedding,
+    num_columns: int,
+    query_len: int = 1,
+    has_window: bool = False,
     padding: Padding = NO_KEYS,
-) -> Batch:  # fmt: skip
-    """A decode batch of token 0 that stores nothing: what an idle data-parallel rank runs, and what a capture sees."""
+) -> Batch:
+    """A decode batch of token 0 that stores nothing, for idle data-parallel ranks and for captures."""
     device, rows = embedding.weight.device, size * query_len
 
-    def filled(shape: tuple[int, ...], value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    def filled(shape: tuple[int, ...], value: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=device)
 
     slots = dummy_slots(rows, padding_slot(padding), device)

@@ -1,16 +1,13 @@
-"""Captured decode steps, and the two ways in which engines keep a graph's split-KV plan up to date.
-
-`PersistentPlans` (model runner V1): a builder plans before each replay, and the plan is copied into the tensors
-that the graph captured. `LazyPlans` (runner V2): the forward plans when its metadata has no plan yet, so the planning
-launch itself is captured, and each replay plans anew.
-"""
+"""Captured decode steps, and two ways to keep a graph's split-KV plan up to date."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch, DecodeMetadata
@@ -21,60 +18,44 @@ from harness.memory.graph.interface import Graph, GraphPool
 from harness.memory.graph.storage import tensors_of
 
 
-class Plans(Protocol):
-    """Who owns the plans of the graphs, by size of the graph."""
-
-    def warmup_metadata(self, size: int, batch: Batch) -> DecodeMetadata:
-        """Metadata for the run before the capture."""
-        ...
-
-    def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
-        """Metadata that the capture sees."""
-        ...
-
-    def before_replay(self, size: int, batch: Batch) -> None:
-        """Bring the plan up to date, where that is not the graph's own work."""
-        ...
-
-    def current(self, size: int) -> Any:
-        """The plan that the engine believes the graph of this size reads."""
-        ...
-
-
 class PersistentPlans:
-    """Plans made before each replay, copied into the tensors that were captured."""
+    """Plans made before each replay and copied into the captured tensors (model runner V1)."""
 
-    def __init__(self, planner: BoundKernel, num_heads: int, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, planner: BoundKernel, num_heads: int, options: Mapping[str, Any]) -> None:
         self._planner = planner
         self._num_heads = num_heads
-        self._options = options or {}
+        self._options = options
         self._plans: dict[int, Any] = {}
 
     def _plan(self, batch: Batch) -> Any:
         assert batch.decode is not None
         return self._planner(batch.decode.seq_lens, num_heads=self._num_heads, **self._options)
 
-    def warmup_metadata(self, size: int, batch: Batch) -> DecodeMetadata:
+    def warmup_metadata(self, batch: Batch) -> DecodeMetadata:
+        """Metadata for the run before the capture."""
         return DecodeMetadata(self._plan(batch))
 
     def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
+        """Metadata for the capture."""
         self._plans[size] = self._plan(batch)
         return DecodeMetadata(self._plans[size])
 
     def before_replay(self, size: int, batch: Batch) -> None:
+        """Update the plan, unless the graph plans itself."""
         update_plan(self._plans, size, self._plan(batch))
 
     def current(self, size: int) -> Any:
+        """The plan that the engine believes the graph of this size reads."""
         return self._plans[size]
 
 
 class LazyPlans:
-    """Plans made by the first layer of a forward; a captured forward plans in each replay."""
+    """Plans made by the first layer of a forward, so a captured forward plans in each replay (model runner V2)."""
 
     def __init__(self) -> None:
         self._metadata: dict[int, DecodeMetadata] = {}
 
-    def warmup_metadata(self, size: int, batch: Batch) -> DecodeMetadata:
+    def warmup_metadata(self, batch: Batch) -> DecodeMetadata:
         return DecodeMetadata()
 
     def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
@@ -88,64 +69,67 @@ class LazyPlans:
         return self._metadata[size].plan
 
 
+Plans = PersistentPlans | LazyPlans
+
+
 @seam("graph.fresh-plan-each-step")
 def update_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
-    """Give the graph of `size` its new plan, in place: the graph keeps reading the addresses that it captured."""
+    """Copy the new plan of `size` into the captured tensors: the graph keeps reading their addresses."""
     for captured, new in zip(tensors_of(plans[size]), tensors_of(fresh), strict=True):
         captured.copy_(new)
 
 
 @seam("graph.plan-in-warmup-only")
 def metadata_for_capture(warmed_up: DecodeMetadata) -> DecodeMetadata:
-    """Metadata without a plan, so that the capture records the planning; the warm-up's has one already."""
+    """Metadata without a plan, so that the capture records the planning. The warm-up's metadata has a plan."""
     return DecodeMetadata()
 
 
+@dataclass(slots=True)
 class DecodeGraphs:
     """One captured decode step for each size, on static inputs, all in one pool."""
 
-    def __init__(self, model: PagedModel, static: Batch, memory: PagedMemory, plans: Plans, pool: GraphPool) -> None:
-        self._model = model
-        self._static = static
-        self._memory = memory
-        self._plans = plans
-        self._pool = pool
-        self._graphs: dict[int, Graph] = {}
-        self._captured: dict[int, dict[str, int]] = {}
+    model: PagedModel
+    static: Batch
+    memory: PagedMemory
+    plans: Plans
+    pool: GraphPool
+    _graphs: dict[int, Graph] = field(default_factory=dict)
+    _captured: dict[int, dict[str, int]] = field(default_factory=dict)
 
     @property
     def sizes(self) -> list[int]:
-        """Sizes captured so far, rising."""
+        """The captured sizes, rising."""
         return sorted(self._graphs)
 
     def capture(self, size: int) -> None:
-        """Run the model on the static inputs once to warm up, then capture it."""
-        batch = self._static.head(size)
+        """Run the model on the static inputs to warm up, then capture it."""
+        batch = self.static.head(size)
         assert batch.decode is not None
-        batch.decode.metadata = warmed_up = self._plans.warmup_metadata(size, batch)
-        self._model.forward(batch, self._memory)
-        batch.decode.metadata = self._plans.capture_metadata(size, batch, warmed_up)
-        graph = self._pool.capture(lambda: self._model.forward(batch, self._memory))
+        batch.decode.metadata = warmed_up = self.plans.warmup_metadata(batch)
+        self.model.forward(batch, self.memory)
+        batch.decode.metadata = self.plans.capture_metadata(size, batch, warmed_up)
+        graph = self.pool.capture(lambda: self.model.forward(batch, self.memory))
         self._graphs[size] = graph
         self._captured[size] = self._addresses(batch, batch.decode.metadata.plan)
 
     def replay(self, size: int) -> Forwarded:
-        """Replay the graph of `size` on what the static inputs hold now. The result is memory of the pool."""
+        """Replay the graph of `size` on the static inputs. The result is memory of the pool."""
         graph = self._graphs[size]
-        with self._model.probe.on_replay():
-            self._plans.before_replay(size, self._static.head(size))
+        with self.model.probe.on_replay():
+            self.plans.before_replay(size, self.static.head(size))
             graph.replay()
         outputs: Forwarded = graph.outputs
         return outputs
 
     def bindings(self, size: int) -> list[tuple[str, str, int, int]]:
-        """(input, site, address captured, address that the engine updates now) for each input of a graph."""
-        current = self._addresses(self._static.head(size), self._plans.current(size))
+        """(input, site, captured address, address that the engine updates now) for each input of a graph."""
+        current = self._addresses(self.static.head(size), self.plans.current(size))
         captured = self._captured[size]
         return [(name, _site(name), captured[name], address) for name, address in current.items()]
 
     def reads_stale_plan(self, size: int, fresh: Any) -> bool:
-        """Whether the plan that the graph read differs from `fresh`, one made for the same lengths."""
+        """Whether the plan that the graph read differs from `fresh`, made for the same lengths."""
         for name, tensor in _named_tensors("plan.", fresh).items():
             read = self._graphs[size].tensor_at(self._captured[size][name])
             if read is None or not torch.equal(read.flatten(), tensor.flatten()):
@@ -154,8 +138,8 @@ class DecodeGraphs:
 
     def _addresses(self, batch: Batch, plan: Any) -> dict[str, int]:
         named = batch.tensors() | _named_tensors("plan.", plan)
-        if self._model.kernels.workspace is not None:
-            named["workspace.counters"] = self._model.kernels.workspace.counters(batch.num_decodes)
+        if self.model.kernels.workspace is not None:
+            named["workspace.counters"] = self.model.kernels.workspace.counters(batch.num_decodes)
         return {name: tensor.data_ptr() for name, tensor in named.items()}
 
 
@@ -168,6 +152,6 @@ def _site(name: str) -> str:
     return "block_table.pad" if name in ("block_table", "window_table") else "graph.pad_rows"
 
 
-def _named_tensors(prefix: str, plan: Any) -> dict[str, torch.Tensor]:
+def _named_tensors(prefix: str, plan: Any) -> dict[str, Tensor]:
     attributes = getattr(plan, "__dict__", {})
-    return {prefix + name: value for name, value in attributes.items() if isinstance(value, torch.Tensor)}
+    return {prefix + name: value for name, value in attributes.items() if isinstance(value, Tensor)}

@@ -1,8 +1,9 @@
-"""A drafter: a small head that guesses the token after the next, as a graph of its own in the target's pool."""
+"""A drafter: a small head that guesses the token after the next. It has its own graphs in the target's pool."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.engine.model.transformer import CausalLM
 from harness.memory.bounds import check_indices
@@ -11,9 +12,9 @@ from harness.memory.graph.launch import launch
 
 
 class Drafter:
-    """Guesses from the target's hidden state and the token that it gave, row by row.
+    """Guesses from the target's hidden state and its token, row by row.
 
-    Its weights are the target's own embedding and output head around a fixed mixing.
+    It shares the target's embedding and output head, with a fixed mixing matrix between them.
     """
 
     def __init__(self, model: CausalLM, max_size: int, pool: GraphPool) -> None:
@@ -33,25 +34,22 @@ class Drafter:
         self.forward(hidden, tokens)
         self._graphs[size] = self._pool.capture(lambda: self.forward(hidden, tokens))
 
-    def replay(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """hidden [B, hidden] of a target graph with as many rows, and the tokens [B] it gave -> draft tokens [B].
-
-        Rows of padding are drafted for too.
-        """
+    def replay(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """hidden [B, hidden] and tokens [B] of a target graph, padded rows included -> draft tokens [B]."""
         graph = self._graphs[hidden.shape[0]]
-        # The target's outputs are pool memory, which this replay may reuse, so its input is a copy.
+        # The target's outputs are pool memory that this replay may reuse, so they are copied.
         self._static[: hidden.shape[0]] = hidden
         self._tokens[: hidden.shape[0]] = tokens
         graph.replay()
-        drafts: torch.Tensor = graph.outputs
+        drafts: Tensor = graph.outputs
         return drafts.clone()
 
-    def forward(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """hidden [B, hidden], tokens [B] int64 -> draft tokens [B] int64."""
         mixed = torch.tanh((hidden + launch(look_up, tokens, self._model.embed_tokens.weight)) @ self._mixing)
         return self._model.compute_logits(mixed).argmax(dim=-1)
 
 
-def look_up(tokens: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-    """Rows of `embedding` [vocab, hidden] of tokens [B]. Raises IllegalAddress for a token past the vocabulary."""
+def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
+    """The rows [B, hidden] of `embedding` for tokens [B]. Raises IllegalAddress for a token past the vocabulary."""
     return embedding[check_indices(tokens, embedding.shape[0], "tokens that the drafter looks up")]

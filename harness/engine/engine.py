@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.engine import verification
-from harness.engine.features import why_not_together
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
 from harness.engine.observations import NewestLogits, Observations
@@ -17,7 +17,7 @@ from harness.engine.probe import Probe
 from harness.engine.runner import ModelRunner, num_rows
 from harness.engine.schedule import zeroing
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.config import NULL_BLOCK
+from harness.engine.schedule.config import NULL_BLOCK, why_not_together
 from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Step
 from harness.engine.schedule.sequence import Sequence
 from harness.engine.verification import SuffixDrafts, confirmed
@@ -26,12 +26,11 @@ from harness.memory.poison.patterns import Poison
 
 
 class Engine:
-    """Greedy decoding of many requests over one block pool, as a serving engine does it for an MLA model.
+    """Greedy decoding of many requests over one block pool.
 
-    `model` gives the weights and sizes, `params` the rest: caches, kernels, graphs, limits. `max_model_len` bounds the
-    tokens of a request. The same arguments and requests give the same bits. With `observe` each graph replay is run a
-    second time eagerly and its inputs are noted, for judges; without it only the newest step's logits are kept.
-    The runner calls `probe` at each step.
+    `params` chooses caches, kernels, graphs and limits; `max_model_len` limits the tokens of a request. The same
+    arguments and requests give the same bits. With `observe`, each replay is repeated eagerly and noted for judges;
+    without it only the newest step's logits are kept.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Engine:
             zeroed_groups=zeroing.groups_to_zero(layout.groups),
         )
         with torch.no_grad():
-            # Drafts are stored before it is known whether they are right.
+            # Drafts are stored before they are verified.
             self.runner = ModelRunner(
                 model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe, probe
             )
@@ -72,11 +71,11 @@ class Engine:
 
     @property
     def observations(self) -> Observations:
-        """What the steps so far left for judges."""
+        """The notes for judges."""
         return self.runner.observations
 
     def add_request(self, prompt: list[int], max_tokens: int) -> Sequence:
-        """Queue a prompt. Raises InputError when it is empty, longer than the engine was made for, or cannot fit."""
+        """Queue a prompt. Raises InputError if it is empty, longer than `max_model_len`, or too large for the pool."""
         if not prompt or max_tokens < 1:
             raise InputError("a request needs a prompt and at least one token to generate")
         sequence = Sequence(self._num_requests, list(prompt), max_tokens, query_len=self._query_len)
@@ -92,11 +91,10 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> list[Sequence]:
-        """Schedule, run, take the next tokens; returns the requests that finished."""
+        """Run one step. Returns the requests that finished."""
         step = self._without_cancelled(self.scheduler.schedule())
         logits = self.runner.run(step, self.num_steps)
-        # One look at the device for the whole batch. A row of NaN has a largest index too: garbage in, a token out, as
-        # a real sampler does.
+        # One device read for the whole batch. A row of NaN yields some token, as in a real sampler.
         tokens = verification.greedy_tokens(logits).tolist()
         requests: list[int] = []
         rows: list[int] = []
@@ -120,7 +118,7 @@ class Engine:
         return finished
 
     def _advance(self, item: ScheduledSequence, tokens: list[int]) -> list[int]:
-        """Take over what the target chose after a request's rows; returns the tokens that it was given."""
+        """Append the target's choices `tokens` after a request's rows. Returns the tokens that were appended."""
         sequence = item.sequence
         if sequence.drafts:
             given = confirmed(sequence.drafts, tokens)
@@ -134,14 +132,14 @@ class Engine:
         sequence.drafts = self._drafts.propose(sequence) if is_drafted else []
         return given
 
-    def _note(self, sequence: Sequence, logits: torch.Tensor, num_given: int) -> None:
-        """Keep the rows of a request's tokens, and apart from them the rows of rejected drafts."""
+    def _note(self, sequence: Sequence, logits: Tensor, num_given: int) -> None:
+        """Keep the logits of a request's tokens and of its rejected drafts."""
         if self._observe and num_given:
             self.observations.logits.setdefault(sequence.request, []).extend(logits[:num_given])
             self.observations.rejected.setdefault(sequence.request, []).extend(logits[num_given:])
 
     def _without_cancelled(self, step: Step) -> Step:
-        """The step without cancelled requests. Their blocks are freed."""
+        """The step without cancelled requests. Frees their blocks."""
         left = [item.sequence for item in step.scheduled if item.sequence.request in self._cancelled]
         if not left:
             return step
@@ -150,7 +148,7 @@ class Engine:
         return replace(step, scheduled=tuple(item for item in step.scheduled if item.sequence not in left))
 
     def flush(self) -> None:
-        """Forget every cached prefix and clear the memory of all blocks. Raises ValueError while requests run."""
+        """Forget all cached prefixes and clear all blocks. Raises ValueError while requests run."""
         if self.scheduler.has_work:
             raise ValueError("a cache is flushed between requests; run them to their end first")
         self.runner.clear(self.pool.flush())
@@ -160,10 +158,10 @@ class Engine:
         while self.scheduler.has_work:
             self.step()
 
-    def null_block(self) -> torch.Tensor:
-        """A copy of the null block's bytes [slots, block_bytes]. They must never change."""
+    def null_block(self) -> Tensor:
+        """A copy of the null block's bytes [slots, block_bytes], which must never change."""
         return self.runner.memory.block(NULL_BLOCK)
 
-    def null_block_at_start(self) -> torch.Tensor:
-        """The null block's bytes before anything ran, before warm-ups and captures too."""
+    def null_block_at_start(self) -> Tensor:
+        """The null block's bytes before warm-ups and captures."""
         return self.runner.null_block_at_start

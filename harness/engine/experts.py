@@ -1,8 +1,9 @@
-"""Routed experts with a trap: one expert more than the router knows, whose weights nobody may read."""
+"""Routed experts with a trap: one more expert than the router knows, full of poison."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from harness.core.seams import seam
@@ -18,8 +19,8 @@ from harness.memory.poison.patterns import Poison
 class RoutedExperts:
     """A layer's experts 0 .. X-1 and the trap expert X, full of the poison's `router.ids`.
 
-    An id from memory that nobody wrote leads to the trap, or out of bounds where the poison is strict. With `num_ranks`
-    the experts are shared out among expert-parallel ranks, all played in one process, each with a trap of its own.
+    An id from unwritten memory leads to the trap, or out of bounds if the poison is strict. Expert-parallel ranks are
+    played in one process; each of the `num_ranks` has a share of the experts and its own trap.
     """
 
     def __init__(self, moe: MoE, kernels: Kernels, poison: Poison, num_ranks: int = 1) -> None:
@@ -30,13 +31,11 @@ class RoutedExperts:
         shards = zip(*(weight.chunk(num_ranks) for weight in stacked), strict=True)
         self._ranks = [tuple(torch.cat((weight, self._trap(weight))) for weight in shard) for shard in shards]
 
-    def _trap(self, weight: torch.Tensor) -> torch.Tensor:
+    def _trap(self, weight: Tensor) -> Tensor:
         return self._poison.empty(1, *weight.shape[1:], dtype=weight.dtype, site="router.ids", device=weight.device)
 
-    def __call__(
-        self, x: torch.Tensor, batch: Batch, quantize: ActivationQuantizer
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [T, hidden] -> the experts' sum [T, hidden], and the ids [T, k] int32 that were used."""
+    def __call__(self, x: Tensor, batch: Batch, quantize: ActivationQuantizer) -> tuple[Tensor, Tensor]:
+        """x: [T, hidden] -> the experts' sum [T, hidden], and the ids [T, k] int32."""
         k = self._moe.num_experts_per_tok
         ids, weights = self._route(self._moe.gate(x), k, batch)
         ids = launch(hand_over_ids, ids, self._poison)
@@ -46,7 +45,7 @@ class RoutedExperts:
             out = out + self._moe.shared_experts(rounded)
         return out, ids
 
-    def _route(self, logits: torch.Tensor, k: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _route(self, logits: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
         """Expert ids and weights [T, k] of logits [T, X]; ids of padding may be -1."""
         if not self._kernels.route_experts.spec.live_only:
             ids, weights = self._kernels.route_experts(logits, num_experts_per_tok=k)
@@ -55,10 +54,10 @@ class RoutedExperts:
         ids, weights = self._kernels.route_experts(logits, num_experts_per_tok=k, num_live=num_live)
         return (ids if num_live is None else launch(mask_padding, ids, num_live)), weights
 
-    def _apply(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The sum of what the ranks add, [T, hidden]."""
+    def _apply(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """The sum [T, hidden] over all ranks."""
         if len(self._ranks) == 1:
-            alone: torch.Tensor = launch(apply_experts, x, ids, weights, *self._ranks[0])
+            alone: Tensor = launch(apply_experts, x, ids, weights, *self._ranks[0])
             return alone
         out = torch.zeros_like(x)
         count = self._moe.experts.gate_proj.shape[0] // len(self._ranks)
@@ -69,20 +68,19 @@ class RoutedExperts:
 
 
 @seam("router.unmasked-padding-ids")
-def mask_padding(ids: torch.Tensor, num_live: torch.Tensor) -> torch.Tensor:
-    """Expert ids [T, k] with -1 in the rows at or past `num_live` [1], which stands for no expert.
+def mask_padding(ids: Tensor, num_live: Tensor) -> Tensor:
+    """Expert ids [T, k] with -1 (no expert) in the rows from `num_live` [1] on.
 
-    A router that is told how many tokens are live writes no others, so this must be done whatever else is switched on
-    (sgl-project/sglang#28378).
+    A router that knows `num_live` leaves the other rows unwritten (sgl-project/sglang#28378).
     """
     live = torch.arange(len(ids), device=ids.device) < num_live
     return torch.where(live[:, None], ids, -1)
 
 
-def ids_of_rank(ids: torch.Tensor, first: int, count: int | None) -> torch.Tensor:
-    """Global expert ids [T, k] as those of the rank that holds `count` experts from `first` on, -1 for other ranks'.
+def ids_of_rank(ids: Tensor, first: int, count: int | None) -> Tensor:
+    """Ids [T, k] within the rank that holds `count` experts from `first` on; -1 for experts of other ranks.
 
-    The last rank, without a count, keeps ids past the end, so that a wrong one is still wrong.
+    The last rank has no `count` and keeps ids past the end, so that a wrong id stays wrong.
     """
     elsewhere = (ids < first) & (ids >= 0) | (ids == -1)
     if count is not None:
@@ -91,23 +89,26 @@ def ids_of_rank(ids: torch.Tensor, first: int, count: int | None) -> torch.Tenso
 
 
 @seam("router.int64-ids")
-def hand_over_ids(ids: torch.Tensor, poison: Poison) -> torch.Tensor:
-    """The expert ids as the experts' kernel reads them, [T, k] int32: what the router wrote, at the width it wrote.
+def hand_over_ids(ids: Tensor, poison: Poison) -> Tensor:
+    """The expert ids [T, k] int32 as the experts' kernel reads them.
 
-    A router that writes 32-bit ids into a buffer of 64-bit ones leaves half of it to chance
-    (PR 38359, PR 55147).
+    A router that writes 32-bit ids into a 64-bit buffer leaves half of it unwritten (PR 38359, PR 55147).
     """
     return ids
 
 
 def apply_experts(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
-    gate_proj: torch.Tensor, up_proj: torch.Tensor, down_proj: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_proj: Tensor,
+    up_proj: Tensor,
+    down_proj: Tensor,
+) -> Tensor:
     """The weighted sum of each token's experts.
 
     x: [T, hidden], ids: [T, k] int32, weights: [T, k], gate_proj and up_proj: [X + 1, I, hidden], down_proj:
-    [X + 1, hidden, I] -> [T, hidden]. An id of -1 adds nothing. Raises IllegalAddress for an id past the trap.
+    [X + 1, hidden, I] -> [T, hidden]. An id of -1 adds nothing. Raises IllegalAddress past the trap.
     """
     present = present_experts(ids, gate_proj.shape[0])
     is_here = present >= 0
@@ -123,9 +124,9 @@ def apply_experts(
 
 
 @seam("router.minus-one-from-the-end")
-def present_experts(ids: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Which of the `num_experts` weights [T, k] each id means, trap included; -1 stays none, and is never an index.
+def present_experts(ids: Tensor, num_experts: int) -> Tensor:
+    """The index [T, k] of each id among `num_experts` weights, trap included; -1 stays no expert.
 
-    Counted from the end it would be an expert of the rank that was not chosen (PR 46408).
+    Used as an index, -1 would be an expert that was not chosen (PR 46408).
     """
     return ids

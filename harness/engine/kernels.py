@@ -19,10 +19,7 @@ _ITEMSIZE: dict[KvType, int] = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1}
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One kernel for each op; an attribute has the op's name.
-
-    `workspace` is the memory of a decode kernel that counts arrivals in one, `plan_options` what its planner is told.
-    """
+    """One kernel for each op, the workspace of a decode kernel that needs one, and the options of its planner."""
 
     mla_decode: BoundKernel
     mla_decode_plan: BoundKernel
@@ -38,13 +35,13 @@ class Kernels:
 
 
 def bind(params: EngineParams, poison: Poison) -> Kernels:
-    """Load the kernels that `params` names. Raises UnknownNameError for one that is not registered."""
+    """Load the kernels that `params` names. Raises UnknownNameError for an unregistered kernel."""
     names = {op: getattr(params, field) for field, op in ENGINE_KERNELS.items()}
     if params.quantize == "fp8_per_token":
         names["quantize_fp8"] = "per-token"
     bound = {op: BoundKernel(KERNELS.get(f"{op}/{name}"), poison) for op, name in names.items()}
     decode, plan = bound["mla_decode"].spec, bound["mla_decode_plan"].spec
-    # One plan serves all layers, so chunks of pages are for caches of one type.
+    # One plan serves all layers, so chunks of pages need caches of one type.
     has_one_type = "window" not in params.layers or params.window_kv in (None, params.kv)
     in_chunks = decode.chunked and plan.chunked and has_one_type
     return Kernels(
@@ -56,8 +53,8 @@ def bind(params: EngineParams, poison: Poison) -> Kernels:
 
 @seam("plan.wrong-element-size")
 def planned_itemsize(kv: KvType) -> int:
-    """The bytes of an element of the cache, as the planner is told: those of the type that the cache really has.
+    """The size in bytes of an element of the cache, for the planner.
 
-    A planner that takes every cache to be bfloat16 lays out pieces for another kernel (PR 38719).
+    A plan made for bfloat16 does not fit a cache of another type (PR 38719).
     """
     return _ITEMSIZE[kv]

@@ -1,10 +1,9 @@
-"""The bytes of the block pool, and what each layer sees in them.
+"""The bytes of the block pool, and the views that each layer has of them.
 
-A block is a run of bytes in each of a few slots. An MLA layer reads a block of its slot as a page of latents in the
-cache's type (window layers may have a type of their own, sparse layers keep index keys behind the latents); a
-linear-attention layer reads the same bytes as its float32 state. Layers of one group have slots of their own, layers
-of different groups share one, as in a hybrid allocator: a block that changes hands changes its meaning, and
-float32 states read as bfloat16 latents are NaN once in five hundred values (PR 43961).
+A block is a run of bytes in each slot. An MLA layer reads a block of its slot as a page of latents, a linear-attention
+layer as its float32 state. Window layers may store another type, and sparse layers keep index keys behind the latents.
+Layers of one group have different slots, layers of different groups share slots, as in a hybrid allocator. So a block
+can change its type with its owner: one in five hundred float32 values is NaN as a bfloat16 latent (PR 43961).
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from harness.core.params import KvType
 from harness.core.seams import seam
-from harness.engine import cache_scales
-from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
+from harness.engine.schedule.config import KV_SCALE, NULL_BLOCK, PAGE_SIZE
 from harness.engine.schedule.model_config import LayerType, ModelConfig
 from harness.engine.schedule.scheduler import Step
 from harness.engine.schedule.sequence import Sequence
@@ -31,16 +30,18 @@ KV_DTYPES: dict[KvType, torch.dtype] = {
     "fp8_e4m3": torch.float8_e4m3fn,
 }
 GROUP_OF: dict[LayerType, Group] = {"mla": "attention", "sparse": "attention", "window": "window", "kda": "state"}
-"""Layers of one group share a block table; groups share the pool."""
+"""The layers of a group share a block table. All groups share the pool."""
+NOT_LOADED = torch.finfo(torch.float32).min
+"""The scale of an fp8 cache before a checkpoint is loaded. No real scale has this value."""
 _ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """Where each layer's part of a block lies. `slot_of_layer[i]` is the slot of layer i, among layers of its group.
+    """The place of each layer's part of a block. `slot_of_layer[i]` is the slot of layer i.
 
-    `kv_dtype` and `kv_scale` are of full and sparse layers, `window_dtype` and `window_scale` of window layers;
-    `index_dim` is the width of an index key, 0 where no layer is sparse.
+    Full and sparse layers have `kv_dtype` and `kv_scale`, window layers `window_dtype` and `window_scale`. `index_dim`
+    is the width of an index key, 0 without sparse layers.
     """
 
     num_blocks: int
@@ -59,7 +60,7 @@ class CacheLayout:
 
     @classmethod
     def of(cls, config: ModelConfig, kv: KvType, num_blocks: int, window_kv: KvType | None = None) -> CacheLayout:
-        """The layout for a model: a block is as large as the largest of a page of any group and a state."""
+        """The layout for a model. A block holds a page of any group or a state."""
         groups = tuple(GROUP_OF[kind] for kind in config.layer_types)
         slot_of_layer = tuple(groups[:layer].count(group) for layer, group in enumerate(groups))
         window_kv = window_kv or kv
@@ -79,33 +80,31 @@ class CacheLayout:
             block_bytes=-(-needed // _ALIGNMENT) * _ALIGNMENT,
             slot_of_layer=slot_of_layer,
             kv_dtype=dtype,
-            kv_scale=cache_scales.settled(cache_scales.NOT_LOADED) if kv == "fp8_e4m3" else None,
+            kv_scale=settled(NOT_LOADED) if kv == "fp8_e4m3" else None,
             latent_dim=config.latent_dim,
             conv_shape=conv_shape,
             ssm_shape=ssm_shape,
             group_of_layer=groups,
             window_dtype=KV_DTYPES[window_kv],
-            window_scale=cache_scales.settled(cache_scales.NOT_LOADED) if window_kv == "fp8_e4m3" else None,
+            window_scale=settled(NOT_LOADED) if window_kv == "fp8_e4m3" else None,
             index_dim=index_dim,
         )
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
-        """The groups of layers that share the pool, and the type that each keeps there."""
+        """The groups of layers that share the pool, and the type that each stores."""
         dtypes = {"attention": str(self.kv_dtype), "window": str(self.window_dtype), "state": "state"}
         return tuple(CacheGroup(group, dtypes[group]) for group in dict.fromkeys(self.group_of_layer))
 
     def scale_of(self, layer: int) -> float | None:
-        """What the cache of a layer divides by; None where it does not."""
+        """The scale of a layer's cache; None without one."""
         return self.window_scale if self.group_of_layer[layer] == "window" else self.kv_scale
 
 
 class PagedMemory:
     """The pool's bytes, `data` [slots, N, block_bytes] uint8, and typed views of them."""
 
-    def __init__(
-        self, layout: CacheLayout, data: torch.Tensor | None = None, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, layout: CacheLayout, data: Tensor | None = None, device: torch.device | str = "cpu") -> None:
         self.layout = layout
         shape = (layout.num_slots, layout.num_blocks, layout.block_bytes)
         self.data = torch.zeros(shape, dtype=torch.uint8, device=device) if data is None else data
@@ -114,70 +113,68 @@ class PagedMemory:
         self._as_floats = self.data.view(torch.float32)
 
     def snapshot(self) -> PagedMemory:
-        """A copy of all bytes, to run the same step on twice."""
+        """A copy of all bytes, to repeat a step on."""
         return PagedMemory(self.layout, self.data.clone())
 
-    def latents(self, layer: int) -> torch.Tensor:
-        """The paged cache [N, P, D] of an MLA layer, in the type of its group; pages are a block apart."""
+    def latents(self, layer: int) -> Tensor:
+        """The paged cache [N, P, D] of an MLA layer in the type of its group. Its pages are not contiguous."""
         is_window = self.layout.group_of_layer[layer] == "window"
         typed = self._as_window if is_window else self._as_latents
         return self._shaped(typed, layer, 0, (PAGE_SIZE, self.layout.latent_dim))
 
-    def index_keys(self, layer: int) -> torch.Tensor:
-        """The paged index keys [N, P, I] float32 of a sparse layer; they follow a block's latents."""
+    def index_keys(self, layer: int) -> Tensor:
+        """The paged index keys [N, P, I] float32 of a sparse layer, behind a block's latents."""
         start = PAGE_SIZE * self.layout.latent_dim * self.layout.kv_dtype.itemsize // torch.float32.itemsize
         return self._shaped(self._as_floats, layer, start, (PAGE_SIZE, self.layout.index_dim))
 
-    def ssm_states(self, layer: int) -> torch.Tensor:
+    def ssm_states(self, layer: int) -> Tensor:
         """The recurrent states [N, H, dk, dv] float32 of a linear-attention layer."""
         return self._shaped(self._as_floats, layer, 0, self.layout.ssm_shape)
 
-    def conv_states(self, layer: int) -> torch.Tensor:
-        """The convolution states [N, 3P, W - 1] float32 of a linear-attention layer; they follow the recurrent one."""
+    def conv_states(self, layer: int) -> Tensor:
+        """The convolution states [N, 3P, W - 1] float32 of a linear-attention layer, behind the recurrent state."""
         return self._shaped(self._as_floats, layer, math.prod(self.layout.ssm_shape), self.layout.conv_shape)
 
-    def _shaped(self, typed: torch.Tensor, layer: int, start: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """Elements from `start` on of each block of a layer's slot, as [N, *shape]."""
+    def _shaped(self, typed: Tensor, layer: int, start: int, shape: tuple[int, ...]) -> Tensor:
+        """The elements [N, *shape] from `start` on of each block of a layer's slot."""
         blocks = typed[self.layout.slot_of_layer[layer]]
         return blocks[:, start : start + math.prod(shape)].view(-1, *shape)
 
-    def block(self, block: int) -> torch.Tensor:
+    def block(self, block: int) -> Tensor:
         """A copy of one block's bytes [slots, block_bytes]."""
         return self.data[:, block].clone()
 
     def fill(self, blocks: Iterable[int], site: str, poison: Poison, group: Group = "attention") -> None:
-        """Make the bytes of `blocks` those of memory of `site`: the poison's where it covers the site, else zeros.
-
-        A sentinel is one of the type in which the layers of `group` keep latents.
-        """
+        """Fill `blocks` as memory of `site`, with sentinels in the type of the latents of `group`."""
         typed = self._as_window if group == "window" else self._as_latents
         for block in blocks:
             poison.fill_(typed[:, block], site)
 
     def zero(self, blocks: Iterable[int]) -> None:
         """Zero the bytes of `blocks`."""
-        chosen = list(blocks)
-        if chosen:
-            self.data[:, chosen] = 0
+        self.data[:, list(blocks)] = 0
 
     def fill_tail(self, sequence: Sequence, length: int, poison: Poison) -> None:
         """Fill the slots of `sequence`'s pages at and past `length` with the poison's `kv.tail`."""
         dim = self.layout.latent_dim
         for typed, blocks in ((self._as_latents, sequence.blocks), (self._as_window, sequence.window_blocks)):
-            for page in range(length // PAGE_SIZE, len(blocks)):
-                start = max(length - page * PAGE_SIZE, 0)
-                poison.fill_(typed[:, blocks[page], start * dim : PAGE_SIZE * dim], "kv.tail")
+            for block, start in tail_slots(blocks, length):
+                poison.fill_(typed[:, block, start * dim : PAGE_SIZE * dim], "kv.tail")
         if self.layout.index_dim:
             for layer in (i for i, group in enumerate(self.layout.group_of_layer) if group == "attention"):
-                for page in range(length // PAGE_SIZE, len(sequence.blocks)):
-                    start = max(length - page * PAGE_SIZE, 0)
-                    poison.fill_(self.index_keys(layer)[sequence.blocks[page], start:], "kv.tail")
+                for block, start in tail_slots(sequence.blocks, length):
+                    poison.fill_(self.index_keys(layer)[block, start:], "kv.tail")
+
+
+def tail_slots(blocks: list[int], length: int) -> list[tuple[int, int]]:
+    """The pages of a request with slots past its `length` tokens: (block, first such slot)."""
+    return [(blocks[p], max(length - p * PAGE_SIZE, 0)) for p in range(length // PAGE_SIZE, len(blocks))]
 
 
 def initial_memory(
     layout: CacheLayout, trap_block: int, poison: Poison, device: torch.device | str = "cpu"
 ) -> PagedMemory:
-    """The pool before the first request: every block belongs to nobody."""
+    """The pool before the first request: no block has an owner."""
     memory = PagedMemory(layout, device=device)
     memory.fill(range(NULL_BLOCK + 1, trap_block), "kv.free", poison)
     memory.fill((NULL_BLOCK,), "kv.null", poison)
@@ -186,7 +183,7 @@ def initial_memory(
 
 
 def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
-    """Bring the bytes of blocks that changed hands in `step` to what their next owner may find."""
+    """Fill the blocks that changed their owner in `step` as memory that the next owner may find."""
     memory.fill(step.freed_blocks, "kv.free", poison)
     memory.fill((*step.new_attention_blocks, *step.new_state_blocks), "kv.new", poison)
     memory.fill(step.new_window_blocks, "kv.new", poison, "window")
@@ -195,9 +192,14 @@ def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
 
 @seam("kv.runner-ignores-zero-list")
 def zero_listed_blocks(memory: PagedMemory, step: Step) -> None:
-    """Zero the blocks that the scheduler lists, before anything reads them.
-
-    The list is a promise between two parts of an engine; a runner that is written anew has to keep it too
-    (PR 43990).
-    """
+    """Zero the blocks that the scheduler lists, before any read. A rewritten runner ignored the list (PR 43990)."""
     memory.zero(step.blocks_to_zero)
+
+
+@seam("scale.sentinel-never-replaced")
+def settled(loaded: float) -> float:
+    """The scale of an fp8 cache after loading: the default if the checkpoint has none.
+
+    A sentinel left in place would divide every latent to 0.
+    """
+    return KV_SCALE if loaded == NOT_LOADED else loaded

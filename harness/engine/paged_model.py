@@ -1,15 +1,14 @@
-"""The model as a server runs it: the same weights as `engine.model`, on paged memory and replaceable kernels."""
+"""The model as a server runs it: the weights of `engine.model` on paged memory and kernels under test."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
+from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.engine.attention import PagedMLA
 from harness.engine.batch import Batch
-from harness.engine.block_quantize import BlockQuantizer
 from harness.engine.experts import RoutedExperts
 from harness.engine.kernels import Kernels
 from harness.engine.linear_attention import PagedKDA
@@ -19,7 +18,7 @@ from harness.engine.model.mla import MLAAttention
 from harness.engine.model.moe import MoE
 from harness.engine.model.transformer import CausalLM, DecoderLayer
 from harness.engine.probe import Probe
-from harness.engine.quantize import ActivationQuantizer
+from harness.engine.quantize import ActivationQuantizer, BlockQuantizer
 from harness.engine.sparse_attention import PagedSparseMLA
 from harness.engine.window_attention import PagedWindowMLA
 from harness.memory.poison.patterns import Poison
@@ -27,20 +26,20 @@ from harness.memory.poison.patterns import Poison
 
 @dataclass(slots=True)
 class Forwarded:
-    """What a forward gives: hidden [T, hidden] before the final norm, logits [T, vocab], and the experts used.
+    """The result of a forward: hidden [T, hidden] before the final norm, and logits [T, vocab].
 
-    `expert_ids` has [T, k] int32 for each layer with experts, `selected` [T, K] int32 for each sparse layer: the
-    positions that each token attended to, -1 for none.
+    `expert_ids` has the experts [T, k] int32 of each MoE layer, `selected` the positions [T, K] int32 that each token
+    attended to in each sparse layer, -1 for none.
     """
 
-    hidden: torch.Tensor
-    logits: torch.Tensor
-    expert_ids: list[torch.Tensor]
-    selected: list[torch.Tensor] = field(default_factory=list)
+    hidden: Tensor
+    logits: Tensor
+    expert_ids: list[Tensor]
+    selected: list[Tensor] = field(default_factory=list)
 
 
 class PagedModel:
-    """A `CausalLM` whose attention, quantization and routing go through kernels under test."""
+    """A `CausalLM` with attention, quantization and routing by kernels under test."""
 
     def __init__(
         self, model: CausalLM, params: EngineParams, kernels: Kernels, poison: Poison, probe: Probe | None = None
@@ -54,7 +53,8 @@ class PagedModel:
         self._experts: list[RoutedExperts | None] = []
         for index, layer in enumerate(self._layers()):
             self._attention.append(self._paged(layer.self_attn, index, params, poison))
-            self._experts.append(self._routed(layer.mlp, params, poison) if isinstance(layer.mlp, MoE) else None)
+            moe = layer.mlp if isinstance(layer.mlp, MoE) else None
+            self._experts.append(RoutedExperts(moe, kernels, poison, params.expert_ranks) if moe else None)
 
     def _paged(
         self, attention: MLAAttention | KimiDeltaAttention, index: int, params: EngineParams, poison: Poison
@@ -66,18 +66,15 @@ class PagedModel:
         kind = PagedMLA if attention.sliding_window is None else PagedWindowMLA
         return kind(attention, index, self.kernels, self._quantize, params.context_chunk, params.context_ranks)
 
-    def _routed(self, moe: MoE, params: EngineParams, poison: Poison) -> RoutedExperts:
-        return RoutedExperts(moe, self.kernels, poison, params.expert_ranks)
-
     def forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
-        """Run a batch on `memory`, which it changes. Reads device values on no host, so a decode can be captured."""
+        """Run a batch and update `memory`. A decode has no host reads, so it can be captured."""
         with self.probe.on_forward(batch.hidden.shape[0]):
             return self._forward(batch, memory)
 
     def _forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
         x = batch.hidden
-        expert_ids: list[torch.Tensor] = []
-        selected: list[torch.Tensor] = []
+        expert_ids: list[Tensor] = []
+        selected: list[Tensor] = []
         for layer, attend, experts in zip(self._layers(), self._attention, self._experts, strict=True):
             attended = attend(layer.input_layernorm(x), batch, memory)
             if isinstance(attended, tuple):

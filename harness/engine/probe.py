@@ -1,4 +1,4 @@
-"""What watches an engine while it runs: one object, handed to `Engine`, with a method for each kind of event."""
+"""The probe: one object, handed to `Engine`, with a method for each kind of event."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.scheduler import ScheduledSequence
 
 
 class Probe:
-    """A probe that watches nothing; override what you need. It must change nothing that the engine computes."""
+    """Watches nothing by itself. Subclasses override methods; they must not change what the engine computes."""
 
     def on_model(self, model: CausalLM) -> None:
-        """An engine is made; its forwards call the modules of `model`."""
+        """An engine is made. Its forwards call the modules of `model`."""
 
     def on_step(self, ordered: list[ScheduledSequence], *, is_replay: bool) -> AbstractContextManager[None]:
-        """Around a step of requests, in the order of the batch. With `is_replay` a graph is replayed for them.
+        """Around a step of the requests `ordered`, in the order of the batch; `is_replay` if it replays a graph.
 
-        Warm-ups, captures and dummy steps are no steps of requests. An eager twin of a replay is within its step.
+        Warm-ups, captures and dummy steps do not count. The eager twin of a replay belongs to its step.
         """
         return contextlib.nullcontext()
 
     def on_forward(self, num_tokens: int) -> AbstractContextManager[None]:
-        """Around each forward of the model over T tokens that Python runs: eager, warm-up or captured."""
+        """Around each forward that Python runs: eager, warm-up or captured."""
         return contextlib.nullcontext()
 
     def on_replay(self) -> AbstractContextManager[None]:
-        """Around each replay of a decode graph, with the planning before it; of a dummy step too."""
+        """Around each replay of a decode graph and its planning, dummy steps included."""
         return contextlib.nullcontext()
 
-    def on_answers(self, logits: torch.Tensor) -> None:
-        """After a step: the logits [n, vocab] that its tokens are chosen from, in the order of the batch."""
+    def on_answers(self, logits: Tensor) -> None:
+        """After a step: the logits [n, vocab] of its tokens, in the order of the batch."""
 
     def before_launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See :class:`harness.memory.graph.launch.LaunchProbe`."""

@@ -1,10 +1,12 @@
-"""Runs one step of the model: hands blocks over, builds the batch, replays a graph or runs eagerly."""
+"""One step of the model: fill blocks with new owners, build the batch, replay a graph or run eagerly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.core.seams import seam
@@ -16,7 +18,7 @@ from harness.engine.drafter import Drafter
 from harness.engine.kernels import bind
 from harness.engine.memory import CacheLayout, hand_over_blocks, initial_memory
 from harness.engine.model.transformer import CausalLM
-from harness.engine.next_tokens import ChoiceNotes
+from harness.engine.notes import ChoiceNotes, dirty_workspace, written_blocks
 from harness.engine.observations import BindingNote, Observations, ReplayNote, ZeroNote
 from harness.engine.padded_twins import PaddedTwins
 from harness.engine.paged_model import Forwarded, PagedModel
@@ -24,14 +26,14 @@ from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import NULL_BLOCK, num_pages
 from harness.engine.schedule.scheduler import ScheduledSequence, Step
-from harness.engine.stray_writes import dirty_workspace, written_blocks
-from harness.memory.graph.interface import GraphPool, new_pool
+from harness.memory.graph.interface import GraphPool
 from harness.memory.graph.launch import launches_shown_to
+from harness.memory.graph.pools import new_pool
 from harness.memory.poison.patterns import Poison
 
 
 class ModelRunner:
-    """Owns the pool's memory, the static inputs and the graphs; leaves what judges want to see in `observations`."""
+    """Owns the pool's memory, the static inputs and the graphs. Keeps notes for judges in `observations`."""
 
     def __init__(
         self,
@@ -64,17 +66,14 @@ class ModelRunner:
         self.observations = Observations()
         self._choices = ChoiceNotes(self.observations, params.prefix_caching)
         self.drafts: dict[int, int] = {}
-        """The drafter's latest guess for each request. It is not verified."""
+        """The drafter's latest guess for each request, not verified."""
         self._model = PagedModel(model, params, bind(params, poison), poison, probe)
         workspace = self._model.kernels.workspace
-        most = None if workspace is None else workspace.num_requests
-        self.padded_twins = PaddedTwins(self._dummy, poison, self._padding, most)
-        self._output = None
+        max_requests = None if workspace is None else workspace.num_requests
+        self.padded_twins = PaddedTwins(self._dummy, poison, self._padding, max_requests)
         num_requests = max(*params.capture_sizes, params.max_num_seqs)
-        if params.zero_fill_output:
-            self._output = torch.zeros(
-                num_requests, self._query_len, params.num_heads, params.kv_lora_rank, device=self._device
-            )
+        shape = (num_requests, self._query_len, params.num_heads, params.kv_lora_rank)
+        self._output = torch.zeros(shape, device=self._device) if params.zero_fill_output else None
         self._drafter: Drafter | None = None
         self._graphs: DecodeGraphs | None = None
         graph_pool = new_pool(self._device, poison)
@@ -94,16 +93,16 @@ class ModelRunner:
             kernels = self._model.kernels
             plans = PersistentPlans(kernels.mla_decode_plan, params.num_heads, kernels.plan_options)
         self._graphs = DecodeGraphs(self._model, self._static, self.memory, plans, graph_pool)
-        # Larger graphs first, as engines do, so that smaller ones can live in memory that exists already.
+        # Larger graphs first, as in engines: smaller ones reuse their memory.
         for size in reversed(reachable_sizes(params.capture_sizes, params.max_num_seqs)):
             self._graphs.capture(size)
             if self._drafter is not None:
                 self._drafter.capture(size * self._query_len)
 
-    def run(self, step: Step, number: int) -> torch.Tensor:
-        """Run a step; returns logits [n, vocab], in the step's order.
+    def run(self, step: Step, number: int) -> Tensor:
+        """Run a step. Returns logits [n, vocab] in the step's order.
 
-        A request has the row of its last token, one that verifies drafts a row for each of its query tokens.
+        A request has one row, for its last token, or a row for each query token if it verifies drafts.
         """
         self._sweep_free()
         hand_over_blocks(self.memory, step, self._poison)
@@ -122,15 +121,11 @@ class ModelRunner:
         if self._observe:
             num_decodes = batch.num_decodes if size is None else size
             self.observations.written += dirty_workspace(self._model.kernels.workspace, num_decodes, number)
-        if all(ours is theirs for ours, theirs in zip(ordered, step.scheduled, strict=True)):
-            return logits
         parts = torch.split(logits, [num_rows(item) for item in ordered])
         part_of = {id(item): part for item, part in zip(ordered, parts, strict=True)}
         return torch.cat([part_of[id(item)] for item in step.scheduled])
 
-    def _run_probed(
-        self, batch: Batch, ordered: list[ScheduledSequence], size: int | None, number: int
-    ) -> torch.Tensor:
+    def _run_probed(self, batch: Batch, ordered: list[ScheduledSequence], size: int | None, number: int) -> Tensor:
         probe = self._model.probe
         with launches_shown_to(self._probe):
             with probe.on_step(ordered, is_replay=size is not None):
@@ -142,7 +137,7 @@ class ModelRunner:
         return logits
 
     def clear(self, blocks: list[int]) -> None:
-        """Make free `blocks` what they were before the first request."""
+        """Fill free `blocks` as before the first request."""
         self.memory.zero(blocks)
         self.memory.fill(blocks, "kv.free", self._poison)
 
@@ -152,7 +147,7 @@ class ModelRunner:
         )
 
     def run_dummy(self, number: int) -> None:
-        """A decode step of one dummy token, as an idle data-parallel rank runs while other ranks work."""
+        """A decode step of one dummy token, as an idle data-parallel rank runs it."""
         before = self.memory.snapshot() if self._observe else None
         dummy = self._dummy(1)
         size = self._graph_size(dummy)
@@ -167,27 +162,26 @@ class ModelRunner:
             self.observations.written += [note for note in written if note.name != f"block {self._padding.trash_block}"]
 
     def _graph_size(self, batch: Batch) -> int | None:
-        """The smallest graph that a batch fits in; None runs it eagerly."""
+        """The size of the smallest graph that fits; None for an eager run."""
         if self._graphs is None or batch.prefill:
             return None
         return next((size for size in self._graphs.sizes if size >= batch.num_decodes), None)
 
-    def _run_eagerly(self, batch: Batch, ordered: list[ScheduledSequence]) -> torch.Tensor:
+    def _run_eagerly(self, batch: Batch, ordered: list[ScheduledSequence]) -> Tensor:
         if batch.decode is not None and self._output is not None:
             batch.decode.output = self._output[: batch.num_decodes]
         forwarded = self._model.forward(batch, self.memory)
-        self.observations.num_eager_steps += 1
         self.observations.num_mixed_steps += bool(batch.decode and batch.prefill)
         if self._observe:
             self._choices.note(forwarded, ordered)
-        rows = rows_of_answers(ordered).to(self._device)
+        rows = logit_rows(ordered).to(self._device)
         logits = forwarded.logits[rows]
         if self._drafter is not None:
             tokens = verification.greedy_tokens(logits)
             self._note_drafts(self._drafter.forward(forwarded.hidden[rows], tokens), ordered)
         return logits
 
-    def _run_graph(self, batch: Batch, ordered: list[ScheduledSequence], size: int, number: int) -> torch.Tensor:
+    def _run_graph(self, batch: Batch, ordered: list[ScheduledSequence], size: int, number: int) -> Tensor:
         assert self._graphs is not None
         batches.fill_static(self._static, batch, self._poison, self._padding)
         replayed = self._replay_beside_eager(ordered, size, number) if self._observe else self._graphs.replay(size)
@@ -198,7 +192,7 @@ class ModelRunner:
         return logits.clone()
 
     def _replay_beside_eager(self, ordered: list[ScheduledSequence], size: int, number: int) -> Forwarded:
-        """Replay, and run the same step eagerly on a copy of the same memory for the judges."""
+        """Replay, and repeat the step eagerly on a copy of the memory."""
         assert self._graphs is not None
         inputs, memory = self._static.head(size).snapshot(), self.memory.snapshot()
         replayed = self._graphs.replay(size)
@@ -210,7 +204,7 @@ class ModelRunner:
         stale = self._graphs.reads_stale_plan(size, inputs.decode.metadata.plan)
         again = None
         if replayed_logits.is_cuda and not torch.equal(replayed_logits, eager.logits):
-            # Is it the kernels that do not repeat their bits? A second eager run of the same step tells.
+            # A second eager run shows whether the kernels repeat their bits at all.
             again = self._model.forward(inputs, memory).logits
         note = ReplayNote(number, len(ordered) * self._query_len, replayed_logits, eager.logits, stale, again)
         self.observations.replays.append(note)
@@ -223,21 +217,20 @@ class ModelRunner:
             note = ZeroNote(number, block, content.numel(), int(content.count_nonzero()))
             self.observations.zeroed.append(note)
 
-    def _note_drafts(self, drafts: torch.Tensor, ordered: list[ScheduledSequence]) -> None:
-        """`drafts` has the rows of `ordered`, perhaps with padding behind them; the last one of a request counts."""
-        ends = torch.tensor([num_rows(item) for item in ordered]).cumsum(0).tolist()
+    def _note_drafts(self, drafts: Tensor, ordered: list[ScheduledSequence]) -> None:
+        """Keep the last draft of each request; `drafts` has the rows of `ordered`, then padding."""
         guesses = drafts.tolist()
-        for item, end in zip(ordered, ends, strict=True):
+        for item, end in zip(ordered, accumulate(num_rows(item) for item in ordered), strict=True):
             self.drafts[item.sequence.request] = guesses[end - 1]
 
 
 def num_rows(item: ScheduledSequence) -> int:
-    """How many rows of logits a scheduled request is asked for: its last, or all of one that verifies drafts."""
+    """How many rows of logits a request gets: one for its last token, or one for each token of a decode."""
     return item.num_new_tokens if item.is_decode else 1
 
 
-def rows_of_answers(ordered: list[ScheduledSequence]) -> torch.Tensor:
-    """The rows [n] int64 that logits are asked for, in a batch of these requests."""
+def logit_rows(ordered: list[ScheduledSequence]) -> Tensor:
+    """The rows [n] int64 of a batch of these requests that get logits."""
     rows: list[int] = []
     end = 0
     for item in ordered:
@@ -247,8 +240,7 @@ def rows_of_answers(ordered: list[ScheduledSequence]) -> torch.Tensor:
 
 
 def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], object]:
-    """A function that fills the free memory of `device` before a step. On a CPU it does nothing: kernels' allocations
-    are filled one by one."""
+    """A function that fills the free memory of `device`. On a CPU it does nothing: each allocation is filled."""
     if device.type != "cuda" or poison.is_natural:
         return lambda: None
     from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
@@ -259,22 +251,21 @@ def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], obje
 
 @seam("pad.shared-trash-slot")
 def trash_block(pool: BlockPool) -> int:
-    """Reserve the block where tokens of padding are stored. It is never read, unlike the null block, which pads tables
-    (huggingface/transformers#46765)."""
+    """Reserve the block for padded tokens. Unlike the null block it is never read (huggingface/transformers#46765)."""
     return pool.reserve()
 
 
 def reachable_sizes(capture_sizes: tuple[int, ...], max_num_seqs: int) -> list[int]:
-    """The sizes, rising, that a batch of at most `max_num_seqs` requests can be padded to."""
+    """The graph sizes, rising, that a batch of at most `max_num_seqs` requests can need."""
     rising = sorted(set(capture_sizes))
     needed = [size for size in rising if size < max_num_seqs]
     return rising[: len(needed) + 1]
 
 
 @seam("graph.shared-pool-overwrite")
-def take_logits(forwarded: Forwarded, num_live: int) -> torch.Tensor:
-    """Logits [B, vocab] of the live rows, copied out before another graph of the pool may reuse their memory.
+def take_logits(forwarded: Forwarded, num_live: int) -> Tensor:
+    """A copy of the logits [num_live, vocab] of the live rows.
 
-    The next replay is the drafter's, and comes before these are read (PR 53488).
+    The drafter's replay may reuse the pool's memory before they are read (PR 53488).
     """
     return forwarded.logits[:num_live].clone()

@@ -1,11 +1,12 @@
-"""Which cached tokens each query of a sparse layer attends to: index scores, top-k, and slots of the pool."""
+"""The cached tokens that each query of a sparse layer attends to: index scores, top-k, and slots of the pool."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.core.seams import seam
-from harness.engine.model.indexer import Indexer
+from harness.engine.model.mla import Indexer
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 from harness.memory.bounds import check_indices
 from harness.memory.poison.patterns import Poison
@@ -14,23 +15,28 @@ TILE = 4
 """Rows of decoding requests that the top-k of a decode handles at once."""
 
 
-def store_index_keys(keys: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Write keys [T, I] into the slots [T] of cache [N, P, I]; negative slots are skipped."""
+def store_index_keys(keys: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write keys [T, I] into the slots [T] of cache [N, P, I]. Negative slots are skipped."""
     is_stored = slot_mapping >= 0
     slots = check_indices(torch.where(is_stored, slot_mapping, 0), cache.shape[0] * PAGE_SIZE, "slot_mapping")
     block, offset = slots // PAGE_SIZE, slots % PAGE_SIZE
-    # A select instead of a list of live tokens, whose length a graph could not know.
+    # A graph cannot hold a list of live tokens, so padding writes back what it read.
     cache[block, offset] = torch.where(is_stored[:, None], keys, cache[block, offset])
 
 
 def select_tokens(
-    indexer: Indexer, x: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor,
-    num_decode_tokens: int, poison: Poison,
-) -> torch.Tensor:  # fmt: skip
-    """Positions of the tokens that each query attends to, [T, K] int32, K = `topk`; -1 where there are fewer.
+    indexer: Indexer,
+    x: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    num_decode_tokens: int,
+    poison: Poison,
+) -> Tensor:
+    """The positions [T, K] int32 that each query attends to, K = `topk`; -1 where there are fewer tokens.
 
-    x [T, hidden] and index keys `cache` [N, P, I]; tables [T, M] int32 and lengths [T] are those of each query's
-    request, its own token included. The rows of decodes and of prompts share one buffer, decodes first.
+    x [T, hidden]; index keys `cache` [N, P, I]; tables [T, M] int32 and lengths [T] of each query's request, its own
+    token included. Decodes and prompts share one buffer, decodes first.
     """
     logits = index_logits(indexer, x, cache, tables, lengths, poison)
     n, k = num_decode_tokens, indexer.topk
@@ -43,28 +49,25 @@ def select_tokens(
     return selected
 
 
-def index_logits(
-    indexer: Indexer, x: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor, poison: Poison
-) -> torch.Tensor:
-    """The indexer's scores of the pages of each query, [T, M * P] float32; past a row's length nobody writes.
+def index_logits(indexer: Indexer, x: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, poison: Poison) -> Tensor:
+    """The indexer's scores [T, M * P] float32 of the pages of each query, unwritten past a row's length.
 
-    Entries of `tables` past the pages that hold the length are padding, and not looked up.
+    Entries of `tables` past the last page are not looked up.
     """
     is_page = torch.arange(tables.shape[1], device=x.device) * PAGE_SIZE < lengths[:, None]
     blocks = check_indices(torch.where(is_page, tables, NULL_BLOCK), cache.shape[0], "block_table of the indexer")
     keys = cache[blocks].flatten(1, 2)
     logits = poison.empty(*keys.shape[:2], dtype=torch.float32, site="sparse.logits", device=x.device)
     written = torch.arange(keys.shape[1], device=x.device) < lengths[:, None]
-    # Keys of slots past the length are whatever memory held; they are multiplied and then not selected.
+    # Keys past the length are unwritten memory. Their scores are computed and dropped.
     return logits.copy_(torch.where(written, indexer.scores(x, keys).float(), logits))
 
 
 @seam("sparse.topk-from-unwritten")
-def take_topk(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Poison) -> torch.Tensor:
-    """The positions [T, K] int32 of the K largest of the first `lengths` [T] logits of each row; -1 for none.
+def take_topk(logits: Tensor, lengths: Tensor, topk: int, poison: Poison) -> Tensor:
+    """The positions [T, K] int32 of the K largest of the first `lengths` [T] logits of each row, -1 for none.
 
-    Every element is written, whatever the logits hold: with NaN among them, comparisons choose nothing, and what they
-    did not choose must not be left as memory was (PR 49896).
+    Every element is written, also when logits are NaN and comparisons choose nothing (PR 49896).
     """
     out = torch.full((logits.shape[0], topk), -1, dtype=torch.int32, device=logits.device)
     positions = torch.arange(logits.shape[1], device=logits.device)
@@ -75,16 +78,16 @@ def take_topk(logits: torch.Tensor, lengths: torch.Tensor, topk: int, poison: Po
 
 
 @seam("sparse.padding-overwrites-prefill")
-def store_decode_rows(selected: torch.Tensor, tiles: torch.Tensor, num_decode_tokens: int) -> None:
-    """Put the rows of decodes into `selected` [T, K]; `tiles` has rows of padding behind them.
+def store_decode_rows(selected: Tensor, tiles: Tensor, num_decode_tokens: int) -> None:
+    """Copy the decodes' rows of `tiles` into `selected` [T, K].
 
-    Those must not be stored: the rows of prompts follow in the same buffer (PR 32175).
+    The padded rows of `tiles` must not be stored: the prompts' rows follow in the same buffer (PR 32175).
     """
     selected[:num_decode_tokens] = tiles[:num_decode_tokens]
 
 
-def pool_slots(selected: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """Slots of the pool [T, K] int32 of the `selected` positions [T, K] of requests with `tables` [T, M]; -1 stays."""
+def pool_slots(selected: Tensor, tables: Tensor) -> Tensor:
+    """The slots [T, K] int32 of the `selected` positions [T, K] of requests with `tables` [T, M]; -1 stays."""
     is_token = selected >= 0
     column = torch.where(is_token, selected // PAGE_SIZE, 0)
     blocks = tables.gather(1, check_indices(column, tables.shape[1], "sparse.topk column"))

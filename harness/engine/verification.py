@@ -1,30 +1,29 @@
-"""Speculative decoding: where drafts come from, and how the target's own tokens decide on them."""
+"""Speculative decoding: drafts, and their verification by the target's tokens."""
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.schedule.sequence import Sequence
 
 MATCH = 2
-"""How many last tokens must have been seen before for what followed them to be a draft."""
+"""How many last tokens must match earlier ones."""
 FILLER_DRAFT = 0
-"""The draft where nothing was seen before: every decoding request of a batch verifies equally many."""
+"""The draft without a match. All decoding requests of a batch verify the same number of drafts."""
 
 
 @seam("verify.nan-row-to-vocab-size")
-def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """The token [rows] int64 with the largest logit of each row of [rows, vocab], rows of padding included.
+def greedy_tokens(logits: Tensor) -> Tensor:
+    """The token [rows] int64 with the largest logit of each row of [rows, vocab], padded rows included.
 
-    A row of NaN gives some token of the vocabulary too, never one past its end: it may be a row of padding, which
-    nobody reports but the drafter's embedding looks up (PR 53029).
+    A row of NaN must give a token of the vocabulary: the drafter looks up the tokens of padded rows too (PR 53029).
     """
     return logits.argmax(dim=-1)
 
 
 def confirmed(drafts: list[int], tokens: list[int]) -> list[int]:
-    """The tokens that a verifying step gives: the target's, up to the first that its draft was wrong about.
+    """The target's tokens up to the first wrong draft.
 
     `tokens` [1 + len(drafts)] are the target's choices after the last token and after each draft.
     """
@@ -37,7 +36,7 @@ def confirmed(drafts: list[int], tokens: list[int]) -> list[int]:
 
 
 class SuffixDrafts:
-    """Drafts looked up: what followed the last tokens when they were met before, in this request or in another."""
+    """Drafts are the tokens that followed an earlier match of the last tokens, in any request."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -1,24 +1,25 @@
-"""Index checks that fail as the hardware would: Python's forgiving negative and clipped indices help nobody here."""
+"""Index checks that fail as hardware does, unlike Python's negative indices."""
 
 from __future__ import annotations
 
 import contextlib
 
 import torch
+from torch import Tensor
 
 from harness.core.errors import IllegalAddress
 
 MAX_CHECKS = 64
 
 
-def check_indices(indices: torch.Tensor, size: int, what: str) -> torch.Tensor:
+def check_indices(indices: Tensor, size: int, what: str) -> Tensor:
     """Return `indices` (any int dtype) as int64 after checking that each lies in [0, size).
 
-    Raises IllegalAddress naming the first offender. A GPU would fault, or read whatever lies there
-    (PR 33664, PR 43869); `tensor[-1]` in Python would quietly read the last element.
+    Raises IllegalAddress for the first bad index. A GPU would fault or read foreign memory (PR 33664, PR 43869), where
+    `tensor[-1]` in Python reads the last element.
 
-    On CUDA nothing waits for the device, so that the check can stand in a captured graph: its verdict is left for
-    `raise_bad_indices`, and a bad index is brought inside, as a fault would end the process.
+    On CUDA the check does not wait for the device, so a graph can capture it. It clips a bad index, because a fault
+    would end the process, and `raise_bad_indices` raises the error.
     """
     wide = indices.to(torch.int64)
     bad = (wide < 0) | (wide >= size)
@@ -34,37 +35,36 @@ def check_indices(indices: torch.Tensor, size: int, what: str) -> torch.Tensor:
 def raise_bad_indices() -> None:
     """Raise IllegalAddress for the first check on CUDA that failed since the last call.
 
-    Call it when the device has finished, for example after logits were read. Does nothing where nothing was checked.
+    Call it when the device has finished, for example after a read of logits.
     """
     if error := bad_index():
         raise error
 
 
 def bad_index() -> IllegalAddress | None:
-    """The first check on CUDA that failed since the last call, forgotten by it; also of a device that is lost since."""
+    """The error of the first check on CUDA that failed since the last call, also if the device is lost."""
     return _verdicts.take_first()
 
 
 class _Verdicts:
-    """Verdicts of checks on CUDA, in pinned memory that the device writes and the host reads without asking it."""
+    """Verdicts of checks on CUDA, in pinned memory: the device writes, and the host reads without a sync."""
 
     def __init__(self) -> None:
-        self._flags: torch.Tensor | None = None
-        self._failed: torch.Tensor | None = None
+        self._flags: Tensor | None = None
+        self._failed: Tensor | None = None
         self._slot_of: dict[str, int] = {}
         self._size_of: dict[str, int] = {}
 
-    def note(self, bad: torch.Tensor, size: int, what: str) -> None:
+    def note(self, bad: Tensor, size: int, what: str) -> None:
         if self._flags is None or self._failed is None:
-            # Made by the first check, which runs before anything is captured: pinning memory cannot be captured.
+            # The first check runs before any capture: pinning memory cannot be captured.
             self._flags = torch.zeros(MAX_CHECKS, dtype=torch.bool, pin_memory=True)
             self._failed = torch.zeros(MAX_CHECKS, dtype=torch.bool, device=bad.device)
-        # A slot for each name, of which there are few, and not for each size, of which a long session sees hundreds.
-        # Beyond the last slot, checks share it: which one failed is then told by its first name.
+        # One slot for each name, because sizes are too many. Checks past the last slot share it and its first name.
         slot = self._slot_of.setdefault(what, min(len(self._slot_of), MAX_CHECKS - 1))
         self._size_of[what] = size
         if bad.numel():
-            # The same check runs in every layer, so a verdict adds to what earlier ones found.
+            # The same check runs in every layer, so verdicts are combined.
             verdict = self._failed[slot : slot + 1]
             verdict.logical_or_(bad.any())
             self._flags[slot : slot + 1].copy_(verdict, non_blocking=True)

@@ -14,7 +14,7 @@ import os
 from typing import Any
 
 REPAIRED_VERSIONS = ("3.7.1",)
-"""Versions of Triton whose interpreter this module was tested with."""
+"""The versions of Triton that this repair was tested with."""
 
 
 def unavailable(device: str) -> str | None:
@@ -47,9 +47,9 @@ def _unknown_version() -> str | None:
 
 
 def prepare() -> bool:
-    """Called by every module that defines Triton kernels, before it does. True: they will be interpreted.
+    """Call it before the definition of Triton kernels. Returns whether they will be interpreted.
 
-    Raises RuntimeError when the interpreter is on but of a version that is not known.
+    Raises RuntimeError if the interpreter is on and its version unknown.
     """
     if not interpreter_is_on():
         return False

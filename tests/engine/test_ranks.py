@@ -12,10 +12,10 @@ from harness.core.cases import Case
 from harness.core.catalog import SITES
 from harness.core.engine_params import EngineParams
 from harness.core.errors import IllegalAddress
-from harness.engine import cache_scales, context_ranks
-from harness.engine.block_quantize import apply_scales
+from harness.engine import memory
+from harness.engine.attention import rank_without_kv, split_among_ranks
 from harness.engine.experts import apply_experts, ids_of_rank, mask_padding
-from harness.engine.quantize import pad_to_longest_rank
+from harness.engine.quantize import apply_scales, pad_to_longest_rank
 from harness.judge.oracles.reference import judge
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
@@ -52,7 +52,7 @@ def test_sharing_out_is_right_whatever_stands_in_unwritten_memory(params: dict[s
 
 def test_ranks_hold_each_position_once() -> None:
     chunk = [range(10, 25), range(3, 3), range(7, 8)]
-    parts = context_ranks.split(chunk, 4)
+    parts = split_among_ranks(chunk, 4)
     for request, span in enumerate(chunk):
         held = [position for part in parts for position in part[request]]
         assert sorted(held) == list(span)
@@ -60,7 +60,7 @@ def test_ranks_hold_each_position_once() -> None:
 
 
 def test_a_rank_without_keys_is_an_empty_side() -> None:
-    out, lse = context_ranks.rank_without_kv(torch.ones(3, 2, 4), torch.ones(2, 3))
+    out, lse = rank_without_kv(torch.ones(3, 2, 4), torch.ones(2, 3))
     assert not out.any()
     assert bool((lse == -torch.inf).all())
 
@@ -103,8 +103,8 @@ def test_rows_of_padding_of_a_rank_are_memory_that_nobody_wrote() -> None:
 
 
 def test_a_scale_that_was_loaded_stays_and_a_missing_one_gets_the_default() -> None:
-    assert cache_scales.settled(0.5) == 0.5
-    assert 0 < cache_scales.settled(cache_scales.NOT_LOADED) < 1
+    assert memory.settled(0.5) == 0.5
+    assert 0 < memory.settled(memory.NOT_LOADED) < 1
 
 
 def test_block_scales_are_applied_exactly_and_their_tiles_are_read_whole() -> None:

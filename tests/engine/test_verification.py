@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from harness.core.engine_params import EngineParams
 from harness.engine.engine import Engine
-from harness.engine.faults.verify_rows import token_above_all
+from harness.engine.faults.padded_requests import token_above_all
 from harness.engine.schedule.sequence import Sequence
 from harness.engine.verification import SuffixDrafts, confirmed, greedy_tokens
 

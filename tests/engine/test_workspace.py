@@ -9,7 +9,7 @@ from harness.core.catalog import FAULTS
 from harness.core.engine_params import EngineParams
 from harness.core.seams import inject
 from harness.engine.kernels import bind
-from harness.engine.stray_writes import dirty_workspace
+from harness.engine.notes import dirty_workspace
 from harness.engine.workspace import GUARD, Workspace
 from harness.memory.poison.patterns import Poison
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
+from harness.engine.model.layers import rotate
 from harness.engine.model.mla import MLAAttention
-from harness.engine.model.rope import rotate
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.model_config import ModelConfig
 

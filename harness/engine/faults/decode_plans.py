@@ -5,23 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.core.params import KvType
 from harness.engine.batch import DecodeMetadata
 from harness.engine.workspace import Workspace
 
 
-def write_items_in_use(items: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, used: torch.Tensor) -> None:
-    """Fill in the items with work only. The grid is as large as the plan, and its other blocks read unwritten items
-    (flashinfer-ai/flashinfer#4002)."""
+def write_items_in_use(items: Tensor, begin: Tensor, end: Tensor, used: Tensor) -> None:
+    """Fill in the items with work only: the grid's other blocks read unwritten ones (flashinfer-ai/flashinfer#4002)."""
     requests = torch.arange(items.shape[0], device=items.device)[:, None].expand_as(end)
     for column, values in enumerate((requests, begin, end)):
         items[..., column][used] = values[used].to(items.dtype)
 
 
-def room_for_this_plan(num_splits: torch.Tensor) -> int:
-    """Make room for the pieces of this plan only. A graph keeps the number of its capture, where requests were short
-    (PR 20301)."""
+def room_for_this_plan(num_splits: Tensor) -> int:
+    """Make room for the pieces of this plan only. A graph keeps the number of its short capture (PR 20301)."""
     return max(int(num_splits.amax()), 1)
 
 
@@ -30,7 +29,7 @@ def itemsize_of_bfloat16(kv: KvType) -> int:
     return 2
 
 
-def counters_in_scratch(workspace: Workspace, num_requests: int) -> torch.Tensor:
+def counters_in_scratch(workspace: Workspace, num_requests: int) -> Tensor:
     """Count in the scratch that all kernels share: the last kernel left it dirty (PR 25520)."""
     return workspace.scratch.view(torch.int32).flatten()[:num_requests]
 

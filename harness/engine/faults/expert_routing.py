@@ -33,7 +33,7 @@ def ids_from_the_end(ids: Tensor, num_experts: int) -> Tensor:
     return torch.where(ids == -1, num_experts - 2, ids)
 
 
-def ids_in_int64_buffer(ids: torch.Tensor, poison: Poison) -> torch.Tensor:
+def ids_in_int64_buffer(ids: Tensor, poison: Poison) -> Tensor:
     """Write 32-bit ids into the lower halves of 64-bit elements, and read that memory as 32-bit ids.
 
     Every second id that is read is an unwritten upper half (PR 38359, PR 55147).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.engine.batch import DecodeInputs
@@ -11,19 +12,19 @@ from harness.engine.workspace import Workspace
 from harness.memory.graph.launch import ACTIVE
 
 
-def counters_that_grow(workspace: Workspace, num_requests: int) -> torch.Tensor:
+def counters_that_grow(workspace: Workspace, num_requests: int) -> Tensor:
     """Begin with nothing and make a larger tensor when a batch needs one; graphs keep the old one
     (PR 45487)."""
-    grown: torch.Tensor | None = vars(workspace).get("grown")
+    grown: Tensor | None = vars(workspace).get("grown")
     if grown is None or len(grown) < num_requests:
         grown = torch.zeros(num_requests, dtype=torch.int32)
         vars(workspace)["grown"] = grown
     return grown[:num_requests]
 
 
-def counters_made_in_a_capture(workspace: Workspace, num_requests: int) -> torch.Tensor:
+def counters_made_in_a_capture(workspace: Workspace, num_requests: int) -> Tensor:
     """Keep the counters that the first capture makes, for later graphs and eager steps (ROCm/aiter#5393)."""
-    kept: torch.Tensor | None = vars(workspace).get("kept")
+    kept: Tensor | None = vars(workspace).get("kept")
     if kept is None:
         kept = torch.zeros(workspace.num_requests, dtype=torch.int32)
         if ACTIVE.get() is not None:
@@ -45,6 +46,6 @@ def replace_table(static: DecodeInputs, live: DecodeInputs) -> None:
     static.block_table = table
 
 
-def borrow_logits(forwarded: Forwarded, num_live: int) -> torch.Tensor:
+def borrow_logits(forwarded: Forwarded, num_live: int) -> Tensor:
     """Hand out the graph's own memory, which the drafter's graph may reuse (PR 53488)."""
     return forwarded.logits[:num_live]

@@ -1,4 +1,4 @@
-"""A model as a Hugging Face directory: `config.json`, `model.safetensors`, and the tokenizer's files."""
+"""A model as a Hugging Face directory: `config.json`, `model.safetensors`, tokenizer files."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
-# Kimi Linear keeps Mixtral's names for its experts; both readers insist on their own.
+# Kimi Linear has Mixtral's names for its experts.
 _EXPERT_NAMES = {
     "deepseek_v2": {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"},
     "kimi_linear": {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
 }
-# Serving engines keep these in float32 whatever the model's dtype, and so does `load`.
+# Serving engines keep these in float32 in a model of any dtype.
 _FLOAT32_NAMES = ("A_log", "dt_bias", "e_score_correction_bias")
 
 
 def save(model: CausalLM, directory: str | Path, tokenizer: str | Path | None = None) -> Path:
-    """Write `model` in its own dtype; engines and transformers load the directory as it is.
+    """Write `model` in its own dtype, for engines and transformers. Returns the directory.
 
-    `tokenizer` names a directory whose tokenizer files are copied beside the weights. Returns the directory.
+    Tokenizer files are copied from the directory `tokenizer`.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def save(model: CausalLM, directory: str | Path, tokenizer: str | Path | None = 
     config = model.config.to_hf() | {"torch_dtype": str(dtype).removeprefix("torch.")}
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {
-        # The format takes no two tensors of one storage, and experts are views of a stack.
+        # The format refuses two tensors of one storage, and experts are views of a stack.
         name: tensor.detach().to("cpu", _stored_dtype(name, dtype)).clone(memory_format=torch.contiguous_format)
         for name, tensor in _to_hf(model)
     }
@@ -55,15 +55,15 @@ def save(model: CausalLM, directory: str | Path, tokenizer: str | Path | None = 
 
 
 def load_config(directory: str | Path) -> ModelConfig:
-    """Read `config.json` alone. Raises `FileNotFoundError`, or `ValueError` for a model of another kind."""
+    """Read `config.json`. Raises FileNotFoundError, or ValueError for an unsupported model."""
     config: dict[str, Any] = json.loads((Path(directory) / CONFIG_FILE).read_text(encoding="utf-8"))
     return ModelConfig.from_hf(config)
 
 
 def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device = "cpu") -> CausalLM:
-    """Read a checkpoint into an evaluation-mode model of `dtype`.
+    """Read a checkpoint into a model of `dtype` in evaluation mode.
 
-    Raises `FileNotFoundError` when a file is missing and `ValueError` when tensors are missing or left over.
+    Raises FileNotFoundError for a missing file and ValueError for tensors that are missing or left over.
     """
     directory = Path(directory)
     config = load_config(directory)
@@ -73,7 +73,7 @@ def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device =
     state = {}
     for name, names in _hf_names(model).items():
         parts = [_take(stored, hf_name, directory) for hf_name in names]
-        # A lone tensor is not stacked; an expert weight is, even when there is one expert.
+        # Expert weights are stacked, even of a single expert.
         value = torch.stack(parts) if ".experts." in name else parts[0]
         expected = model.get_parameter(name).shape
         if value.shape != expected:
@@ -125,7 +125,7 @@ def _to_hf(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
         parameter = model.get_parameter(name)
         yield from zip(names, parameter.unbind(0) if ".experts." in name else (parameter,), strict=True)
     if model.config.architecture == "kimi_linear" and model.config.num_experts:
-        # A served Kimi Linear always has a correction bias; zero leaves the choice of experts as it is.
+        # Engines expect a correction bias. Zero does not change the chosen experts.
         for i in range(model.config.num_layers):
             bias = torch.zeros(model.config.num_experts)
             yield f"model.layers.{i}.block_sparse_moe.gate.e_score_correction_bias", bias

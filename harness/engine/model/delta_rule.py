@@ -1,12 +1,12 @@
-"""The gated delta rule with one decay for each key channel (Kimi Linear, arXiv 2510.26692), in two forms.
+"""The gated delta rule with a decay for each key channel (Kimi Linear, arXiv 2510.26692), in two forms.
 
-For one head, with state S [dk, dv], each token does
+For one head with state S [dk, dv], each token computes
 
     S <- diag(exp(g)) S;   S <- S + beta * k (v - k^T S)^T;   out = S^T (q * scale)
 
-`recurrent` does just that. `chunked` groups tokens so that training runs on matrix products: inside a chunk
-the corrections `u = beta * (v - k^T S)` solve a triangular system, and only one state a chunk is carried on.
-Both want float32 or float64, and log decays g <= 0.
+`recurrent` runs token by token. `chunked` runs on matrix products, for training: inside a chunk the corrections
+`u = beta * (v - k^T S)` solve a triangular system, and one state a chunk is carried on.
+Both need float32 or float64, and log decays g <= 0.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ CHUNK_SIZE = 16
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Token by token.
+    """Token by token. Returns out [B, T, H, dv] and the state after the last token (a new tensor).
 
-    q, k, g: [B, T, H, dk] (q scaled, q and k l2-normalised); v: [B, T, H, dv]; beta: [B, T, H];
-    state: [B, H, dk, dv].
-    Returns out [B, T, H, dv] and the state after the last token (a new tensor).
+    q, k, g: [B, T, H, dk] (q scaled, q and k l2-normalised); v: [B, T, H, dv]; beta: [B, T, H]; state: [B, H, dk, dv].
     """
     out = []
     for t in range(q.shape[1]):
@@ -35,12 +33,12 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Chunk by chunk; shapes and result as in `recurrent`, to rounding. Differentiable, T of any length."""
+    """As `recurrent`, chunk by chunk, up to rounding. Differentiable, for any T."""
     length = q.shape[1]
     padding = -length % CHUNK_SIZE
 
     def split(x: Tensor) -> Tensor:
-        # [B, T, H, D] -> [B, H, N, C, D]. Padded tokens have k = 0 and g = 0: they leave the state alone.
+        # [B, T, H, D] -> [B, H, N, C, D]. Padded tokens have k = 0 and g = 0, so they do not change the state.
         padded = F.pad(x, (0, 0, 0, 0, 0, padding))
         chunks = padded.view(x.shape[0], -1, CHUNK_SIZE, *x.shape[2:])
         return chunks.permute(0, 3, 1, 2, 4)
@@ -48,8 +46,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
     q, k, v, g, beta = split(q), split(k), split(v), split(g), split(beta.unsqueeze(-1))
     decay = g.cumsum(dim=-2)
     lower = torch.ones(CHUNK_SIZE, CHUNK_SIZE, dtype=torch.bool, device=q.device).tril()
-    # exp(decay_i - decay_j) is formed from the difference: each factor alone may overflow, the difference
-    # never.
+    # exp(decay_i) alone may overflow; exp of the difference cannot.
     difference = decay.unsqueeze(-2) - decay.unsqueeze(-3)
     between = difference.masked_fill(~lower.unsqueeze(-1), -torch.inf).exp() * k.unsqueeze(-3)
     scores = between @ torch.stack((k, q), dim=-1)  # [B, H, N, C(i), C(j), 2]

@@ -14,7 +14,7 @@ L2_NORM_EPS = 1e-6
 
 
 class ShortConv(nn.Module):
-    """The weight of a depthwise causal convolution, [channels, 1, kernel] as Hugging Face stores it."""
+    """The weight [channels, 1, kernel] of a depthwise causal convolution."""
 
     def __init__(self, channels: int, kernel_size: int) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class GatedRMSNorm(nn.Module):
 
 
 class KimiDeltaAttention(nn.Module):
-    """One KDA layer; parameters carry the names of Hugging Face's Kimi Linear.
+    """One KDA layer. Parameters have the names of Hugging Face's Kimi Linear.
 
-    Shapes: H = kda_num_heads, dk = dv = kda_head_dim, P = H * dk, W = conv_kernel_size. A request's memory is
-    `conv_state` [3P, W - 1] (the last inputs of the q, k and v convolutions, oldest first, in the model's
-    dtype) and `ssm_state` [H, dk, dv] float32. A new request starts with both zero.
+    H = kda_num_heads, dk = dv = kda_head_dim, P = H * dk, W = conv_kernel_size. The state of a request is `conv_state`
+    [3P, W - 1] (the last inputs of the q, k and v convolutions, oldest first, in the model's dtype) and `ssm_state`
+    [H, dk, dv] float32. Both start from zeros.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -67,38 +67,32 @@ class KimiDeltaAttention(nn.Module):
         self.o_proj = nn.Linear(width, hidden, bias=False)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """One request's states: `conv` (model dtype) and `ssm` (float32; float64 in a float64 model)."""
+        """The shapes of one request's states."""
         return {
             "conv": (3 * self.width, self.conv_kernel_size - 1),
             "ssm": (self.num_heads, self.head_dim, self.head_dim),
         }
 
     def forward(self, x: Tensor) -> Tensor:
-        """Whole sequences from an empty state. x: [B, T, hidden] -> [B, T, hidden]. Differentiable."""
+        """Whole sequences from zero states. x: [B, T, hidden] -> [B, T, hidden]. Differentiable."""
         wide = compute_dtype(x.dtype)
         conv = x.new_zeros(x.shape[0], *self.state_shapes()["conv"])
         state = x.new_zeros(x.shape[0], *self.state_shapes()["ssm"], dtype=wide)
         q, k, v, _ = self._mix(x, conv)
         g, beta = self._gates(x)
-        # Under autocast the recurrence would fall to bfloat16, where its errors add up over a sequence.
+        # Autocast would run the recurrence in bfloat16, where errors add up over a sequence.
         with torch.autocast(x.device.type, enabled=False):
             out, _ = delta_rule.chunked(q, k, v, g, beta, state)
         return self._project_out(out, x)
 
     def step(self, x: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
-        """The next T tokens of one request, in order.
-
-        x: [T, hidden], conv_state: [3P, W - 1], ssm_state: [H, dk, dv]; both states are updated in place.
-        Returns [T, hidden].
-        """
+        """`step_batch` for one request: x [T, hidden], conv_state [3P, W - 1], ssm_state [H, dk, dv] -> [T, hidden]."""
         return self.step_batch(x.unsqueeze(0), conv_state.unsqueeze(0), ssm_state.unsqueeze(0)).squeeze(0)
 
     def step_batch(self, x: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
-        """The next T tokens of each of B requests (T = 1 in a decode batch).
+        """The next T tokens of each of B requests -> [B, T, hidden]. Updates both states in place.
 
-        x: [B, T, hidden], conv_state: [B, 3P, W - 1], ssm_state: [B, H, dk, dv]; both states are updated in
-        place, so an engine whose states lie in pool blocks gathers them first and scatters them back.
-        Returns [B, T, hidden].
+        x: [B, T, hidden], conv_state: [B, 3P, W - 1], ssm_state: [B, H, dk, dv].
         """
         q, k, v, last_inputs = self._mix(x, conv_state)
         out, state = delta_rule.recurrent(q, k, v, *self._gates(x), ssm_state.to(q.dtype))
@@ -112,25 +106,25 @@ class KimiDeltaAttention(nn.Module):
         window = torch.cat((conv_state.to(inputs.dtype), inputs), dim=-1)
         weight = torch.cat((self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight))
         wide = compute_dtype(x.dtype)
-        # A depthwise kernel of four taps is four products; the library's grouped convolution is far slower.
+        # A depthwise kernel of four taps is four products. torch's grouped convolution is far slower.
         length = inputs.shape[-1]
         taps = [window[..., i : i + length].to(wide) * weight[:, :, i].to(wide) for i in range(weight.shape[-1])]
         mixed = torch.stack(taps).sum(dim=0)
-        # Serving kernels hand q, k and v on in the model's dtype, so the reference rounds there too.
+        # Serving kernels return q, k and v in the model's dtype, so the reference rounds too.
         mixed = F.silu(mixed).to(x.dtype).to(wide).transpose(1, 2)
         q, k, v = mixed.reshape(*x.shape[:2], 3, self.num_heads, self.head_dim).unbind(-3)
         last_inputs = window[..., window.shape[-1] - (self.conv_kernel_size - 1) :]
         return _l2_normalise(q) * self.head_dim**-0.5, _l2_normalise(k), v, last_inputs
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, T, hidden] -> log decay g [B, T, H, dk] <= 0, step size beta [B, T, H]; wide."""
+        """x: [B, T, hidden] -> log decay g [B, T, H, dk] <= 0 and step size beta [B, T, H], in the compute dtype."""
         wide = compute_dtype(x.dtype)
         raw = self.f_b_proj(self.f_a_proj(x)).to(wide) + self.dt_bias.to(wide)
         raw = raw.unflatten(-1, (self.num_heads, self.head_dim))
         return -self.A_log.to(wide).exp() * F.softplus(raw), self.b_proj(x).to(wide).sigmoid()
 
     def _project_out(self, out: Tensor, x: Tensor) -> Tensor:
-        """out: [B, T, H, dv] -> [B, T, hidden], normalised and gated by x."""
+        """out: [B, T, H, dv] -> [B, T, hidden], normalised and gated."""
         gate = self.g_b_proj(self.g_a_proj(x)).unflatten(-1, (self.num_heads, self.head_dim))
         projected: Tensor = self.o_proj(self.o_norm(out.to(x.dtype), gate).flatten(-2))
         return projected

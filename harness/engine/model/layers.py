@@ -1,4 +1,4 @@
-"""Small layers that every block shares: RMS norm and the gated MLP."""
+"""Small layers that every block shares: RMS norm, the gated MLP, and rotary position embedding."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch.nn import functional as F
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which norms, gates and recurrences run: float32, or float64 for a float64 model."""
+    """The dtype of norms, gates and recurrences: float32, or float64 for a float64 model."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension (arXiv 1910.07467); output in the input's dtype."""
+    """Root-mean-square norm over the last dimension (arXiv 1910.07467), in the input's dtype."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -38,3 +38,18 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
+
+
+def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotary position embedding (arXiv 2104.09864), interleaved as DeepSeek's (`is_neox_style=False`).
+
+    x: [..., T, *, E] with even E; `positions` broadcasts against `x.shape[:-1]`, for example [T, 1] for x [T, H, E].
+    Returns the same shape and dtype; angles and products are float32 or wider.
+    """
+    wide = compute_dtype(x.dtype)
+    dim = x.shape[-1]
+    exponents = torch.arange(0, dim, 2, device=x.device, dtype=wide) / dim
+    angles = positions.to(wide).unsqueeze(-1) * theta**-exponents
+    cos, sin = angles.cos(), angles.sin()
+    even, odd = x[..., 0::2].to(wide), x[..., 1::2].to(wide)
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)

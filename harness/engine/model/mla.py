@@ -1,9 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), in parts that let an engine page its cache.
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), in parts, so that an engine can page its cache.
 
-A layer's cache row for one token is `kv_c` (the normalised latent, R = kv_lora_rank) followed by `k_pe` (the
-key part that all heads share, E = qk_rope_head_dim). Two equal ways lead from there to the output: expand the
-latent into keys and values of every head, or absorb the expansion into the query (W_UK) and the output (W_UV)
-and attend in the latent.
+A cache row is `kv_c` (the normalised latent, R = kv_lora_rank) followed by `k_pe` (the key part that all heads share,
+E = qk_rope_head_dim). Attention either expands the latents into keys and values of every head, or absorbs the expansion
+into the query (W_UK) and the output (W_UV) and attends to the latents. Both give the same result.
 """
 
 from __future__ import annotations
@@ -14,25 +13,50 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.engine.model.indexer import Indexer
-from harness.engine.model.layers import RMSNorm
-from harness.engine.model.rope import rotate
+from harness.engine.model.layers import RMSNorm, rotate
 from harness.engine.schedule.model_config import LayerType, ModelConfig
+
+
+class Indexer(nn.Module):
+    """The indexer of sparse attention (DeepSeek-V3.2): sum over X index heads of weight * relu(query . key).
+
+    X = index_num_heads, I = index_head_dim. All heads share one key a token, which an engine caches.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.index_num_heads
+        self.head_dim = config.index_head_dim
+        self.topk = config.index_topk
+        self.q_proj = nn.Linear(config.hidden_size, self.num_heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, self.head_dim, bias=False)
+        self.weights_proj = nn.Linear(config.hidden_size, self.num_heads, bias=False)
+
+    def keys(self, x: Tensor) -> Tensor:
+        """x: [..., T, hidden] -> index keys [..., T, I]."""
+        keys: Tensor = self.k_proj(x)
+        return keys
+
+    def scores(self, x: Tensor, keys: Tensor) -> Tensor:
+        """x: [..., T, hidden], keys: [..., C, I] or, different for each query, [..., T, C, I] -> [..., T, C]."""
+        q = self.q_proj(x).unflatten(-1, (self.num_heads, -1))
+        products = q @ (keys if keys.ndim > x.ndim else keys.unsqueeze(-3)).transpose(-1, -2)
+        scaled = products.relu() * self.weights_proj(x).unsqueeze(-1)
+        out: Tensor = scaled.sum(-2) * self.head_dim**-0.5
+        return out
+
 
 CacheTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class MLAAttention(nn.Module):
-    """One MLA layer; parameters carry the names of Hugging Face's DeepSeek-V2.
+    """One MLA layer. Parameters have the names of Hugging Face's DeepSeek-V2.
 
-    Shapes: T tokens, H heads, R = kv_lora_rank, E = qk_rope_head_dim, V = v_head_dim. All methods keep the
-    dtype of their input, and none looks at another token except `forward`.
+    T tokens, H heads, R = kv_lora_rank, E = qk_rope_head_dim, V = v_head_dim. Results have the dtype of the input.
+    `forward` applies `cache_transform`, if set, to `(kv_c, k_pe)`: rounding to fp8, or noise in training.
 
-    `cache_transform`, if set, is applied to `(kv_c, k_pe)` inside `forward`: what a cache would do to its
-    rows, such as rounding to fp8, or noise in training. The projections themselves never apply it.
-
-    `layer_type` says which tokens a query sees: `mla` all before it and its own, `window` the last
-    `sliding_window` of these, `sparse` the `index_topk` of these that its `indexer` scores highest.
+    A query of an `mla` layer sees all tokens up to its own, of a `window` layer the last `sliding_window` of them, of a
+    `sparse` layer the `index_topk` of them with the highest scores of `indexer`.
     """
 
     def __init__(self, config: ModelConfig, layer_type: LayerType = "mla") -> None:
@@ -59,7 +83,7 @@ class MLAAttention(nn.Module):
 
     @property
     def softmax_scale(self) -> float:
-        """What scores are multiplied by: the width of an expanded key, also in the absorbed form."""
+        """The factor of scores, from the width of an expanded key, in the absorbed form too."""
         return float((self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5)
 
     def project_q(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,11 +107,11 @@ class MLAAttention(nn.Module):
         return weight[:, : self.qk_nope_head_dim], weight[:, self.qk_nope_head_dim :]
 
     def absorb_q(self, q_nope: Tensor) -> Tensor:
-        """q_nope: [..., T, H, nope] -> [..., T, H, R], the query that meets the latent itself."""
+        """q_nope: [..., T, H, nope] -> [..., T, H, R], the query for latents."""
         return torch.einsum("...hn,hnr->...hr", q_nope, self.up_projections()[0])
 
     def expand_v(self, latent_out: Tensor) -> Tensor:
-        """latent_out: [..., T, H, R], attention's mean of latents -> values [..., T, H, V]."""
+        """latent_out: [..., T, H, R], the attention output in the latent -> values [..., T, H, V]."""
         return torch.einsum("...hr,hvr->...hv", latent_out, self.up_projections()[1])
 
     def expand_kv(self, kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +127,7 @@ class MLAAttention(nn.Module):
         return out
 
     def visible(self, x: Tensor) -> Tensor | None:
-        """Which tokens each query sees, [T, T] or [B, T, T] bool for x [B, T, hidden]; None when causal is all."""
+        """The tokens that each query sees, [T, T] or [B, T, T] bool for x [B, T, hidden]; None for plain causal."""
         if self.layer_type == "mla":
             return None
         causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
@@ -115,10 +139,10 @@ class MLAAttention(nn.Module):
         return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True) & causal
 
     def forward(self, x: Tensor, positions: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Dense causal attention over whole sequences, in the expanded form.
+        """Dense causal attention over whole sequences in the expanded form: the reference of every paged path.
 
-        x: [B, T, hidden], positions: [T] int -> [B, T, hidden]. Differentiable; the reference of every paged
-        path. `visible` [T, T] or [B, T, T] bool takes the place of what the layer would see by itself.
+        x: [B, T, hidden], positions: [T] int -> [B, T, hidden]. Differentiable. `visible` [T, T] or [B, T, T] bool
+        replaces the layer's own choice of tokens.
         """
         q = torch.cat(self.project_q(x, positions), dim=-1)
         kv_c, k_pe = self.project_kv(x, positions)
@@ -127,8 +151,6 @@ class MLAAttention(nn.Module):
         k, v = self.expand_kv(kv_c, k_pe)
         visible = self.visible(x) if visible is None else visible
         mask = visible.unsqueeze(1) if visible is not None and visible.ndim == 3 else visible
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-            attn_mask=mask, is_causal=mask is None, scale=self.softmax_scale,
-        )  # fmt: skip
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.softmax_scale)
         return self.project_out(out.transpose(1, 2))

@@ -1,4 +1,4 @@
-"""Routed experts. Routing, the experts and their sum are separate, so an engine can look between them."""
+"""Routed experts: the router, the experts, and their sum."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Apply the given experts: x [T, hidden], ids [T, k] int32, weights [T, k] -> [T, hidden].
 
-        `ids` are used as they are: whether they lie in 0..X-1 is the caller's to know. Shapes depend on no
-        value, so the call can be captured into a graph.
+        `ids` must lie in 0..X-1.
         """
         out = torch.zeros_like(x)
         for slot in range(ids.shape[1]):
@@ -51,10 +50,7 @@ class Experts(nn.Module):
         return out
 
     def every(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """The same sum with every expert applied to every token, and those not chosen given no weight.
-
-        It gathers no weights, so that the memory of a training batch stays that of its activations.
-        """
+        """The same sum, with every expert applied to every token: it gathers no weights, which saves memory."""
         share = torch.zeros(x.shape[0], self.gate_proj.shape[0], dtype=weights.dtype, device=x.device)
         share = share.scatter_add(1, ids.long(), weights).to(x.dtype)
         gate = torch.einsum("td,xid->txi", x, self.gate_proj)
@@ -63,7 +59,7 @@ class Experts(nn.Module):
 
 
 def route(logits: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
-    """Greedy top-k of the softmax, renormalised: logits [T, X] -> ids [T, k] int32, weights [T, k] wide."""
+    """Renormalised top-k of the softmax: logits [T, X] -> ids [T, k] int32, weights [T, k] in the compute dtype."""
     scores = logits.to(compute_dtype(logits.dtype)).softmax(dim=-1)
     weights, ids = scores.topk(num_experts_per_tok, dim=-1)
     return ids.to(torch.int32), weights / weights.sum(-1, keepdim=True)
@@ -72,8 +68,7 @@ def route(logits: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
 class MoE(nn.Module):
     """Routed experts plus shared ones: `gate` -> `route` -> `combine`.
 
-    `ids_transform`, when set, changes the expert ids [T, k] before they are used: how a canary's card learns what
-    wrong ids cost.
+    `ids_transform`, if set, changes the expert ids [T, k] before use: a canary measures the cost of wrong ids.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""The whole model: embedding, decoder layers, final norm, output head."""
+"""The model: embedding, decoder layers, final norm, output head."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ __all__ = ["MLP", "CausalLM", "DecoderLayer", "RMSNorm"]
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm block: `x + self_attn(norm(x))`, then `x + mlp(norm(x))`.
-
-    `self_attn` is an `MLAAttention` or a `KimiDeltaAttention` (see `layer_type`), `mlp` an `MLP` or a `MoE`.
-    """
+    """Pre-norm block: `x + self_attn(norm(x))`, then `x + mlp(norm(x))`."""
 
     def __init__(self, config: ModelConfig, layer_type: LayerType) -> None:
         super().__init__()
@@ -32,7 +29,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: [B, T, hidden], positions: [T] -> [B, T, hidden]: whole sequences, dense."""
+        """x: [B, T, hidden], positions: [T] -> [B, T, hidden], for whole sequences."""
         normed = self.input_layernorm(x)
         if isinstance(self.self_attn, MLAAttention):
             x = x + self.self_attn(normed, positions)
@@ -43,7 +40,7 @@ class DecoderLayer(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A DeepSeek-V2 or Kimi Linear language model. Its weights are undefined until reset or loaded."""
+    """A DeepSeek-V2 or Kimi Linear language model. Its weights are undefined until they are reset or loaded."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -56,7 +53,7 @@ class CausalLM(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: [B, T] int64 -> logits [B, T, vocab_size] in the weights' dtype. Dense: the reference."""
+        """tokens: [B, T] int64 -> logits [B, T, vocab_size] in the weights' dtype."""
         return self.compute_logits(self.hidden_states(tokens))
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
@@ -74,17 +71,15 @@ class CausalLM(nn.Module):
         return logits
 
     def mla_layers(self) -> list[MLAAttention]:
-        """The MLA layers in order, without the KDA ones."""
+        """The MLA layers in order."""
         return [layer.self_attn for layer in self.layers if isinstance(layer.self_attn, MLAAttention)]
 
     @torch.no_grad()
     def reset_parameters(self, seed: int, logit_std: float = 4.0) -> CausalLM:
-        """Fill all weights from `seed`, the same on every device and in every dtype up to rounding.
+        """Fill all weights from `seed`, equal on all devices and, up to rounding, in all dtypes. Returns self.
 
-        Matrices keep the scale of what passes through them, and the head is scaled so that logits have a
-        standard deviation near `logit_std`: then the largest logit stands clear of the next one and a wrong
-        value shows.
-        Returns self.
+        Matrices keep the scale of activations. Logits have a standard deviation near `logit_std`, so that the largest
+        one stands clear and a wrong value shows.
         """
         generator = torch.Generator().manual_seed(seed)
 
@@ -99,15 +94,12 @@ class CausalLM(nn.Module):
                 rates = torch.rand(parameter.shape, generator=generator) * 3.0 + 1.0
                 parameter.copy_(rates.log())
             elif name.endswith("dt_bias"):
-                # Time steps from 0.001 to 0.1 on a log scale, as Mamba starts them (arXiv 2312.00752):
-                # memories of some tokens and of hundreds side by side.
+                # Time steps from 0.001 to 0.1 on a log scale, as in Mamba (arXiv 2312.00752).
                 steps = torch.exp(torch.rand(parameter.shape, generator=generator) * 4.6 - 6.9)
                 parameter.copy_(steps.expm1().log())
             elif name == "embed_tokens.weight":
-                normal(
-                    parameter,
-                    logit_std * self.config.hidden_size**-0.5 if self.config.tie_word_embeddings else 1.0,
-                )
+                tied_std = logit_std * self.config.hidden_size**-0.5
+                normal(parameter, tied_std if self.config.tie_word_embeddings else 1.0)
             elif name == "lm_head.weight":
                 normal(parameter, logit_std * parameter.shape[-1] ** -0.5)
             else:

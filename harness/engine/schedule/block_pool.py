@@ -1,10 +1,10 @@
-"""Who owns which block, and which blocks still hold a prefix that others may share. No torch: what a block's bytes
-are is the business of `memory`."""
+"""The owners of blocks, and the blocks with a prefix that requests may share. No torch."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Literal
 
 from harness.core.errors import InputError
@@ -17,11 +17,11 @@ FreeList = Literal["fifo", "lifo"]
 class BlockPool:
     """Blocks 1 .. N-2 of a pool of N, shared by all layers of a model.
 
-    Block 0 is the null block. The last one is the trap: never given to anybody, so whoever reads it followed an index
-    that nobody wrote. A FIFO free list gives the block that has been free longest, a LIFO one the hottest.
+    Block 0 is the null block. The last block is the trap: it has no owner, so a read of it followed an unwritten index.
+    A FIFO free list gives the block that has been free longest, a LIFO list the one freed last.
 
-    A block is owned by whoever it was given to, and by those who share it since (prefix caching). One with a hash
-    keeps its content while it is free, and can be shared until it is given to somebody else.
+    A block may have several owners (prefix caching). A free block with a hash keeps its content and can be shared until
+    it is given away.
     """
 
     def __init__(self, num_blocks: int, free_list: FreeList = "fifo") -> None:
@@ -38,21 +38,21 @@ class BlockPool:
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that can be given at all."""
+        """The number of blocks that requests may own."""
         return self.num_blocks - 2 - self._num_reserved
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be given now."""
+        """The number of free blocks."""
         return len(self._free)
 
     @property
     def free_blocks(self) -> tuple[int, ...]:
-        """The free blocks, in the order in which a FIFO list would give them."""
+        """The free blocks in FIFO order."""
         return tuple(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """Give `count` blocks; raises ValueError when there are fewer, so ask `num_free_blocks` first."""
+        """Give `count` blocks. Raises ValueError if fewer are free."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks asked for, {len(self._free)} are free")
         given = [self._free.pop() if self._take_last else self._free.popleft() for _ in range(count)]
@@ -62,15 +62,15 @@ class BlockPool:
         return given
 
     def reserve(self) -> int:
-        """Take a block away for as long as the pool lives, for the engine itself."""
+        """Take a block for the engine itself, for the life of the pool."""
         (block,) = self.allocate(1)
         self._num_reserved += 1
         return block
 
     def free(self, blocks: Iterable[int]) -> list[int]:
-        """Take blocks back; returns those that nobody can read any more: without an owner and without a hash.
+        """Take blocks back. Returns the blocks without an owner and without a hash, which no request can read any more.
 
-        Raises ValueError for one that nobody owns.
+        Raises ValueError for a block without an owner.
         """
         unreadable = []
         for block in blocks:
@@ -84,28 +84,23 @@ class BlockPool:
         return unreadable
 
     def find(self, hashes: Iterable[int]) -> list[int]:
-        """The blocks that hold a prefix with these hashes, up to the first that is not there."""
-        found = []
-        for wanted in hashes:
-            if wanted not in self._block_of:
-                break
-            found.append(self._block_of[wanted])
-        return found
+        """The blocks of the longest cached prefix with these hashes."""
+        return [self._block_of[content] for content in takewhile(self._block_of.__contains__, hashes)]
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Add an owner to each of `blocks`, which `find` gave."""
+        """Add an owner to each of `blocks`, found by `find`."""
         for block in blocks:
             if not self._num_owners.get(block):
                 self._free.remove(block)
             self._num_owners[block] = self._num_owners.get(block, 0) + 1
 
     def cache(self, block: int, content: int) -> None:
-        """Let others find `block` by the hash of all tokens up to its end. The first block with a content stays."""
+        """Make `block` shareable by `content`, the hash of all tokens up to its end. The first such block stays."""
         if content not in self._block_of and block not in self._hash_of:
             self._hash_of[block], self._block_of[content] = content, block
 
     def flush(self) -> list[int]:
-        """Forget all prefixes; returns the free blocks."""
+        """Forget all prefixes. Returns the free blocks."""
         self._hash_of.clear()
         self._block_of.clear()
         return list(self._free)
@@ -118,16 +113,16 @@ class BlockPool:
 
 @seam("kv.null-block-unchecked")
 def blocks_to_give(num_blocks: int, free_list: FreeList) -> list[int]:
-    """The blocks of a pool of `num_blocks` that requests may own: all but the null block and the trap.
+    """The blocks that requests may own: all but the null block and the trap.
 
-    The null block is block 0 by its number, not the first that an allocator happens to give (ovg-project/kvcached#398):
-    tables are padded with 0, and kernels skip a state in block 0.
+    The null block must be block 0, not the first block that an allocator gives: tables are padded with 0, and kernels
+    skip the state in block 0 (ovg-project/kvcached#398).
     """
     return list(range(NULL_BLOCK + 1, num_blocks - 1))
 
 
 def block_hashes(tokens: list[int], page_size: int) -> list[int]:
-    """A hash for each full block of `tokens`, of its own tokens and of all before it."""
+    """A hash for each full block of `tokens`, over all tokens up to its end."""
     hashes: list[int] = []
     for end in range(page_size, len(tokens) + 1, page_size):
         parent = hashes[-1] if hashes else 0

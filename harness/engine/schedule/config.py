@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from harness.core.engine_params import EngineParams
+from harness.core.catalog import KERNELS
+from harness.core.engine_params import EngineParams, conflicts
 from harness.core.ops import PAGE_SIZE
 from harness.engine.schedule.model_config import ModelConfig
 
 __all__ = ["KV_SCALE", "NULL_BLOCK", "PAGE_SIZE", "model_config", "num_pages"]
 
 NULL_BLOCK = 0
-"""The block that belongs to nobody; unused block-table entries point to it, and a state there is never updated."""
+"""The block without an owner. Unused block-table entries name it, and its state is never updated."""
 
 KV_SCALE = 0.04
-"""What an fp8 cache divides by: latents are near unit variance, so eleven standard deviations fit into e4m3's 448."""
+"""The default scale of an fp8 cache. Latents have unit variance, and eleven standard deviations fit into e4m3's 448."""
 
 
 def num_pages(num_tokens: int) -> int:
-    """Pages that hold `num_tokens` slots."""
+    """The number of pages for `num_tokens` tokens."""
     return -(-num_tokens // PAGE_SIZE)
 
 
@@ -43,4 +44,20 @@ def model_config(params: EngineParams) -> ModelConfig:
         num_experts=params.num_experts,
         num_experts_per_tok=min(params.num_experts_per_tok, params.num_experts),
         moe_intermediate_size=params.hidden_size if params.num_experts else 0,
+    )
+
+
+def why_not_together(config: ModelConfig, params: EngineParams) -> str:
+    """Why the engine cannot serve this model with these parameters, in one sentence. Empty if it can."""
+    return next(conflicts(params, set(config.layer_types), config.num_experts), _unwritten_rows(params))
+
+
+def _unwritten_rows(params: EngineParams) -> str:
+    """A scale that covers padding needs rows that the decode kernel writes."""
+    written = KERNELS.get(f"mla_decode/{params.decode_kernel}").empty_rows == "identity"
+    if params.amax_rows != "batch" or written or params.pad_keys or params.zero_fill_output:
+        return ""
+    return (
+        f"amax_rows batch needs padded rows that are finite, and mla_decode/{params.decode_kernel} leaves rows of "
+        "empty requests as they were: set pad_keys or zero_fill_output, or take a kernel that writes them"
     )

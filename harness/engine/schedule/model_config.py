@@ -1,4 +1,4 @@
-"""What a model is made of, and how that is written in a Hugging Face `config.json`. No torch here."""
+"""The sizes of a model, and its Hugging Face `config.json`. No torch here."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ _CLASS_NAMES: dict[str, str] = {
 }
 
 
+_REQUIRED = ["vocab_size", "hidden_size", "intermediate_size"]
+_REQUIRED += ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"]
+_OPTIONAL = ["rope_theta", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"]
+_OPTIONAL += ["bos_token_id", "eos_token_id", "pad_token_id"]
+"""Fields with the same name in a `config.json`. A missing optional one has the field's default."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of one model, named as the field names them (`kv_lora_rank`, `qk_rope_head_dim`, ...).
+    """Sizes of one model, with the usual names (`kv_lora_rank`, `qk_rope_head_dim`, ...).
 
-    Two architectures are known: `deepseek_v2` (MLA in every layer, arXiv 2405.04434) and `kimi_linear` (Kimi
-    Delta Attention beside MLA without RoPE, arXiv 2510.26692). Queries are never compressed (`q_lora_rank`
-    null). With `num_experts == 0` every layer has a dense MLP; otherwise every layer has routed experts and
-    `num_shared_experts` shared ones.
-
-    Raises `ValueError` for sizes that contradict each other.
+    The architecture is `deepseek_v2` (MLA in every layer, arXiv 2405.04434) or `kimi_linear` (Kimi Delta Attention, and
+    MLA without RoPE, arXiv 2510.26692). Queries are never compressed. With `num_experts == 0` every layer has a dense
+    MLP, otherwise routed experts and `num_shared_experts` shared ones. Raises ValueError for contradictory sizes.
     """
 
     architecture: Architecture
@@ -86,52 +90,39 @@ class ModelConfig:
 
     @property
     def latent_dim(self) -> int:
-        """Numbers that one token puts into an MLA layer's cache: the latent and the shared key."""
+        """The width of a cache row: the latent and the shared key."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def qk_head_dim(self) -> int:
-        """Width of one query or key head."""
+        """The width of one query or key head."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether some layer keeps a recurrent state instead of a paged cache."""
+        """Whether some layer has a recurrent state."""
         return "kda" in self.layer_types
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of `config.json`, as engines and transformers read it for these architectures."""
+        """The content of `config.json` for engines and transformers."""
         common: dict[str, Any] = {
             "architectures": [_CLASS_NAMES[self.architecture]],
             "model_type": self.architecture,
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
             "num_hidden_layers": self.num_layers,
             "num_attention_heads": self.num_heads,
             "num_key_value_heads": self.num_heads,
-            "intermediate_size": self.intermediate_size,
             "hidden_act": "silu",
             "q_lora_rank": None,
-            "kv_lora_rank": self.kv_lora_rank,
-            "qk_nope_head_dim": self.qk_nope_head_dim,
-            "qk_rope_head_dim": self.qk_rope_head_dim,
-            "v_head_dim": self.v_head_dim,
-            "rope_theta": self.rope_theta,
-            "rms_norm_eps": self.rms_norm_eps,
-            "max_position_embeddings": self.max_position_embeddings,
             "initializer_range": 0.02,
-            "tie_word_embeddings": self.tie_word_embeddings,
-            "bos_token_id": self.bos_token_id,
-            "eos_token_id": self.eos_token_id,
-            "pad_token_id": self.pad_token_id,
             "torch_dtype": "bfloat16",
             "use_cache": True,
         }
+        common |= {name: getattr(self, name) for name in (*_REQUIRED, *_OPTIONAL)}
         return common | (self._hf_deepseek() if self.architecture == "deepseek_v2" else self._hf_kimi())
 
     def _hf_deepseek(self) -> dict[str, Any]:
-        # Readers take a dense model to be one whose first MoE layer lies past the end: transformers refuses
-        # null for n_routed_experts, and engines need it to map weights.
+        # A dense model has its first MoE layer past the end: transformers refuses null for n_routed_experts, and
+        # engines need it to map weights.
         return {
             "n_routed_experts": self.num_experts or 1,
             "n_shared_experts": self.num_shared_experts,
@@ -139,8 +130,8 @@ class ModelConfig:
             "moe_intermediate_size": self.moe_intermediate_size or self.intermediate_size,
             "first_k_dense_replace": 0 if self.num_experts else self.num_layers,
             "moe_layer_freq": 1,
-            # Each expert is a group of its own: plain top-k, which is what greedy means. An engine then calls its CUDA
-            # kernel. With one group of all experts it would compile a function in every process.
+            # With one group for each expert, engines call their CUDA kernel for plain top-k. With one group for all
+            # experts they would compile a function in every process.
             "n_group": self.num_experts or 1,
             "topk_group": self.num_experts or 1,
             "topk_method": "greedy",
@@ -178,10 +169,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> ModelConfig:
-        """Read a `config.json`.
-
-        Raises `ValueError` for an architecture or a feature that this model does not have.
-        """
+        """Read a `config.json`. Raises ValueError for an unsupported architecture or feature."""
         architecture = config.get("model_type")
         if architecture not in _CLASS_NAMES:
             raise ValueError(f"model_type must be one of {sorted(_CLASS_NAMES)}, got {architecture!r}")
@@ -197,22 +185,15 @@ class ModelConfig:
             num_experts = 0
         elif num_experts and (first_moe_layer or config.get("moe_layer_freq", 1) != 1):
             raise ValueError("layers with and without experts in one model are not supported")
-        rope = config.get("rope_parameters") or {}
+        given = {"rms_norm_eps": 1e-6} | (config.get("rope_parameters") or {}) | config
         return cls(
+            **{name: config[name] for name in _REQUIRED},
+            **{name: given[name] for name in _OPTIONAL if name in given},
             architecture=architecture,
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
             num_layers=num_layers,
             layer_types=tuple("kda" if i + 1 in kda_layers else "mla" for i in range(num_layers)),
             num_heads=config["num_attention_heads"],
-            qk_nope_head_dim=config["qk_nope_head_dim"],
-            qk_rope_head_dim=config["qk_rope_head_dim"],
-            v_head_dim=config["v_head_dim"],
-            kv_lora_rank=config["kv_lora_rank"],
-            intermediate_size=config["intermediate_size"],
-            rope_theta=config.get("rope_theta", rope.get("rope_theta", 10000.0)),
             use_rope=not (kimi and config.get("mla_use_nope", False)),
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             kda_num_heads=linear.get("num_heads", 0),
             kda_head_dim=linear.get("head_dim", 0),
             conv_kernel_size=linear.get("short_conv_kernel_size", 4),
@@ -222,9 +203,4 @@ class ModelConfig:
             ),
             moe_intermediate_size=config["moe_intermediate_size"] if num_experts else 0,
             num_shared_experts=config["num_shared_experts" if kimi else "n_shared_experts"] if num_experts else 1,
-            tie_word_embeddings=config.get("tie_word_embeddings", False),
-            max_position_embeddings=config.get("max_position_embeddings", 2048),
-            bos_token_id=config.get("bos_token_id", 0),
-            eos_token_id=config.get("eos_token_id", 0),
-            pad_token_id=config.get("pad_token_id", 1),
         )

@@ -1,4 +1,4 @@
-"""Which requests run in a step, with how many tokens, on which blocks. No torch."""
+"""The requests of each step, their numbers of tokens, and their blocks. No torch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ScheduledSequence:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it is `query_len` tokens on top of cached ones, which the decode kernel handles.
+        """Whether it is `query_len` tokens after cached ones, for the decode kernel.
 
-        More than one are a token and its drafts; as many of a prompt are not, because nothing is verified there.
+        More than one token are a decode only if they are drafts, not a piece of a prompt.
         """
         sequence = self.sequence
         if self.num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
@@ -34,10 +34,10 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step's work: decoding requests first, and the blocks that changed hands since the step before.
+    """One step: decoding requests first, then prompts, and the blocks that were freed or given since the step before.
 
-    A block may be in `freed_blocks` and in a list of new ones: it was freed first. `freed_blocks` are those whose
-    content nobody can read any more; `blocks_to_zero` are new ones that the runner must zero before anything runs.
+    No request can read the content of `freed_blocks` any more. A block may be freed and then given. The runner must
+    zero `blocks_to_zero`, some of the new blocks, before anything runs.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -52,15 +52,15 @@ class Step:
 class Scheduler:
     """Continuous batching with chunked prefill.
 
-    Each step spends a budget of tokens: first one token for each decoding request, then prompts in order of arrival,
-    the last of them cut where the budget ends. Blocks are given as tokens need them. When none is free, the latest
-    request is preempted: it loses its blocks and computes all its tokens again later.
+    Each step has a budget of tokens: one for each decoding request, then prompts in order of arrival, the last one cut
+    to the budget. Blocks are given as tokens need them. If none is free, the latest request is preempted: it loses its
+    blocks and starts over later.
 
-    With `prefix_caching` a prompt starts with the pages that others computed for the same tokens. With a `window` (0:
-    no layer has one) each request has a second list of blocks, of which those that no later query sees are given back.
+    With `prefix_caching` a prompt starts with pages that other requests computed. With a `window` (0: no window layers)
+    each request has a second list of blocks, and blocks behind the window are freed.
 
-    `least_admitted` prompts start together: a step with a prompt cannot replay a graph, so a server whose graphs are
-    to matter lets free places gather. Nobody waits for more prompts than there are, or while nothing runs.
+    `least_admitted` waiting prompts start together, if so many wait and requests are running: a step with a prompt
+    cannot replay a graph.
     """
 
     pool: BlockPool
@@ -80,7 +80,7 @@ class Scheduler:
     _new_window: list[int] = field(default_factory=list)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a request. Raises InputError when it could never fit, so that no request waits for ever."""
+        """Queue a request. Raises InputError if it can never fit."""
         needed = self._blocks_for(sequence, sequence.max_length)
         if needed > self.pool.num_usable_blocks:
             raise InputError(
@@ -95,7 +95,7 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def schedule(self) -> Step:
-        """Choose this step's tokens and give them blocks."""
+        """Choose the tokens of the next step and give them blocks."""
         scheduled: list[ScheduledSequence] = []
         preempted = self.num_preemptions
         for sequence in self.running:
@@ -115,12 +115,12 @@ class Scheduler:
         return step
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a finished request out and its blocks back; with prefix caching others can still find what it wrote."""
+        """Remove a finished request. With prefix caching, later requests can share its pages."""
         self._cache(sequence, sequence.num_computed_tokens)
         self.cancel(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Take a running request out and its blocks back, whatever became of its last step."""
+        """Remove a running request and free its blocks."""
         self.running.remove(sequence)
         self._release(sequence)
 
@@ -147,7 +147,7 @@ class Scheduler:
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
             self._share_prefix(sequence)
-            # Room for all its tokens, though blocks are given chunk by chunk: else two prompts may preempt each other.
+            # Without room for all its tokens, two prompts may preempt each other.
             if self._blocks_for(sequence, len(sequence.tokens)) > self.pool.num_free_blocks:
                 self._start_over(sequence)
                 return
@@ -161,7 +161,7 @@ class Scheduler:
         return num_new_tokens
 
     def _blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that `sequence` still lacks to have `num_tokens` cached."""
+        """The number of blocks that `sequence` lacks for `num_tokens` tokens."""
         state = int(self.needs_state and sequence.state_block is None)
         pages = num_pages(num_tokens)
         window = pages - len(sequence.window_blocks) if self.window else 0
@@ -185,13 +185,12 @@ class Scheduler:
             self._new_window += given
 
     def _to_zero(self) -> tuple[int, ...]:
-        new: dict[Group, list[int]] = {
-            "attention": self._new_attention, "window": self._new_window, "state": self._new_state,
-        }  # fmt: skip
+        attention, window = self._new_attention, self._new_window
+        new: dict[Group, list[int]] = {"attention": attention, "window": window, "state": self._new_state}
         return tuple(block for group, blocks in new.items() if group in self.zeroed_groups for block in blocks)
 
     def _evict(self, sequence: Sequence) -> None:
-        """Give back the window blocks that no later query of `sequence` sees."""
+        """Free the window blocks that no later query of `sequence` sees."""
         if self.window:
             first, last = sequence.num_evicted_pages, first_visible(sequence, self.window) // PAGE_SIZE
             self._freed += self.pool.free(sequence.window_blocks[first:last])
@@ -199,7 +198,7 @@ class Scheduler:
             sequence.num_evicted_pages = last
 
     def _share_prefix(self, sequence: Sequence) -> None:
-        """Start a prompt with the pages that hold its first tokens already; at least its last token is computed."""
+        """Start a prompt with cached pages. At least its last token is computed."""
         if self.prefix_caching and not sequence.blocks:
             shared = self.pool.find(block_hashes(sequence.tokens[:-1], PAGE_SIZE))
             self.pool.share(shared)
@@ -207,7 +206,7 @@ class Scheduler:
             sequence.num_computed_tokens = sequence.num_shared_tokens = len(shared) * PAGE_SIZE
 
     def _cache(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let later prompts find the full pages among the first `num_tokens` tokens."""
+        """Make the full pages of the first `num_tokens` tokens shareable."""
         if self.prefix_caching:
             hashes = block_hashes(sequence.tokens[:num_tokens], PAGE_SIZE)
             for block, content in zip(sequence.blocks, hashes, strict=False):
@@ -225,7 +224,7 @@ class Scheduler:
         sequence.drafts = []
 
     def _release(self, sequence: Sequence) -> None:
-        # Last pages first where they stay cached: of a prefix the end is to be given away before its beginning.
+        # Last pages first: the end of a cached prefix is given away before its beginning.
         blocks = sequence.blocks[::-1] if self.prefix_caching else list(sequence.blocks)
         blocks += sequence.window_blocks[sequence.num_evicted_pages :]
         if sequence.state_block is not None:
@@ -237,24 +236,22 @@ class Scheduler:
 
 @seam("prefix.hit-before-written")
 def written_tokens(sequence: Sequence, num_new_tokens: int) -> int:
-    """How many tokens of a request that is being scheduled have their latents in memory, so that others may share them.
+    """The number of tokens of a request in this step that other requests may share: the tokens of earlier steps.
 
-    Those of earlier steps; the `num_new_tokens` of this one are written when it runs, and a step can be dropped before
-    it does (PR 50283).
+    The `num_new_tokens` are written when the step runs, and a step may be dropped (PR 50283).
     """
     return sequence.num_computed_tokens
 
 
 def first_visible(sequence: Sequence, window: int) -> int:
-    """The first position that the next query token of `sequence` sees in a layer with this window."""
+    """The first position in the window of the next query token."""
     return max(sequence.num_computed_tokens - window + 1, 0)
 
 
 @seam("window.evicted-blocks-in-table")
 def forget_evicted(window_blocks: list[int], num_evicted: int) -> None:
-    """Put the null block in the place of the first `num_evicted` blocks of a request, which are given back.
+    """Replace the first `num_evicted` blocks, which are freed, by the null block.
 
-    Their next owner writes what it likes, and a decode kernel that masks by multiplying reads the whole table
-    (PR 42273).
+    A decode kernel that masks by multiplying reads the whole table, and other requests own these blocks (PR 42273).
     """
     window_blocks[:num_evicted] = [NULL_BLOCK] * num_evicted

@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its tokens, and the blocks it holds."""
+"""One request: its tokens and its blocks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request. `tokens` is the prompt followed by what was generated.
+    """A request. `tokens` is the prompt followed by the generated tokens.
 
-    The first `num_computed_tokens` tokens have their latents in `blocks` (those of window layers in `window_blocks`)
-    and their effect in `state_block`. The first `num_evicted_pages` of the window layers are given back already;
-    `num_shared_tokens` of them were computed by another request with the same
-    prefix. `drafts` are guesses of the next tokens that its next step verifies, in a batch where each decoding request
-    has `query_len` query tokens.
+    The first `num_computed_tokens` tokens have their latents in `blocks` and `window_blocks` and their effect in
+    `state_block`; another request computed the first `num_shared_tokens`. The first `num_evicted_pages` of
+    `window_blocks` are freed. The next step verifies `drafts`, with `query_len` query tokens for each decode.
     """
 
     request: int
@@ -34,30 +32,30 @@ class Sequence:
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens added to the prompt so far."""
+        """The number of tokens added to the prompt."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens whose latents are not cached yet: 1 for a decoding request. Drafts are not counted."""
+        """The number of tokens not in the cache, without drafts: 1 for a decoding request."""
         return len(self.tokens) - self.num_computed_tokens
 
     @property
     def num_tokens_to_run(self) -> int:
-        """Query tokens that its next step would like to run: uncomputed ones, and drafts to verify."""
+        """The number of uncomputed tokens and drafts."""
         return self.num_uncomputed_tokens + len(self.drafts)
 
     @property
     def max_length(self) -> int:
-        """Tokens that it will have cached at most: the last generated one is never computed, but drafts may be."""
+        """The most tokens that it ever caches: not the last generated token, but perhaps drafts."""
         return self.num_prompt_tokens + self.max_tokens + self.query_len - 2
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its next step is one token, perhaps with drafts behind it, on top of cached ones."""
+        """Whether its next step is one token (and drafts) after cached tokens."""
         return self.num_computed_tokens > 0 and self.num_uncomputed_tokens == 1
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has all the tokens it asked for."""
+        """Whether all its tokens are generated."""
         return self.num_generated_tokens >= self.max_tokens

@@ -1,4 +1,4 @@
-"""Which new blocks must be zeroed before use, because their last owner may have left bits of another type. No torch."""
+"""The new blocks that must be zeroed, because their last owner may have stored another type. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Group = Literal["attention", "window", "state"]
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that read their blocks alike: what they keep there, and the element type of that ("state": float32)."""
+    """Layers that read their blocks alike, and the element type there ("state" for float32 states)."""
 
     name: Group
     dtype: str
@@ -20,12 +20,11 @@ class CacheGroup:
 
 @seam("kv.skip-zero-new-blocks", "kv.zero-gate-by-exact-type", "kv.states-zeroed-only")
 def groups_to_zero(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """The groups whose new blocks are zeroed: those with pages, when another group of the pool stores another type.
+    """The groups with new blocks to zero: all groups with pages, if the groups of the pool store different types.
 
     A decode kernel that masks unused slots by multiplying reads whole pages, and bits of another type may be NaN:
-    float32 states read as bfloat16 latents (PR 35219, PR 43961), but also bfloat16 latents of
-    sliding-window layers read as fp8 ones (PR 47574, PR 51749). So the rule asks for types, not for kinds
-    of layer. A layer with a state starts from zeros by itself; a pool of one type holds only finite latents.
+    float32 states read as bfloat16 latents (PR 35219, PR 43961), or bfloat16 latents of window layers read as fp8
+    (PR 47574, PR 51749). States start from zeros anyway.
     """
     if len({group.dtype for group in groups}) < 2:
         return frozenset()

@@ -17,11 +17,10 @@ from harness.core.params import KvType
 from harness.core.records import FirstNan
 from harness.engine.dense_reference import DenseReference
 from harness.engine.engine import Engine
-from harness.engine.features import why_not_together
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
-from harness.engine.schedule.config import PAGE_SIZE, model_config, num_pages
+from harness.engine.schedule.config import PAGE_SIZE, model_config, num_pages, why_not_together
 from harness.engine.schedule.model_config import ModelConfig
 from harness.engine.schedule.sequence import Sequence
 from harness.judge.oracles.crash import CRASHES

@@ -22,7 +22,7 @@ MAX_TENSORS = 2
 
 
 class ModuleRecorder:
-    """What `first_nan` gives: ask it with `report()`, or print it."""
+    """The result of `first_nan`: call `report()`, or print it."""
 
     def __init__(self, table: Table, inputs: bool = False) -> None:
         self.table = table
@@ -43,13 +43,13 @@ class ModuleRecorder:
         self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
 
     def detach(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def report(self) -> FirstNan | None:
-        """Who wrote the first value that was not finite; None while there is none. Waits for the device."""
+        """The first value that was not finite, and its writer; None while there is none. Waits for the device."""
         return describe(self.table)
 
     def rearm(self) -> None:
@@ -120,9 +120,9 @@ def first_nan(
 ) -> Iterator[ModuleRecorder]:
     """Record within the block which module of `model` first returns what is not finite.
 
-    `live_rows` [1] int32, on the model's device, says how many first rows of each tensor are somebody's (graph padding
-    comes after them); it is read at each scan. None watches all rows. `inputs` scans what modules are given as well,
-    which tells the op between two modules. The device is that of the first parameter.
+    `live_rows` [1] int32, on the model's device, is the number of live first rows of each tensor, before graph padding.
+    Each scan reads it. None watches all rows. `inputs` scans the modules' inputs too, which finds an op between two
+    modules. The default device is the first parameter's.
     """
     where = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     table = Table(torch.device(where))

@@ -1,4 +1,4 @@
-"""What the table says, for people: who wrote the first value that is not finite, and what was still finite before."""
+"""The report of a table: the op that wrote the first value that is not finite, and the finite values before."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["FirstNan", "StepNotes", "describe", "first_of_ranks"]
 
 KEPT_STEPS = 4096
 MAX_AFTER = 32
-"""Hits after the first that a report names: enough to reach the next place where ranks exchange what they have."""
+"""The most later hits in a report: enough to reach the next collective."""
 
 
 @dataclass(slots=True)
 class StepNotes:
-    """Whose rows were in a step: (request, first row, end) in a batch, for the latest steps."""
+    """The requests' rows in the latest steps: (request, first row, end)."""
 
     steps: dict[int, dict[str, list[tuple[str, int, int]]]] = field(default_factory=dict)
 
@@ -28,19 +28,19 @@ class StepNotes:
             del self.steps[next(iter(self.steps))]
 
     def request(self, hit: Hit) -> str:
-        """The request whose row was hit; empty when nobody knows."""
+        """The request of the row that was hit; empty if unknown."""
         spans = self.steps.get(hit.step, {}).get(hit.slot.rows, [])
         return next((name for name, start, end in spans if start <= hit.index[0] < end), "")
 
 
 def describe(table: Table, notes: StepNotes | None = None, rank: int = 0) -> FirstNan | None:
-    """The first hit of `table`; None when no watched value was anything but finite. Reads the device."""
+    """The first hit of `table`; None if all watched values were finite. Reads the device."""
     hits = [hit for hit in table.hits() if hit.slot.kind != "beside"]
     if not hits:
         return None
     found = hits[0]
     slot = found.slot
-    # Memory beside the call may have been bad in an earlier step already, so its first hit does not tell.
+    # Memory beside the call may have been bad in an earlier step, so its first hit proves nothing.
     bad = {slot for slot, step, _ in table.recent()[0] if step == found.step}
     bad |= {hit.slot for hit in hits if hit.step == found.step}
     scanned = table.scanned()
@@ -59,12 +59,11 @@ def describe(table: Table, notes: StepNotes | None = None, rank: int = 0) -> Fir
 
 
 def first_of_ranks(reports: Sequence[FirstNan]) -> FirstNan:
-    """The report of the rank that wrote first, with what the others say beside it; `reports` has one a rank.
+    """The report of the rank that wrote first, with the reports of the other ranks. `reports` has one a rank.
 
-    Ranks run the same program, so the earliest step is first. Within a step, places of different ranks are compared
-    through an op that both saw hit: where another rank's first writer comes only after this rank's own, this rank was
-    earlier. That is how a NaN travels, through the next collective. Between ranks that nothing tells apart, the lower
-    one is named. Raises ValueError without reports.
+    Ranks run the same program, so the earliest step is first. Within a step, a rank is earlier if another rank's first
+    writer was hit on it after its own: a NaN travels through the next collective. The lower rank wins a tie. Raises
+    ValueError without reports.
     """
     ranked = sorted(reports, key=lambda report: report.rank)
     hit = [report for report in ranked if report.writer]
@@ -75,7 +74,7 @@ def first_of_ranks(reports: Sequence[FirstNan]) -> FirstNan:
 
 
 def _precedes(report: FirstNan, other: FirstNan) -> bool:
-    """Whether the first writer of another rank was hit on this rank later than this rank's own."""
+    """Whether the first writer of another rank was hit on this rank after this rank's own."""
     return f"{other.writer} {other.tensor}" in report.after
 
 
@@ -89,6 +88,6 @@ def _name(slot: Slot) -> str:
 
 
 def _before(scanned: list[Slot], slot: Slot) -> str:
-    """The output that was scanned last before the slot that was hit: it was finite."""
+    """The last output that was scanned before the slot that was hit: it was finite."""
     earlier = [s for s in scanned[: scanned.index(slot)] if s.kind == "output" and s.call != slot.call]
     return _name(earlier[-1]) if earlier else ""

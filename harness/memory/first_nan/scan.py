@@ -1,19 +1,21 @@
-"""One scan as an op of torch, `mla_harness::watch`: on a CPU plain torch, on CUDA a Triton launch for two tensors.
+"""A scan as an op of torch, `mla_harness::watch`: plain torch on a CPU, a Triton launch for two tensors on CUDA.
 
-An op, because captures, `torch.compile` and recordings of a CPU keep an op as it is; it changes the recorder's
-buffers and returns nothing, so that none of them may drop it. Nothing is read back to the host on CUDA.
+Captures, `torch.compile` and a CPU's recordings keep an op. It changes the recorder's buffers, so none of them may drop
+it. On CUDA it has no host read.
 """
 
 # mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.library import Library
 
-from harness.memory.first_nan.latch import DTYPES, EXPONENT
-from harness.memory.poison.sentinels import bits_view
+from harness.memory.first_nan.latch import DTYPES
+from harness.memory.poison.sentinels import EXPONENT, bits_view
 
 _library = Library("mla_harness", "FRAGMENT")
 _library.define(
@@ -38,11 +40,9 @@ def rows_of(tensor: Tensor, axis: int | None = 0) -> Tensor:
     return flat if flat.shape[1] == 1 or flat.stride(1) == 1 else flat.contiguous()
 
 
-def _watch_cpu(
-    xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
-    slots: list[int], limits: list[int],
-) -> None:  # fmt: skip
-    """Scan the results of one op, each [rows, K], into its slot."""
+def _watch_cpu(xs: list[Tensor], *rest: Any) -> None:
+    """Scan the results of one op, each [rows, K], into its slot. Arguments as in the schema of the op."""
+    live, clock, latches, first, events, count, slots, limits = rest
     for x, slot, limit in zip(xs, slots, limits, strict=True):
         _watch_one(x, live, clock, latches, first, events, count, slot, limit)
 
@@ -51,11 +51,11 @@ def _watch_one(
     x: Tensor, live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
     slot: int, limit: int,
 ) -> None:  # fmt: skip
-    """x: [rows, K]; of its first `live` [1] int32 rows (negative: of all) the first bad element is noted.
+    """Note the first bad element of x [rows, K] in its first `live` [1] int32 rows (negative: in all rows).
 
-    Bad is what is not finite, or for a `limit` that is not negative, an integer outside 0 .. limit - 1. `clock` [2]
-    int32 is step and phase. `latches` [W, 7] int32, `first` [W] int64 (flat index << 32 | bits), `events` [C, 3] int32
-    and `count` [1] int32 are those of :class:`harness.memory.first_nan.table.Table`.
+    A bad value is not finite, or with a `limit` >= 0 an integer outside 0 .. limit - 1. `clock` [2] int32 is step and
+    phase. `latches` [W, 7] int32, `first` [W] int64 (flat index << 32 | bits), `events` [C, 3] int32 and `count` [1]
+    int32 belong to :class:`harness.memory.first_nan.table.Table`.
     """
     num_live = int(live[0])
     latch = latches[slot]
@@ -90,13 +90,10 @@ def _watch_one(
         latch[2:6] = torch.tensor((place, phase, x.shape[1], DTYPES.index(x.dtype)), dtype=torch.int32)
 
 
-def _watch_cuda(
-    xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
-    slots: list[int], limits: list[int],
-) -> None:  # fmt: skip
+def _watch_cuda(*args: Any) -> None:
     from harness.memory.first_nan.triton_scan import scan
 
-    scan(xs, live, clock, latches, first, events, count, slots, limits)
+    scan(*args)
 
 
 def _watch_fake(*args: object) -> None:

@@ -1,7 +1,7 @@
-"""The recorder's memory: what each watched tensor showed first, on the device, and the names of the slots here.
+"""The recorder's memory: the first bad element of each watched tensor, on the device, and the names of the slots.
 
-All buffers exist before anything is captured and are never made again: a captured graph keeps writing to them. A slot
-is one watched tensor of one op. Its latch keeps the first hit for good; the ring of events keeps the latest steps.
+All buffers are made once, before any capture: a captured graph keeps writing to them. A slot is one watched tensor of
+one op. Its latch keeps the first hit; the ring of events keeps the latest steps.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from harness.memory.first_nan.latch import DTYPES, EVENT_FIELDS, LATCH_FIELDS, N
 from harness.memory.first_nan.scan import can_watch, rows_of
 
 Kind = Literal["output", "input", "beside"]
-"""`beside` is memory that an op sees and must not depend on: told, and never a hit."""
+"""`beside` is memory that an op sees and must not depend on. It is reported, but never a hit."""
 
 PHASES = ("forward", "prefill", "decode", "mixed")
 MAX_SLOTS = 8192
 RING = 1024
 BUFFERS = ("latches", "first", "events", "count")
-"""What a scan writes."""
+"""The buffers that a scan writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One watched tensor: of which op, called what, in which layer, and whose rows are whose tokens."""
+    """One watched tensor: its op, its name, its layer, and the requests of its rows."""
 
     op: str
     tensor: str
@@ -37,11 +37,11 @@ class Slot:
     call: Hashable = None
     """The same for all tensors of one call of an op."""
     rows: str = ""
-    """Which rows of the batch its rows are: `batch`, `prefill` (those of prompts), `answers`; empty is unknown."""
+    """Its rows in the batch: `batch` (all), `prefill` (prompts), `answers` (rows with logits), or empty (unknown)."""
     limit: int = -1
-    """Integers must be below; -1 for floats, which must be finite."""
+    """The bound of integers; -1 for floats, which must be finite."""
     bad: str = "not finite"
-    """What a hit is."""
+    """The meaning of a hit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +52,20 @@ class Hit:
     step: int
     phase: str
     place: int
-    """Where its event stands among all events: the program's order."""
+    """The number of its event among all events, in the program's order."""
     index: tuple[int, int]
     """Row and element of the row."""
     bits: str
     number: int
-    """Of the slot: results of a call are numbered in their order."""
+    """The slot's number. Results of a call are numbered in their order."""
 
 
 @dataclass(slots=True)
 class Table:
     """The buffers on `device` for at most `max_slots` watched tensors and `ring` latest events.
 
-    `live` [1] int32 says how many first rows of each watched tensor are somebody's; negative: all of them. It is read
-    on the device at every scan, so a replay follows it. `clock` [2] int32 holds step and phase.
+    `live` [1] int32 is the number of live first rows of each watched tensor, negative for all. Each scan reads it on
+    the device, so replays follow it. `clock` [2] int32 holds step and phase.
     """
 
     device: torch.device
@@ -79,9 +79,9 @@ class Table:
     count: Tensor = field(init=False)
     slots: list[Slot] = field(default_factory=list)
     num_unwatched: int = 0
-    """Tensors for which no slot was left."""
+    """The number of tensors without a slot."""
     order: dict[int, int] = field(default_factory=dict)
-    """When a slot's scan was last issued, among all: the program's order, where Python saw it."""
+    """The tick of each slot's last scan, in the program's order, as far as Python saw it."""
     _ticks: int = 0
     _slot_of: dict[Hashable, int] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ class Table:
         self.first = torch.full((self.max_slots,), NEVER, dtype=torch.int64, device=self.device)
 
     def slot(self, key: Hashable, slot: Slot) -> int | None:
-        """The number of the slot with this key, a new one when it has none; None when the table is full."""
+        """The number of the slot with this key, made if it is new; None if the table is full."""
         if key not in self._slot_of:
             if len(self.slots) == self.max_slots:
                 self.num_unwatched += 1
@@ -104,7 +104,7 @@ class Table:
         return self._slot_of[key]
 
     def watch(self, key: Hashable, slot: Slot, tensor: Tensor, axis: int | None = 0) -> None:
-        """Scan `tensor` into the slot of `key`. `axis` is that of its rows; None takes the whole for one row."""
+        """Scan `tensor` into the slot of `key`. `axis` has the rows; None takes the whole as one row."""
         if slot.limit < 0 and not can_watch(tensor):
             return
         number = self.slot(key, slot)
@@ -113,13 +113,13 @@ class Table:
         self.scan(number, tensor, axis, slot.limit)
 
     def scan(self, number: int, tensor: Tensor, axis: int | None = 0, limit: int = -1) -> None:
-        """Scan into a slot that exists. When traced, no state of this process changes."""
+        """Scan into an existing slot. Under tracing it changes no state of this process."""
         self._scan([number], [rows_of(tensor, axis)], [limit])
 
     def scan_together(self, numbers: list[int], tensors: list[Tensor]) -> None:
-        """Scan all results of one op, whose rows lie along their first axis, into slots that exist.
+        """Scan all results of one op into existing slots. Their first axis has the rows.
 
-        On CUDA that is one launch for two of them; nobody could tell which of them was written first.
+        On CUDA one launch scans two of them. It is unknown which was written first.
         """
         self._scan(numbers, [rows_of(tensor) for tensor in tensors], [-1] * len(numbers))
 
@@ -136,7 +136,7 @@ class Table:
         self.clock[:1].add_(1)
 
     def set_clock(self, step: int, phase: str) -> None:
-        """Say which step begins, from the host, without waiting for the device."""
+        """Set step and phase from the host, without waiting for the device."""
         self.clock[0].fill_(step)
         self.clock[1].fill_(PHASES.index(phase))
 
@@ -146,7 +146,7 @@ class Table:
             getattr(self, name).fill_(NEVER if name == "first" else 0)
 
     def hits(self) -> list[Hit]:
-        """Every slot's first hit in the order of the program. The one place that reads the device."""
+        """The first hit of every slot, in the program's order. Reads the device."""
         latches, first = self.latches.cpu().tolist(), self.first.cpu().tolist()
         found = []
         for number, slot in enumerate(self.slots):
@@ -158,13 +158,13 @@ class Table:
         return _in_order(found)
 
     def scanned(self) -> list[Slot]:
-        """The slots of which live rows were ever scanned, in the program's order where Python saw it."""
+        """The slots with scanned live rows, in the program's order as far as Python saw it."""
         seen = self.latches[:, -1].cpu().tolist()
         numbers = [number for number in range(len(self.slots)) if seen[number]]
         return [self.slots[number] for number in sorted(numbers, key=lambda number: self.order.get(number, -1))]
 
     def recent(self) -> tuple[list[tuple[Slot, int, str]], int]:
-        """The latest events in order as (slot, step, phase), and how many older ones the ring has lost."""
+        """The latest events in order as (slot, step, phase), and the number of older events that the ring lost."""
         count, events = int(self.count[0]), self.events.cpu().tolist()
         start = max(0, count - self.ring)
         kept = (events[place % self.ring] for place in range(start, count))
@@ -172,7 +172,7 @@ class Table:
 
 
 def _in_order(hits: list[Hit]) -> list[Hit]:
-    """Hits by place; those of one call in one step, which may be one launch, by the order of its results."""
+    """Hits by place. Hits of one call in one step, perhaps of one launch, are in the order of its results."""
     hits = sorted(hits, key=lambda hit: hit.place)
     starts: dict[Hashable, int] = {}
     for hit in hits:

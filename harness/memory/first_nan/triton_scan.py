@@ -1,14 +1,15 @@
-"""The scan on CUDA: one launch for one or two results of an op, which writes only when something is wrong.
+"""The scan on CUDA: one launch for one or two results of an op, which writes only if it finds a bad element.
 
-A decode step holds hundreds of scans, each waiting for the one before, so what counts is how soon a launch ends that
-finds nothing. It asks one question of all its elements in their own type, and reads no device value before them; only
-where the answer is yes are they read again, to tell which element was first.
+A decode step has hundreds of scans, one after another, so a launch that finds nothing must end soon. It tests all its
+elements in their own type and reads no other device value before them. Only if one is bad, a second pass finds the
+first one.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,7 +88,11 @@ def _look(
                 tl.store(latch + 5, dtype)
 
 
-@triton.jit(do_not_specialize=["slot", "num_rows", "row_stride", "limit", "capacity", "dtype"])
+_RUNTIME = ["slot", "num_rows", "row_stride", "limit", "capacity", "dtype"]
+"""Arguments that change from call to call, so that a kernel is not compiled for each value."""
+
+
+@triton.jit(do_not_specialize=_RUNTIME)
 def _scan(
     live, clock, latches, first, events, count, capacity, x, slot, num_rows, row_stride, limit, dtype,
     K: tl.constexpr, MASK: tl.constexpr, SHIFT: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr,
@@ -99,12 +104,7 @@ def _scan(
     )  # fmt: skip
 
 
-@triton.jit(
-    do_not_specialize=[
-        "slot", "num_rows", "row_stride", "limit", "capacity", "dtype", "y_slot", "y_num_rows", "y_row_stride",
-        "y_limit", "y_dtype", "programs",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=[*_RUNTIME, "y_slot", "y_num_rows", "y_row_stride", "y_limit", "y_dtype", "programs"])
 def _scan_two(
     live, clock, latches, first, events, count, capacity, x, slot, num_rows, row_stride, limit, dtype,
     y, y_slot, y_num_rows, y_row_stride, y_limit, y_dtype, programs,
@@ -145,26 +145,24 @@ def scan(
             )
 
 
+@dataclass(frozen=True, slots=True)
 class _Given:
-    """What a launch is told of one tensor [rows, K]."""
+    """The arguments of a launch for one tensor [rows, K]."""
 
-    def __init__(self, arguments: tuple[Any, ...], constants: dict[str, Any], programs: int) -> None:
-        self.arguments = arguments
-        self.constants = constants
-        self.programs = programs
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    programs: int
 
     @classmethod
     def of(cls, x: Tensor, slot: int, limit: int) -> _Given:
         num_rows, width = x.shape
         mask = 0 if limit >= 0 else exponent_mask(x.dtype)
-        constants = {
-            "K": width, "MASK": mask, "SHIFT": 32 if mask and x.element_size() == 8 else 0,
-            "DENSE": num_rows == 1 or x.stride(0) == width, "WIDE": x.numel() >= INT32_ELEMENTS or not _is_near(x),
-        }  # fmt: skip
-        return cls(
-            (bits_view(x) if mask else x, slot, num_rows, x.stride(0), limit, DTYPES.index(x.dtype)), constants,
-            min(MAX_PROGRAMS, triton.cdiv(num_rows * width, BLOCK)),
-        )  # fmt: skip
+        shift = 32 if mask and x.element_size() == 8 else 0
+        is_dense, is_wide = num_rows == 1 or x.stride(0) == width, x.numel() >= INT32_ELEMENTS or not _is_near(x)
+        constants = {"K": width, "MASK": mask, "SHIFT": shift, "DENSE": is_dense, "WIDE": is_wide}
+        values = bits_view(x) if mask else x
+        arguments = (values, slot, num_rows, x.stride(0), limit, DTYPES.index(x.dtype))
+        return cls(arguments, constants, min(MAX_PROGRAMS, triton.cdiv(num_rows * width, BLOCK)))
 
 
 def _is_near(x: Tensor) -> bool:

@@ -1,52 +1,74 @@
-"""What a captured graph promises, whichever device holds it: launches are repeated on the addresses of the capture.
+"""Captured graphs on any device: a replay repeats launches on the addresses of the capture.
 
-A replay runs no Python, makes no allocation again, and does not see a tensor that replaced a captured one. Memory of a
-graph belongs to its pool; what a graph wrote there is valid until any graph of the pool is replayed.
+A replay runs no Python, allocates nothing, and does not see a tensor that replaced a captured one. A graph's memory
+belongs to its pool. Its results are valid until another replay in the pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
-import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from harness.memory.poison.patterns import Poison
+from harness.memory.graph.storage import storage_address, use_count, whole_storage
+from harness.memory.poison.patterns import Poison
 
 
 class Graph(Protocol):
-    """A captured sequence of launches; `outputs` is what the captured function returned."""
+    """A captured sequence of launches. `outputs` is the result of the captured function."""
 
     outputs: Any
 
     def replay(self) -> None:
-        """Run every recorded launch again, on the memory that the capture saw."""
-        ...
+        """Repeat every launch on the memory of the capture."""
 
-    def tensor_at(self, address: int) -> torch.Tensor | None:
-        """What the graph reads or writes at `address` (a `data_ptr`), or None when it touches nothing there."""
-        ...
+    def tensor_at(self, address: int) -> Tensor | None:
+        """The tensor that the graph uses at `address` (a `data_ptr`), or None."""
+
+    def owned_memory(self) -> list[Tensor]:
+        """The storages that the capture allocated and that are still in use."""
 
 
-class GraphPool(Protocol):
-    """Memory shared by the graphs that were captured into it."""
+class GraphPool(ABC):
+    """Graphs that share memory, and the poison for this memory between two replays.
 
+    Without the site `graph.pool` in the poison, memory stays as it is.
+    """
+
+    def __init__(self, poison: Poison | None = None) -> None:
+        is_used = poison is not None and not poison.is_natural and poison.covers("graph.pool")
+        self._poison = poison if is_used else None
+        self._aliases: dict[int, list[Tensor]] = {}
+        self._foreign: dict[int, Tensor] = {}
+        self._dirty: list[Graph] = []
+
+    @abstractmethod
     def capture(self, function: Callable[[], Any]) -> Graph:
-        """Capture what `function` launches, as a graph of this pool. Raises CaptureError for what no graph can hold."""
-        ...
+        """Capture the launches of `function`. Raises CaptureError for a function that no graph can hold."""
+
+    def add(self, aliases: Iterable[Tensor], owned: Iterable[int] = ()) -> None:
+        """Keep the aliases of a new graph. It allocated the storages at the addresses `owned` itself."""
+        for alias in aliases:
+            address = storage_address(alias)
+            self._aliases.setdefault(address, []).append(alias)
+            if address not in owned:
+                self._foreign.setdefault(address, alias)
+
+    def mark_written(self, graph: Graph) -> None:
+        """Note that `graph` ran, so that the next sweep fills its memory."""
+        if graph not in self._dirty:
+            self._dirty.append(graph)
 
     def sweep(self) -> None:
-        """Treat all memory of the pool that may be reused between two replays as reused."""
-        ...
-
-
-def new_pool(device: torch.device, poison: Poison | None = None) -> GraphPool:
-    """A pool for graphs on `device`: real ones on CUDA, recordings elsewhere. What is captured need not know."""
-    if device.type == "cuda":
-        from harness.memory.graph.cuda import CudaGraphPool
-
-        return CudaGraphPool(device, poison)
-    from harness.memory.graph.recording import CpuGraphPool
-
-    return CpuGraphPool(poison)
+        """Fill all memory that may be reused between replays: of graphs that ran, and foreign memory without users."""
+        if self._poison is None:
+            return
+        for graph in self._dirty:
+            for memory in graph.owned_memory():
+                self._poison.fill_(memory, "graph.pool")
+        self._dirty.clear()
+        for address, alias in self._foreign.items():
+            if use_count(alias) == len(self._aliases[address]):
+                self._poison.fill_(whole_storage(alias), "graph.pool")

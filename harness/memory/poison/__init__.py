@@ -1,4 +1,4 @@
-"""Poison: memory that nobody wrote, filled so that whoever reads it is found out."""
+"""Poison: unwritten memory, filled so that a read of it shows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 def cuda(pattern: str = "nan", device: Any = None) -> CudaPoison:
     """`with harness.memory.poison.cuda(): ...` fills all free CUDA memory, and every `torch.empty` of the block.
 
-    Usable in anybody's code: the result has `.sweep()`, to fill what has become free again. Raises
-    UnreadableAllocator, with the reason, where there is no CUDA device or its allocator lists no free blocks.
+    The result's `.sweep()` fills memory that is free again. Raises UnreadableAllocator without a CUDA device, or with
+    an allocator that lists no free blocks.
     """
-    # Loaded when asked for: the tables of this package are also read by processes that never load torch.
+    # Imported late: processes without torch read this package's tables.
     from harness.memory.poison.cuda_context import make
 
     return make(pattern, device)

@@ -1,7 +1,7 @@
-"""Poison for what a kernel allocates: a dispatch mode that fills every new uninitialized tensor.
+"""Poison for a kernel's allocations: a dispatch mode that fills every new uninitialized tensor.
 
-It sees `torch.empty`, `empty_like`, `empty_strided`, `new_empty` and `resize_`, also where a composite op makes them.
-Memory that ATen allocates inside an op (the result of a matmul) is written by that op and needs no poison.
+It sees `torch.empty`, `empty_like`, `empty_strided`, `new_empty` and `resize_`, also within composite ops. Memory that
+ATen allocates inside an op (the result of a matmul) is written by that op and needs no poison.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.memory.poison.dispatch_mode import QuickDispatch
+from harness.memory.graph.storage import storage_address, whole_storage
 from harness.memory.poison.patterns import Poison
-from harness.memory.poison.storages import whole_storage
 
 _aten = torch.ops.aten
 ALLOCATIONS = frozenset(
@@ -27,28 +27,35 @@ ALLOCATIONS = frozenset(
         _aten.empty_permuted.default,
     }
 )
-"""The ops that hand out memory nobody wrote. A graph has them once, at the capture, and does not repeat them."""
+"""The ops that return unwritten memory. A replay does not repeat them."""
+
+
+class QuickDispatch:
+    """The first base of a dispatch mode that is not prepared for torch.compile: that costs a third of a dispatch."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class AllocationPoison(QuickDispatch, TorchDispatchMode):
-    """Fills each uninitialized allocation made while it is active, as memory of a site.
+    """Fills each uninitialized allocation as memory of a site.
 
-    `sites` maps the ordinal of an allocation (0 for the first one made) to its site; the rest is `workspace`.
-    `allocations` lists the storage address of each, so that a caller can learn which of them became outputs; with
-    `keep` false nothing is kept alive for that, and every site is `workspace`.
+    `sites` maps the ordinal of an allocation (from 0) to its site; the default is `workspace`. With `keep`, allocations
+    are kept alive for `allocations`; without it every site is `workspace`.
     """
 
     def __init__(self, poison: Poison, sites: Mapping[int, str] | None = None, keep: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._poison = poison
         self._sites = sites or {}
-        self._kept: list[torch.Tensor] = []
+        self._kept: list[Tensor] = []
         self._keeps = keep
 
     @property
     def allocations(self) -> list[int]:
-        """Storage addresses in the order of allocation; kept alive by this object so that none is reused."""
-        return [tensor.untyped_storage().data_ptr() for tensor in self._kept]
+        """Storage addresses in the order of allocation. None is reused."""
+        return [storage_address(tensor) for tensor in self._kept]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -63,7 +70,7 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
         return out
 
     def _resize(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensor: torch.Tensor = args[0]
+        tensor: Tensor = args[0]
         before = tensor.untyped_storage().nbytes() // tensor.element_size()
         out = func(*args, **kwargs)
         whole = whole_storage(tensor)

@@ -1,7 +1,7 @@
-"""Who allocated: the line of somebody's program behind an allocation, whether it is a test's or the code's, its stack.
+"""Call sites: the line of the program behind an allocation, its owner (code or tests), and its stack.
 
-Lines get numbers, because a number fits into the payload of a NaN. Frames of torch, numpy, the standard library and
-pytest are passed over: `torch.zeros` called from a test is the test's line.
+Lines have numbers, which fit into the payload of a NaN. Frames of torch, numpy, the standard library and pytest are
+passed over: `torch.zeros` called from a test is the test's line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Line = tuple[CodeType, int]
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """A line that allocates memory: its number (1, 2, …), and whose it is."""
+    """A line that allocates memory: its number (1, 2, …) and its owner."""
 
     number: int
     owner: Owner
@@ -45,8 +45,8 @@ _UNKNOWN = compile("", "<a thread without Python>", "exec")
 class CallSites:
     """The table of lines that allocated.
 
-    `is_test_file` says of a path whether it holds tests; `passed_over` and `calls_tests` (folders) are nobody's code,
-    and a stack ends at the latter.
+    `is_test_file` returns whether a path holds tests. Frames in the folders `passed_over` and `calls_tests` are passed
+    over, and a stack ends at `calls_tests`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class CallSites:
         self._of_number: dict[int, CallSite] = {}
 
     def owner_of(self, path: str) -> Owner | None:
-        """Whose file this is; None for one that is passed over."""
+        """The owner of a file; None if it is passed over."""
         try:
             return self._owners[path]
         except KeyError:
@@ -76,7 +76,7 @@ class CallSites:
         return "tests" if self._is_test_file(path) else "code"
 
     def innermost(self, frame: FrameType | None) -> tuple[FrameType | None, Owner]:
-        """The innermost frame of somebody's program at or above `frame`, and whose it is."""
+        """The innermost frame of the program at or above `frame`, and its owner."""
         for _ in range(MAX_DEPTH):
             if frame is None:
                 break
@@ -87,7 +87,7 @@ class CallSites:
         return None, "code"
 
     def note(self, frame: FrameType | None) -> CallSite:
-        """The call site of an allocation made in `frame` or below; entered when it is new."""
+        """The call site of an allocation made in `frame` or below, added if it is new."""
         found = frame
         owner = self._owners.get(frame.f_code.co_filename) if frame is not None else None
         if owner is None:
@@ -100,11 +100,11 @@ class CallSites:
         return site
 
     def numbered(self, number: int) -> CallSite | None:
-        """The call site with a number."""
+        """The call site with this number, or None."""
         return self._of_number.get(number)
 
     def stack(self, frame: FrameType | None) -> tuple[Line, ...]:
-        """Somebody's lines at and above `frame`, innermost first, up to the one that `calls_tests` calls."""
+        """The program's lines at and above `frame`, innermost first, up to the one called from `calls_tests`."""
         stack: list[Line] = []
         while frame is not None and len(stack) < MAX_STACK:
             path = frame.f_code.co_filename
@@ -126,7 +126,7 @@ def frame_of(code: CodeType, frame: FrameType | None) -> FrameType | None:
 
 
 def short(place: str) -> str:
-    """A place relative to the working folder, where it lies below it."""
+    """A place relative to the working folder, if it lies below."""
     path, rest, tail = place.partition(":")
     with_folder = Path(path)
     folder = Path(os.getcwd())

@@ -1,4 +1,4 @@
-"""Poison for one's own code on a GPU: free memory is filled at entry, and what is allocated inside is filled too."""
+"""Poison for any code on a GPU: free memory is filled at entry, and allocations within the block too."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from harness.memory.poison.patterns import Poison
 class CudaPoison:
     """`with harness.memory.poison.cuda() as poison:` fills free CUDA memory, then every `torch.empty` of the block.
 
-    The first reaches whatever allocates through torch's caching allocator, C++ and CUDA extensions included, once;
-    `poison.sweep()` does it again, for example before each step. The second sees memory that is freed and reused
-    inside the block, where it is allocated through torch's dispatcher.
+    The sweep reaches all users of torch's caching allocator, C++ and CUDA extensions included, once; `poison.sweep()`
+    repeats it, for example before each step. Memory reused within the block is filled if torch's dispatcher allocates.
     """
 
     def __init__(self, poison: Poison, device: torch.device | None = None) -> None:
@@ -26,7 +25,7 @@ class CudaPoison:
         self._mode: AllocationPoison | None = None
 
     def sweep(self) -> Swept:
-        """Fill all memory that is free now; returns how many blocks and bytes. No host sync."""
+        """Fill all free memory. Returns the numbers of blocks and bytes. No host sync."""
         return self._sweep(fill_word(self.poison, "workspace"))
 
     def __enter__(self) -> CudaPoison:

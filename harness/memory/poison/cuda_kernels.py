@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 CLASSES = 68
 """Counters of a scan: 0..63 sentinels by site tag, then UNTAGGED, OTHER_NAN, INF and CANONICAL."""
@@ -25,11 +26,11 @@ def _fill_chunks(table, capacity, word, BLOCK: tl.constexpr):
         tl.store(target + offsets, tl.full((BLOCK,), 0, tl.int32) + word, mask=offsets < num_words)
 
 
-def fill_chunks(table: torch.Tensor, num_chunks: int, word: int) -> None:
+def fill_chunks(table: Tensor, num_chunks: int, word: int) -> None:
     """Fill `num_chunks` stretches of device memory with the 32-bit `word`, in one launch on the current stream.
 
-    table: [2, capacity] int64 on the device: row 0 addresses, row 1 sizes in bytes, both multiples of 512. Nothing is
-    checked: the addresses must be memory that nobody owns.
+    table: [2, capacity] int64 on the device: row 0 addresses, row 1 sizes in bytes, both multiples of 512. The
+    addresses are not checked; they must be free memory.
     """
     _fill_chunks[(num_chunks,)](table, table.shape[1], word, BLOCK=4096, num_warps=8)
 
@@ -44,7 +45,7 @@ def _classify(
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(words + index, mask=index < num_words, other=0).to(tl.int32)
-    # A field whose exponent is all ones carries into its sign bit when the lowest exponent bit is added once more.
+    # Adding the lowest exponent bit to an exponent of all ones carries into the sign bit.
     odd = (((word & exponents) + steps) & signs) != 0
     if tl.max(odd.to(tl.int32), axis=0) > 0:
         ones = mantissa | exponent | (mantissa + exponent + 1)
@@ -79,13 +80,11 @@ def _in_each_field(value: int, count: int, width: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
-def classify(
-    bits: torch.Tensor, *, exponent: int, mantissa: int, sentinel: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def classify(bits: Tensor, *, exponent: int, mantissa: int, sentinel: int | None) -> tuple[Tensor, Tensor]:
     """Count the non-finite elements of a contiguous CUDA tensor by class, and find the first of each.
 
     bits: [n] uint8, int16 or int32 view of the values; `exponent` and `mantissa` are the masks of its float type,
-    `sentinel` the tagged NaN pattern without its tag, or None for types whose NaN has no room for one.
+    `sentinel` the sentinel without its tag, or None for a type without room for tags.
     Returns (counts[68], first[68]) int64 on the device; `first` is n where a class is empty. No host sync.
     """
     counts = torch.zeros(CLASSES, dtype=torch.int64, device=bits.device)

@@ -1,12 +1,11 @@
-"""Poison for free CUDA memory: fill every block that the caching allocator holds and nobody owns.
+"""Poison for free CUDA memory: fill every free block of the caching allocator.
 
-A later `torch.empty`, also one made inside a C++ or CUDA extension, then starts as sentinel, and so does the private
-pool of a captured graph between replays. The allocator's own snapshot lists the free blocks; no build step is needed.
+A later `torch.empty`, also inside a C++ or CUDA extension, then starts as sentinel, and so does the private pool of a
+captured graph between replays. The allocator's snapshot lists the free blocks.
 
-Stream order is the rule that keeps live data safe. A freed block may still be read by kernels queued on the stream
-it was allocated for, and after reuse it is written by that stream. So the fill runs on the current stream after
-everything queued on any stream that owns a block, and those streams wait for the fill before their next work. Blocks
-that other streams still use (`record_stream`) are "pending free" in the snapshot and are left alone.
+Stream order keeps live data safe. Kernels queued on a block's stream may still read it after it is freed. So the fill
+runs on the current stream after all work queued on these streams, and they wait for the fill. Blocks that other streams
+still use (`record_stream`) are "pending free" in the snapshot and are not filled.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from harness.memory.poison.cuda_kernels import fill_chunks
 from harness.memory.poison.patterns import Poison
 
 FILL_WORD = -1
-"""Every byte 0xFF: NaN in all float types and -1 as an int, as the type of free memory is not known."""
+"""All bytes 0xFF: NaN in all float types and -1 as an int. Free memory has no type."""
 
 _WORDS = {"nan": FILL_WORD, "zeros": 0, "max": 0x7F7F7F7F, "inf": 0x7F807F80, "random": 0x3F5A3E96}
-"""What stands for a pattern where no type is known: a large bfloat16 and float32, an Inf as bfloat16, some number."""
+"""The word of a pattern without a type: a large bfloat16 and float32, an Inf as bfloat16, some number."""
 
 CHUNK_BYTES = 1 << 17
-"""The least that one program of the fill is given; more where so much is free that the table would be long."""
+"""The least bytes for one program of the fill. Programs get more if the table would be too long."""
 MAX_CHUNKS = 1 << 12
 
 
@@ -40,14 +39,14 @@ class UnreadableAllocator(HarnessError):
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What one sweep did."""
+    """The size of one sweep."""
 
     num_blocks: int
     num_bytes: int
 
 
 class CudaSweep:
-    """Fills the free memory of one device. Keep one object: it owns the table of chunks that each fill uploads."""
+    """Fills the free memory of one device. It owns the table of chunks, so share one object, see `of`."""
 
     def __init__(self, device: int | None = None) -> None:
         if not torch.cuda.is_available():
@@ -67,7 +66,7 @@ class CudaSweep:
 
     @classmethod
     def of(cls, device: torch.device | None = None) -> CudaSweep:
-        """The sweep of a device that everybody in this process shares."""
+        """The shared sweep of a device in this process."""
         given = None if device is None else device.index
         index = torch.cuda.current_device() if given is None and torch.cuda.is_available() else given
         if index not in _shared:
@@ -75,10 +74,10 @@ class CudaSweep:
         return _shared[index]
 
     def __call__(self, word: int = FILL_WORD) -> Swept:
-        """Fill every free block, graph pools included; no host sync. Refused while this stream captures a graph.
+        """Fill every free block, graph pools included, without host sync. Raises UnreadableAllocator in a capture.
 
-        The blocks are listed anew only when the allocator has given or taken any since the last call: the list costs
-        some microseconds a block, and a server that replays graphs allocates nothing.
+        Blocks are listed again only if the allocator changed: the list costs microseconds a block, and a server that
+        replays graphs allocates nothing.
         """
         if torch.cuda.is_current_stream_capturing():
             raise UnreadableAllocator("a sweep cannot run inside a graph capture; sweep before it and between replays")
@@ -93,16 +92,16 @@ class CudaSweep:
         return self._swept
 
     def _list_blocks(self) -> None:
-        """Bring the device's table of chunks up to date."""
+        """Update the device's table of chunks."""
         addresses, sizes, self._streams = free_blocks(self.device)
         chunk_bytes = chunk_size(int(sizes.sum()))
         num_chunks = int((-(-sizes // chunk_bytes)).sum())
         if num_chunks > self._table.shape[1]:
-            # A larger table may take one of the blocks just listed, so the list is made again.
+            # A larger table may take one of the listed blocks, so they are listed again.
             self._reserve(2 * num_chunks)
             self._list_blocks()
             return
-        # Fills that still read the old table come first in stream order; the upload before this one must be done.
+        # Stream order keeps the table for earlier fills, but the last upload must be done with the host's copy.
         self._uploaded.synchronize()
         self._host[:, :num_chunks] = torch.from_numpy(chunk_table(addresses, sizes, chunk_bytes))
         for row in range(2):
@@ -120,12 +119,12 @@ _shared: dict[int | None, CudaSweep] = {}
 
 
 def fill_word(poison: Poison, site: str) -> int:
-    """The 32-bit word that free memory holds as memory of `site`: the pattern's, or 0 where the poison is not put."""
+    """The 32-bit word for free memory of `site`: the pattern's, or 0 if the poison does not cover `site`."""
     return _WORDS[poison.pattern] if poison.covers(site) else 0
 
 
 def chunk_size(num_bytes: int) -> int:
-    """Bytes of a chunk: a power of two for which `num_bytes` make about MAX_CHUNKS chunks or fewer."""
+    """The bytes of a chunk: the least power of two that cuts `num_bytes` into at most about MAX_CHUNKS chunks."""
     size = CHUNK_BYTES
     while num_bytes // size > MAX_CHUNKS:
         size *= 2
@@ -142,8 +141,7 @@ def chunk_table(addresses: np.ndarray, sizes: np.ndarray, chunk_bytes: int = CHU
 
 def free_blocks(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
     """Addresses and sizes in bytes (int64) of the free blocks of `device`, and the streams that own them."""
-    # The list is tens of thousands of objects made at once. They are gone again before the collector may run: else it
-    # would go through all of them, and take as long as making them.
+    # The list has tens of thousands of short-lived objects, and the collector would visit all of them.
     was_collecting = gc.isenabled()
     gc.disable()
     try:
@@ -166,7 +164,7 @@ def _listed_free(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
 
 
 def _allocator_state(device: int) -> tuple[int, ...]:
-    """Counters that move whenever a block of `device` is given, taken, or comes free; cheap to read."""
+    """Counters that change whenever a block of `device` is given, taken, or comes free. They are cheap to read."""
     stats = torch._C._cuda_memoryStats(device)
     return tuple(
         stats[kind]["all"][counter]

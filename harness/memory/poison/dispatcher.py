@@ -1,10 +1,9 @@
-"""Poison for any program: the dispatcher's own kernels that hand out memory are wrapped, for all threads.
+"""Poison for any program: the dispatcher's three kernels that allocate are wrapped, for all threads.
 
-A dispatch mode sees every op of one thread and costs some microseconds for each; this sees the three that allocate,
-wherever they are called (Python, TorchScript, a C++ or CUDA extension, another thread), and costs nothing elsewhere.
-`empty_like`, `new_empty`, `empty_permuted`, `torch.Tensor(n)` and `resize_as_` end in these three. What ATen allocates
-for the result of an op mostly does not. Not reached: code of torch.compile, which allocates without the dispatcher,
-storages made without a tensor, and `cudaMalloc` of an extension's own.
+A dispatch mode costs some microseconds for each op of one thread. The wrappers cost nothing for other ops, and see all
+callers: Python, TorchScript, C++ and CUDA extensions, other threads. `empty_like`, `new_empty`, `empty_permuted`,
+`torch.Tensor(n)` and `resize_as_` call these three; results of most ops do not. Not reached: code of torch.compile,
+storages made without a tensor, and an extension's own `cudaMalloc`.
 """
 
 from __future__ import annotations
@@ -17,33 +16,34 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.library import Library
 
 from harness.core.errors import HarnessError
+from harness.memory.graph.storage import whole_storage
 from harness.memory.poison.call_sites import CallSite, CallSites
 from harness.memory.poison.marks import mark_
 from harness.memory.poison.patterns import Poison
-from harness.memory.poison.storages import whole_storage
 
 MAX_BYTES = 2 << 30
-"""Larger allocations are left alone: some programs reserve memory that they never touch."""
+"""Larger allocations are not filled: some programs reserve memory that they never touch."""
 
 RANDOM_ELEMENTS = 1 << 20
-"""Random numbers take 30 times the memory that they fill while they are made, so larger memory repeats them."""
+"""Larger memory repeats its random numbers: making them needs 30 times their memory."""
 
 _NAMES = ["bits16", "bits8", "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 _NAMES += [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]
 _CANNOT_HOLD = {getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
-"""Types that torch cannot fill with each pattern's value; their bytes are filled."""
+"""Types that torch cannot fill with the value of a pattern. Their bytes are filled."""
 
 SITE = "workspace"
-"""What :class:`Poison` calls memory of unknown purpose."""
+"""The site of memory of unknown purpose."""
 
 
 class DispatcherPoison:
-    """Fills what the dispatcher hands out while a pattern is set; with none set, nothing changes.
+    """Fills the dispatcher's allocations while a pattern is set.
 
-    `wanted` says of a call site whether its memory is filled; `on_fill` is told of each.
+    `wanted` returns whether the memory of a call site is filled. `on_fill` is called for each filled one.
     """
 
     def __init__(self, call_sites: CallSites) -> None:
@@ -59,7 +59,7 @@ class DispatcherPoison:
 
     @property
     def pattern(self) -> str | None:
-        """What memory is filled with now; None for nothing."""
+        """The current pattern, or None."""
         return self._pattern
 
     def install(self) -> None:
@@ -70,8 +70,7 @@ class DispatcherPoison:
         self._library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is replaced is the purpose
-            # Asked of the build and not of the machine: to count devices starts the driver, after which a suite can
-            # neither choose its devices by CUDA_VISIBLE_DEVICES nor fork.
+            # Counting devices would start the driver. Then a suite could neither set CUDA_VISIBLE_DEVICES nor fork.
             for key in ("CPU", *(["CUDA"] if torch.version.cuda is not None else [])):
                 keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
                 for name, wrap in (
@@ -83,14 +82,14 @@ class DispatcherPoison:
                     self._library.impl(name, wrapped, key)  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
-        """Put torch's own kernels back."""
+        """Restore torch's own kernels."""
         if self._library is not None:
             self._library._destroy()  # type: ignore[no-untyped-call]
             self._library = None
 
     @contextlib.contextmanager
     def filling(self, pattern: str | None) -> Iterator[None]:
-        """Fill with `pattern` in this block: `nan` marks memory with the number of its line."""
+        """Fill with `pattern` within the block. `nan` marks memory with the number of its line."""
         before = self._pattern, self._poison
         self._pattern = pattern
         self._poison = Poison(pattern, frozenset({SITE})) if pattern is not None else None
@@ -99,17 +98,17 @@ class DispatcherPoison:
         finally:
             self._pattern, self._poison = before
 
-    def _allocating(self, kernel: Any, keys: Any) -> Callable[..., torch.Tensor]:
-        def allocate(*args: Any, **kwargs: Any) -> torch.Tensor:
-            out: torch.Tensor = kernel.call_boxed(keys, *args, **kwargs)
+    def _allocating(self, kernel: Any, keys: Any) -> Callable[..., Tensor]:
+        def allocate(*args: Any, **kwargs: Any) -> Tensor:
+            out: Tensor = kernel.call_boxed(keys, *args, **kwargs)
             if self._poison is not None and not self._busy and out.numel():
                 self._fill(out, 0, out.is_contiguous(), sys._getframe().f_back)
             return out
 
         return allocate
 
-    def _resizing(self, kernel: Any, keys: Any) -> Callable[..., torch.Tensor]:
-        def resize(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _resizing(self, kernel: Any, keys: Any) -> Callable[..., Tensor]:
+        def resize(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             if self._poison is None or self._busy:
                 kernel.call_boxed(keys, tensor, *args, **kwargs)
                 return tensor
@@ -121,10 +120,10 @@ class DispatcherPoison:
 
         return resize
 
-    def _fill(self, tensor: torch.Tensor, old_bytes: int, is_all: bool, frame: FrameType | None) -> None:
-        """Fill the storage of `tensor` past its first `old_bytes` bytes; `is_all` says that it has no gaps.
+    def _fill(self, tensor: Tensor, old_bytes: int, is_all: bool, frame: FrameType | None) -> None:
+        """Fill the storage of `tensor` past its first `old_bytes` bytes; `is_all` if it has no gaps.
 
-        `frame` is None in a thread of C++ alone, such as autograd's of a CUDA device.
+        `frame` is None in a C++ thread, such as autograd's for a CUDA device.
         """
         num_bytes = tensor.nbytes if is_all else tensor.untyped_storage().nbytes()
         if num_bytes > MAX_BYTES or tensor.is_quantized:
@@ -132,7 +131,7 @@ class DispatcherPoison:
             return
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # a captured fill would run again at each replay; free memory of the pool is swept instead
-        # What follows allocates too, and no mode of the program under test may see or change it.
+        # Filling allocates too, and no mode of the program under test may see or change that.
         self._busy = True
         try:
             site = self.call_sites.note(frame)
@@ -149,7 +148,7 @@ class DispatcherPoison:
         finally:
             self._busy = False
 
-    def _write(self, memory: torch.Tensor, number: int) -> None:
+    def _write(self, memory: Tensor, number: int) -> None:
         assert self._poison is not None
         if self._pattern == "nan":
             mark_(memory, number)
@@ -166,12 +165,12 @@ class DispatcherPoison:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the harness itself is at work."""
+        """Whether filling is paused."""
         return self._busy
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave alone what is allocated in this block: it is the harness that looks at values."""
+        """Do not fill the harness's own allocations within the block."""
         before, self._busy = self._busy, True
         try:
             yield

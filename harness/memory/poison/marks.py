@@ -1,9 +1,8 @@
-"""Marks: sentinels that carry the number of the line that allocated, so that a value found later names its origin.
+"""Marks: sentinels with the number of the line that allocated instead of a site's tag.
 
 A float32 or float64 has room for 16 bits, bfloat16 and float16 for 6, a 32-bit or 64-bit integer for 6 (an index that
-no tensor has). They have the prefixes of `sentinels`; the number stands where a site's tag does.
-Where only 6 bits fit, several lines share one mark, and a reader gets them all. 8-bit and 16-bit integers, bool and fp8
-have no value to spare: they are filled, and nothing can be read from them afterwards.
+no tensor has). With 6 bits several lines share one mark, and a reader gets all of them. 8-bit and 16-bit integers, bool
+and fp8 have no value to spare: they are filled, but have no number.
 """
 
 from __future__ import annotations
@@ -12,33 +11,34 @@ import functools
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, quiet_bits
+from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, narrower_nans, quiet_bits
 
 NARROW = 40
-"""Numbers of a narrow mark: 1 to 40. 0 and 63 are what arithmetic itself makes of NaN in bfloat16; 41 to 47 of bfloat16
-and some of float16 become one value when they are cast to float32."""
+"""The numbers of narrow marks are 1 to 40. Arithmetic makes NaN with 0 and 63 in bfloat16, and 41 to 47 become one
+value in a cast to float32."""
 WIDE = 0xFFFF
 FREE_MEMORY = 0
-"""The number of free CUDA memory, filled before a test and known by no line: every bit set."""
+"""The number of free CUDA memory, filled before a test with all bits set. It has no line."""
 
 _WIDE_TYPES = (torch.float32, torch.float64)
 _INTEGERS = (torch.int32, torch.int64)
 
 
 def narrow(number: int) -> int:
-    """What 6 bits keep of a number."""
+    """The 6 bits that a narrow mark keeps of a number."""
     return (number - 1) % NARROW + 1
 
 
 def has_marks(dtype: torch.dtype) -> bool:
-    """Whether a mark can be told from a value in this type."""
+    """Whether marks differ from values in this type."""
     return quiet_bits(dtype) is not None or dtype in _INTEGERS or dtype.is_complex
 
 
 @functools.cache
 def mark_bits(dtype: torch.dtype, number: int) -> int:
-    """The mark of a line in `dtype`, as the (signed) integer that `bits_view` shows; -1 where a mark has no room."""
+    """The mark of a line in `dtype`, as the (signed) integer of `bits_view`; -1 without room for a mark."""
     quiet = quiet_bits(dtype)
     if quiet is not None:
         return quiet | (min(number, WIDE) if dtype in _WIDE_TYPES else narrow(number))
@@ -48,14 +48,14 @@ def mark_bits(dtype: torch.dtype, number: int) -> int:
     return 0xFF if dtype.itemsize == 1 else -1
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain(tensor: Tensor) -> Tensor:
     """The values of a tensor without conjugate or negative bits, complex numbers as pairs of reals."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def mark_(tensor: torch.Tensor, number: int) -> None:
-    """Fill a fresh tensor, gaps of its strides left out, with the mark of a line."""
+def mark_(tensor: Tensor, number: int) -> None:
+    """Fill a fresh tensor, except gaps of its strides, with the mark of a line."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     bits_view(tensor).fill_(mark_bits(tensor.dtype, number))
@@ -63,9 +63,9 @@ def mark_(tensor: torch.Tensor, number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Elements of a tensor that hold one mark: its number, how many, and the flat index of the first.
+    """The elements of a tensor with one mark: its number, their count, and the flat index of the first.
 
-    The number is whole where `is_wide`, otherwise what :func:`narrow` keeps of it.
+    The number is whole if `is_wide`, otherwise the bits that :func:`narrow` keeps.
     """
 
     bits: int
@@ -75,8 +75,8 @@ class Marked:
     first: int
 
 
-def find(tensor: torch.Tensor, except_where: torch.Tensor | None = None) -> list[Marked]:
-    """The marks verbatim in a :func:`plain` tensor, leaving out elements under the bool mask `except_where`."""
+def find(tensor: Tensor, except_where: Tensor | None = None) -> list[Marked]:
+    """The verbatim marks in a :func:`plain` tensor, except under the bool mask `except_where`."""
     suspects = _suspects(tensor)
     if suspects is None:
         return []
@@ -95,7 +95,7 @@ def find(tensor: torch.Tensor, except_where: torch.Tensor | None = None) -> list
     return found
 
 
-def _suspects(tensor: torch.Tensor) -> torch.Tensor | None:
+def _suspects(tensor: Tensor) -> Tensor | None:
     """Elements that could be marks; None when one cheap pass shows that there are none."""
     if tensor.numel() == 0 or not has_marks(tensor.dtype):
         return None
@@ -104,9 +104,9 @@ def _suspects(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def number_of(dtype: torch.dtype, bits: int, is_cuda: bool = False) -> tuple[int, bool] | None:
-    """The number in a mark, and whether it is whole (True) or what 6 bits kept of it; None for any other value.
+    """The number in a mark, and whether it is whole or narrow; None for any other value.
 
-    A narrow float widened by a cast keeps its mark in the upper bits; a negation flips the sign.
+    A cast to a wider float keeps a mark in the upper bits. A negation flips the sign.
     """
     size = 8 * dtype.itemsize
     bits &= (1 << size) - 1
@@ -123,21 +123,5 @@ def number_of(dtype: torch.dtype, bits: int, is_cuda: bool = False) -> tuple[int
     room, most = (WIDE, WIDE) if is_wide else (0x3F, NARROW)
     if bits & ~room == quiet and 1 <= bits & room <= most:
         return bits & room, is_wide
-    return _widened(dtype, bits)
-
-
-_MANTISSA = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 52}
-
-
-def _widened(dtype: torch.dtype, bits: int) -> tuple[int, bool] | None:
-    """The number in a mark of a narrower type that was cast to `dtype`: its payload stands in the upper bits."""
-    payload = bits & ((1 << _MANTISSA[dtype]) - 1)
-    for small in (torch.float32, torch.float16, torch.bfloat16):
-        shift = _MANTISSA[dtype] - _MANTISSA[small]
-        if shift <= 0 or payload & ((1 << shift) - 1):
-            continue
-        exponent = ((1 << 8 * small.itemsize - 1) - 1) & ~((1 << _MANTISSA[small]) - 1)
-        found = number_of(small, exponent | payload >> shift)
-        if found is not None:
-            return found
-    return None
+    widened = (number_of(small, nan) for small, nan in reversed(narrower_nans(dtype, bits)))
+    return next((found for found in widened if found is not None), None)

@@ -1,4 +1,4 @@
-"""What a poison writes: NaN sentinels, or a second pattern to compare with, and traps for indices."""
+"""The patterns of a poison: NaN sentinels or others for floats, and traps for indices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
 
@@ -14,13 +15,11 @@ NATURAL = "natural"
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A pattern and the sites it is put on; every other site gets friendly memory (zeros).
+    """A pattern and the sites that it covers. All other sites get friendly memory (zeros).
 
-    Friendly memory makes a run deterministic and is what hides these bugs in practice, so a site is to blame
-    exactly when poison there fails and zeros pass. `traps` gives, for sites that hold indices, one that is valid
-    but wrong (a page or an expert full of sentinels); `strict` replaces it by an index no pool has.
-
-    The pattern `natural` fills nothing at all: memory keeps what its last owner left there, as in production.
+    Zeros hide these bugs in practice, so a site is to blame if poison there fails and zeros pass. `traps` has a valid
+    but wrong index for sites with indices (a page or an expert full of sentinels); `strict` replaces it by an index
+    that no pool has. The pattern `natural` fills nothing: memory keeps its last content, as in production.
     """
 
     pattern: str
@@ -29,19 +28,19 @@ class Poison:
     traps: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     ignore_contracts: bool = False
-    """Fill also memory that a kernel is promised to find friendly."""
+    """Whether to fill memory too that a kernel's contract promises to be friendly."""
 
     @property
     def is_natural(self) -> bool:
-        """Whether memory is left as it is."""
+        """Whether nothing is filled."""
         return self.pattern == NATURAL
 
     def covers(self, site: str) -> bool:
-        """Whether this poison is put on `site`."""
+        """Whether `site` is poisoned."""
         return site in self.sites
 
-    def fill_(self, tensor: torch.Tensor, site: str) -> torch.Tensor:
-        """Fill `tensor` in place as memory of `site` that nobody wrote; returns it."""
+    def fill_(self, tensor: Tensor, site: str) -> Tensor:
+        """Fill `tensor` in place as unwritten memory of `site`. Returns it."""
         if self.is_natural:
             return tensor
         if not self.covers(site):
@@ -52,11 +51,11 @@ class Poison:
             self._fill_indices(tensor, site)
         return tensor
 
-    def empty(self, *size: int, dtype: torch.dtype, site: str, device: str | torch.device = "cpu") -> torch.Tensor:
-        """`torch.empty` whose content is this poison's; for memory that the engine itself owns."""
+    def empty(self, *size: int, dtype: torch.dtype, site: str, device: str | torch.device = "cpu") -> Tensor:
+        """`torch.empty`, filled as memory of `site`."""
         return self.fill_(torch.empty(*size, dtype=dtype, device=device), site)
 
-    def _fill_floats(self, tensor: torch.Tensor, site: str) -> None:
+    def _fill_floats(self, tensor: Tensor, site: str) -> None:
         is_float = tensor.dtype.is_floating_point
         if self.pattern == "nan" or (self.pattern != "zeros" and not is_float):
             bits_view(tensor).fill_(sentinel_bits(tensor.dtype, site))
@@ -72,31 +71,30 @@ class Poison:
         else:
             raise ValueError(f"unknown poison pattern {self.pattern!r}")
 
-    def _fill_random_finite(self, tensor: torch.Tensor) -> None:
+    def _fill_random_finite(self, tensor: Tensor) -> None:
         size = tensor.numel() * tensor.element_size()
-        values = (_hashed_bytes(size, self.seed, tensor.device) if tensor.is_cuda else self._drawn(size)).view(
-            tensor.dtype
-        )
+        drawn = _hashed_bytes(size, self.seed, tensor.device) if tensor.is_cuda else self._drawn(size)
+        values = drawn.view(tensor.dtype)
         bits_view(values)[~torch.isfinite(values.float())] = 0
         tensor.copy_(values.view(tensor.shape))
 
-    def _drawn(self, size: int) -> torch.Tensor:
+    def _drawn(self, size: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
 
-    def _fill_indices(self, tensor: torch.Tensor, site: str) -> None:
+    def _fill_indices(self, tensor: Tensor, site: str) -> None:
         if self.pattern == "zeros":
             tensor.zero_()
         elif self.strict or site in self.traps:
             trap = OUT_OF_RANGE if self.strict else self.traps[site]
-            # Both halves of a 64-bit slot hold the trap, so that a reader of either width falls into it.
+            # Both halves of a 64-bit slot hold the trap, for readers of either width.
             tensor.fill_(trap | trap << 32 if tensor.dtype == torch.int64 else trap)
         else:
             tensor.fill_(-1)
 
 
-def _hashed_bytes(size: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Bytes [size] that look random. A graph cannot capture a generator of ours, but it can capture arithmetic."""
+def _hashed_bytes(size: int, seed: int, device: torch.device) -> Tensor:
+    """Pseudo-random bytes [size] by arithmetic, because a graph cannot capture a generator."""
     mixed = (torch.arange(size, device=device) + seed % 65521 + 1) * 0x9E3779B1
     mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA6B
     return ((mixed >> 13) & 0xFF).to(torch.uint8)

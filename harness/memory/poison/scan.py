@@ -1,36 +1,26 @@
-"""One pass over a tensor: which sentinels it holds verbatim, and what else in it is not finite.
-
-Only bits are read and nothing depends on the device, so the same interface serves a tensor on a GPU.
-"""
+"""One pass over a tensor, on any device: its verbatim sentinels, and other values that are not finite."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
-from harness.memory.poison.sentinels import OUT_OF_RANGE, UNTAGGED, bits_view, quiet_bits, site_of_bits, site_of_tag
+from harness.memory.poison.sentinels import (
+    EXPONENT,
+    OUT_OF_RANGE,
+    UNTAGGED,
+    bits_view,
+    mantissa_bits,
+    narrower_nans,
+    quiet_bits,
+    site_of_bits,
+    site_of_tag,
+)
 
 Index = tuple[int, ...]
-
-_MANTISSA_BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 52}
-_CANONICAL_NAN = {
-    torch.bfloat16: frozenset({0x7FC0, 0x7FFF}),
-    torch.float16: frozenset({0x7E00, 0x7FFF}),
-    torch.float32: frozenset({0x7FC00000, 0x7FFFFFFF}),
-    torch.float64: frozenset({0x7FF8_0000_0000_0000, 0x7FFF_FFFF_FFFF_FFFF}),
-}
-"""The NaN, sign left out, that arithmetic itself makes: the first of x86, the second of NVIDIA GPUs."""
-
-
-_INF = {
-    torch.float8_e5m2: 0x7C,
-    torch.bfloat16: 0x7F80,
-    torch.float16: 0x7C00,
-    torch.float32: 0x7F80_0000,
-    torch.float64: 0x7FF0_0000_0000_0000,
-}
 
 
 @dataclass(slots=True)
@@ -42,21 +32,31 @@ class Hits:
     first: Index
 
 
+HitsT = TypeVar("HitsT")
+
+
 @dataclass(slots=True)
-class Scan:
-    """What one tensor holds. `sentinels` is keyed by site; UNTAGGED is the all-ones pattern or an impossible index."""
+class Scan(Generic[HitsT]):
+    """The values of one tensor that are no ordinary ones.
+
+    `sentinels` is keyed by site; UNTAGGED is the all-ones pattern or an impossible index.
+    """
 
     looked_at: int
-    sentinels: dict[str, Hits] = field(default_factory=dict)
-    canonical_nan: Hits | None = None
-    other_nan: Hits | None = None
-    inf: Hits | None = None
+    sentinels: dict[str, HitsT] = field(default_factory=dict)
+    canonical_nan: HitsT | None = None
+    other_nan: HitsT | None = None
+    inf: HitsT | None = None
 
 
-def scan(tensor: torch.Tensor, judged: torch.Tensor | None = None) -> Scan:
+Count = tuple[int, int]
+"""The number of elements, and the flat index of the first."""
+
+
+def scan(tensor: Tensor, judged: Tensor | None = None) -> Scan[Hits]:
     """Scan `tensor` where the bool mask `judged` (of its shape, or of its rows) is set; None is everywhere."""
     mask = _full_mask(tensor, judged)
-    found = Scan(looked_at=int(mask.sum()))
+    found: Scan[Hits] = Scan(looked_at=int(mask.sum()))
     if tensor.is_cuda and _is_clean(tensor):
         return found
     suspects = (suspicious(tensor) & mask).nonzero()
@@ -68,31 +68,17 @@ def scan(tensor: torch.Tensor, judged: torch.Tensor | None = None) -> Scan:
     return found
 
 
-@dataclass(slots=True)
-class Census:
-    """What a whole tensor holds, counted in one pass on its GPU: thing -> (how many, flat index of the first).
+def census(tensor: Tensor) -> Scan[Count]:
+    """Count the values that are not finite in a contiguous CUDA tensor of float8, bfloat16, float16 or float32.
 
-    `sentinels` is keyed by site, or UNTAGGED.
-    """
-
-    looked_at: int
-    sentinels: dict[str, tuple[int, int]] = field(default_factory=dict)
-    canonical_nan: tuple[int, int] | None = None
-    other_nan: tuple[int, int] | None = None
-    inf: tuple[int, int] | None = None
-
-
-def census(tensor: torch.Tensor) -> Census:
-    """Count what is not finite in a contiguous CUDA tensor of float8, bfloat16, float16 or float32.
-
-    Tagged sentinels and NaN of arithmetic are told apart by their bits in the same pass; one host read at its end.
+    One pass on the GPU, and one host read at its end.
     """
     from harness.memory.poison.cuda_kernels import CANONICAL, INF, OTHER_NAN, classify
     from harness.memory.poison.cuda_kernels import UNTAGGED as ALL_ONES
 
     counts, first = classify(bits_view(tensor).flatten(), **_layout(tensor.dtype))
     pairs = list(zip(*torch.stack((counts, first)).tolist(), strict=True))
-    found = Census(looked_at=tensor.numel())
+    found: Scan[Count] = Scan(looked_at=tensor.numel())
     for tag, (count, at) in enumerate(pairs[:ALL_ONES]):
         site = site_of_tag(tag)
         if count and site is not None:
@@ -107,24 +93,17 @@ def census(tensor: torch.Tensor) -> Census:
     return found
 
 
-def _together(pairs: list[tuple[int, int]]) -> tuple[int, int] | None:
+def _together(pairs: list[Count]) -> Count | None:
     counted = [pair for pair in pairs if pair[0]]
     return (sum(count for count, _ in counted), min(at for _, at in counted)) if counted else None
 
 
 def _layout(dtype: torch.dtype) -> dict[str, Any]:
-    """The masks of a float type, as `classify` wants them."""
-    if dtype not in _MANTISSA_BITS:
-        # e4m3fn has no infinity: its only NaN has all bits set but the sign, and 0x78 to 0x7E are values.
-        mantissa = 0x7F if dtype == torch.float8_e4m3fn else 0x03
-        exponent = 0x7F if dtype == torch.float8_e4m3fn else 0x7C
-        return {"exponent": exponent, "mantissa": mantissa, "sentinel": None}
-    mantissa = (1 << _MANTISSA_BITS[dtype]) - 1
-    exponent = (1 << 8 * dtype.itemsize - 1) - 1 - mantissa
-    return {"exponent": exponent, "mantissa": mantissa, "sentinel": quiet_bits(dtype)}
+    """The masks of a float type for `classify`."""
+    return {"exponent": EXPONENT[dtype], "mantissa": mantissa_bits(dtype), "sentinel": quiet_bits(dtype)}
 
 
-def _is_clean(tensor: torch.Tensor) -> bool:
+def _is_clean(tensor: Tensor) -> bool:
     """Whether one pass finds nothing; False for what that pass cannot read."""
     if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32) or not tensor.is_contiguous():
         return False
@@ -132,7 +111,7 @@ def _is_clean(tensor: torch.Tensor) -> bool:
     return not (found.sentinels or found.canonical_nan or found.other_nan or found.inf)
 
 
-def suspicious(tensor: torch.Tensor) -> torch.Tensor:
+def suspicious(tensor: Tensor) -> Tensor:
     """A bool mask of the elements that are no ordinary value: NaN, Inf, or an index that a poison writes."""
     if tensor.dtype.is_floating_point:
         return ~torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor)
@@ -146,61 +125,53 @@ def suspicious(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def origin_of_bits(dtype: torch.dtype, bits: int) -> str | None:
-    """The site from whose sentinel the NaN `bits` was copied or computed; None when its payload tells nothing.
+    """The site of the sentinel that the NaN `bits` was copied or computed from; None if its payload has no site.
 
     x86 keeps a NaN operand's payload in float32 arithmetic and in widening casts; a negation flips the sign.
     """
-    if dtype not in _MANTISSA_BITS:
+    if quiet_bits(dtype) is None:
         return None
     magnitude = bits & ((1 << (8 * dtype.itemsize - 1)) - 1)
-    site = site_of_bits(dtype, magnitude)
-    if site is not None:
-        return site
-    for narrow in (torch.bfloat16, torch.float16, torch.float32):
-        shift = _MANTISSA_BITS[dtype] - _MANTISSA_BITS[narrow]
-        payload = magnitude & ((1 << _MANTISSA_BITS[dtype]) - 1)
-        if shift > 0 and payload & ((1 << shift) - 1) == 0:
-            exponent = ((1 << (8 * narrow.itemsize - 1)) - 1) & ~((1 << _MANTISSA_BITS[narrow]) - 1)
-            site = site_of_bits(narrow, exponent | payload >> shift)
-            if site is not None:
-                return site
-    return None
+    candidates = [(dtype, magnitude), *narrower_nans(dtype, magnitude)]
+    return next((site for kind, nan in candidates if (site := site_of_bits(kind, nan)) is not None), None)
 
 
-def origins(tensor: torch.Tensor, where: torch.Tensor) -> dict[str | None, torch.Tensor]:
+def origins(tensor: Tensor, where: Tensor) -> dict[str | None, Tensor]:
     """Split the elements under the bool mask `where` by their origin: site -> indices [n, tensor.ndim]."""
     indices = where.nonzero()
     bits = bits_view(tensor)[tuple(indices.unbind(1))]
-    found: dict[str | None, list[torch.Tensor]] = {}
+    found: dict[str | None, list[Tensor]] = {}
     for value in torch.unique(bits).tolist():
         found.setdefault(origin_of_bits(tensor.dtype, int(value)), []).append(indices[bits == value])
     return {site: torch.cat(parts) for site, parts in found.items()}
 
 
-def hits(indices: torch.Tensor) -> Hits:
+def hits(indices: Tensor) -> Hits:
     """Sum up `indices` [n, ndim], in any order."""
     rows = tuple(sorted(set(indices[:, 0].tolist())))
     first: Index = min(tuple(int(i) for i in index) for index in indices[indices[:, 0] == rows[0]].tolist())
     return Hits(len(indices), rows, first)
 
 
-def _full_mask(tensor: torch.Tensor, judged: torch.Tensor | None) -> torch.Tensor:
+def _full_mask(tensor: Tensor, judged: Tensor | None) -> Tensor:
     if judged is None:
         return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
     return judged.reshape(judged.shape + (1,) * (tensor.ndim - judged.ndim)).expand(tensor.shape)
 
 
-def _note(found: Scan, dtype: torch.dtype, bits: int, indices: torch.Tensor) -> None:
+def _note(found: Scan[Hits], dtype: torch.dtype, bits: int, indices: Tensor) -> None:
     """File the elements that hold `bits` under what they are."""
     here = hits(indices)
     site = site_of_bits(dtype, bits) if dtype.is_floating_point else UNTAGGED
     if site is not None:
         found.sentinels[site] = _joined(found.sentinels.get(site), here)
         return
-    magnitude = bits & ((1 << (8 * dtype.itemsize - 1)) - 1)
-    if magnitude in _CANONICAL_NAN.get(dtype, frozenset()):
+    mantissa = mantissa_bits(dtype)
+    payload = bits & mantissa
+    # Arithmetic makes a NaN with the highest bit of the mantissa on x86, and with all bits on NVIDIA GPUs.
+    if quiet_bits(dtype) is not None and payload in ((mantissa + 1) >> 1, mantissa):
         found.canonical_nan = _joined(found.canonical_nan, here)
-    elif magnitude == _INF.get(dtype):
+    elif not payload:
         found.inf = _joined(found.inf, here)
     else:
         found.other_nan = _joined(found.other_nan, here)
