@@ -1,6 +1,6 @@
-"""Whether vLLM's kernels can run here: asked of package metadata and the device, without importing vLLM.
+"""Whether vLLM's kernels can run here, by package metadata and device. vLLM is not imported.
 
-A kernel's KernelSpec names one of these functions as `requires`; each answers with one clause or None.
+A KernelSpec names one of these functions as `requires`. Each returns why the kernel cannot run, or None.
 """
 
 from __future__ import annotations
