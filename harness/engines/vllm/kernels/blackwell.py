@@ -17,7 +17,7 @@ def cutlass_mla_decode(
 ) -> tuple[Tensor, Tensor]:
     """CUTLASS MLA of vllm._custom_ops, with heads padded to 128: q [B, 1, H, 576] -> [B, 1, H, 512], [B, H, 1]."""
     ops = importlib.import_module("vllm._custom_ops")
-    num_requests, _, num_heads, width = q.shape
+    num_requests, num_heads, width = q[:, 0].shape
     padded = q.new_zeros(num_requests, 128, width)
     padded[:, :num_heads] = q[:, 0]
     out = torch.empty(num_requests, 128, RANK, dtype=q.dtype, device=q.device)

@@ -18,7 +18,7 @@ def mla_decode(
 ) -> tuple[Tensor, Tensor]:
     """Decode: q [B, S, H, 576], kv_cache [N, 64, 576] bf16 -> out [B, S, H, 512], lse [B, H, S] float32."""
     attention = importlib.import_module(_MODULE).flash_attn_varlen_func
-    num_requests, num_tokens, num_heads, _ = q.shape
+    num_requests, num_tokens, num_heads = q.shape[:3]
     flat = q.reshape(num_requests * num_tokens, num_heads, -1)
     starts = torch.arange(0, flat.shape[0] + 1, num_tokens, dtype=torch.int32, device=q.device)
     out, lse = attention(
