@@ -97,7 +97,7 @@ class Step:
             qk_nope_head_dim=NOPE,
             v_head_dim=VALUE,
             kv_lora_rank=LATENT,
-            kv_b_proj=lambda latents: (latents @ self._inputs.projection, None),
+            kv_b_proj=_Projection(self._inputs.projection),
             kv_cache_dtype="auto",
             _use_flashinfer_concat_mla_k=False,
         )
@@ -173,6 +173,16 @@ class _Backend:
         else:
             starts, keys = chunk.query_start_loc, chunk.cu_seq_lens
         return self._context_kernel(q, k, v, starts, keys)
+
+
+class _Projection:
+    """From latents to keys and values of all heads. vLLM reads the dtype of `weight`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, latents: Tensor) -> tuple[Tensor, None]:
+        return latents @ self.weight, None
 
 
 def _builder(backend: _Backend) -> Any:
