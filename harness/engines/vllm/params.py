@@ -1,4 +1,4 @@
-"""The parameters of cases that run vLLM: a served canary, and parts of vLLM's own Python on a CPU. No torch here."""
+"""Parameters of cases that run vLLM: a served canary, or a part of vLLM's own Python on a CPU. No torch here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import Field
 from harness.core.params import Count, Params
 
 RECORDED_QUESTIONS = 32
-"""Questions of a run that looks for the first NaN, at most."""
+"""The most questions of a run that records the first NaN."""
 
 
 class VllmParams(Params):
-    """A canary served by vLLM itself, in a process of its own."""
+    """A canary served by vLLM in its own process."""
 
     canary: Literal["mla", "hybrid", "moe"] = Field(default="mla", description="the checkpoint under fixtures/")
     runner: Literal["v1", "v2"] = Field(default="v1", description="vLLM's model runner")
@@ -70,7 +70,7 @@ class VllmParams(Params):
         return super().gives() | {"answers"}
 
     def recorded(self) -> Self:
-        """See :meth:`Params.recorded`. So few questions still put prompts and answers of several steps into a batch."""
+        """See :meth:`Params.recorded`. The questions are few, but enough for batches of prefills and decodes."""
         limit = min(self.limit or RECORDED_QUESTIONS, RECORDED_QUESTIONS)
         return self.model_copy(update={"epochs": 1, "compare_eager": False, "limit": limit})
 

@@ -1,4 +1,4 @@
-"""What vLLM adds to the tables of the catalog: systems, kernels, faults. No torch and nothing of vLLM is imported."""
+"""What vLLM adds to the catalog: systems, models, faults, kernels. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
