@@ -58,7 +58,7 @@ class _Recording:
     """Stands in for `torch.cuda.CUDAGraph`: the kernels launched during the capture."""
 
     def __init__(self) -> None:
-        self.launches: list[Callable[[], None]] = []
+        self.launches: list[Callable[[], object]] = []
 
 
 class _Decode:
@@ -81,7 +81,7 @@ class _Decode:
     def eager(self) -> tuple[Tensor, SplitPlan]:
         """Output and plan of the same step without a graph."""
         plan = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
-        return self._decoded(plan), plan
+        return self.attend(plan), plan
 
     @contextlib.contextmanager
     def recorded(self, graph: _Recording, *_: Any, **__: Any) -> Iterator[None]:
@@ -92,28 +92,19 @@ class _Decode:
         finally:
             self._recording = None
 
-    def launch(self, kernel: Callable[[], None]) -> None:
+    def launch(self, kernel: Callable[[], object]) -> None:
         """Run a kernel, or record it during a capture."""
         if self._recording is not None:
             self._recording.launches.append(kernel)
         else:
             kernel()
 
-    def unplanned(self) -> SplitPlan:
-        shape = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
-        plan = SplitPlan(torch.zeros_like(shape.work), torch.zeros_like(shape.num_splits))
-        self.plans.append(plan)
-        return plan
-
     def plan_into(self, plan: SplitPlan) -> None:
         fresh = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
         plan.work.copy_(fresh.work)
         plan.num_splits.copy_(fresh.num_splits)
 
-    def attend(self, plan: SplitPlan) -> None:
-        self.out.copy_(self._decoded(plan))
-
-    def _decoded(self, plan: SplitPlan) -> Tensor:
+    def attend(self, plan: SplitPlan) -> Tensor:
         scale = WIDTH**-0.5
         out, _ = mla_decode(self._q, self._cache, self._table, self.seq_lens, scale=scale, metadata=plan)
         return out[:, 0]
@@ -130,11 +121,13 @@ class _Forward:
         self.plan: SplitPlan | None = None
 
     def __call__(self, mode: Any) -> None:
-        if self.plan is None:
-            self.plan = plan = self._decode.unplanned()
-            self._decode.launch(lambda: self._decode.plan_into(plan))
-        used = self.plan
-        self._decode.launch(lambda: self._decode.attend(used))
+        decode, plan = self._decode, self.plan
+        if plan is None:
+            shape = mla_decode_plan(decode.seq_lens, num_heads=NUM_HEADS)
+            self.plan = plan = SplitPlan(torch.zeros_like(shape.work), torch.zeros_like(shape.num_splits))
+            decode.plans.append(plan)
+            decode.launch(lambda: decode.plan_into(plan))
+        decode.launch(lambda: decode.out.copy_(decode.attend(plan)))
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self, "metadata"))

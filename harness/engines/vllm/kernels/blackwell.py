@@ -30,9 +30,17 @@ def cutlass_mla_decode(
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
     nope, rope = padded[..., :RANK].contiguous(), padded[..., RANK:].contiguous()
     ops.sm100_cutlass_mla_decode(
-        out=out, lse=lse, q_nope=nope, q_pe=rope, kv_c_and_k_pe_cache=kv_cache, seq_lens=seq_lens,
-        page_table=block_table, workspace=workspace, scale=scale, num_kv_splits=NUM_KV_SPLITS,
-    )  # fmt: skip
+        out=out,
+        lse=lse,
+        q_nope=nope,
+        q_pe=rope,
+        kv_c_and_k_pe_cache=kv_cache,
+        seq_lens=seq_lens,
+        page_table=block_table,
+        workspace=workspace,
+        scale=scale,
+        num_kv_splits=NUM_KV_SPLITS,
+    )
     return out[:, None, :num_heads].contiguous(), lse[:, :num_heads, None].contiguous()
 
 
