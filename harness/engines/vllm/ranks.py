@@ -81,9 +81,9 @@ def collected(folder: Path, num_ranks: int, failure: str = "") -> FirstNan:
     reports = [FirstNan.model_validate_json(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
     missing = [rank for rank, file in enumerate(files) if not file.is_file()]
     if missing and not failure:
-        raise HarnessError(f"no recorder told of rank {', '.join(map(str, missing))}, and vLLM ended well")
+        raise HarnessError(f"no recorder reported from rank {', '.join(map(str, missing))}, though vLLM did not fail")
     who = f"rank {', '.join(map(str, missing))}" if num_ranks > 1 else "vLLM"
-    untold = f"{who} ended before its recorder told: {failure}" if missing else ""
+    untold = f"{who} ended before its recorder reported: {failure}" if missing else ""
     if not reports:
         return FirstNan(num_ranks=num_ranks, untold=untold)
     return first_of_ranks(reports).model_copy(update={"num_ranks": num_ranks, "untold": untold})

@@ -77,7 +77,7 @@ def _relied(release: Release, part: str) -> Fit:
         if relied.derived and isinstance(theirs, griffe.Class):
             abstract = {name for name, one in theirs.all_members.items() if one.has_labels("abstractmethod")}
             left = sorted(abstract - set(ours.members))
-            missing += [f"`{relied.path}` leaves `{name}` to who derives from it" for name in left]
+            missing += [f"`{relied.path}` has an abstract method `{name}`, which ours lacks" for name in left]
     return Fit(part, num_names, tuple(missing))
 
 

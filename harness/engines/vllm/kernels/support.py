@@ -20,7 +20,7 @@ def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") 
         return reason
     found = str(base.installed_version(ENGINE))
     if found != "unknown" and base.release_of(found) < base.release_of(OLDEST):
-        return f"vLLM {found} is older than {OLDEST}, whose signatures are called"
+        return f"vLLM {found} is older than {OLDEST}, the first release with the signatures that are called"
     return None if majors is None else base.why_not_built(majors, words)
 
 

@@ -52,7 +52,7 @@ def serve(request: ServeRequest) -> dict[str, Any]:
             return summed(backend.ask_workers(state_of_worker, RANKS_SECONDS))
         except Exception as error:
             # All questions were answered, so this is no failure of vLLM.
-            raise InputError(f"vLLM's workers did not answer for themselves: {error}".partition("\n")[0]) from None
+            raise InputError(f"vLLM's workers did not report their state: {error}".partition("\n")[0]) from None
 
 
 if __name__ == "__main__":

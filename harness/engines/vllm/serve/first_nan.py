@@ -161,7 +161,7 @@ class WorkerRecorder:
                 signal.signal(signal.SIGUSR2, self.request_report)
                 how = f"; ask with: kill -USR2 {os.getpid()}"
             except ValueError:
-                how = "; it tells at the end"  # not the main thread
+                how = "; it reports at the end"  # not the main thread
         atexit.register(self.write_report)
         watched = f"{len(self.table.slots)} tensors, {self.num_ops} ops of attention and routing"
         print(f"mla-harness: first-NaN recorder on rank {self.rank}: {watched}{how}", file=sys.stderr)

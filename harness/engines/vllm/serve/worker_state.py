@@ -48,7 +48,7 @@ def check(
     """Raise HarnessError if a worker lacks the fault, the routing or the poison, so that the case proves nothing."""
     ranks = total["ranks"]
     if [one["rank"] for one in ranks] != list(range(num_ranks)):
-        raise HarnessError(f"{num_ranks} workers were to answer for themselves, and {len(ranks)} did: {ranks}")
+        raise HarnessError(f"{num_ranks} workers must report their state, but {len(ranks)} did: {ranks}")
     for one in ranks:
         who = f"rank {one['rank']} (process {one['process']})"
         if one["fault"] != (fault or ""):
