@@ -1,7 +1,7 @@
 """What an engine must bring, and the checks that engines share.
 
-An engine is a folder beside this file. Two lines name it elsewhere: `ENGINE_FOLDERS` in `harness.core.catalog`, and an
-extra in `pyproject.toml` that installs it. The folder must have a module `tables`, which imports neither torch nor the
+An engine is a folder beside this file. `ENGINE_FOLDERS` in `harness.core.catalog` names it, and `pyproject.toml` has an
+extra that installs it, if it needs one. The folder must have a module `tables`, which imports neither torch nor the
 engine, with:
 
 - `ENGINE`, an `EngineSpec`: its name (the folder's), title, distribution and package.
@@ -21,8 +21,8 @@ functions, because the engine may not be installed.
   `harness.accuracy.backends.Backend`.
 - `SITES`, `ORACLES`: memory to poison and checks of results that only this engine has.
 
-Scenarios in `scenarios/` then name the systems, kernels and faults. A test in `tests/architecture` proves that each row
-loads without the engine.
+Scenarios in `scenarios/` then name the systems, kernels and faults. `tests/architecture` checks that the tables import
+no torch; a test of the engine checks that its kernels load without it, as `tests/vllm/test_kernels.py` does.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class VllmTarget(Target):
     def first_writer(self, poison: Poison) -> FirstNan:
         """Serve once with the first-NaN recorder in every worker. Returns the first writer over all ranks.
 
-        If vLLM dies before its recorders report, the result has the reason. Raises HarnessError if a worker of a vLLM
-        that ended well had no recorder.
+        If vLLM dies before its recorders report, the result has the reason. Raises HarnessError if vLLM does not fail
+        and a worker had no recorder.
         """
         with tempfile.TemporaryDirectory() as scratch:
             folder, failure = Path(scratch) / "ranks", ""
