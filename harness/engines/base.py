@@ -1,8 +1,28 @@
-"""What the engines share. An engine is a folder beside this file; `ENGINE_FOLDERS` in `harness.core.catalog` names it.
+"""What an engine must bring, and the checks that engines share.
 
-Its module `tables` has ENGINE, an `EngineSpec`, and the rows that the engine adds to other tables, if it adds any:
-SYSTEMS, MODELS, SITES, KERNELS, ORACLES, FAULTS. It imports neither torch nor the engine. Rows name code as
-"module:name", and such a module imports the engine inside functions.
+An engine is a folder beside this file. `ENGINE_FOLDERS` in `harness.core.catalog` names it, and `pyproject.toml` has an
+extra that installs it, if it needs one. The folder must have a module `tables`, which imports neither torch nor the
+engine, with:
+
+- `ENGINE`, an `EngineSpec`: its name (the folder's), title, distribution and package.
+
+The other tables are optional. A table names code as "module:name", and a module named so imports the engine inside its
+functions, because the engine may not be installed.
+
+- `SYSTEMS`: a `SystemSpec` for each kind of case. It names a `Params` model and a `harness.judge.target.Target`.
+  `why_not` of the target returns why a case cannot run here, beginning with `why_not_installed(ENGINE)`. `run(poison)`
+  runs the engine, usually in a `harness.run.child.Child`, and returns a `Run` for the oracles. `injects_faults` means
+  that the target injects faults itself. A system with `records_first_nan` has a target with `first_writer`.
+- `FAULTS`: a `FaultSpec` for each known bug of the engine, named "ENGINE.bug". Its target injects it with a
+  `harness.engines.patches.Patch` for each range of releases.
+- `KERNELS`: a `KernelSpec` for each kernel, with `origin` the engine's name. It takes the op's arguments in
+  `harness.core.ops`; its `requires` returns why it cannot run here, from `why_no_kernels` and `why_not_built`.
+- `MODELS`: a `ModelSpec` for `epochs --model NAME:WHERE`, with a function that returns a
+  `harness.accuracy.backends.Backend`.
+- `SITES`, `ORACLES`: memory to poison and checks of results that only this engine has.
+
+Scenarios in `scenarios/` then name the systems, kernels and faults. `tests/architecture` checks that the tables import
+no torch; a test of the engine checks that its kernels load without it, as `tests/vllm/test_kernels.py` does.
 """
 
 from __future__ import annotations
@@ -18,7 +38,7 @@ from harness.core.engine_spec import EngineSpec
 
 
 def installed_version(engine: EngineSpec) -> str | None:
-    """The installed version of an engine; "unknown" without metadata, None without the package. Imports nothing."""
+    """The installed version, "unknown" if the package has no metadata, or None without the package. Imports nothing."""
     if importlib.util.find_spec(engine.package) is None:
         return None
     try:
@@ -28,7 +48,7 @@ def installed_version(engine: EngineSpec) -> str | None:
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """The three numbers of a version: 0.22.1rc1 -> (0, 22, 1), 0.22 -> (0, 22, 0), and zeros for other text."""
+    """Three numbers of a version: 0.22.1rc1 -> (0, 22, 1), 0.22 -> (0, 22, 0), and zeros for any other text."""
     try:
         return (*Version(version).release, 0, 0)[:3]
     except InvalidVersion:
@@ -36,21 +56,21 @@ def release_of(version: str) -> tuple[int, ...]:
 
 
 def why_not_installed(engine: EngineSpec) -> str | None:
-    """Why the engine cannot be imported here, with the command that installs it; None when it can."""
+    """Why the engine cannot be imported here, with the command that installs it; None if it can."""
     if installed_version(engine) is not None:
         return None
     return f"{engine.title} is not installed (pip install {engine.install or engine.distribution})"
 
 
 def why_no_kernels(engine: EngineSpec, device: str) -> str | None:
-    """Why no CUDA kernel of the engine runs on `device` here; None when nothing is known against it."""
+    """Why no CUDA kernel of the engine runs on `device` here; None if no reason is known."""
     if device != "cuda":
         return f"{engine.title}'s kernels run on cuda, not on {device}"
     return why_not_installed(engine) or (None if torch.cuda.is_available() else "no CUDA device on this machine")
 
 
 def why_not_built(majors: Container[int], words: str) -> str | None:
-    """Why a kernel built for GPUs of these major compute capabilities, in `words`, does not run here; None if it does.
+    """Why a kernel built for these major compute capabilities, called `words`, does not run here; None if it does.
 
     Needs a CUDA device.
     """

@@ -1,7 +1,7 @@
-"""Known bugs of engines, injected: a function of a named range of releases is recompiled from its own text, edited.
+"""Injects known bugs into engines: a function of the engine is recompiled from its own text with edits.
 
-A patch names the text that it replaces. Unless that text is there exactly once, the patch refuses to apply: a fault
-that does nothing would look like a harness that does not see it.
+A patch is for a range of releases and names the text that it replaces. It is refused unless the function has this text
+exactly once, because a fault without effect would look like a fault that the harness misses.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from harness.engines.base import release_of
 
 
 class PatchRefused(InputError):
-    """The code is not what the patch expects. The message says what differs."""
+    """The engine's code is not what the patch expects. The message has the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """In "module:Class.function" (or a subclass's override), `old` stands once and becomes `new`."""
+    """In the function `target`, "module:Class.function", the lines `old` become `new`."""
 
     target: str
     old: str
@@ -35,9 +35,9 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One bug of `engine`: releases `first <= version < last` have its fix, and the edits remove the fix.
+    """One bug of `engine`: the edits remove its fix from releases `first <= version < last`.
 
-    Releases before `as_released` have the bug themselves.
+    Releases before `as_released`, if given, have the bug themselves.
     """
 
     engine: EngineSpec
@@ -48,7 +48,7 @@ class Patch:
     as_released: str = ""
 
     def why_not(self, version: str) -> str | None:
-        """Why the bug cannot be injected into `version`, by its number alone; None when it can be tried."""
+        """Why the bug cannot be injected into `version`, by its number alone; None if it can be tried."""
         if self.as_released and release_of(version) < release_of(self.as_released):
             return f"{self.engine.title} {version} has this bug as released; its fix came with {self.as_released}"
         if not release_of(self.first) <= release_of(version) < release_of(self.last):
@@ -56,7 +56,7 @@ class Patch:
         return None
 
     def apply(self, version: str) -> None:
-        """Inject the bug for the life of this process. Raises PatchRefused, and then changes nothing."""
+        """Inject the bug into this process. Raises PatchRefused without changing anything if it does not fit."""
         reason = self.why_not(version)
         if reason:
             raise PatchRefused(f"fault {self.fault}: {reason}")
@@ -66,7 +66,6 @@ class Patch:
             setattr(owner, name, function)
 
     def _edited(self, target: str) -> Callable[..., Any]:
-        """The function at `target` with all edits of it made."""
         owner, name = find_owner(target)
         function = inspect.unwrap(owner.__dict__[name])
         source = textwrap.dedent(inspect.getsource(function))
@@ -80,26 +79,22 @@ class Patch:
 
 
 def edited_text(source: str, edit: Edit) -> str:
-    """`source` with the edit made. Raises PatchRefused when what it replaces is not there exactly once."""
-    # The text is compared without its margin: the same lines may stand deeper in another release.
-    lines, wanted = source.splitlines(), textwrap.dedent(edit.old).strip("\n").splitlines()
-    places = [i for i in range(len(lines)) if _matches(lines[i : i + len(wanted)], wanted)]
+    """`source` with the edit made. Raises PatchRefused unless the source has the old text exactly once."""
+    lines, old = source.splitlines(), textwrap.dedent(edit.old).strip("\n").splitlines()
+    # Compared without the common margin, which may differ between releases.
+    windows = (textwrap.dedent("\n".join(lines[i : i + len(old)])).splitlines() for i in range(len(lines)))
+    places = [i for i, window in enumerate(windows) if window == old]
     if len(places) != 1:
         found = "is not there" if not places else f"is there {len(places)} times"
-        raise PatchRefused(f"{edit.target} is not what the patch expects: {wanted[0].strip()!r} {found}")
+        raise PatchRefused(f"{edit.target} is not what the patch expects: {old[0].strip()!r} {found}")
     start = places[0]
     margin = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
-    new = [margin + line if line.strip() else line for line in textwrap.dedent(edit.new).strip("\n").splitlines()]
-    return "\n".join([*lines[:start], *new, *lines[start + len(wanted) :]]) + "\n"
-
-
-def _matches(lines: list[str], wanted: list[str]) -> bool:
-    """Equal but for the margin that all lines share."""
-    return textwrap.dedent("\n".join(lines)).splitlines() == wanted
+    new = textwrap.indent(textwrap.dedent(edit.new).strip("\n"), margin)
+    return "\n".join([*lines[:start], new, *lines[start + len(old) :]]) + "\n"
 
 
 def _compiled(function: FunctionType, source: str) -> Callable[..., Any]:
-    """The function that `source` defines, in the namespace of the one it replaces."""
+    """The function that `source` defines, in the namespace of `function`."""
     scope: dict[str, Any] = {}
     code = compile(source, f"<{function.__module__}.{function.__qualname__} with a fault>", "exec")
     if function.__closure__ and "__class__" in function.__code__.co_freevars:
@@ -110,7 +105,7 @@ def _compiled(function: FunctionType, source: str) -> Callable[..., Any]:
 
 
 def find_owner(target: str) -> tuple[Any, str]:
-    """The object that holds the function at "module:Class.function", and the function's name. Raises PatchRefused."""
+    """The class or module of the function at "module:Class.function", and the function's name. Raises PatchRefused."""
     module, _, path = target.partition(":")
     *owners, name = path.split(".")
     try:

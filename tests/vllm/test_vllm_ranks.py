@@ -95,7 +95,9 @@ def test_a_vllm_that_dies_before_its_recorders_told_says_so(tmp_path: Path, monk
     result = run_case(recorded_job(job(tmp_path), Blame()))
     assert result.first_nan is not None, result.reason
     assert not result.first_nan.writer
-    assert result.first_nan.statement.startswith("rank 0, 1 ended before its recorder told: vLLM's process ended with")
+    assert result.first_nan.statement.startswith(
+        "rank 0, 1 ended before its recorder reported: vLLM's process ended with"
+    )
 
 
 def test_ranks_that_hang_are_a_crash_after_the_time_limit_and_leave_no_process(
@@ -122,7 +124,7 @@ def test_workers_that_do_not_answer_for_themselves_make_the_case_an_error(
     monkeypatch.setenv("FAKE_VLLM", "mute")
     result = run_case(job(tmp_path, fault=None))
     assert result.verdict is Verdict.ERROR
-    assert "workers did not answer for themselves: RPC call timed out" in result.reason
+    assert "workers did not report their state: RPC call timed out" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -201,10 +203,10 @@ def test_a_rank_that_saw_nothing_is_told_beside_the_one_that_did() -> None:
 
 def test_a_rank_without_a_recorder_is_an_error_and_one_that_died_is_told(tmp_path: Path) -> None:
     (tmp_path / "first-nan-rank0.json").write_text(report(0, "attention").model_dump_json())
-    with pytest.raises(HarnessError, match="no recorder told of rank 1"):
+    with pytest.raises(HarnessError, match="no recorder reported from rank 1"):
         collected(tmp_path, 2)
     found = collected(tmp_path, 2, "vLLM's process died (SIGABRT)")
-    assert found.statement.endswith("rank 1 ended before its recorder told: vLLM's process died (SIGABRT)")
+    assert found.statement.endswith("rank 1 ended before its recorder reported: vLLM's process died (SIGABRT)")
     assert found.rank == 0 and found.statement.startswith("rank 0: ")
 
 

@@ -187,7 +187,7 @@ def test_a_poison_of_one_rank_is_filled_there_and_nowhere_else() -> None:
 
 
 def test_a_rank_that_is_missing_or_lacks_the_fault_or_the_routing_is_an_error() -> None:
-    with pytest.raises(HarnessError, match="2 workers were to answer for themselves, and 1 did"):
+    with pytest.raises(HarnessError, match="2 workers must report their state, but 1 did"):
         checked([worker(0)], None)
     with pytest.raises(HarnessError, match=r"rank 1 \(process 101\) runs with no fault, not with x"):
         checked([worker(0, fault="x"), worker(1)], None, "x")

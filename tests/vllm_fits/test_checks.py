@@ -115,7 +115,7 @@ def test_a_class_that_leaves_more_to_others_than_we_give_it_does_not_fit(release
     assert not fit(release, "routing strategy").missing
     found = fit(release, "routing strategy", routing_simulator_router=("@property", "@abstractmethod"))
     assert len(found.missing) == 1
-    assert found.missing[0].endswith("leaves `supports_monolithic_logits` to who derives from it")
+    assert found.missing[0].endswith("has an abstract method `supports_monolithic_logits`, which ours lacks")
 
 
 def test_a_kernel_whose_parameter_was_renamed_does_not_fit(release: Maker) -> None:

@@ -99,7 +99,10 @@ def test_a_finding_is_told_once_and_every_reason_not_to_judge_is_told() -> None:
         ([], "nothing to compare"),
         (["--python", "/no/such/python"], "--python /no/such/python: no interpreter there"),
         (["--site", "/no/such/folder"], "--site /no/such/folder: no such folder"),
-        (["--python", sys.executable, "--python", sys.executable, "--site", str(FAKE)], "it is not clear whose"),
+        (
+            ["--python", sys.executable, "--python", sys.executable, "--site", str(FAKE)],
+            "the folders are for one interpreter",
+        ),
         (["no-such-scenario", "--python", sys.executable], "unknown scenario 'no-such-scenario'"),
     ],
 )

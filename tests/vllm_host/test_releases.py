@@ -14,16 +14,16 @@ RELEASES = ("0.21.0", "0.22.1", "0.24.0", "0.33.0")
 AS_RELEASED = {
     "vllm-host-batch-order[order=v1,chunk=longer]": ("pass", "pass", "pass", "pass"),
     "vllm-host-batch-order[order=v1,chunk=shorter]": ("pass", "pass", "pass", "pass"),
-    "vllm-host-batch-order[order=v2,chunk=longer]": ("FAIL reference", "FAIL reference", "FAIL reference", "pass"),
+    "vllm-host-batch-order[order=v2,chunk=longer]": ("known reference", "known reference", "known reference", "pass"),
     "vllm-host-batch-order[order=v2,chunk=shorter]": ("pass", "pass", "pass", "pass"),
     "vllm-host-decode-plan": ("pass", "pass", "pass", "pass"),
-    "vllm-host-graph-capture": ("FAIL replay", "pass", "pass", "pass"),
-    "vllm-host-new-blocks": ("FAIL finite", "FAIL finite", "pass", "pass"),
-    "vllm-host-padded-decode[amax=per_tensor]": ("FAIL finite", "FAIL finite", "FAIL finite", "FAIL finite"),
+    "vllm-host-graph-capture": ("known replay", "pass", "pass", "pass"),
+    "vllm-host-new-blocks": ("known finite", "known finite", "pass", "pass"),
+    "vllm-host-padded-decode[amax=per_tensor]": ("known finite", "known finite", "known finite", "known finite"),
     "vllm-host-padded-decode[amax=per_token]": ("pass", "pass", "pass", "pass"),
     "vllm-host-prefill-merge": ("pass", "pass", "pass", "pass"),
 }
-PUT_BACK = {
+INJECTED = {
     "vllm-host-batch-order[order=v2,chunk=longer] with vllm.context-for-first-rows": (
         "as released",
         "as released",
@@ -51,7 +51,7 @@ def test_each_bug_shows_on_the_release_that_has_it_and_not_on_the_one_that_does_
         [*command, *(word for site in sites for word in ("--site", str(site)))], capture_output=True, text=True
     )
     print(done.stderr)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [column["label"] for column in told["columns"]] == [f"vLLM {release}" for release in RELEASES]
     for column, site in zip(told["columns"], sites, strict=True):
@@ -59,6 +59,6 @@ def test_each_bug_shows_on_the_release_that_has_it_and_not_on_the_one_that_does_
     cells = {row["name"]: tuple(row["cells"]) for row in told["rows"]}
     assert {name: cells[name] for name in AS_RELEASED} == AS_RELEASED
     shortened = {
-        name: tuple(cell.replace("caught ", "caught:").split(":")[0] for cell in cells[name]) for name in PUT_BACK
+        name: tuple(cell.replace("caught ", "caught:").split(":")[0] for cell in cells[name]) for name in INJECTED
     }
-    assert shortened == PUT_BACK
+    assert shortened == INJECTED

@@ -1,4 +1,4 @@
-"""What FlashInfer adds to the tables of the catalog: its MLA wrapper with FA2 and FA3, over bfloat16 pages."""
+"""What FlashInfer adds to the catalog: its MLA wrapper with FA2 and FA3, over bfloat16 pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM in this process as a backend, through its public `LLM.generate` alone."""
+"""vLLM in this process as a backend, through its public `LLM.generate` only."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from harness.core.errors import InputError
 from harness.engines.vllm.objects import Completion, Vllm
 
 _CHUNK = 1024
-"""Prompts handed over at once. `LLM.generate` gives nothing back before its last answer: a kill loses so many."""
-
-
+"""Prompts of one `LLM.generate`. It returns all answers at its end, so a killed process loses this many."""
 CACHE_TYPES = {"bf16": "bfloat16", "fp8_e4m3": "fp8_e4m3", "fp8": "fp8"}
-"""`--kv` in vLLM's words."""
+"""vLLM's names for values of `--kv`."""
 
 
 def open_model(path: str, *, concurrency: int, kv: str | None = None, graph: str | None = None) -> VllmBackend:
-    """Start vLLM with `--kv` and `--graph` as arguments of `vllm.LLM`. Raises InputError for what it does not take."""
+    """Start vLLM with `--kv` and `--graph` as arguments of `vllm.LLM`. Raises InputError for other values."""
     options: dict[str, Any] = {}
     if kv is not None:
         if kv not in CACHE_TYPES:
@@ -36,7 +34,7 @@ def open_model(path: str, *, concurrency: int, kv: str | None = None, graph: str
 
 
 class VllmBackend:
-    """One `vllm.LLM` for the whole run, so that its KV cache fills and is recycled from epoch to epoch."""
+    """One `vllm.LLM` for the whole run, so that pages of its KV cache are recycled between epochs."""
 
     def __init__(self, path: str, *, concurrency: int = 256, **options: Any) -> None:
         try:
@@ -51,8 +49,7 @@ class VllmBackend:
         self._vocab_size = int(config.model_config.get_vocab_size())
         dtype = str(config.model_config.dtype).removeprefix("torch.")
         cache = str(config.cache_config.cache_dtype)
-        known = Path(path).is_dir()
-        card = describe_directory(Path(path)) if known else None
+        card = describe_directory(Path(path)) if Path(path).is_dir() else None
         self._identity = Identity(
             model=card.name if card else path,
             engine="vllm",
@@ -63,13 +60,13 @@ class VllmBackend:
 
     @property
     def identity(self) -> Identity:
-        """Batch composition changes the rounding of real kernels: not deterministic in the strict sense."""
+        """The model as vLLM serves it. Answers are not deterministic: the batch changes the rounding of kernels."""
         return self._identity
 
     def generate(
         self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
     ) -> list[Answer]:
-        """Greedy answers in the order of `prompts`. Log probabilities are asked for, as a NaN shows in them."""
+        """Greedy answers in the order of `prompts`. An answer with a NaN in its log probabilities is invalid."""
         params = self._vllm.SamplingParams(
             temperature=0.0, max_tokens=max_tokens, stop=[word for word in stop if word], logprobs=0
         )
@@ -83,7 +80,7 @@ class VllmBackend:
         return answers
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """By `prompt_logprobs`. The continuation's tokens are those that the context's own tokens do not cover."""
+        """Log-likelihood of each (context, continuation), and whether the continuation is the greedy answer."""
         params = self._vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
         tokenizer = self._llm.get_tokenizer()
         outputs = self._llm.generate([a + b for a, b in pairs], params, use_tqdm=False)
@@ -98,21 +95,21 @@ class VllmBackend:
         return scores
 
     def ask_workers(self, question: Callable[[Any], Any], timeout_seconds: float) -> list[Any]:
-        """What `question`, run inside each worker with that worker, answers, a rank after another.
+        """Call `question` with the worker in each worker's process. Returns the answers in the order of ranks.
 
-        Raises RuntimeError when a worker fails at it, and TimeoutError when one in another process takes too long.
+        Raises RuntimeError if a worker fails, and TimeoutError if a worker in another process is too slow.
         """
         return list(self._llm.collective_rpc(question, timeout=timeout_seconds))
 
     def close(self) -> None:
-        """Drop the engine; its memory goes with it."""
+        """Drop the engine and its memory."""
         del self._llm
 
     def _answer(self, output: Completion, stop: Sequence[str]) -> Answer:
         finish = str(output.finish_reason or "stop")
         text, _ = cut_at_stop(output.text, stop)
         outside = any(not 0 <= token < self._vocab_size for token in output.token_ids)
-        # A NaN in the logits makes every log probability of its row NaN, whatever token is then picked.
+        # A NaN in the logits makes every log probability of its row NaN.
         rows = output.logprobs or ()
         not_finite = any(not math.isfinite(entry.logprob) for row in rows for entry in row.values())
         invalid = outside or not_finite or has_invalid_text(text, finish)

@@ -1,11 +1,11 @@
-"""Make a folder of each vLLM release from the package registry, to be judged without a GPU.
+"""Download releases of vLLM into folders, to judge them without a GPU.
 
     python3 -m pip install mla-harness[vllm-host]
     python -m harness.engines.vllm.download SITES 0.21.0 0.24.0 0.33.0
     mla-harness bisect vllm-host --site SITES/vllm-0.21.0 --site SITES/vllm-0.24.0 --site SITES/vllm-0.33.0
 
-Each release is one wheel of about 0.3 GB. Its Python files are kept (0.06 to 0.17 GB). Its compiled extensions are not:
-they do not load without a GPU's libraries. What the wheel depends on is not installed. A folder that exists is left.
+Each release is one wheel of about 0.3 GB. Its Python files are kept (0.06 to 0.17 GB) without its compiled extensions,
+which need a GPU's libraries. Its dependencies are not installed. A folder that exists is left as it is.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import zipfile
 from pathlib import Path
 
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34, 35)] + ["manylinux1_x86_64"]
-"""Tags that vLLM's wheels have had. They are named so that any machine can fetch the wheels."""
+"""Tags of vLLM's wheels. They are given to pip so that any machine can download the wheels."""
 
 
 def main() -> None:
-    """The command line. Exit code 1, after pip's message, where a release cannot be downloaded."""
+    """The command line. Exit code 1, after pip's message, if a release cannot be downloaded."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.engines.vllm.download", description=(__doc__ or "").partition("\n")[0]
     )

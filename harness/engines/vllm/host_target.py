@@ -1,4 +1,4 @@
-"""vLLM's own Python as a target, without a GPU: its code runs in a child process on inputs of the harness."""
+"""vLLM's own Python as a target: a child process without a GPU runs its code on inputs of the harness."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.run.child import Child, ChildDied
 
 INSTALL = "pip install mla-harness[vllm-host] && pip install --no-deps vllm==0.33.0"
 NEEDED = ("triton", "transformers", "msgspec", "cbor2", "xgrammar", "regex", "zmq")
-"""Some of the packages that vLLM's Python imports: the ones that people miss."""
+"""Packages that vLLM's Python imports and that are often missing."""
 
 
 class VllmHostTarget(Target):
@@ -42,24 +42,34 @@ class VllmHostTarget(Target):
         return (why_not(fault, version) or "") if fault else ""
 
     def run(self, poison: Poison) -> Run:
-        """Run the part in a child. A child that dies is the run's error; one that refuses is an InputError."""
+        """Run the part in a child. A child that dies is the run's error. Raises InputError if the child refuses."""
         child = _child()
         with tempfile.TemporaryDirectory() as scratch:
             file = str(Path(scratch) / "run.pt")
             child.empty_log()
-            child.send(HostRequest.of(self.case.params_as(VllmHostParams), poison, self.fault, file))
+            child.send(
+                HostRequest(
+                    params=self.case.params_as(VllmHostParams),
+                    pattern=poison.pattern,
+                    sites=tuple(sorted(poison.sites)),
+                    strict=poison.strict,
+                    seed=poison.seed,
+                    fault=self.fault,
+                    file=file,
+                )
+            )
             try:
                 reply = child.receive()
             except ChildDied as died:
                 error = KernelError(f"vLLM's process {died.death.ended}: {child.last_line()}")
                 return Run(poison.pattern, error=error, log=died.log)
             if reply.result is not None:
-                # The file is our own child's.
+                # Safe to unpickle: our own child wrote the file.
                 run: Run = torch.load(file, weights_only=False)
                 return run
         if reply.refused is not None:
             raise InputError(reply.refused)
-        # Not a crash of vLLM's: its code is other than what the harness calls.
+        # This is no crash of vLLM: the release has other code than the harness calls.
         raise RuntimeError(f"vLLM {base.installed_version(ENGINE)}: {reply.failed}")
 
 
@@ -70,14 +80,14 @@ ENVIRON = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-"""Without a GPU to be seen vLLM takes its platform to be unknown, and its Triton kernels are interpreted."""
+"""vLLM sees no GPU and therefore no known platform, and its Triton kernels are interpreted."""
 
 _kept: list[Child] = []
-"""The child that has imported vLLM, kept for the next case: the import takes many seconds."""
+"""The child that has imported vLLM. It is kept for the next case, because the import needs many seconds."""
 
 
 def _child() -> Child:
-    """The child of this process, another one when it is dead."""
+    """The kept child, or a new one if it is dead."""
     if _kept and _kept[0].ended():
         _kept.pop().close()
     if not _kept:

@@ -1,8 +1,7 @@
-"""What the harness reads of vLLM's objects, as types: one for each class, with the names that are read and no others.
+"""Types for vLLM's objects, with only the names that the harness uses. vLLM is not imported.
 
-The type checker checks our code against these types. `python -m harness.engines.vllm.fits` checks every release against
-them, by its text alone. Where releases differ, a type names those it is for. Nothing here is imported by vLLM, and
-nothing of vLLM is imported here.
+The type checker checks the harness against these types. `python -m harness.engines.vllm.fits` checks the text of each
+release against them. If releases differ, a type names its releases.
 """
 
 from __future__ import annotations
@@ -13,16 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 ATTENTION_MODULE = "vllm.model_executor.layers.attention.mla_attention"
 
 
 @dataclass(frozen=True, slots=True)
 class Relied:
-    """One class or function of vLLM's that is relied on: `path` is "module:Name", `shape` has what is used of it.
+    """A class or function of vLLM at `path`, "module:Name". `shape` is our type, `part` what of the harness uses it.
 
-    It is for releases `first <= version < last`, where those are given; `part` says what of the harness needs it. Of a
-    class that is `derived` from, the shape has every function that it leaves to others.
+    It is for releases `first <= version < last`, if given. If the harness derives from the class (`derived`), `shape`
+    has all of its abstract methods.
     """
 
     part: str
@@ -34,14 +34,13 @@ class Relied:
 
 
 RELIED: list[Relied] = []
-"""Everything declared below, in order."""
-
+"""All declarations below, in order."""
 
 _T = TypeVar("_T", bound=type)
 
 
 def of_vllm(part: str, path: str, *, first: str = "", last: str = "", derived: bool = False) -> Callable[[_T], _T]:
-    """Declare that a type is the part of vLLM's `path` that `part` of the harness uses."""
+    """Declare a type for vLLM's `path`. See `Relied`."""
 
     def declare(shape: _T) -> _T:
         RELIED.append(Relied(part, path, shape, first, last, derived))
@@ -51,19 +50,20 @@ def of_vllm(part: str, path: str, *, first: str = "", last: str = "", derived: b
 
 
 def path_of(shape: type) -> str:
-    """Where vLLM has what a type stands for."""
+    """The path in vLLM of a declared type."""
     return next(relied.path for relied in RELIED if relied.shape is shape)
 
 
-STEP, CACHES, CONTEXT, RECORDER, ANSWERS = (
-    "a step of either runner", "KV caches of latents", "rows without context", "attention and experts, recorded",
-    "`LLM` and its answers",
-)  # fmt: skip
+STEP = "a step of either runner"
+CACHES = "KV caches of latents"
+CONTEXT = "rows without context"
+RECORDER = "attention and experts, recorded"
+ANSWERS = "`LLM` and its answers"
 
 
 @of_vllm(STEP, "vllm.v1.core.sched.output:NewRequestData")
 class NewRequest(Protocol):
-    """A request in its first step; `block_ids` by KV group."""
+    """A request in its first step, with `block_ids` by KV group."""
 
     req_id: str
     block_ids: Sequence[list[int]]
@@ -72,7 +72,7 @@ class NewRequest(Protocol):
 
 @of_vllm(STEP, "vllm.v1.core.sched.output:CachedRequestData")
 class CachedRequests(Protocol):
-    """Requests of earlier steps, by column; `new_block_ids` are given now, and all there are for a resumed one."""
+    """Requests of earlier steps, by column. `new_block_ids` has all blocks of a resumed request."""
 
     req_ids: list[str]
     new_block_ids: list[Sequence[list[int]] | None]
@@ -82,7 +82,7 @@ class CachedRequests(Protocol):
 
 @of_vllm(STEP, "vllm.v1.core.sched.output:SchedulerOutput")
 class SchedulerOutput(Protocol):
-    """What a runner is to do in one step."""
+    """The work of one step."""
 
     scheduled_new_reqs: list[NewRequest]
     scheduled_cached_reqs: CachedRequests
@@ -92,26 +92,26 @@ class SchedulerOutput(Protocol):
 
 @of_vllm(STEP, "vllm.v1.worker.gpu_input_batch:InputBatch")
 class InputBatch(Protocol):
-    """The first runner's batch: requests in the order of their rows."""
+    """The first runner's batch, with requests in the order of their rows."""
 
     req_ids: list[str]
 
 
 @of_vllm(CACHES, "vllm.v1.kv_cache_interface:KVCacheSpec")
 class KVCacheSpec(Protocol):
-    """How a group's blocks are laid out; `block_size` in tokens."""
+    """The layout of a group's blocks, with `block_size` in tokens."""
 
     block_size: int
 
 
 @of_vllm(CACHES, "vllm.v1.kv_cache_interface:MLAAttentionSpec")
 class MLAAttentionSpec(KVCacheSpec, Protocol):
-    """That of latents, known by the name of its class."""
+    """The spec of latents. The harness looks for the name of this class."""
 
 
 @of_vllm(CACHES, "vllm.v1.kv_cache_interface:UniformTypeKVCacheSpecs")
 class UniformSpecs(KVCacheSpec, Protocol):
-    """Several specs of one kind as one; by layer."""
+    """Several specs of one kind, by layer."""
 
     kv_cache_specs: dict[str, KVCacheSpec]
 
@@ -126,30 +126,26 @@ class KVCacheGroup(Protocol):
 
 @of_vllm(CACHES, "vllm.v1.kv_cache_interface:KVCacheConfig")
 class KVCacheConfig(Protocol):
-    """All KV groups of a model."""
-
     kv_cache_groups: list[KVCacheGroup]
 
 
 @of_vllm(CACHES, "vllm.config.compilation:CompilationConfig")
 class CompilationConfig(Protocol):
-    """Holds the layers by name."""
+    """Has the layers by name."""
 
     static_forward_context: Mapping[str, Any]
 
 
 @of_vllm(CACHES, ATTENTION_MODULE + ":MLAAttention")
 class AttentionLayer(Protocol):
-    """A layer of MLA: its cache [N, P, D] once it is bound, and what computes."""
+    """An MLA layer with its cache [N, P, D], once bound, and its implementation."""
 
-    kv_cache: torch.Tensor
+    kv_cache: Tensor
     impl: Any
 
 
 @of_vllm(ANSWERS, "vllm.config.model:ModelConfig")
 class ModelConfig(Protocol):
-    """The model as vLLM read it."""
-
     dtype: Any
 
     def get_vocab_size(self) -> int: ...
@@ -157,15 +153,13 @@ class ModelConfig(Protocol):
 
 @of_vllm(ANSWERS, "vllm.config.cache:CacheConfig")
 class CacheConfig(Protocol):
-    """Whose `cache_dtype` is "auto" or a name."""
+    """`cache_dtype` is "auto" or the name of a dtype."""
 
     cache_dtype: str
 
 
 @of_vllm(ANSWERS, "vllm.config.vllm:VllmConfig")
 class VllmConfig(Protocol):
-    """All configurations of an engine."""
-
     model_config: ModelConfig
     cache_config: CacheConfig
     compilation_config: CompilationConfig
@@ -173,7 +167,7 @@ class VllmConfig(Protocol):
 
 @of_vllm(STEP, "vllm.v1.worker.gpu_model_runner:GPUModelRunner")
 class FirstRunner(Protocol):
-    """Model runner V1. `kv_cache_config` is there once the caches are."""
+    """Model runner V1. It has `kv_cache_config` once the caches are allocated."""
 
     vllm_config: VllmConfig
     kv_cache_config: KVCacheConfig
@@ -187,7 +181,7 @@ class FirstRunner(Protocol):
 
 @of_vllm(STEP, "vllm.v1.worker.gpu.model_runner:GPUModelRunner")
 class SecondRunner(Protocol):
-    """Model runner V2, whose dummy and profile runs come through `execute_model` too."""
+    """Model runner V2. Its dummy and profile runs use `execute_model` too."""
 
     vllm_config: VllmConfig
     kv_cache_config: KVCacheConfig
@@ -201,94 +195,86 @@ class SecondRunner(Protocol):
 
 
 RUNNERS = (path_of(FirstRunner), path_of(SecondRunner))
-
-
 _CHUNKED = ATTENTION_MODULE + ":MLACommonPrefillMetadata.ChunkedContextMetadata"
 
 
 @of_vllm(CONTEXT, _CHUNKED, last="0.26.0")
 class CountedContext(Protocol):
-    """Up to 0.25: rows of prefill past a count have no context, and the last merge does not read them."""
+    """Up to 0.25: prefill rows past a count have no context, and the last merge does not read them."""
 
     prefill_tokens_with_context: int | None
 
 
 @of_vllm(CONTEXT, _CHUNKED, first="0.26.0", last="0.28.0")
 class MaskedContext(Protocol):
-    """In 0.26 and 0.27: where each request's tokens of a chunk begin, [chunks, R + 1]; none are where two are equal."""
+    """In 0.26 and 0.27: the start of each request's tokens in a chunk, [chunks, R + 1]."""
 
-    cu_seq_lens: torch.Tensor
+    cu_seq_lens: Tensor
 
 
 @of_vllm(CONTEXT, _CHUNKED, first="0.28.0")
 class MarkedContext(Protocol):
-    """Since 0.28: a chunk is of requests that have context in it, and rows that no chunk covers are listed."""
+    """Since 0.28: a chunk has only requests with context, and the rows of no chunk are listed."""
 
     empty_token_slices: list[slice]
 
 
 @of_vllm(CONTEXT, "vllm.v1.attention.backends.mla.prefill.base:MLAPrefillBackend", first="0.26.0", last="0.28.0")
 class PrefillBackend(Protocol):
-    """Whose kernels attend to a chunk of context: out [T, H, V] and lse [H, T]."""
+    """Attention over a chunk of context: out [T, H, V] and lse [H, T]."""
 
-    def run_prefill_context_chunk(
-        self, chunk_idx: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def run_prefill_context_chunk(self, chunk_idx: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @of_vllm(CONTEXT, ATTENTION_MODULE + ":MLACommonPrefillMetadata", last="0.28.0")
 class PrefillMetadata(Protocol):
-    """Prefills of a step: where the rows of each begin, [R + 1]."""
+    """The prefills of a step, with the start of each one's rows, [R + 1]."""
 
-    query_start_loc: torch.Tensor
+    query_start_loc: Tensor
     chunked_context: Any
     prefill_backend: PrefillBackend
 
 
 @of_vllm(CONTEXT, ATTENTION_MODULE + ":MLACommonMetadata", last="0.28.0")
 class AttentionMetadata(Protocol):
-    """A step's plan for attention."""
-
     prefill: PrefillMetadata
 
 
 @of_vllm(CONTEXT, ATTENTION_MODULE + ":MLACommonImpl", last="0.28.0")
 class ContextImpl(Protocol):
-    """Whose context attention, out [T, H, V] and lse [H, T], is merged with that of new tokens."""
+    """Context attention, out [T, H, V] and lse [H, T], which vLLM merges with the attention of new tokens."""
 
     def _compute_prefill_context(
-        self, q: torch.Tensor, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: AttentionMetadata, *args: Any
+        self, q: Tensor, kv_c_and_k_pe_cache: Tensor, attn_metadata: AttentionMetadata, *args: Any
     ) -> Any: ...
 
 
 @of_vllm(CONTEXT, ATTENTION_MODULE + ":init_mla_context_partial", first="0.28.0")
 class InitContextPartial(Protocol):
-    """Allocates context attention of all rows, and neutralises those that are listed, before any chunk is folded in."""
+    """Allocates the context attention of all rows, and clears the listed rows."""
 
     def __call__(self, chunked_context: MarkedContext, *args: Any, **kwargs: Any) -> Any: ...
 
 
 @of_vllm(RECORDER, ATTENTION_MODULE + ":MLACommonImpl")
 class AttentionImpl(Protocol):
-    """The two forms of MLA attention: decodes return (out, lse), prefills write their argument `output`."""
+    """The two forms of MLA attention. Decodes return (out, lse); prefills write to their argument `output`."""
 
     def forward_mqa(self, *args: Any, **kwargs: Any) -> Any: ...
-    def forward_mha(self, *args: Any, output: torch.Tensor, **kwargs: Any) -> None: ...
+    def forward_mha(self, *args: Any, output: Tensor, **kwargs: Any) -> None: ...
 
 
 @of_vllm(RECORDER, "vllm.model_executor.layers.fused_moe.router.base_router:BaseRouter")
 class Router(Protocol):
-    """The choice of experts, a pair of weights and ids."""
+    """The choice of experts, which returns weights and ids."""
 
     global_num_experts: int
 
-    def select_experts(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def select_experts(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]: ...
 
 
 @of_vllm(RECORDER, "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner")
 class RouterHolder(Protocol):
-    """Who asks a router."""
-
     router: Router
 
 
@@ -297,25 +283,22 @@ _SIMULATOR = "vllm.model_executor.layers.fused_moe.router.routing_simulator_rout
 
 @of_vllm("routing strategy", _SIMULATOR + ":RoutingStrategy", derived=True)
 class RoutingStrategy(Protocol):
-    """What vLLM's simulator asks for experts."""
+    """A choice of experts in vLLM's simulator."""
 
     def route_tokens(
-        self, hidden_states: torch.Tensor, router_logits: torch.Tensor, top_k: int,
-        indices_type: torch.dtype | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+        self, hidden_states: Tensor, router_logits: Tensor, top_k: int, indices_type: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 @of_vllm(ANSWERS, "vllm.logprobs:Logprob")
 class Logprob(Protocol):
-    """A token's log probability and rank."""
-
     logprob: float
     rank: int | None
 
 
 @of_vllm(ANSWERS, "vllm.outputs:CompletionOutput")
 class Completion(Protocol):
-    """One answer; `logprobs` by position, each by token."""
+    """One answer, with `logprobs` by position and token."""
 
     text: str
     token_ids: Sequence[int]
@@ -325,8 +308,6 @@ class Completion(Protocol):
 
 @of_vllm(ANSWERS, "vllm.outputs:RequestOutput")
 class RequestOutput(Protocol):
-    """What became of one prompt."""
-
     outputs: list[Completion]
     prompt_token_ids: list[int]
     prompt_logprobs: list[Mapping[int, Logprob]]
@@ -334,24 +315,27 @@ class RequestOutput(Protocol):
 
 @of_vllm(ANSWERS, "vllm.v1.engine.llm_engine:LLMEngine")
 class Engine(Protocol):
-    """The engine of an `LLM`."""
-
     vllm_config: VllmConfig
 
 
 @of_vllm(ANSWERS, "vllm:SamplingParams")
 class SamplingParams(Protocol):
-    """How answers are drawn; `stop` words, and how many `logprobs` beside those of the tokens taken."""
+    """How answers are drawn. `logprobs` counts tokens besides the one taken."""
 
     def __init__(
-        self, *, temperature: float, max_tokens: int, stop: list[str] | None = None, logprobs: int | None = None,
+        self,
+        *,
+        temperature: float,
+        max_tokens: int,
+        stop: list[str] | None = None,
+        logprobs: int | None = None,
         prompt_logprobs: int | None = None,
-    ) -> None: ...  # fmt: skip
+    ) -> None: ...
 
 
 @of_vllm(ANSWERS, "vllm:LLM")
 class LLM(Protocol):
-    """vLLM in this process. Its arguments are those of `harness.engines.vllm.target.llm_options`."""
+    """vLLM in this process. Its arguments are checked by `harness.engines.vllm.target.llm_options`."""
 
     llm_engine: Engine
 
@@ -363,8 +347,6 @@ class LLM(Protocol):
 
 
 class Vllm(Protocol):
-    """The package."""
-
     __version__: str
     LLM: Callable[..., LLM]
     SamplingParams: type[SamplingParams]

@@ -1,4 +1,4 @@
-"""The parameters of cases that run vLLM: a served canary, and parts of vLLM's own Python on a CPU. No torch here."""
+"""Parameters of cases that run vLLM: a served canary, or a part of vLLM's own Python on a CPU. No torch here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import Field
 from harness.core.params import Count, Params
 
 RECORDED_QUESTIONS = 32
-"""Questions of a run that looks for the first NaN, at most."""
+"""The most questions of a run that records the first NaN."""
 
 
 class VllmParams(Params):
-    """A canary served by vLLM itself, in a process of its own."""
+    """A canary served by vLLM in its own process."""
 
     canary: Literal["mla", "hybrid", "moe"] = Field(default="mla", description="the checkpoint under fixtures/")
     runner: Literal["v1", "v2"] = Field(default="v1", description="vLLM's model runner")
@@ -29,7 +29,7 @@ class VllmParams(Params):
     num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = Field(default=1024, description="num_gpu_blocks_override")
     kv_megabytes: Annotated[int, Field(ge=16, le=1_000_000)] = 512
     max_batched_tokens: Annotated[int, Field(ge=64, le=65_536)] = Field(
-        default=2048, description="tokens of a step; fewer than prompts hold make prefill come in chunks"
+        default=2048, description="the most tokens of a step; longer prompts are prefilled in chunks"
     )
     prefix_caching: bool = False
     capture_sizes: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
@@ -45,7 +45,7 @@ class VllmParams(Params):
         default=1, description="GPUs that the model is split over, a worker process each"
     )
     poison_rank: Annotated[int, Field(ge=0, le=7)] | None = Field(
-        default=None, description="the one rank whose memory is filled; all of them when left out"
+        default=None, description="the only rank to poison; all ranks when left out"
     )
     least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
@@ -70,7 +70,7 @@ class VllmParams(Params):
         return super().gives() | {"answers"}
 
     def recorded(self) -> Self:
-        """See :meth:`Params.recorded`. So few questions still put prompts and answers of several steps into a batch."""
+        """See :meth:`Params.recorded`. The questions are few, but enough for batches of prefills and decodes."""
         limit = min(self.limit or RECORDED_QUESTIONS, RECORDED_QUESTIONS)
         return self.model_copy(update={"epochs": 1, "compare_eager": False, "limit": limit})
 
@@ -79,7 +79,7 @@ class VllmHostParams(Params):
     """A part of vLLM's own Python, run on a CPU on inputs of the harness."""
 
     part: Literal["new-blocks", "decode-plan", "graph-capture", "prefill-merge", "padded-decode", "batch-order"] = (
-        Field(default="new-blocks", description="which of vLLM's code; a module of harness/engines/vllm/host for each")
+        Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
     )
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the part fills what a captured graph reads"
@@ -87,9 +87,11 @@ class VllmHostParams(Params):
     amax: Literal["per_tensor", "per_token"] = Field(
         default="per_tensor", description="the scale of vLLM's FP8 quantization after `padded-decode`"
     )
-    order: Literal["v1", "v2"] = Field(default="v1", description="whose order `batch-order` takes: a model runner's")
+    order: Literal["v1", "v2"] = Field(
+        default="v1", description="the model runner that orders the batch of `batch-order`"
+    )
     chunk: Literal["longer", "shorter"] = Field(
-        default="longer", description="than the fresh prompt beside it: the prompt chunk with context of `batch-order`"
+        default="longer", description="the prompt chunk with context of `batch-order`, compared with the fresh prompt"
     )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=300, description="how long one case may take; the first of a process imports vLLM"

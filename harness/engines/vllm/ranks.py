@@ -1,4 +1,4 @@
-"""What a case of vLLM needs that is split over several GPUs: options, environment, and what its ranks recorded."""
+"""Cases of vLLM over several GPUs: options, environment, and the reports of the ranks' recorders."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from harness.engines.vllm.serve.first_nan import FILE
 from harness.memory.first_nan.report import FirstNan, first_of_ranks
 
 EXTENSION = "harness.engines.vllm.serve.worker.Extension"
-"""Imported by vLLM in its workers. Not here: the import does to its process what the environment asks."""
+"""Imported by vLLM in its workers. Never import it here: the import activates the plug-in."""
 AMONG_RANKS = {
-    # Started afresh, workers do not depend on what this process did to CUDA before.
+    # Spawned workers do not depend on the CUDA state of this process.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
-    # A rank that failed answers nobody, and the others wait for it: less long than vLLM would by itself.
+    # Ranks wait for a failed rank. vLLM's own limit is longer.
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120",
     "VLLM_HOST_IP": "127.0.0.1",
 }
-"""Environment of workers that talk to one another on one host."""
+"""Environment of workers that communicate on one host."""
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-"""Unless the environment says otherwise: nothing here is about NVLink multicast, and it can hang a shared host."""
+"""NVLink multicast is off unless the environment has it on: it can hang a shared host."""
 
 
 def rank_options(num_ranks: int) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` for so many ranks: a process each, sums by NCCL alone."""
+    """Arguments of `vllm.LLM` for several ranks: one process each, with all-reduce by NCCL only."""
     if num_ranks == 1:
         return {}
     return {
@@ -42,19 +42,19 @@ def rank_options(num_ranks: int) -> dict[str, Any]:
 
 
 def rank_environ(num_ranks: int, gpus: tuple[int, ...], inherited: Mapping[str, str]) -> dict[str, str]:
-    """What `num_ranks` workers need in their environment beyond the inherited one; `gpus` are those held for them."""
+    """Variables that `num_ranks` workers need besides the inherited ones. They use only `gpus`, if given."""
     if num_ranks == 1:
         return {}
     ours = {name: value for name, value in NO_MULTICAST.items() if name not in inherited} | AMONG_RANKS
     if gpus:
-        # Numbers count what this process sees, which may be part of the machine.
-        seen = [name.strip() for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-        ours["CUDA_VISIBLE_DEVICES"] = ",".join(seen[gpu] if seen else str(gpu) for gpu in gpus)
+        # `gpus` are indices of the GPUs that this process sees.
+        visible = [name.strip() for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        ours["CUDA_VISIBLE_DEVICES"] = ",".join(visible[gpu] if visible else str(gpu) for gpu in gpus)
     return ours
 
 
 def why_not_split(params: VllmParams, checkpoint: Path) -> str | None:
-    """Why a case cannot be split over its ranks here, in one sentence; None when it can."""
+    """Why a case cannot be split over its ranks here, in one sentence; None if it can."""
     num_ranks = params.tensor_parallel
     if num_ranks == 1:
         return None
@@ -72,22 +72,18 @@ def why_not_split(params: VllmParams, checkpoint: Path) -> str | None:
 
 
 def collected(folder: Path, num_ranks: int, failure: str = "") -> FirstNan:
-    """What the recorders of all ranks wrote into `folder`, as one: the first writer over all of them.
+    """The first writer over all ranks, from the reports of their recorders in `folder`.
 
-    `failure` says how vLLM ended, where it did not end well; then a rank may not have told. Raises HarnessError when
-    one did not though nothing failed: it ran without the recorder.
+    `failure` is how vLLM failed, if it did. Then reports may be missing. Raises HarnessError if a report is missing
+    without a failure, because that rank ran without the recorder.
     """
-    told, missing = [], []
-    for rank in range(num_ranks):
-        file = folder / FILE.format(rank=rank)
-        if file.is_file():
-            told.append(FirstNan.model_validate_json(file.read_text(encoding="utf-8")))
-        else:
-            missing.append(rank)
+    files = [folder / FILE.format(rank=rank) for rank in range(num_ranks)]
+    reports = [FirstNan.model_validate_json(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    missing = [rank for rank, file in enumerate(files) if not file.is_file()]
     if missing and not failure:
-        raise HarnessError(f"no recorder told of rank {', '.join(map(str, missing))}, and vLLM ended well")
+        raise HarnessError(f"no recorder reported from rank {', '.join(map(str, missing))}, though vLLM did not fail")
     who = f"rank {', '.join(map(str, missing))}" if num_ranks > 1 else "vLLM"
-    untold = f"{who} ended before its recorder told: {failure}" if missing else ""
-    if not told:
+    untold = f"{who} ended before its recorder reported: {failure}" if missing else ""
+    if not reports:
         return FirstNan(num_ranks=num_ranks, untold=untold)
-    return first_of_ranks(told).model_copy(update={"num_ranks": num_ranks, "untold": untold})
+    return first_of_ranks(reports).model_copy(update={"num_ranks": num_ranks, "untold": untold})

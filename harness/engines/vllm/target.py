@@ -1,4 +1,4 @@
-"""vLLM as a target: one canary answers a task in a process of its own, under poison, with or without a fault."""
+"""vLLM as a target: a process serves one canary, which answers a task under poison, with or without a fault."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ from harness.memory.poison.patterns import Poison
 from harness.run.child import Child, ChildDied
 
 FILLED_FILE = "poison.json"
-"""Beside the answers: what was filled in all workers, and under `ranks` what each worker says it has."""
+"""The workers' states, `worker_state.summed`, in the folder of the answers."""
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 """The last line of a traceback."""
 _LOGGED = re.compile(r"^(?:\([^)]* pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] )?")
-"""What vLLM puts before a line of a worker process: who it is, once it knows, and level, time and place."""
+"""The prefix of a line of a worker process: the process, then level, time and place."""
 _ELSEWHERE = ("initialization failed", "timed out", "died unexpectedly", "Executor failed")
-"""Last words that only say that a worker failed, which said why before."""
+"""Last errors without a cause: a worker failed and printed the cause before."""
 CAUSE_BYTES = 200_000
-"""Where in the end of vLLM's log the cause is sought: tracebacks of several workers are long."""
-PATTERN = {"nan": "nan", "max": "max"}
-"""Patterns of a scenario as the plug-in knows them; any other leaves memory as it is."""
+"""How much of the end of vLLM's log is searched for the cause: tracebacks of several workers are long."""
+PATTERNS = ("nan", "max")
+"""Patterns of a scenario that the plug-in fills. Any other leaves memory as it is."""
 BLACKWELL = ("CUTLASS_MLA", "FLASHINFER_MLA")
 TRITON_IN_FULL_GRAPHS = (0, 22)
-"""The release from which TRITON_MLA can be captured whole."""
+"""The first release that captures TRITON_MLA in full graphs."""
 MULTIPLYING = ("FLASHMLA", "FLASH_ATTN_MLA", *BLACKWELL)
-"""Backends that are promised finite pages; in a model of MLA layers alone every page was written by one."""
+"""Backends that need finite pages. In a model with MLA layers only, all pages are finite."""
 
 
 class VllmTarget(Target):
-    """Serves a case's canary with vLLM, once for each poison pattern, and once eagerly to compare with."""
+    """Serves a case's canary with vLLM for each poison pattern, and without graphs to compare the answers."""
 
     injects_faults = True
 
@@ -96,7 +96,7 @@ class VllmTarget(Target):
         return (why_not(fault, version) or "") if fault else ""
 
     def run(self, poison: Poison) -> Run:
-        """Ask everything; a process that dies or raises is the run's error, with the end of vLLM's log."""
+        """Ask all questions. A process that dies or raises is the run's error, with the end of vLLM's log."""
         run = Run(poison.pattern)
         with tempfile.TemporaryDirectory() as scratch:
             place = Path(self.directory or scratch) / poison.pattern
@@ -113,9 +113,10 @@ class VllmTarget(Target):
         return run
 
     def first_writer(self, poison: Poison) -> FirstNan:
-        """Serve once with the first-NaN recorder in every worker: the first writer over all ranks.
+        """Serve once with the first-NaN recorder in every worker. Returns the first writer over all ranks.
 
-        The report says so if vLLM dies before its recorders report. Raises HarnessError if a worker had no recorder.
+        If vLLM dies before its recorders report, the result has the reason. Raises HarnessError if vLLM does not fail
+        and a worker had no recorder.
         """
         with tempfile.TemporaryDirectory() as scratch:
             folder, failure = Path(scratch) / "ranks", ""
@@ -126,22 +127,20 @@ class VllmTarget(Target):
             return collected(folder, self._params.tensor_parallel, failure)
 
     def _poison(self, poison: Poison) -> ServePoison | None:
-        """The case's sites that vLLM's memory has, without those that the backend is promised to find finite."""
-        sites = tuple(site for site in SITES if poison.covers(site))
-        pattern = PATTERN.get(poison.pattern)
-        if pattern is None or not sites:
-            return None
+        """The case's sites in vLLM's memory, without the sites that the backend needs finite; None if none is left."""
+        excluded: set[str] = set()
         if self._params.backend in MULTIPLYING:
-            # Unused slots are read: finite ones are the promise, and vLLM zeroes only new pages of hybrid models.
-            sites = tuple(site for site in sites if site not in ("kv.tail", "kv.null"))
-            if self._params.canary != "hybrid":
-                sites = tuple(site for site in sites if site != "kv.new")
-        return ServePoison(sites, pattern, self._params.poison_rank) if sites else None
+            # These backends read unused slots. vLLM zeroes new pages, in hybrid models only.
+            excluded = {"kv.tail", "kv.null"} | ({"kv.new"} if self._params.canary != "hybrid" else set())
+        sites = tuple(site for site in SITES if poison.covers(site) and site not in excluded)
+        if poison.pattern not in PATTERNS or not sites:
+            return None
+        return ServePoison(sites, poison.pattern, self._params.poison_rank)
 
     def _serve(self, directory: Path, graph: str, poison: ServePoison | None, first_nan: Path | None = None) -> None:
-        """Run one serving process to its end; `first_nan` is the folder for what its recorders find.
+        """Run one serving process to its end, with recorders if `first_nan` is the folder for their reports.
 
-        Raises as `_reply` does, and HarnessError if a worker lacks what the case needs.
+        Raises as `_reply` does, and HarnessError if a worker lacks poison, fault or routing.
         """
         directory.mkdir(parents=True, exist_ok=True)
         request = ServeRequest(
@@ -156,13 +155,17 @@ class VllmTarget(Target):
         )
         filled = self._reply(request, environ(self._params, poison, self.fault, self.gpus, first_nan))
         (directory / FILLED_FILE).write_text(json.dumps(filled), encoding="utf-8")
-        routing = self._params.routing == "simulated"
-        # A recorded run asks too few questions to say that every site is reached.
-        wanted = poison if first_nan is None else None
-        check(filled, self._params.tensor_parallel, fault=self.fault, routing=routing, poison=wanted)
+        check(
+            filled,
+            self._params.tensor_parallel,
+            fault=self.fault,
+            routing=self._params.routing == "simulated",
+            # A recorded run asks too few questions to reach every site.
+            poison=poison if first_nan is None else None,
+        )
 
     def _reply(self, request: ServeRequest, settings: dict[str, str]) -> dict[str, Any]:
-        """What the serving process replies. Raises InputError if it refuses, and KernelError if it ends otherwise."""
+        """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies."""
         seconds, log = self._params.timeout_seconds, Path(request.directory) / "vllm.log"
         with Child("harness.engines.vllm.serve.child", name="vLLM's process", environ=settings, log=log) as child:
             child.send(request, seconds)
@@ -181,7 +184,7 @@ class VllmTarget(Target):
 
 
 def canary(params: VllmParams) -> Path:
-    """The checkpoint that a case serves."""
+    """The folder of the checkpoint that a case serves."""
     return FIXTURES / f"canary-{params.canary}"
 
 
@@ -192,11 +195,11 @@ NAMED_IN = {
     "moe_backend": "vllm.config.kernel:MoEBackend",
     "quantization": "vllm.model_executor.layers.quantization:QuantizationMethods",
 }
-"""Where vLLM lists the values of an option below, for `harness.engines.vllm.fits`."""
+"""Where vLLM lists the values of options of `llm_options`, for `harness.engines.vllm.fits`."""
 
 
 def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`. All memory is stated, so that several processes can share a GPU."""
+    """Arguments of `vllm.LLM`. All memory sizes are fixed, so that several processes can share a GPU."""
     options: dict[str, Any] = {
         "max_model_len": 1024,
         "max_num_batched_tokens": params.max_batched_tokens,
@@ -212,13 +215,13 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
     }
     options |= rank_options(params.tensor_parallel)
     if params.canary == "moe":
-        # The choice of releases differs, and some of them compile kernels at the first start.
+        # The default differs between releases, and some defaults compile kernels at the first start.
         options["moe_backend"] = "triton"
     if graph == "none":
         return {**options, "enforce_eager": True}
     compilation: dict[str, Any] = {"mode": 0, "cudagraph_mode": graph.upper()}
     if graph == "piecewise":
-        # vLLM splits the model in its compiler alone; what the pieces are compiled by is not what is judged here.
+        # vLLM splits the model in its compiler only. The pieces need not be compiled.
         compilation |= {"mode": 3, "backend": "eager"}
     return {**options, "compilation_config": {**compilation, "cudagraph_capture_sizes": list(params.capture_sizes)}}
 
@@ -230,7 +233,7 @@ def environ(
     gpus: tuple[int, ...] = (),
     first_nan: Path | None = None,
 ) -> dict[str, str]:
-    """What a serving process and its workers have in their environment: settings of vLLM, and what to do to it."""
+    """The environment of a serving process and its workers: settings of vLLM and of the plug-in."""
     ours = {
         "PYTHONUNBUFFERED": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -249,12 +252,12 @@ def environ(
 
 
 def _last_words(log: str) -> str:
-    """The line of a log that names the cause: the last error, or a worker's where that only says that one failed."""
+    """The line of a log with the cause: the last error, or the first error of a worker if the last has no cause."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.match(line)]
     last = (errors or lines or ["it printed nothing"])[-1]
     if errors and not any(words in last for words in _ELSEWHERE):
         return last
-    # The first of the workers: others then fail because that one is gone.
-    told = (_LOGGED.sub("", line) for line in lines if line not in errors)
-    return next((line for line in told if _ERROR.match(line)), last)
+    # Other workers fail after the first one, because it is gone.
+    of_workers = (_LOGGED.sub("", line) for line in lines if line not in errors)
+    return next((line for line in of_workers if _ERROR.match(line)), last)

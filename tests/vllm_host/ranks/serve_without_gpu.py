@@ -14,7 +14,7 @@ def main() -> None:
 
     from harness.engines.vllm.ranks import rank_options
     from harness.engines.vllm.serve.plugin import activate
-    from harness.engines.vllm.serve.worker_state import summed, tell
+    from harness.engines.vllm.serve.worker_state import state_of_worker, summed
     from harness.run.protocol import die_with_parent
 
     die_with_parent()
@@ -29,7 +29,7 @@ def main() -> None:
     )
     object.__setattr__(config, "model_config", nothing)
     executor = MultiprocExecutor(config)
-    print(json.dumps(summed(executor.collective_rpc(tell, timeout=30))))
+    print(json.dumps(summed(executor.collective_rpc(state_of_worker, timeout=30))))
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,1 +1,1 @@
-"""Checks whether the harness fits a release of vLLM, by the text of both. Nothing of vLLM is imported or run."""
+"""Checks by text whether the harness fits a release of vLLM. Nothing of vLLM is imported or run."""

@@ -1,4 +1,4 @@
-"""Check, by text alone, that each name, parameter and option that the harness relies on is in a release of vLLM.
+"""Check by its text that a release of vLLM has each name, parameter and option that the harness uses.
 
     python3 -m pip install -c constraints.txt -e '.[dev]'
     python -m harness.engines.vllm.download SITES 0.24.0 0.33.0
@@ -6,9 +6,9 @@
     python -m harness.engines.vllm.fits SITES/vllm-0.33.0:FLASHINFER --docs docs/vllm-releases.md
     python -m harness.engines.vllm.fits --docs docs/vllm-releases.md
 
-No GPU is needed. Nothing is imported from a release and nothing of it runs: a release that fits may still fail.
-FlashInfer's own functions are checked where a folder that holds it is named too. Without a release, the page is updated
-with the cases that other pages list as run. Exit code 1: something is missing.
+No GPU is needed. Nothing of a release is imported or run, so a release that fits may still fail. FlashInfer's functions
+are checked if a folder with FlashInfer is given too. Without a release, only the page's numbers of cases that ran are
+updated. Exit code 1: something is missing.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("site", nargs="*", help="a folder with a release, or folders as in PYTHONPATH")
-    parser.add_argument("--docs", type=Path, help="also write this page; the pages of runs lie beside it")
-    wanted = parser.parse_args()
-    if not wanted.site and not wanted.docs:
+    parser.add_argument("--docs", type=Path, help="also write this page; the pages of runs must be beside it")
+    options = parser.parse_args()
+    if not options.site and not options.docs:
         parser.error("name a release's folder, or a page with --docs")
+    page = options.docs
     try:
-        return _check(wanted.site, wanted.docs) if wanted.site else _update(wanted.docs)
+        if options.site:
+            return _check(options.site, page)
+        page.write_text(refreshed(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
     except (InputError, FileNotFoundError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
+    return 0
 
 
 def _check(sites: list[str], page: Path | None) -> int:
@@ -49,11 +53,6 @@ def _check(sites: list[str], page: Path | None) -> int:
     if page:
         page.write_text(document(found, page.parent), encoding="utf-8")
     return int(any(fit.missing for parts in found.values() for fit in parts))
-
-
-def _update(page: Path) -> int:
-    page.write_text(refreshed(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":

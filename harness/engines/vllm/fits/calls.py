@@ -1,7 +1,7 @@
-"""The calls of an adapter of ours into the packages that it imports by name, read from its text.
+"""The calls of our adapters into packages that they import inside functions, read from their text.
 
-Adapters import inside their functions: `ops = importlib.import_module(_OPS)`, then `ops.decode(q=q, ...)`. This follows
-such names through assignments, attributes, objects made of classes, and functions of the same file.
+In `ops = importlib.import_module(_OPS)` and `ops.decode(q=q, ...)`, names are followed through assignments, attributes,
+objects made of classes, and functions of the same file.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from harness.engines.vllm.fits.signatures import Call
 
 
 def calls_of(function: str) -> list[Call]:
-    """Every call into an imported package from "module:function" of ours, and from functions of its file that it calls.
+    """Every call into an imported package from our "module:function" and the functions of its file that it calls.
 
-    The path of a method of an object is "module:Class.method". Raises LookupError where there is no such function.
+    The path of a called method is "module:Class.method". Raises LookupError if there is no such function.
     """
     module, _, name = function.partition(":")
     spec = importlib.util.find_spec(module)
@@ -36,13 +36,13 @@ def calls_of(function: str) -> list[Call]:
 
 
 class _Imported(str):
-    """What is known to be imported: "module:Name.attribute"; with nothing after the colon, the module itself."""
+    """The path of something imported, "module:Name.attribute"; "module:" is the module itself."""
 
     __slots__ = ()
 
 
 class _Reader(ast.NodeVisitor):
-    """Reads statements in the order of the text. `_known` has what each name is: a string, or something imported."""
+    """Reads statements in the order of the text. `_known` maps names to a string or to something imported."""
 
     def __init__(self, functions: dict[str, ast.FunctionDef]) -> None:
         self.calls: dict[Call, None] = {}
@@ -50,7 +50,7 @@ class _Reader(ast.NodeVisitor):
         self._known: dict[str, str] = {}
 
     def read(self, function: ast.FunctionDef, arguments: dict[str, str]) -> None:
-        """Read a function whose arguments are known as far as they are given here."""
+        """Read a function with these known arguments."""
         before = self._known
         self._known = {**before, **arguments}
         self.generic_visit(function)
@@ -92,6 +92,6 @@ class _Reader(ast.NodeVisitor):
                 return None if module is None else _Imported(module + ":")
             case ast.Call(func=func):
                 made = self._value(func)
-                # An object of a class, by the capital of its name; what a function returns is not known.
+                # The result of a call is known only for a class, by the capital of its name.
                 return made if isinstance(made, _Imported) and re.search(r"[:.][A-Z]\w*$", made) else None
         return None

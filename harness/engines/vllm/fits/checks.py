@@ -1,7 +1,7 @@
 """Checks each part of the harness against a release of vLLM, and lists the names that the release lacks.
 
-There is no list of what the harness uses. Types are in `harness.engines.vllm.objects`, calls are read from the text of
-the adapters, options and variables are what the target sets, and patches are in `harness.engines.vllm.faults`.
+No list of names is kept for this. Types come from `harness.engines.vllm.objects`, calls from the text of the adapters,
+options and variables from the target, and patches from `harness.engines.vllm.faults`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.target import NAMED_IN, llm_options
 
 FOLDER = Path(__file__).parents[1]
-"""All that the harness knows of vLLM."""
 OUR_TEXT = Release([FOLDER.parents[2]])
-"""Our own types are read by their text too: it has what is written there, and nothing that `Protocol` adds."""
+"""Our types are also read by their text, which has no members that `Protocol` adds."""
 FLASHINFER = "(FlashInfer that was looked into)"
 REGISTER = "harness.engines.vllm.serve.routing:register"
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether one part fits: how many names were checked, which are missing, or why nothing was checked."""
+    """One part: the number of checked names, the missing ones, or why nothing was checked."""
 
     part: str
     num_names: int = 0
@@ -51,7 +50,7 @@ class Fit:
 
 
 def fits(release: Release) -> list[Fit]:
-    """Every part, in the order of the table."""
+    """Every part of the harness, in the order of the table."""
     beside = release.version_of("flashinfer_python")
     found = [Fit(FLASHINFER, skipped=beside or "none")]
     found += [_relied(release, part) for part in dict.fromkeys(one.part for one in RELIED)]
@@ -62,7 +61,7 @@ def fits(release: Release) -> list[Fit]:
 
 
 def _relied(release: Release, part: str) -> Fit:
-    """Classes and functions of vLLM against the types that declare them, as far as a type is for this release."""
+    """Classes and functions of vLLM, against our types for this release."""
     num_names, missing = 0, []
     for relied in RELIED:
         if relied.part != part or not _is_for(relied, release.version):
@@ -78,7 +77,7 @@ def _relied(release: Release, part: str) -> Fit:
         if relied.derived and isinstance(theirs, griffe.Class):
             abstract = {name for name, one in theirs.all_members.items() if one.has_labels("abstractmethod")}
             left = sorted(abstract - set(ours.members))
-            missing += [f"`{relied.path}` leaves `{name}` to who derives from it" for name in left]
+            missing += [f"`{relied.path}` has an abstract method `{name}`, which ours lacks" for name in left]
     return Fit(part, num_names, tuple(missing))
 
 
@@ -88,7 +87,7 @@ def _is_for(relied: Relied, version: str) -> bool:
 
 
 def _differences(ours: griffe.Object | griffe.Alias, theirs: griffe.Object) -> list[str]:
-    """How a class or function of vLLM differs in one member that we declare."""
+    """How a class or function of vLLM differs from ours in one member."""
     is_itself = ours.name in ("__init__", "__call__")
     found = theirs if is_itself else theirs.all_members.get(ours.name)
     if found is None:
@@ -98,7 +97,6 @@ def _differences(ours: griffe.Object | griffe.Alias, theirs: griffe.Object) -> l
 
 
 def _called(release: Release, part: str, calls: list[Call]) -> Fit:
-    """Functions and classes that we call, and the arguments that we give them."""
     missing = []
     for call in calls:
         found = release.find(call.path)
@@ -115,7 +113,7 @@ def _kernel(release: Release, spec: KernelSpec) -> Fit:
 
 
 def _options(release: Release) -> Fit:
-    """Arguments of `LLM` that any case gives, and their values where vLLM lists the choices."""
+    """Arguments of `LLM` in any case, and their values if vLLM lists the choices."""
     missing, seen = [], _values_of_options()
     llm = release.find("vllm:LLM")
     arguments = _members(release, "vllm.engine.arg_utils:EngineArgs")
@@ -133,7 +131,7 @@ def _options(release: Release) -> Fit:
 
 @functools.cache
 def _values_of_options() -> dict[str, set[str]]:
-    """By option, every value that is a string. Inside `compilation_config`, an option is "compilation_config.NAME"."""
+    """The string values of each option. An option inside `compilation_config` is "compilation_config.NAME"."""
     seen: dict[str, set[str]] = {}
     fields = ("canary", "runner", "graph", "kv", "backend", "quantization")
     choices = [get_args(VllmParams.model_fields[name].annotation) for name in fields]
@@ -155,13 +153,12 @@ def _flat(given: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _members(release: Release, path: str) -> set[str]:
-    """Names of what a class has; empty where it is not there."""
     found = release.find(path)
     return set(found.all_members) if isinstance(found, griffe.Class) else set()
 
 
 def _choices(release: Release, path: str) -> set[str]:
-    """Members of an enum, or words of a `Literal`, that "module:Name" stands for."""
+    """Members of the enum, or values of the `Literal`, at "module:Name"."""
     found = release.find(path)
     if isinstance(found, griffe.Class):
         return {name for name, one in found.members.items() if one.has_labels("class-attribute")}
@@ -169,26 +166,24 @@ def _choices(release: Release, path: str) -> set[str]:
 
 
 def _environment(release: Release) -> Fit:
-    """Environment variables of vLLM that our code sets or reads."""
     return _listed("environment", _named_by_us(), _keys(release.text("vllm.envs")))
 
 
 @functools.cache
 def _named_by_us() -> set[str]:
-    """Every string in our code that has the form of such a variable's name."""
+    """Every string in our code that has the form of a variable of vLLM."""
     texts = (file.read_text(encoding="utf-8") for file in FOLDER.rglob("*.py"))
     return {word for text in texts for word in _strings(text) if re.fullmatch(r"VLLM_[A-Z0-9_]+", word)}
 
 
 def _checkpoints(release: Release) -> Fit:
-    """Architectures of the canaries' checkpoints."""
     configs = [json.loads(file.read_text(encoding="utf-8")) for file in FIXTURES.glob("canary-*/config.json")]
     wanted = {name for config in configs for name in config["architectures"]}
     return _listed("models of the canaries", wanted, _keys(release.text("vllm.model_executor.models.registry")))
 
 
 def _plug_in(release: Release) -> Fit:
-    """Groups of vLLM's entry points that our package is listed in."""
+    """Groups of vLLM's entry points in our package."""
     groups = {one.group for one in distribution("mla-harness").entry_points if one.group.startswith("vllm.")}
     return _listed("entry points", groups, _strings(release.text("vllm.plugins")))
 
@@ -198,18 +193,17 @@ def _listed(part: str, wanted: set[str], known: set[str]) -> Fit:
 
 
 def _strings(text: str) -> set[str]:
-    """Strings that stand in Python text."""
     return {str(node.value) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
 
 
 def _keys(text: str) -> set[str]:
-    """Keys of all dictionaries that are written out in Python text."""
+    """Keys of all dictionary displays in Python text."""
     nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Dict))
     return {str(key.value) for node in nodes for key in node.keys if isinstance(key, ast.Constant)}
 
 
 def _fault(release: Release, fault: str) -> Fit:
-    """Whether a release has the text that the patch of a fault replaces, if there is a patch for it."""
+    """Whether a release has the text that the fault's patch replaces."""
     part = f"bug `{fault}`"
     patch = patch_for(fault, release.version)
     if reason := patch.why_not(release.version):

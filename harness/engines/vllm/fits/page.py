@@ -1,4 +1,4 @@
-"""The tables of what fits, in Markdown, and the page that also counts the cases that ran."""
+"""The tables of what fits, in Markdown, and the page with the numbers of cases that ran."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.engines.base import release_of
 from harness.engines.vllm.fits.checks import Fit
 
 Fits = dict[str, list[Fit]]
-"""By release."""
+"""The parts of each release."""
 
 HEAD = """# Releases of vLLM
 
@@ -37,7 +37,7 @@ is named beside the release.
 
 
 def table(found: Fits) -> list[str]:
-    """A row for each part, a column for each release, oldest first."""
+    """A table with a row for each part and a column for each release, oldest first."""
     releases = sorted(found, key=release_of)
     rows = [f"| what of the harness | {' | '.join(releases)} |", "| --- |" + " --- |" * len(releases)]
     by_part = {release: {fit.part: fit for fit in found[release]} for release in releases}
@@ -47,14 +47,14 @@ def table(found: Fits) -> list[str]:
 
 
 def cell(fit: Fit) -> str:
-    """One part under one release."""
+    """The cell of one part and release."""
     if fit.skipped:
         return fit.skipped
     return f"**{len(fit.missing)} of {fit.num_names} missing**" if fit.missing else f"yes ({fit.num_names})"
 
 
 def missing(found: Fits) -> list[str]:
-    """One line for each name that a release lacks; none when all fit."""
+    """One line for each name that a release lacks; empty if all fit."""
     lines = [
         f"- {release}, {fit.part}: {what}"
         for release in sorted(found, key=release_of)
@@ -65,7 +65,7 @@ def missing(found: Fits) -> list[str]:
 
 
 def document(found: Fits, docs: Path) -> str:
-    """The page in Markdown. The cases that ran are read from the pages in the folder `docs`."""
+    """The page in Markdown, with the cases that ran from the pages in the folder `docs`."""
     rows = ["| vLLM | run on a GPU | host side run on a CPU | fits by its code |", "| --- | --- | --- | --- |"]
     for release in sorted(found, key=release_of):
         num_missing = sum(len(fit.missing) for fit in found[release])
@@ -77,7 +77,7 @@ def document(found: Fits, docs: Path) -> str:
 
 
 def refreshed(page: str, docs: Path) -> str:
-    """The page with the cases that ran read again from the pages in `docs`. Tables of what fits stay as they are."""
+    """The page with the numbers of cases that ran, read again from the pages in `docs`. Other tables are unchanged."""
     served, hosted = run_on_a_gpu(docs / "vllm.md"), run_on_a_cpu(docs / "vllm-host.md")
     lines = page.splitlines()
     for number, line in enumerate(lines):
@@ -93,7 +93,7 @@ def _cases(run: dict[str, set[str]], release: str) -> str:
 
 
 def run_on_a_gpu(page: Path) -> dict[str, set[str]]:
-    """By release, the clean cases of the page vllm.md that ran to a verdict."""
+    """The clean cases of vllm.md that ended with a verdict, by release."""
     found: dict[str, set[str]] = {}
     section = page.read_text(encoding="utf-8").partition("\n## Clean scenarios\n")[2].partition("\n## ")[0]
     for line in section.splitlines():
@@ -104,7 +104,7 @@ def run_on_a_gpu(page: Path) -> dict[str, set[str]]:
 
 
 def run_on_a_cpu(page: Path) -> dict[str, set[str]]:
-    """By release, the cases in the tables of vllm-host.md that ran to a verdict. A column begins at its title."""
+    """The cases of vllm-host.md that ended with a verdict, by release. A column of its tables begins at its title."""
     found: dict[str, set[str]] = {}
     for block in re.findall(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         title, *lines = block.splitlines()

@@ -1,4 +1,4 @@
-"""A release of vLLM as folders of Python files. griffe reads them; nothing is imported from them."""
+"""A release of vLLM as folders of Python files, which griffe reads without importing them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOWNLOAD = "python -m harness.engines.vllm.download"
 
 
 class Release:
-    """The packages in `folders`, searched in order as PYTHONPATH is."""
+    """The packages in `folders`, which are searched in order like PYTHONPATH."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
@@ -23,7 +23,7 @@ class Release:
 
     @classmethod
     def at(cls, text: str) -> Release:
-        """`FOLDER` or `FOLDER:FOLDER`. Raises InputError where no folder holds one installed vLLM."""
+        """The release in `FOLDER` or `FOLDER:FOLDER`. Raises InputError if no folder has an installed vLLM."""
         release = cls([Path(part) for part in text.split(":") if part])
         if not release.version:
             raise InputError(f"{text}: no vllm-*.dist-info beside a vllm package; make one with {DOWNLOAD}")
@@ -31,32 +31,32 @@ class Release:
 
     @property
     def version(self) -> str:
-        """vLLM's version by its metadata; empty where there is none."""
+        """vLLM's version in its metadata; empty without metadata."""
         return self.version_of("vllm")
 
     def version_of(self, distribution: str) -> str:
-        """A distribution's version, without what follows a +; empty where it is not in the folders."""
+        """A distribution's version without its local part (+...); empty if the folders do not have it."""
         for folder in self._folders:
             for info in sorted(folder.glob(f"{distribution}-*.dist-info")):
                 return info.name.removeprefix(f"{distribution}-").removesuffix(".dist-info").partition("+")[0]
         return ""
 
     def has(self, package: str) -> bool:
-        """Whether a package is in the folders at all."""
+        """Whether the folders have a package."""
         return any((folder / package / "__init__.py").is_file() for folder in self._folders)
 
     def text(self, module: str) -> str:
-        """The text of a module; empty where it is not there."""
+        """The text of a module; empty if there is none."""
         try:
             return self._modules.module(module).source
         except KeyError:
             return ""
 
     def find(self, path: str) -> griffe.Object | griffe.Alias | None:
-        """What "module:Name.attribute" stands for, through imports and base classes; None where it is not there.
+        """The object at "module:Name.attribute", through imports and base classes; None if there is none.
 
-        A name that a package outside the folders has is taken to be there: it is returned as the Alias that imports it.
-        Raises InputError where a file is written for a newer Python than this one.
+        A name imported from a package outside the folders is taken to exist, and returned as an Alias. Raises
+        InputError for a file that needs a newer Python.
         """
         module, _, names = path.partition(":")
         try:
@@ -71,7 +71,7 @@ class Release:
 
 
 class _Modules(griffe.ModulesCollection):
-    """Modules, each read when a name in it is first asked for. griffe's loader reads all 3,000 files of a release."""
+    """Modules, each read at its first use. griffe's own loader reads all 3,000 files of a release."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Modules(griffe.ModulesCollection):
         self._read: dict[str, griffe.Module] = {}
 
     def get_member(self, key: str | Sequence[str]) -> Any:
-        """What a dotted path stands for; a name in a package counts before a module of it. Raises KeyError."""
+        """The object at a dotted path: a name in a package before a module of the package. Raises KeyError."""
         first, *others = key.split(".") if isinstance(key, str) else key
         found: Any = self.module(first)
         for name in others:
@@ -92,7 +92,7 @@ class _Modules(griffe.ModulesCollection):
         return found
 
     def module(self, name: str) -> griffe.Module:
-        """A module by its dotted name. Raises KeyError where no folder has a Python file or a folder for it."""
+        """A module by its dotted name. Raises KeyError if the folders have neither a file nor a folder for it."""
         if name not in self._read:
             package, _, own_name = name.rpartition(".")
             parent = self.module(package) if package else None
@@ -132,7 +132,7 @@ class _AttributesOfMethods(griffe.Extension):
     """Gives a class the attributes that its methods set on `self`. griffe reads `__init__` only."""
 
     def on_class_members(self, *, node: Any, cls: griffe.Class, **_: Any) -> None:
-        """Called by griffe for each class that it has read."""
+        """Called by griffe for each class."""
         for inner in ast.walk(node):
             match inner:
                 case ast.Attribute(value=ast.Name(id="self"), ctx=ast.Store()) if inner.attr not in cls.members:

@@ -1,4 +1,4 @@
-"""Parameters of a function by its text, and whether a call, or a declaration of ours, suits them."""
+"""The parameters of a function in a text, and whether a call, or our declaration, fits them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from griffe import ParameterKind
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How the harness calls something, or declares it: arguments by position, and arguments by name.
+    """A call of the harness, or a declaration of ours: its positional arguments, and its keyword arguments.
 
-    A position has the name that our declaration gives it, and "" in a call. With `is_open`, *arguments or **arguments
-    may give more.
+    A positional argument has its name in a declaration, and "" in a call. With `is_open`, *arguments or **arguments
+    may add more.
     """
 
     path: str
@@ -23,7 +23,7 @@ class Call:
 
 
 def declared(ours: griffe.Object | griffe.Alias) -> Call:
-    """A function of a Protocol of ours as a call with all of its arguments."""
+    """A function of one of our Protocols, as a call with all of its arguments."""
     taken = parameters(ours) or []
     return Call(
         ours.path,
@@ -34,7 +34,7 @@ def declared(ours: griffe.Object | griffe.Alias) -> Call:
 
 
 def parameters(found: griffe.Object | griffe.Alias) -> list[griffe.Parameter] | None:
-    """What a function, or the constructor of a class, takes, without `self`; None where its text does not say."""
+    """The parameters of a function or of a class's constructor, without `self`; None if the text does not have them."""
     if isinstance(found, griffe.Class):
         if "__init__" not in found.all_members:
             return _fields(found)
@@ -48,7 +48,7 @@ def parameters(found: griffe.Object | griffe.Alias) -> list[griffe.Parameter] | 
 
 
 def _fields(found: griffe.Class) -> list[griffe.Parameter]:
-    """What a dataclass, or a class that acts as one, takes: its annotated attributes, and the bases' before them."""
+    """The parameters of a dataclass or a similar class: the annotated attributes of its bases and its own."""
     fields = {}
     for owner in (*reversed(found.mro()), found):
         for one in owner.members.values():
@@ -59,10 +59,7 @@ def _fields(found: griffe.Class) -> list[griffe.Parameter]:
 
 
 def mismatches(call: Call, theirs: list[griffe.Parameter] | None) -> list[str]:
-    """What is wrong with a call of a function with these parameters, one clause each; empty where it suits.
-
-    Where the parameters are not known, nothing is.
-    """
+    """Why a call does not fit a function with these parameters, one clause each. Unknown parameters fit."""
     if theirs is None:
         return []
     places = [

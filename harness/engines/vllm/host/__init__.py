@@ -1,1 +1,1 @@
-"""vLLM's own Python judged on a CPU: one module for each bug, run in a child process that imports vLLM."""
+"""vLLM's own Python judged on a CPU. One module a part, with `run(poison, params)`; a child process imports it."""

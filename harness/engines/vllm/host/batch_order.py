@@ -1,9 +1,10 @@
-"""vLLM's chunked prefill in the order of each model runner: does the merge take the rows of the right requests?
+"""vLLM's chunked prefill in the batch order of each model runner: does the merge use the rows of the right requests?
 
-Up to 0.27.1 `MLACommonMetadataBuilder.build` counts the requests with context and takes as many from the front of the
-prefills (vllm-project/vllm#36540), so those with context must come first. The first runner orders its batch so; the
-second sorts by scheduled tokens alone (vllm-project/vllm#47381 says what it owes, for speculative decodes). The
-attention kernels are the harness's, and write every row, as FlashAttention-3 does: what goes wrong is finite.
+Up to 0.27.1 `MLACommonMetadataBuilder.build` counts the requests with context and takes that many from the front of the
+prefills (vllm-project/vllm#36540), so requests with context must come first. The first runner orders its batch this
+way. The second runner sorts by scheduled tokens alone (vllm-project/vllm#47381 has the order that it should have for
+speculative decodes). The attention kernels are the harness's. They write every row, as FlashAttention-3 does, so wrong
+rows are finite.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from harness.memory.poison.patterns import Poison
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    """One step of a decode, a prompt chunk with context and a fresh prompt; its prefills against float64 attention."""
+    """Run one step of a decode, a prompt chunk with context and a fresh prompt, and observe its prefills."""
     requests = (FRESH, CHUNKS[params.chunk], DECODE)
     step = Step(_ordered(requests, params.order), Inputs(poison, requests), _every_row)
     return Run(poison.pattern, observed=step.prefill())
@@ -36,6 +37,6 @@ def _ordered(requests: tuple[Request, ...], order: str) -> tuple[Request, ...]:
 
 
 def _every_row(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """New tokens over a chunk of context; rows without are 0 with an lse of -inf."""
+    """New tokens over a chunk of context. Rows without context are 0 with an lse of -inf."""
     out, lse = context_attention(q, k, v, starts, keys, scale=SCALE)
     return out.masked_fill(lse.isneginf().T[..., None], 0.0), lse

@@ -1,7 +1,7 @@
-"""The process that imports vLLM: it runs one part after another, and each Run goes to a file.
+"""The process that imports vLLM. It runs one part after another and writes each Run to a file.
 
-Started by the vllm-host target alone, with no GPU to be seen and Triton's interpreter on; both must be decided before
-torch and Triton are imported. A fault is injected for one request, so that one import of vLLM serves all.
+Only the vllm-host target starts it, with no visible GPU and with Triton's interpreter on: both must be set before torch
+and Triton are imported. A fault is injected for one request, so that one import of vLLM serves all requests.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from harness.core.params import Record
 from harness.engines.patches import find_owner
 from harness.engines.vllm.faults import patch_for
-from harness.engines.vllm.host.parts import part
 from harness.engines.vllm.params import VllmHostParams
+from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
 from harness.memory.triton_interpreter import prepare
 from harness.run.protocol import Parent, Reply, reply_to_error, run_child
@@ -33,22 +33,9 @@ class HostRequest(Record):
     fault: str | None
     file: str
 
-    @classmethod
-    def of(cls, params: VllmHostParams, poison: Poison, fault: str | None, file: str) -> HostRequest:
-        """The request for a part under `poison`."""
-        return cls(
-            params=params,
-            pattern=poison.pattern,
-            sites=tuple(sorted(poison.sites)),
-            strict=poison.strict,
-            seed=poison.seed,
-            fault=fault,
-            file=file,
-        )
-
 
 def main(parent: Parent) -> None:
-    """Answer requests. What vLLM raises is the answer to one request, and the next may do better."""
+    """Answer requests until the parent has no more. An error ends one request only."""
     torch.set_num_threads(1)
     # Triton's interpreter is repaired before vLLM defines kernels with it.
     prepare()
@@ -57,11 +44,11 @@ def main(parent: Parent) -> None:
 
 
 def answer(request: HostRequest) -> Reply:
-    """Run one part. A package that is not installed is refused with the line that installs it."""
+    """Run one part. A missing package is refused with the command that installs it."""
     try:
-        run(request)
+        torch.save(run(request), request.file)
     except ModuleNotFoundError as error:
-        # A module of vLLM's own that is not there is other code than the harness calls.
+        # A missing module of vLLM itself means that this release has other code than the harness calls.
         if error.name and error.name.partition(".")[0] != "vllm":
             return Reply(refused=f"vLLM's Python needs {error.name} (pip install mla-harness[vllm-host])")
         return reply_to_error(error)
@@ -70,18 +57,19 @@ def answer(request: HostRequest) -> Reply:
     return Reply(result={})
 
 
-def run(request: HostRequest) -> None:
-    """Run one part and write its Run to the request's file."""
+def run(request: HostRequest) -> Run:
+    """Import the part's module of this package, which imports vLLM, and run it with the request's fault injected."""
     poison = Poison(request.pattern, frozenset(request.sites), strict=request.strict, seed=request.seed)
     torch.manual_seed(request.seed)
-    judged = part(request.params.part)
-    with _injected(request.fault):
-        torch.save(judged.run(poison, request.params), request.file)
+    part = importlib.import_module(f"{__package__}.{request.params.part.replace('-', '_')}")
+    with injected(request.fault):
+        found: Run = part.run(poison, request.params)
+    return found
 
 
 @contextlib.contextmanager
-def _injected(fault: str | None) -> Iterator[None]:
-    """One of vLLM's bugs injected for one request. Raises PatchRefused if its code is not what the patch expects."""
+def injected(fault: str | None) -> Iterator[None]:
+    """Inject one of vLLM's bugs for the life of the block. Raises PatchRefused if the patch does not fit the code."""
     if fault is None:
         yield
         return

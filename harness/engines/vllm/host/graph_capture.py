@@ -1,7 +1,7 @@
-"""vLLM's second runner captures a decode whose plan is made by the first call: is the planning in the graph?
+"""vLLM's second runner captures a decode that makes its plan in the first call: is the planning in the graph?
 
-`CudaGraphManager.capture` is vLLM's. The graph is a recording of launches; plan and attention are the harness's
-kernels, and the metadata object plans lazily as FlashMLA's does (vllm-project/vllm#42444).
+`CudaGraphManager.capture` is vLLM's. The graph is a recording of launches. The planning and attention kernels are the
+harness's, and the metadata is planned lazily, as FlashMLA's is (vllm-project/vllm#42444).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm.config import CUDAGraphMode
 from vllm.v1.worker.gpu import cudagraph_utils
 
 from harness.core.ops import PAGE_SIZE
-from harness.engines.vllm.host.parts import generator
+from harness.engines.vllm.host.stand_ins import made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import ReplayedStep, Run
 from harness.kernels.torch.decode import mla_decode
@@ -36,7 +36,7 @@ LENGTHS = ((3, 64, 65, 130), (4, 65, 66, 131), (5, 66, 200, 132))
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    """Let vLLM capture the decode, replay it for each set of lengths, and compare with the same decode run eagerly."""
+    """Let vLLM capture the decode, and replay it for each set of lengths beside the same decode run eagerly."""
     found = Run(poison.pattern)
     # The manager captures under inference mode; its tensors may only be written in it.
     with torch.inference_mode():
@@ -55,17 +55,17 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 
 
 class _Recording:
-    """Stands in for `torch.cuda.CUDAGraph`: what was launched while it was captured."""
+    """Stands in for `torch.cuda.CUDAGraph`: the kernels launched during the capture."""
 
     def __init__(self) -> None:
-        self.launches: list[Callable[[], None]] = []
+        self.launches: list[Callable[[], object]] = []
 
 
 class _Decode:
     """One decode batch in persistent buffers, launched eagerly or into a recording."""
 
     def __init__(self, poison: Poison) -> None:
-        random = generator(poison)
+        random = torch.Generator().manual_seed(poison.seed)
         self._q = torch.randn(NUM_REQUESTS, 1, NUM_HEADS, WIDTH, generator=random)
         self._cache = torch.randn(NUM_REQUESTS * NUM_PAGES, PAGE_SIZE, WIDTH, generator=random)
         self._table = torch.arange(NUM_REQUESTS * NUM_PAGES, dtype=torch.int32).view(NUM_REQUESTS, NUM_PAGES)
@@ -75,57 +75,45 @@ class _Decode:
         self._recording: _Recording | None = None
 
     def create(self, desc: Any, **_: Any) -> _Forward:
-        """vLLM's `create_forward_fn`: a forward with new metadata that is not planned yet."""
+        """Stands in for vLLM's `create_forward_fn`: a forward with metadata that has no plan yet."""
         return _Forward(self)
 
     def eager(self) -> tuple[Tensor, SplitPlan]:
-        """The same step without a graph: planned for its own lengths."""
+        """Output and plan of the same step without a graph."""
         plan = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
-        return self._decoded(plan), plan
+        return self.attend(plan), plan
 
     @contextlib.contextmanager
     def recorded(self, graph: _Recording, *_: Any, **__: Any) -> Iterator[None]:
-        """Stands in for `torch.cuda.graph`: what is launched is noted and not run."""
+        """Stands in for `torch.cuda.graph`: kernels are recorded and do not run."""
         self._recording = graph
         try:
             yield
         finally:
             self._recording = None
 
-    def launch(self, kernel: Callable[[], None]) -> None:
-        """Run a kernel, or note it where a graph is being captured."""
+    def launch(self, kernel: Callable[[], object]) -> None:
+        """Run a kernel, or record it during a capture."""
         if self._recording is not None:
             self._recording.launches.append(kernel)
         else:
             kernel()
 
-    def unplanned(self) -> SplitPlan:
-        """Memory for a plan."""
-        shape = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
-        plan = SplitPlan(torch.zeros_like(shape.work), torch.zeros_like(shape.num_splits))
-        self.plans.append(plan)
-        return plan
-
     def plan_into(self, plan: SplitPlan) -> None:
-        """The planning kernel."""
         fresh = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
         plan.work.copy_(fresh.work)
         plan.num_splits.copy_(fresh.num_splits)
 
-    def attend(self, plan: SplitPlan) -> None:
-        """The attention kernel."""
-        self.out.copy_(self._decoded(plan))
-
-    def _decoded(self, plan: SplitPlan) -> Tensor:
+    def attend(self, plan: SplitPlan) -> Tensor:
         scale = WIDTH**-0.5
         out, _ = mla_decode(self._q, self._cache, self._table, self.seq_lens, scale=scale, metadata=plan)
         return out[:, 0]
 
 
 class _Forward:
-    """A forward that plans when its metadata has no plan.
+    """A forward that makes a plan when its metadata has none.
 
-    Up to 0.25.1 vLLM unpacks a forward and its metadata; from 0.26.0 it calls what it was given.
+    Up to 0.25.1 vLLM unpacks this object into a forward and its metadata. Since 0.26.0 it calls the object.
     """
 
     def __init__(self, decode: _Decode) -> None:
@@ -133,11 +121,13 @@ class _Forward:
         self.plan: SplitPlan | None = None
 
     def __call__(self, mode: Any) -> None:
-        if self.plan is None:
-            self.plan = plan = self._decode.unplanned()
-            self._decode.launch(lambda: self._decode.plan_into(plan))
-        used = self.plan
-        self._decode.launch(lambda: self._decode.attend(used))
+        decode, plan = self._decode, self.plan
+        if plan is None:
+            shape = mla_decode_plan(decode.seq_lens, num_heads=NUM_HEADS)
+            self.plan = plan = SplitPlan(torch.zeros_like(shape.work), torch.zeros_like(shape.num_splits))
+            decode.plans.append(plan)
+            decode.launch(lambda: decode.plan_into(plan))
+        decode.launch(lambda: decode.out.copy_(decode.attend(plan)))
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self, "metadata"))
@@ -145,7 +135,7 @@ class _Forward:
 
 @contextlib.contextmanager
 def _no_device(**_: Any) -> Iterator[Any]:
-    """Stands in for vLLM's `graph_capture`, which makes a stream."""
+    """Stands in for vLLM's `graph_capture`, which makes a CUDA stream."""
     yield SimpleNamespace(stream=None)
 
 
@@ -154,26 +144,24 @@ def _captured(decode: _Decode) -> _Recording:
     desc = cudagraph_utils.BatchExecutionDescriptor(
         cg_mode=CUDAGraphMode.FULL, num_tokens=NUM_REQUESTS, num_reqs=NUM_REQUESTS
     )
-    manager = object.__new__(cudagraph_utils.CudaGraphManager)
-    settings: dict[str, Any] = {
-        "device": torch.device("cpu"),
-        "pool": "a pool",
-        "graphs": {},
-        "_capture_descs": {CUDAGraphMode.FULL: [desc]},
-        # Asked for since 0.26.0, 0.29.0, 0.30.0 and 0.32.0: nothing out of the ordinary is captured.
-        "use_breakable_cg": False,
-        "_max_full_descs_to_capture": None,
-        "_capture_mem_samples": None,
-        "ubatch_runner": None,
-        "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False),
-    }
-    for name, value in settings.items():
-        setattr(manager, name, value)
+    manager = made_without_init(
+        cudagraph_utils.CudaGraphManager,
+        device=torch.device("cpu"),
+        pool="a pool",
+        graphs={},
+        _capture_descs={CUDAGraphMode.FULL: [desc]},
+        # Read since 0.26.0, 0.29.0, 0.30.0 and 0.32.0: options that are off.
+        use_breakable_cg=False,
+        _max_full_descs_to_capture=None,
+        _capture_mem_samples=None,
+        ubatch_runner=None,
+        vllm_config=SimpleNamespace(use_cumem_cudagraph_pool=False),
+    )
     with (
         mock.patch.object(cudagraph_utils, "graph_capture", _no_device),
         mock.patch.object(cudagraph_utils, "get_offloader", mock.MagicMock()),
         mock.patch.object(cudagraph_utils, "is_global_first_rank", lambda: False),
-        mock.patch.object(cudagraph_utils, "current_stream", lambda: None, create=True),  # asked for since 0.29.0
+        mock.patch.object(cudagraph_utils, "current_stream", lambda: None, create=True),  # called since 0.29.0
         mock.patch.object(torch.cuda, "CUDAGraph", _Recording),
         mock.patch.object(torch.cuda, "graph", decode.recorded),
     ):

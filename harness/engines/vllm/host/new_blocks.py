@@ -1,7 +1,7 @@
-"""vLLM's block manager: are blocks newly given to an MLA layer reported, so that a worker zeroes them?
+"""vLLM's block manager: does it report the new blocks of an MLA layer, so that a worker zeroes them?
 
-The manager is vLLM's; the pool, the zeroing of what it reports and the decode kernel are the harness's. The kernel
-masks by multiplying unused values with 0, so a page must be finite to its end (vllm-project/vllm#43961).
+Manager and pool are vLLM's. The zeroing of reported blocks and the decode kernel are the harness's. The kernel masks
+unused values by multiplying them with 0, so a page must be finite to its end (vllm-project/vllm#43961).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from harness.core.ops import PAGE_SIZE
-from harness.engines.vllm.host.parts import accepted, generator
+from harness.engines.vllm.host.stand_ins import accepted
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
 from harness.kernels.torch.decode import mla_decode_multiply
@@ -25,14 +25,14 @@ NUM_BLOCKS = 12
 WIDTH = 576
 NUM_HEADS = 4
 STEPS = (("a", 40), ("b", 70), ("a", 65), ("b", 130))
-"""Requests and how many tokens of each are stored after each step: a first page, two pages, and a page more each."""
+"""The request of each step and its stored tokens after the step: one page, two pages, then one page more for each."""
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Store tokens of two requests step by step, and decode each request after each of its steps."""
-    random = generator(poison)
+    random = torch.Generator().manual_seed(poison.seed)
     manager = _manager()
-    # Blocks hold what their last owner left: in a hybrid model the state of a linear-attention layer.
+    # Blocks hold values of their last owner: in a hybrid model the state of a linear-attention layer.
     cache = poison.empty(NUM_BLOCKS, PAGE_SIZE, WIDTH, dtype=torch.float32, site="kv.new")
     cache[0] = 0.0
     tables: dict[str, list[int]] = {}
@@ -50,7 +50,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 
 
 def _manager() -> Any:
-    """vLLM's manager of an MLA layer's blocks; its arguments differ from release to release."""
+    """vLLM's manager of an MLA layer's blocks. Its arguments differ between releases."""
     pool = BlockPool(num_gpu_blocks=NUM_BLOCKS, enable_caching=False, hash_block_size=PAGE_SIZE)
     spec = MLAAttentionSpec(block_size=PAGE_SIZE, num_kv_heads=1, head_size=WIDTH, dtype=torch.bfloat16)
     arguments: dict[str, Any] = {"block_pool": pool, "enable_caching": False, "kv_cache_group_id": 0}
@@ -67,7 +67,7 @@ def _manager() -> Any:
 def _decoded(
     step: int, request: str, length: int, cache: Tensor, table: list[int], random: torch.Generator
 ) -> Observed:
-    """What decode gives for a request, and what it should: float64 attention over its own tokens alone."""
+    """Decode output of a request, with float64 attention over its own tokens as the expected output."""
     q = torch.randn(1, 1, NUM_HEADS, WIDTH, generator=random)
     scale = WIDTH**-0.5
     block_table = torch.tensor([table], dtype=torch.int32)

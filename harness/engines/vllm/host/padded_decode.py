@@ -1,8 +1,8 @@
-"""vLLM's Triton MLA decode of a padded batch, then its own FP8 quantization: does padding reach live rows?
+"""vLLM's Triton MLA decode of a padded batch, then its FP8 quantization: do padded rows change live rows?
 
-Both are vLLM's, the kernel under Triton's interpreter. Graph padding has length 0; the kernel's combine step divides
-0 by 0 there (vllm-project/vllm#57017), and one scale for the whole tensor carries the NaN to every row
-(vllm-project/vllm#37442). With a scale a token it cannot.
+Both are vLLM's. The kernel runs under Triton's interpreter. Padded rows have length 0, so the kernel's combine step
+divides 0 by 0 (vllm-project/vllm#57017). A scale for the whole tensor carries this NaN to every row
+(vllm-project/vllm#37442), a scale for each token does not.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 from vllm.model_executor.layers.quantization.input_quant_fp8 import GroupShape, QuantFP8
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
 
-from harness.engines.vllm.host.parts import generator
+from harness.engines.vllm.host.stand_ins import made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
 from harness.memory.poison.patterns import Poison
 
 LENGTHS = (40, 5, 0, 0)
-"""Two live requests and two rows of graph padding."""
+"""Two live requests and two padded rows."""
 PAGE_SIZE = 16
 NUM_HEADS = 16
 RANK, ROPE = 512, 64
@@ -29,8 +29,8 @@ NUM_PAGES = 3
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    """Decode the batch, quantize all of it, and look at the live rows of what the next layer would read."""
-    random = generator(poison)
+    """Decode the batch and quantize its output. Observe the live rows of both."""
+    random = torch.Generator().manual_seed(poison.seed)
     live = torch.tensor([length > 0 for length in LENGTHS])
     q = torch.randn(len(LENGTHS), NUM_HEADS, RANK + ROPE, generator=random)
     cache = torch.randn(1 + len(LENGTHS) * NUM_PAGES, PAGE_SIZE, RANK + ROPE, generator=random)
@@ -39,9 +39,10 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     metadata = SimpleNamespace(
         decode=SimpleNamespace(block_table=table, seq_lens=torch.tensor(LENGTHS, dtype=torch.int32)),
         max_seq_len=max(LENGTHS),
-        causal=True,  # asked for since 0.27.1
+        causal=True,  # read since 0.27.1
     )
-    out, _ = _impl().forward_mqa(q, cache, metadata, SimpleNamespace(_k_scale=torch.ones(())))
+    impl = made_without_init(TritonMLAImpl, kv_lora_rank=RANK, scale=(RANK + ROPE) ** -0.5, _sm_count=1)
+    out, _ = impl.forward_mqa(q, cache, metadata, SimpleNamespace(_k_scale=torch.ones(())))
     observed = [
         _observed("decode output", out, live),
         _observed("quantized decode output", _quantized(out.view(len(LENGTHS), -1), params.amax), live),
@@ -49,15 +50,8 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     return Run(poison.pattern, observed=observed)
 
 
-def _impl() -> Any:
-    impl = object.__new__(TritonMLAImpl)
-    for name, value in {"kv_lora_rank": RANK, "scale": (RANK + ROPE) ** -0.5, "_sm_count": 1}.items():
-        setattr(impl, name, value)
-    return impl
-
-
 def _quantized(x: Tensor, amax: str) -> Tensor:
-    """`x` through vLLM's dynamic FP8 quantization and back: float32 [T, K]."""
+    """`x` after vLLM's dynamic FP8 quantization, dequantized: float32 [T, K]."""
     shape = GroupShape.PER_TENSOR if amax == "per_tensor" else GroupShape.PER_TOKEN
     layer: Any = SimpleNamespace(is_group_quant=False, static=False, group_shape=shape, num_token_padding=None)
     quantized, scale = QuantFP8.forward_native(layer, x)

@@ -1,8 +1,8 @@
 """A step of prompt chunks and fresh prompts through vLLM's metadata builder and chunked prefill, on a CPU.
 
-Metadata, context loop and merge are vLLM's, and so is how they hand context from one to the other: up to 0.27.1 as a
-count of tokens, from 0.28.0 as chunks that name their requests (vllm-project/vllm#50613). The gathering of context
-from the cache and the two attention kernels are the harness's.
+Metadata, context loop and merge are vLLM's. Up to 0.27.1 the metadata has the number of tokens with context; since
+0.28.0 each chunk names its requests (vllm-project/vllm#50613). The two attention kernels, and the operator that gathers
+context from the cache, are the harness's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from vllm.v1.attention.backends.mla import flashmla
 
 from harness.core.errors import InputError
 from harness.engine.attention import causal_attention
-from harness.engines.vllm.host.parts import generator
 from harness.engines.vllm.host.runner_order import Request
+from harness.engines.vllm.host.stand_ins import lazy_plans, made_without_init
 from harness.judge.run_records import Observed
 from harness.memory.poison.patterns import Poison
 
@@ -33,25 +33,25 @@ SCALE = (NOPE + ROPE) ** -0.5
 WORKSPACE_TOKENS = 64
 FRESH = Request("fresh prompt", num_prompt=9, num_computed=0, num_scheduled=9)
 DECODE = Request("decode", num_prompt=30, num_computed=30, num_scheduled=1)
-"""FlashMLA decodes short prompts too, where all queries are as long as the first; beside a decode it does not."""
+"""Without a decode in the batch FlashMLA would decode short prompts of equal length."""
 CHUNKS = {
     "longer": Request("prompt chunk", num_prompt=70, num_computed=40, num_scheduled=20),
     "shorter": Request("prompt chunk", num_prompt=70, num_computed=40, num_scheduled=5),
 }
-"""A part of a prompt with 40 tokens of context, longer or shorter than the fresh prompt beside it."""
+"""A chunk of a prompt with 40 tokens of context, longer or shorter than the fresh prompt."""
 
 ContextKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Attention of new tokens q [T, H, D] over context k, v [C, H, ...]; where each request's rows start in both, [B + 1].
+"""Attention over a chunk of context: (q, k, v, starts, keys) -> output [T, H, V], log-sum-exp [H, T].
 
-Gives its output [T, H, V] and log-sum-exp [H, T].
+q [T, H, D], k [C, H, D], v [C, H, V]; `starts` and `keys` [B + 1] are where each request's rows begin in q and in k.
 """
 
 
 class Inputs:
-    """What each request holds, the same in every order."""
+    """Queries and latents of each request. They depend on neither the pattern nor the order of the batch."""
 
     def __init__(self, poison: Poison, requests: tuple[Request, ...]) -> None:
-        random = generator(poison)
+        random = torch.Generator().manual_seed(poison.seed)
         self.projection = torch.randn(LATENT, NUM_HEADS * (NOPE + VALUE), generator=random) * LATENT**-0.5
         self.latents: dict[str, Tensor] = {}
         self.queries: dict[str, Tensor] = {}
@@ -60,7 +60,7 @@ class Inputs:
             self.queries[request.name] = torch.randn(request.num_scheduled, NUM_HEADS, NOPE + ROPE, generator=random)
 
     def expected(self, request: Request) -> Tensor:
-        """float64 [T, H, V]: attention of the request's new tokens over its own tokens up to each."""
+        """Causal attention of the request's new tokens over its own tokens: float64 [T, H, V]."""
         latents, q = self.latents[request.name].double(), self.queries[request.name].double()
         up = (latents[:, :LATENT] @ self.projection.double()).view(-1, NUM_HEADS, NOPE + VALUE)
         rope = latents[:, None, LATENT:].expand(-1, NUM_HEADS, -1)
@@ -70,7 +70,7 @@ class Inputs:
 
 
 class Step:
-    """The step's tensors in the order of its requests. Raises InputError where vLLM leaves nothing to merge."""
+    """One step, with its tensors in the order of `requests`. Raises InputError if vLLM decodes a prompt of the step."""
 
     def __init__(self, requests: tuple[Request, ...], inputs: Inputs, context_kernel: ContextKernel) -> None:
         self._requests = requests
@@ -87,26 +87,36 @@ class Step:
             raise InputError(f"vLLM takes only {self._metadata.num_prefills} of this batch for prefills")
 
     def prefill(self) -> list[Observed]:
-        """vLLM's `forward_mha` of the step: what each prefill got, against float64 attention."""
+        """Run vLLM's `forward_mha`. Returns the output rows of each prefill with the expected rows."""
         start = self._metadata.num_decode_tokens
         output = torch.zeros(len(self._q) - start, NUM_HEADS * VALUE)
-        arguments: dict[str, Any] = {
-            "q": self._q[start:],
-            "kv_c_normed": self._latents[start:, :LATENT],
-            "k_pe": self._latents[start:, None, LATENT:],
-            "kv_c_and_k_pe_cache": self._cache,
-            "attn_metadata": self._metadata,
-            "k_scale": torch.ones(()),
-            "output": output,
-        }
-        with mock.patch.object(mla_attention.ops, "gather_and_maybe_dequant_cache", _gathered):
-            _impl(self._inputs.projection).forward_mha(**arguments)
+        impl = made_without_init(
+            flashmla.FlashMLAImpl,
+            dcp_world_size=1,
+            num_heads=NUM_HEADS,
+            qk_nope_head_dim=NOPE,
+            v_head_dim=VALUE,
+            kv_lora_rank=LATENT,
+            kv_b_proj=_Projection(self._inputs.projection),
+            kv_cache_dtype="auto",
+            _use_flashinfer_concat_mla_k=False,
+        )
+        with mock.patch.object(mla_attention.ops, "gather_and_maybe_dequant_cache", _gather):
+            impl.forward_mha(
+                q=self._q[start:],
+                kv_c_normed=self._latents[start:, :LATENT],
+                k_pe=self._latents[start:, None, LATENT:],
+                kv_c_and_k_pe_cache=self._cache,
+                attn_metadata=self._metadata,
+                k_scale=torch.ones(()),
+                output=output,
+            )
         prefills = self._requests[self._metadata.num_decodes :]
         rows = torch.split(output.view(-1, NUM_HEADS, VALUE), [request.num_scheduled for request in prefills])
         return [_observed(request, own, self._inputs) for request, own in zip(prefills, rows, strict=True)]
 
     def _planned(self, backend: _Backend) -> Any:
-        """What vLLM's builder makes of the step."""
+        """The metadata that vLLM's builder makes for the step."""
         lengths = [request.num_scheduled for request in self._requests]
         starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         seq_lens = torch.tensor([request.num_tokens for request in self._requests], dtype=torch.int32)
@@ -122,13 +132,12 @@ class Step:
             block_table_tensor=self._table,
             slot_mapping=torch.zeros(sum(lengths), dtype=torch.int64),
         )
-        planned = mock.patch.object(flashmla, "get_mla_metadata", lambda *a, **k: (flashmla.FlashMLASchedMeta(), None))
-        with planned, _Unpinned():
+        with lazy_plans(), _Unpinned():
             return _builder(backend).build(0, common)
 
 
 class _Unpinned(TorchFunctionMode):
-    """Host memory stays as it is: pinning it takes a GPU."""
+    """Host memory is not pinned, because pinning needs a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.pin_memory:
@@ -144,22 +153,21 @@ class _Backend:
 
     @staticmethod
     def get_name() -> str:
-        """Asked for since 0.30.0, where one backend wants its offsets aligned."""
+        """Called since 0.30.0, where one backend needs aligned offsets."""
         return "HARNESS"
 
     def prepare_metadata(self, metadata: Any) -> None:
-        """Keep what the builder hands over."""
         self._metadata = metadata
 
     def run_prefill_new_tokens(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        """New tokens among themselves: [T, H, V] and [H, T]."""
+        """Causal attention of each request's new tokens: [T, H, V] and [H, T]."""
         starts = self._metadata.query_start_loc.tolist()
         return causal_attention(q, k, v, list(itertools.pairwise(starts)), SCALE)
 
     def run_prefill_context_chunk(
         self, *, q: Tensor, k: Tensor, v: Tensor, chunk_idx: int = 0, chunk: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """New tokens over a chunk of context, from 0.28.0 on those of the requests that `chunk` names."""
+        """New tokens over a chunk of context. Since 0.28.0 they are the tokens of the requests in `chunk`."""
         if chunk is None:
             starts, keys = self._metadata.query_start_loc, self._metadata.chunked_context.cu_seq_lens[chunk_idx]
         else:
@@ -168,7 +176,7 @@ class _Backend:
 
 
 class _Projection:
-    """From latents to keys and values of all heads."""
+    """From latents to keys and values of all heads. vLLM reads the dtype of `weight`."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
@@ -178,59 +186,33 @@ class _Projection:
 
 
 def _builder(backend: _Backend) -> Any:
-    """FlashMLA's builder as it stands after its own start, which needs a GPU to count processors."""
-    builder = object.__new__(flashmla.FlashMLAMetadataBuilder)
-    model = mock.Mock(dtype=torch.float32, **{"get_head_size.return_value": LATENT + ROPE})
-    settings: dict[str, Any] = {
-        "metadata_cls": flashmla.FlashMLAMetadata,
-        "model_config": model,
-        "device": torch.device("cpu"),
-        "q_data_type": torch.float32,
-        "num_q_heads": NUM_HEADS,
-        "is_fp8_kvcache": False,
-        "dcp_world_size": 1,
-        # Read by 0.27.1 and later.
-        "dcp_local_block_size": 1,
-        "dcp_virtual_block_size": 1,
-        "dcp_manager": None,
-        "use_pcp": False,
-        "aot_schedule": True,
-        "page_size": PAGE_SIZE,
-        "chunked_prefill_workspace_size": WORKSPACE_TOKENS,
-        "chunked_prefill_workspace": torch.zeros(WORKSPACE_TOKENS, LATENT + ROPE),
-        "_prefill_backend": backend,
-    }
-    for name, value in settings.items():
-        setattr(builder, name, value)
-    return builder
+    return made_without_init(
+        flashmla.FlashMLAMetadataBuilder,
+        metadata_cls=flashmla.FlashMLAMetadata,
+        model_config=mock.Mock(dtype=torch.float32, **{"get_head_size.return_value": LATENT + ROPE}),
+        device=torch.device("cpu"),
+        q_data_type=torch.float32,
+        num_q_heads=NUM_HEADS,
+        is_fp8_kvcache=False,
+        dcp_world_size=1,
+        # Read since 0.27.1.
+        dcp_local_block_size=1,
+        dcp_virtual_block_size=1,
+        dcp_manager=None,
+        use_pcp=False,
+        aot_schedule=True,
+        page_size=PAGE_SIZE,
+        chunked_prefill_workspace_size=WORKSPACE_TOKENS,
+        chunked_prefill_workspace=torch.zeros(WORKSPACE_TOKENS, LATENT + ROPE),
+        _prefill_backend=backend,
+    )
 
 
-def _impl(projection: Tensor) -> Any:
-    """vLLM's implementation with the sizes of this step."""
-    impl = object.__new__(flashmla.FlashMLAImpl)
-    settings: dict[str, Any] = {
-        "dcp_world_size": 1,
-        "num_heads": NUM_HEADS,
-        "qk_nope_head_dim": NOPE,
-        "v_head_dim": VALUE,
-        "kv_lora_rank": LATENT,
-        "kv_b_proj": _Projection(projection),
-        "kv_cache_dtype": "auto",
-        "_use_flashinfer_concat_mla_k": False,
-    }
-    for name, value in settings.items():
-        setattr(impl, name, value)
-    return impl
-
-
-def _gathered(
-    src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, token_to_seq: Tensor, num_tokens: Any,
-    seq_starts: Tensor, **_: Any,
-) -> None:  # fmt: skip
-    """Stands in for vLLM's operator: the context tokens of one chunk, request by request, into `dst`."""
-    for token in range(int(num_tokens)):
-        request = int(token_to_seq[token])
-        page, offset = divmod(token - int(cu_seq_lens[request]) + int(seq_starts[request]), PAGE_SIZE)
+def _gather(src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **chunk: Any) -> None:
+    """Stands in for vLLM's operator: copies the context tokens of one chunk to `dst`, one request after another."""
+    for token in range(int(chunk["num_tokens"])):
+        request = int(chunk["token_to_seq"][token])
+        page, offset = divmod(token - int(cu_seq_lens[request]) + int(chunk["seq_starts"][request]), PAGE_SIZE)
         dst[token] = src_cache[block_table[request, page], offset]
 
 

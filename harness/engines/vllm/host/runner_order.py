@@ -1,9 +1,9 @@
-"""The order that vLLM's two model runners give the requests of a step, made by their own code.
+"""The batch order of vLLM's two model runners, computed by their own code.
 
-The first runner reorders its batch in place by a function of its own. The second sorts in the middle of a method that
-needs a GPU: the sort and what leads to it are executed from that method's own text, so that a release which sorts
-otherwise is judged by what it does. Where the text has no such sort, or the sort asks for more than stands in here, it
-is refused: nothing was judged.
+The first runner has a function that reorders its batch in place. The second runner sorts in the middle of a method that
+needs a GPU. The sort and the statements that it depends on are cut from the text of that method and executed, so each
+release is judged by its own sort. Code without such a sort, or with one that needs more than the stand-ins here, is
+refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COUNTS = "num_tokens_per_req"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a step: how many tokens its prompt has, and how many were computed before and are now."""
+    """One request of a step: numbers of tokens in its prompt, computed before the step, and scheduled in the step."""
 
     name: str
     num_prompt: int
@@ -42,24 +42,21 @@ class Request:
 def first_runner(
     reorder: Callable[..., Any], requests: Sequence[Request], *, decode_threshold: int
 ) -> tuple[Request, ...]:
-    """The batch as `reorder`, the first runner's `reorder_batch_to_split_decodes_and_prefills`, leaves it."""
+    """The batch order after `reorder`, which is vLLM's `reorder_batch_to_split_decodes_and_prefills`."""
     batch = _InputBatch(requests)
     reorder(batch, _scheduled(requests), decode_threshold=decode_threshold)
     return _named(requests, batch.req_ids)
 
 
 def second_runner(runner: type, requests: Sequence[Request]) -> tuple[Request, ...]:
-    """The batch in the order of `runner`, the second runner's class. Raises InputError where that cannot be told."""
+    """The batch order of `runner`, the class of the second runner. Raises InputError for code that cannot be cut."""
     method, index = _sort_of(runner)
-    given = {
-        "self": _runner_state(requests),
-        "scheduler_output": _scheduled(requests),
-    }
-    asked = [argument.arg for argument in method.args.args]
+    stand_ins = {"self": _runner_state(requests), "scheduler_output": _scheduled(requests)}
+    parameters = [argument.arg for argument in method.args.args]
     function = _cut(runner, method, index)
     try:
-        # An argument that nothing stands in for is None, and refused where the sort asks for something of it.
-        ordered = list(function(**{name: given.get(name) for name in asked}))
+        # Other arguments are None, so a sort that uses them raises.
+        ordered = list(function(**{name: stand_ins.get(name) for name in parameters}))
     except (AttributeError, KeyError, NameError, TypeError) as error:
         raise _refusal(runner, f"the sort of {method.name} asks for more than stands in here ({error})") from None
     if sorted(ordered) != sorted(request.name for request in requests):
@@ -68,7 +65,7 @@ def second_runner(runner: type, requests: Sequence[Request]) -> tuple[Request, .
 
 
 class _InputBatch:
-    """Of the first runner's `InputBatch`, what the reordering reads and swaps."""
+    """Stands in for the first runner's `InputBatch`, with the columns that the reordering reads and swaps."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.req_ids = [request.name for request in requests]
@@ -76,7 +73,6 @@ class _InputBatch:
         self.num_prompt_tokens = _counts(request.num_prompt for request in requests)
 
     def swap_states(self, i: int, j: int) -> None:
-        """Exchange two requests."""
         self.req_ids[i], self.req_ids[j] = self.req_ids[j], self.req_ids[i]
         for counts in (self.num_computed_tokens_cpu, self.num_prompt_tokens):
             counts[[i, j]] = counts[[j, i]]
@@ -92,7 +88,7 @@ def _named(requests: Sequence[Request], names: Sequence[str]) -> tuple[Request, 
 
 
 def _scheduled(requests: Sequence[Request]) -> Any:
-    """Of the scheduler's output, what an order can depend on."""
+    """The fields of the scheduler's output that an order can depend on."""
     old = [request for request in requests if request.num_computed]
     cached = SimpleNamespace(req_ids=[r.name for r in old], num_computed_tokens=[r.num_computed for r in old])
     return SimpleNamespace(
@@ -107,7 +103,7 @@ def _scheduled(requests: Sequence[Request]) -> Any:
 
 
 def _runner_state(requests: Sequence[Request]) -> Any:
-    """Of the second runner, what an order can depend on: no drafts, and each request's progress."""
+    """The fields of the second runner that an order can depend on: each request's progress, and no draft tokens."""
     computed, prompts = (
         _counts(getattr(request, name) for request in requests) for name in ("num_computed", "num_prompt")
     )
@@ -122,7 +118,7 @@ def _runner_state(requests: Sequence[Request]) -> Any:
 
 
 def _sort_of(runner: type) -> tuple[ast.FunctionDef, int]:
-    """The one method that sorts the requests by their tokens, and which of its statements does."""
+    """The only method that sorts the requests by their tokens, and the index of the statement."""
     [tree] = ast.parse(textwrap.dedent(inspect.getsource(runner))).body
     assert isinstance(tree, ast.ClassDef)
     methods = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -134,26 +130,23 @@ def _sort_of(runner: type) -> tuple[ast.FunctionDef, int]:
 
 
 def _sorts(line: ast.stmt) -> bool:
-    """Is it `req_ids = sorted(num_tokens_per_req, ...)`, or a function of vLLM's that is named for sorting?"""
-    if not isinstance(line, ast.Assign) or not isinstance(line.value, ast.Call):
-        return False
-    by, arguments = line.value.func, line.value.args
-    return (
-        [ast.unparse(target) for target in line.targets] == [ORDERED]
-        and isinstance(by, ast.Name)
-        and by.id.startswith("sort")
-        and bool(arguments)
-        and ast.unparse(arguments[0]) == COUNTS
-    )
+    """Whether a statement is `req_ids = sort...(num_tokens_per_req, ...)`: `sorted`, or a function of vLLM."""
+    match line:
+        case ast.Assign(
+            targets=[ast.Name(id=target)],
+            value=ast.Call(func=ast.Name(id=function), args=[ast.Name(id=counts), *_]),
+        ):
+            return (target, counts) == (ORDERED, COUNTS) and function.startswith("sort")
+    return False
 
 
 def _cut(runner: type, method: ast.FunctionDef, index: int) -> Callable[..., Any]:
-    """The sort and the statements that lead to what it reads, as a function that returns the order."""
-    [back] = ast.parse(f"return {ORDERED}").body
+    """The sort and the statements that it depends on, as a function that returns the order."""
+    [return_order] = ast.parse(f"return {ORDERED}").body
     own = _names(method, ast.Store)
-    kept, read = [method.body[index], back], _names(method.body[index]) & own
+    kept, read = [method.body[index], return_order], _names(method.body[index]) & own
     for line in reversed(method.body[:index]):
-        # Only an assignment to other names is left out for sure: anything else that names one of these may change it.
+        # A plain assignment matters if it binds a name that is read. Any other statement may change all that it names.
         if (_assigned(line) or _names(line)) & read:
             kept.insert(0, line)
             read |= _names(line) & own
@@ -169,7 +162,7 @@ def _cut(runner: type, method: ast.FunctionDef, index: int) -> Callable[..., Any
 
 
 def _assigned(line: ast.stmt) -> set[str]:
-    """The names that a plain assignment binds; none for any other statement, which may do more."""
+    """The names that a plain assignment binds; none for any other statement."""
     targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
     return {target.id for target in targets if isinstance(target, ast.Name)}
 

@@ -1,4 +1,4 @@
-"""Kernels of Blackwell: called as vLLM calls them, and run on no machine of ours so far (see docs/vllm.md)."""
+"""Kernels for Blackwell, called as vLLM calls them. They have not run on a GPU yet (see docs/vllm.md)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,11 @@ NUM_KV_SPLITS = 1
 
 
 def cutlass_mla_decode(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    *,
-    scale: float,
-    kv_scale: float | None = None,
-    metadata: Any = None,
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """CUTLASS MLA of vllm._custom_ops: one query token a request, heads padded to 128, pages as they are."""
+    """CUTLASS MLA of vllm._custom_ops, with heads padded to 128: q [B, 1, H, 576] -> [B, 1, H, 512], [B, H, 1]."""
     ops = importlib.import_module("vllm._custom_ops")
-    num_requests, _, num_heads, width = q.shape
+    num_requests, num_heads, width = q[:, 0].shape
     padded = q.new_zeros(num_requests, 128, width)
     padded[:, :num_heads] = q[:, 0]
     out = torch.empty(num_requests, 128, RANK, dtype=q.dtype, device=q.device)
@@ -37,23 +30,24 @@ def cutlass_mla_decode(
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
     nope, rope = padded[..., :RANK].contiguous(), padded[..., RANK:].contiguous()
     ops.sm100_cutlass_mla_decode(
-        out=out, lse=lse, q_nope=nope, q_pe=rope, kv_c_and_k_pe_cache=kv_cache, seq_lens=seq_lens,
-        page_table=block_table, workspace=workspace, scale=scale, num_kv_splits=NUM_KV_SPLITS,
-    )  # fmt: skip
+        out=out,
+        lse=lse,
+        q_nope=nope,
+        q_pe=rope,
+        kv_c_and_k_pe_cache=kv_cache,
+        seq_lens=seq_lens,
+        page_table=block_table,
+        workspace=workspace,
+        scale=scale,
+        num_kv_splits=NUM_KV_SPLITS,
+    )
     return out[:, None, :num_heads].contiguous(), lse[:, :num_heads, None].contiguous()
 
 
 def flashinfer_mla_decode(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    *,
-    scale: float,
-    kv_scale: float | None = None,
-    metadata: Any = None,
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """FlashInfer's TRT-LLM-gen decode. It returns no lse: that output holds what the allocation held."""
+    """FlashInfer's TRT-LLM-gen decode: q [B, S, H, 576] -> [B, S, H, 512]. It has no lse, so lse stays unwritten."""
     decode = importlib.import_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache_mla
     workspace = torch.zeros(128 << 20, dtype=torch.uint8, device=q.device)
     out = decode(
@@ -67,7 +61,7 @@ def flashinfer_mla_decode(
 def trtllm_ragged_context_attention(
     q: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, chunk_start_loc: Tensor, *, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """TRT-LLM ragged prefill over a context chunk, into an output that nobody wrote."""
+    """TRT-LLM ragged prefill over a context chunk, into an unwritten output: q, k [., H, 192], v [., H, 128]."""
     attention = importlib.import_module("flashinfer.prefill").trtllm_ragged_attention_deepseek
     lengths = chunk_start_loc[1:] - chunk_start_loc[:-1]
     out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
@@ -79,6 +73,6 @@ def trtllm_ragged_context_attention(
         cum_seq_lens_kv=chunk_start_loc, enable_pdl=False, is_causal=False, return_lse=True, out=out,
     )  # fmt: skip
     lse = lse.transpose(0, 1).contiguous()
-    # Since 0.29 vLLM takes the kernel's log-sum-exp to be of base 2; before, as it is.
+    # Since 0.29 vLLM converts the kernel's log-sum-exp from base 2.
     to_base_e = getattr(importlib.import_module("vllm.v1.attention.backends.utils"), "log2_lse_to_ln", None)
     return out, to_base_e(lse) if to_base_e else lse

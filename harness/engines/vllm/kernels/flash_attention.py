@@ -1,4 +1,4 @@
-"""FlashAttention-3 as vLLM calls it for MLA: decode with the latent as value (`q_v`), and context chunks of prefill."""
+"""FlashAttention-3, called as vLLM calls it for MLA: decode with the latent as value (`q_v`), and prefill context."""
 
 from __future__ import annotations
 
@@ -14,18 +14,11 @@ _MODULE = "vllm.vllm_flash_attn"
 
 
 def mla_decode(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    *,
-    scale: float,
-    kv_scale: float | None = None,
-    metadata: Any = None,
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """Decode: q [B, S, H, 576], kv_cache [N, 64, 576] bf16 -> out [B, S, H, 512], lse [B, H, S] float32."""
     attention = importlib.import_module(_MODULE).flash_attn_varlen_func
-    num_requests, num_tokens, num_heads, _ = q.shape
+    num_requests, num_tokens, num_heads = q.shape[:3]
     flat = q.reshape(num_requests * num_tokens, num_heads, -1)
     starts = torch.arange(0, flat.shape[0] + 1, num_tokens, dtype=torch.int32, device=q.device)
     out, lse = attention(
@@ -50,12 +43,12 @@ def mla_decode(
 def context_attention(
     q: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, chunk_start_loc: Tensor, *, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Prefill over one context chunk, as MLACommonImpl asks: q, k [., H, 192], v [., H, 128], not causal."""
+    """Prefill over a context chunk, not causal: q [T, H, 192], k [C, H, 192], v [C, H, 128] -> [T, H, 128], [H, T]."""
     attention = importlib.import_module(_MODULE).flash_attn_varlen_func
     longest_q = int((query_start_loc[1:] - query_start_loc[:-1]).max())
     longest_k = max(1, int((chunk_start_loc[1:] - chunk_start_loc[:-1]).max()))
-    # Without splits the op returns undefined tensors, which a dispatch mode cannot hand on. The kernel allocates in C++
-    # anyway, where only a sweep of free memory reaches.
+    # Without splits the op returns undefined tensors, and a dispatch mode fails on these. Nothing is lost: the kernel
+    # allocates in C++, which only a sweep of free memory reaches.
     with _disable_current_modes():
         out, lse = attention(
             q=q,

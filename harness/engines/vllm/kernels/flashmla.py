@@ -1,11 +1,12 @@
 """FlashMLA as vLLM ships it: dense decode over bf16 and FP8 pages with its planners, and the sparse prefill kernel.
 
-Imports of vLLM are inside the functions: they load its CUDA extensions, which only a worker on a GPU needs.
+vLLM is imported inside the functions, because the import loads its CUDA extensions.
 """
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,20 +17,13 @@ _OPS = "vllm.v1.attention.ops.flashmla"
 
 
 def mla_decode_plan(seq_lens: Tensor, *, num_heads: int) -> Any:
-    """An empty FlashMLASchedMeta: the first decode call with it plans, and later calls reuse that plan."""
+    """An empty FlashMLASchedMeta. The first decode call with it makes the plan, and later calls reuse it."""
     ops = importlib.import_module(_OPS)
     return ops.get_mla_metadata(seq_lens, num_heads, 1, is_fp8_kvcache=False)[0]
 
 
 def mla_decode(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    *,
-    scale: float,
-    kv_scale: float | None = None,
-    metadata: Any = None,
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, metadata: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """Dense decode: q [B, S, H, 576] and kv_cache [N, 64, 576] bf16 -> out [B, S, H, 512] bf16, lse [B, H, S] fp32."""
     ops = importlib.import_module(_OPS)
@@ -49,16 +43,16 @@ def mla_decode(
     return out, lse
 
 
+@dataclass  # without slots: the graph recorder looks for tensors in `__dict__`
 class Fp8Plan:
-    """Tile-scheduler metadata and split counts of the FP8 kernel, as tensors of one object."""
+    """Plan of the FP8 kernel."""
 
-    def __init__(self, tile_scheduler_metadata: Tensor, num_splits: Tensor) -> None:
-        self.tile_scheduler_metadata = tile_scheduler_metadata
-        self.num_splits = num_splits
+    tile_scheduler_metadata: Tensor
+    num_splits: Tensor
 
 
 def mla_decode_plan_fp8(seq_lens: Tensor, *, num_heads: int) -> Fp8Plan:
-    """Plan of the FP8 kernel for one query token a request."""
+    """The plan for one query token a request."""
     ops = importlib.import_module(_OPS)
     plan = ops.get_mla_metadata_dense_fp8(cache_seqlens=seq_lens, num_q_tokens_per_head_k=num_heads, num_heads_k=1)
     return Fp8Plan(*plan)
@@ -74,7 +68,7 @@ def mla_decode_fp8(
     kv_scale: float | None = None,
     metadata: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Dense decode over e4m3 pages. The query is quantized too, per tensor, as vLLM does before this kernel."""
+    """Dense decode over e4m3 pages; shapes as in `mla_decode`. The query is quantized per tensor first, as in vLLM."""
     ops = importlib.import_module(_OPS)
     num_tokens = q.shape[1]
     if metadata is None or num_tokens != 1:
@@ -99,18 +93,11 @@ def mla_decode_fp8(
 
 
 def mla_decode_sparse(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    *,
-    scale: float,
-    kv_scale: float | None = None,
-    metadata: Any = None,
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """The sparse bf16 kernel asked for every token of a request: indices of slots, -1 past its length.
+    """The sparse bf16 kernel with every token of a request selected; shapes as in `mla_decode`.
 
-    It wants 64 heads or a multiple, so heads are padded; query tokens are its rows, and lse is turned to base e.
+    Indices of slots are -1 past the request's length. Heads are padded to a multiple of 64. Each query token is a row.
     """
     ops = importlib.import_module(_OPS)
     num_requests, num_tokens, num_heads, width = q.shape

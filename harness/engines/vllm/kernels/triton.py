@@ -1,4 +1,4 @@
-"""vLLM's Triton MLA decode, called as TritonMLAImpl does."""
+"""vLLM's Triton MLA decode, called as in `TritonMLAImpl`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ def mla_decode(
     *,
     scale: float,
     kv_scale: float | None = None,
-    metadata: Any = None,
+    **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Decode with one query token a row: of S tokens, each is a request of its own that ends where it stands.
+    """Decode: q [B, S, H, 576], kv_cache [N, P, 576] bf16 or e4m3 -> out [B, S, H, 512], lse [B, H, S] float32.
 
-    Outputs are allocated unwritten, where vLLM zeroes them: what the kernel writes is what is judged.
+    The kernel takes one query token a row, so each of S tokens becomes a request that ends at this token. Outputs are
+    not zeroed as in vLLM: only what the kernel writes is judged.
     """
     decode = importlib.import_module("vllm.v1.attention.ops.triton_decode_attention").decode_attention_fwd
     num_requests, num_tokens, num_heads, width = q.shape

@@ -1,1 +1,1 @@
-"""vLLM under the harness: its poison plug-in, faults as patches of its source, and the process that serves a case."""
+"""vLLM under the harness: the plug-in in its workers, and the process that serves a case."""

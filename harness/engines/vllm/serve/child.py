@@ -1,4 +1,4 @@
-"""The process that serves one case: `python -m harness.engines.vllm.serve.child`, started by the vLLM target."""
+"""The process that serves one case. The vLLM target starts it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from harness.core.params import Record
 from harness.run.protocol import answer_once
 
 RANKS_SECONDS = 30.0
-"""How long workers may take to answer for themselves after the questions, or after a failure."""
+"""The time limit for the workers' states after the questions, or after a failure."""
 
 
 class ServeRequest(Record):
-    """A model to serve with `options` of `vllm.LLM`, the questions to ask, and the folder for the answers."""
+    """A model to serve with `options` of `vllm.LLM`, the questions, and the folder for the answers."""
 
     model: str
     options: dict[str, Any]
@@ -29,39 +29,30 @@ class ServeRequest(Record):
 
 
 def serve(request: ServeRequest) -> dict[str, Any]:
-    """Start vLLM with the plug-in on, and ask every question of every epoch.
-
-    Returns what was filled in all workers, and under `ranks` what each worker says it has.
-    """
+    """Start vLLM with the plug-in active, and ask every question of every epoch. Returns `worker_state.summed`."""
     from harness.accuracy.epochs import run_epochs
     from harness.accuracy.tasks import load_task
     from harness.engines.vllm.backend import VllmBackend
     from harness.engines.vllm.serve.plugin import activate
-    from harness.engines.vllm.serve.worker_state import summed, tell
+    from harness.engines.vllm.serve.worker_state import state_of_worker, summed
 
     activate()
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(request.task, Path(scratch), limit=request.limit)
         backend = VllmBackend(request.model, concurrency=request.concurrency, **request.options)
         try:
-            run_epochs(
-                backend,
-                task,
-                Path(request.directory),
-                num_epochs=request.epochs,
-                max_tokens=request.max_tokens,
-                resume=True,
-            )
+            folder = Path(request.directory)
+            run_epochs(backend, task, folder, num_epochs=request.epochs, max_tokens=request.max_tokens, resume=True)
         except Exception:
-            # Ranks that are still whole tell what their recorders saw; the caller says how it failed.
+            # The recorders of ranks that still run write their reports.
             with contextlib.suppress(Exception):
-                backend.ask_workers(tell, RANKS_SECONDS)
+                backend.ask_workers(state_of_worker, RANKS_SECONDS)
             raise
         try:
-            return summed(backend.ask_workers(tell, RANKS_SECONDS))
+            return summed(backend.ask_workers(state_of_worker, RANKS_SECONDS))
         except Exception as error:
-            # The questions were answered: this is no failure of vLLM's, and no proof of anything.
-            raise InputError(f"vLLM's workers did not answer for themselves: {error}".partition("\n")[0]) from None
+            # All questions were answered, so this is no failure of vLLM.
+            raise InputError(f"vLLM's workers did not report their state: {error}".partition("\n")[0]) from None
 
 
 if __name__ == "__main__":

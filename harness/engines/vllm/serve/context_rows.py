@@ -1,12 +1,12 @@
-"""Poison within a step: rows of context attention without context, as a kernel that skips them leaves them.
+"""Poison within a step: fill the rows of context attention without context, which a kernel may leave unwritten.
 
-The op promises nothing of these rows (TRT-LLM's kernel on Blackwell leaves them unwritten), though FlashAttention-3
-happens to write them. What vLLM does about them has changed twice, and the poison comes before it each time:
+TRT-LLM's kernel on Blackwell leaves them unwritten; FlashAttention-3 writes them. The way in which vLLM ignores these
+rows has changed twice, and the poison is always applied before it:
 
-- up to 0.25 the last merge is told how many rows it may read; the others are filled when the context loop is done;
-- in 0.26 and 0.27 rows of requests without a token in a chunk are masked behind its kernel; the kernel's are filled;
-- since 0.28 a chunk is of requests that have context in it, and rows of no chunk are neutralised where the result is
-  allocated (vllm-project/vllm#50613); it is filled as it is allocated.
+- up to 0.25 the last merge gets the number of rows with context; the other rows are filled after the context loop;
+- in 0.26 and 0.27 vLLM masks rows of requests without a token in the chunk; they are filled right after the kernel;
+- since 0.28 vLLM clears rows of requests without context where it allocates the result (vllm-project/vllm#50613); the
+  result is filled as it is allocated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OUTPUT, LSE = "context.output", "context.lse"
 
 
 def install(poison: ServePoison) -> str:
-    """Wrap what this vLLM has of the three; returns where."""
+    """Install the hook that fits this release. Returns the path of the patched function or class."""
     module: Any = importlib.import_module(ATTENTION_MODULE)
     if hasattr(module, "init_mla_context_partial"):
         module.init_mla_context_partial = with_marked_rows(module.init_mla_context_partial, poison)
@@ -50,7 +50,7 @@ def install(poison: ServePoison) -> str:
 
 
 def with_counted_rows(original: Callable[..., Any], poison: ServePoison) -> Callable[..., Any]:
-    """`_compute_prefill_context` with rows past `prefill_tokens_with_context` filled."""
+    """`_compute_prefill_context` that fills rows past `prefill_tokens_with_context`."""
 
     @functools.wraps(original)
     def compute(
@@ -69,7 +69,7 @@ def with_counted_rows(original: Callable[..., Any], poison: ServePoison) -> Call
 
 
 def with_masked_rows(original: Callable[..., Any], poison: ServePoison) -> Callable[..., Any]:
-    """`_compute_prefill_context` in which each chunk's kernel leaves rows of requests without a token of it."""
+    """`_compute_prefill_context` with a kernel that leaves rows without context in the chunk unwritten."""
 
     @functools.wraps(original)
     def compute(
@@ -88,7 +88,7 @@ def with_masked_rows(original: Callable[..., Any], poison: ServePoison) -> Calla
 
 
 class _Skipping:
-    """A prefill backend whose kernel of context chunks writes no row of a request that has nothing in the chunk."""
+    """A prefill backend that fills rows of requests without context in the chunk after its kernel."""
 
     def __init__(self, backend: PrefillBackend, prefill: PrefillMetadata, pattern: str) -> None:
         self._backend = backend
@@ -99,7 +99,7 @@ class _Skipping:
         return getattr(self._backend, name)
 
     def run_prefill_context_chunk(self, chunk_idx: int, q: Any, k: Any, v: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all rows: out [T, H, V], lse [H, T]."""
+        """out [T, H, V], lse [H, T]."""
         out, lse = self._backend.run_prefill_context_chunk(chunk_idx=chunk_idx, q=q, k=k, v=v)
         context: MaskedContext = self._prefill.chunked_context
         rows = rows_without(self._prefill.query_start_loc, context.cu_seq_lens[chunk_idx])
@@ -110,14 +110,14 @@ class _Skipping:
 
 
 def rows_without(query_start_loc: torch.Tensor, context_start_loc: torch.Tensor) -> torch.Tensor:
-    """Both [R + 1]: rows of queries whose request spans no token of context. Waits for the device."""
+    """Query rows of requests without context, from two tensors [R + 1] of starts. Waits for the device."""
     is_empty = context_start_loc[1:] == context_start_loc[:-1]
     lengths = query_start_loc[1:] - query_start_loc[:-1]
     return is_empty.repeat_interleave(lengths.long()).nonzero().flatten()
 
 
 def with_marked_rows(original: Callable[..., Any], poison: ServePoison) -> Callable[..., Any]:
-    """`init_mla_context_partial` with what it allocates filled before it clears the rows of `empty_token_slices`."""
+    """`init_mla_context_partial` that fills its result before it clears the rows of `empty_token_slices`."""
 
     @functools.wraps(original)
     def init(chunked_context: MarkedContext, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +133,7 @@ def with_marked_rows(original: Callable[..., Any], poison: ServePoison) -> Calla
 
 
 class _Unwritten(TorchFunctionMode):
-    """`torch.empty` gives memory filled with the pattern: log-sum-exps have two dims, outputs three."""
+    """`torch.empty` returns memory filled with the pattern. Log-sum-exps have two dims, outputs three."""
 
     def __init__(self, pattern: str) -> None:
         super().__init__()

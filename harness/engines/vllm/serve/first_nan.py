@@ -1,21 +1,23 @@
 """The first-NaN recorder in a vLLM worker: `MLA_HARNESS_FIRST_NAN=1 vllm serve ...`, or a folder instead of 1.
 
-Each worker hooks its model's modules when it is loaded, before anything is compiled or captured, and besides them the
-two forms of MLA attention and the choice of experts, which run inside one op for the compiler. Nothing is read back
-until somebody asks: `kill -USR2 PID` makes the worker tell, at the end of the step that is under way if there is one.
-The end of the process does too where it is not killed, as does `told.tell` in a served case. It tells on standard
-error, and in a folder as `first-nan-rank<N>.json`.
+Each worker hooks the modules of its model right after loading, before anything is compiled or captured. It also hooks
+the two forms of MLA attention and the choice of experts, which are parts of one op for the compiler.
+
+Results stay on the GPU until a report is requested: by `kill -USR2 PID`, by `worker_state.state_of_worker`, or by the
+end of a process that is not killed. During a step the report waits for the end of the step. It goes to standard error,
+and to `first-nan-rank<N>.json` if a folder is given.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +34,16 @@ from harness.memory.first_nan.scan import can_watch
 from harness.memory.first_nan.table import Slot, Table
 
 ATTENTION = ("forward_mqa", "forward_mha")
-"""Methods of an MLA layer's `impl`: decodes return (out, lse), prefills write their argument `output`."""
+"""Methods of an MLA layer's `impl`. Decodes return (out, lse); prefills write to their argument `output`."""
 RECORDERS: list[WorkerRecorder] = []
-"""Those of this process, for whoever asks a worker from outside."""
+"""The recorders of this process."""
 FILE = "first-nan-rank{rank}.json"
-"""What a rank tells, where a folder was named."""
+"""The report of a rank in the folder."""
 
 
 def install(where: str) -> list[str]:
-    """Wrap `load_model` and `execute_model` of every runner that this vLLM has; returns which."""
-    # Compiled code of a run without the recorder holds no scans.
+    """Wrap `load_model` and `execute_model` of every runner of this release. Returns the runners' paths."""
+    # Cached code was compiled without the recorder's scans.
     os.environ.setdefault("VLLM_DISABLE_COMPILE_CACHE", "1")
     wrapped = []
     for path, runner in runners():
@@ -75,60 +77,66 @@ def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WorkerRecorder:
-    """The recorder of one worker: its table lives on the worker's GPU from before the first capture."""
+    """The recorder of one worker. Its table is allocated on the worker's GPU before the first capture."""
 
     def __init__(self, runner: Runner, where: str) -> None:
         self._runner = runner
         self._folder = None if where == "1" else Path(where)
         self.rank = worker_rank()
         self.table = Table(torch.device(runner.device))
-        # Warm-ups, captures and dummy runs are nobody's.
+        # Rows of warm-ups, captures and dummy runs are not live.
         self.table.live.fill_(0)
         self.notes = StepNotes()
         self._step = -1
-        self._asked = False
+        self._is_report_due = False
         self._is_stepping = False
         model = runner.get_model()
         self._modules = ModuleRecorder(self.table)
         self._modules.attach(model, counts_steps=False)
         self.num_ops = sum(self._watch_ops(path, module) for path, module in model.named_modules())
         RECORDERS.append(self)
-        self._tell_how()
+        self._announce()
 
-    def step(self, scheduler_output: SchedulerOutput) -> Step:
-        """What stands around one step: which rows are live, and whose they were."""
+    @contextlib.contextmanager
+    def step(self, scheduler_output: SchedulerOutput) -> Iterator[None]:
+        """Record one step: set its live rows before it, and note the request of each row after it."""
         self._step += 1
-        return Step(self, self._step, scheduler_output)
+        with torch.inference_mode():
+            self._begin(scheduler_output)
+        try:
+            yield
+        finally:
+            with torch.inference_mode():
+                self._end(scheduler_output)
 
-    def begin(self, step: int, scheduler_output: SchedulerOutput) -> None:
-        """Queue the step's clock and live rows on the current stream, ahead of its work."""
+    def _begin(self, scheduler_output: SchedulerOutput) -> None:
+        """Queue the step's clock and live rows on the current stream, before the work of the step."""
         self._is_stepping = True
         counts = scheduler_output.num_scheduled_tokens
         prompts = len(scheduler_output.scheduled_new_reqs)
         phase = "decode" if not prompts and all(count == 1 for count in counts.values()) else "mixed"
-        self.table.set_clock(step, "prefill" if prompts and prompts == len(counts) else phase)
-        # The second runner warms up with requests of its own, which go the way of real ones.
+        self.table.set_clock(self._step, "prefill" if prompts and prompts == len(counts) else phase)
+        # The second runner warms up with requests of its own, in steps like any other.
         warms_up = bool(counts) and all("warmup_" in name and name.startswith("_") for name in counts)
         self.table.live.fill_(0 if warms_up else scheduler_output.total_num_scheduled_tokens)
 
-    def end(self, step: int, scheduler_output: SchedulerOutput) -> None:
-        """Note whose rows they were, and answer if somebody asked."""
+    def _end(self, scheduler_output: SchedulerOutput) -> None:
         self.table.live.fill_(0)
         spans, end = [], 0
         for name in request_order(self._runner, scheduler_output.num_scheduled_tokens):
             spans.append((name, end, end := end + scheduler_output.num_scheduled_tokens[name]))
-        self.notes.note(step, {"batch": spans})
+        self.notes.note(self._step, {"batch": spans})
         self._is_stepping = False
-        if self._asked:
-            self._asked = False
-            self.tell()
+        if self._is_report_due:
+            self._is_report_due = False
+            self.write_report()
 
     def report(self) -> FirstNan | None:
-        """Who wrote the first live value that is not finite in this worker. Waits for the device."""
+        """The writer of the worker's first live value that is not finite, if there is one. Waits for the device."""
         return describe(self.table, self.notes, self.rank)
 
-    def tell(self) -> None:
-        """Say it on standard error and, where a folder was named, write it there."""
+    def write_report(self) -> None:
+        """Print the report to standard error, and write it to the folder if there is one."""
         found = self.report()
         text = found.statement if found else "no watched live value was anything but finite"
         print(f"mla-harness: first NaN, rank {self.rank}, after {self._step + 1} steps: {text}", file=sys.stderr)
@@ -137,32 +145,29 @@ class WorkerRecorder:
             content = (found or FirstNan(rank=self.rank)).model_dump_json(indent=1)
             write_atomic(self._folder / FILE.format(rank=self.rank), content + "\n")
 
-    def ask(self, *_: Any) -> None:
-        """Have it told now, or at the end of the step that is under way: a signal may come in the middle of a launch.
-
-        A server without requests has no next step, and vLLM kills its workers when it ends.
-        """
-        self._asked = self._is_stepping
+    def request_report(self, *_: Any) -> None:
+        """Report now, or at the end of the current step: a signal can arrive in the middle of a launch."""
+        self._is_report_due = self._is_stepping
         if not self._is_stepping:
+            # An idle server has no next step, and vLLM kills its workers when it ends.
             with torch.inference_mode():
-                self.tell()
+                self.write_report()
 
-    def _tell_how(self) -> None:
+    def _announce(self) -> None:
+        """Make the recorder report on a signal and at exit, and print how to request a report."""
         how = ""
         if hasattr(signal, "SIGUSR2"):
             try:
-                signal.signal(signal.SIGUSR2, self.ask)
+                signal.signal(signal.SIGUSR2, self.request_report)
                 how = f"; ask with: kill -USR2 {os.getpid()}"
             except ValueError:
-                how = "; it tells at the end"  # not the main thread
-        atexit.register(self.tell)
-        print(
-            f"mla-harness: first-NaN recorder on rank {self.rank}: {len(self.table.slots)} tensors, "
-            f"{self.num_ops} ops of attention and routing{how}", file=sys.stderr,
-        )  # fmt: skip
+                how = "; it reports at the end"  # not the main thread
+        atexit.register(self.write_report)
+        watched = f"{len(self.table.slots)} tensors, {self.num_ops} ops of attention and routing"
+        print(f"mla-harness: first-NaN recorder on rank {self.rank}: {watched}{how}", file=sys.stderr)
 
     def _watch_ops(self, path: str, module: nn.Module) -> int:
-        """Wrap what a module calls that is no module: attention of either form, and the choice of experts."""
+        """Wrap attention and the choice of experts, which a module calls and which are no modules. Returns how many."""
         found, impl = 0, getattr(module, "impl", None)
         for name in ATTENTION if impl is not None and not isinstance(impl, nn.Module) else ():
             if hasattr(impl, name) and name not in vars(impl):
@@ -178,7 +183,7 @@ class WorkerRecorder:
     def _watched_attention(self, original: Callable[..., Any], name: str, layer: int | None) -> Callable[..., Any]:
         signature = inspect.signature(original)
         place = f"{name} result"
-        # Decodes are the first rows of a batch; where prompts begin is not known here.
+        # Decodes are the first rows of a batch. The first row of prefills is unknown here.
         rows = "batch" if name.endswith("mqa") else ""
         number = self.table.slot(place, Slot(name, "output", layer=layer, call=place, rows=rows))
 
@@ -208,30 +213,13 @@ class WorkerRecorder:
         return select_experts
 
 
-class Step:
-    """One step of a worker, as a block."""
-
-    def __init__(self, recorder: WorkerRecorder, number: int, scheduler_output: SchedulerOutput) -> None:
-        self._recorder = recorder
-        self._number = number
-        self._scheduler_output = scheduler_output
-
-    def __enter__(self) -> None:
-        with torch.inference_mode():
-            self._recorder.begin(self._number, self._scheduler_output)
-
-    def __exit__(self, *_: object) -> None:
-        with torch.inference_mode():
-            self._recorder.end(self._number, self._scheduler_output)
-
-
 def router_of(holder: RouterHolder | Any) -> Router | None:
-    """Who chooses experts for a module of experts, or for the runner of one; None for any other module."""
+    """The router of a module of experts or of its runner; None for any other module."""
     return holder.router if hasattr(getattr(holder, "router", None), "select_experts") else None
 
 
 def request_order(runner: Runner, counts: dict[str, int]) -> list[str]:
-    """The requests of a step in the order of their rows: the first runner keeps it, the second sorts by tokens."""
+    """The requests of a step in the order of their rows: the first runner stores it, the second sorts by tokens."""
     batch: InputBatch | None = getattr(runner, "input_batch", None)
     if batch is not None:
         return [name for name in batch.req_ids if name in counts]

@@ -1,9 +1,8 @@
-"""Poison inside a vLLM worker: before each step, what nobody wrote is filled, ahead of vLLM's own zeroing.
+"""Poison inside a vLLM worker: unwritten memory is filled before each step, and before vLLM zeroes anything.
 
-One site is filled within a step: rows of context attention whose tokens have no context (`context_rows`).
-
-Both model runners take the scheduler's output in `execute_model`; that is where the step begins, with the ids of newly
-given blocks at hand and vLLM's zeroing still to come. All fills are queued on the current stream, as the step is.
+Both model runners get the scheduler's output in `execute_model`. There the ids of new blocks are known and vLLM has not
+zeroed them yet. All fills are queued on the current stream, before the work of the step. One site is filled within a
+step: rows of context attention for tokens without context (`context_rows`).
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ from harness.engines.vllm.serve.writes import FILLED, FINITE, worker_rank
 from harness.memory.poison.sentinels import bits_view, sentinel_bits
 
 Runner = FirstRunner | SecondRunner
-TOLD = frozenset(10**power for power in range(9))
+PRINTED_STEPS = frozenset(10**power for power in range(9))
+"""Steps after which a worker prints its counts: a server has no caller that could read them."""
 
 
 def runners() -> Iterator[tuple[str, Any]]:
-    """Path and class of every model runner that this vLLM has."""
+    """Path and class of every model runner of this release."""
     for path in RUNNERS:
         module, _, name = path.partition(":")
         try:
@@ -48,7 +48,7 @@ def runners() -> Iterator[tuple[str, Any]]:
 
 
 def install(poison: ServePoison) -> list[str]:
-    """Wrap `execute_model` of every runner that this vLLM has; returns which."""
+    """Wrap `execute_model` of every runner of this release. Returns the paths of what was wrapped."""
     wrapped = []
     for path, runner in runners():
         runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
@@ -61,7 +61,7 @@ def install(poison: ServePoison) -> list[str]:
 def _wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., Any]:
     @functools.wraps(original)
     def execute_model(self: Runner, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        # Dummy and profile runs of the second runner bring no requests, and their memory is not yet laid out.
+        # Dummy and profile runs of the second runner have no requests, and their caches are not allocated yet.
         if not kwargs.get("dummy_run"):
             before(self, scheduler_output)
         return original(self, scheduler_output, *args, **kwargs)
@@ -70,21 +70,19 @@ def _wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., 
 
 
 class StepPoison:
-    """Fills what a step is about to find unwritten. One object a runner class: it keeps the table of the sweep."""
+    """Fills unwritten memory before a step. One object for each runner class, because it keeps the sweep's table."""
 
     def __init__(self, poison: ServePoison) -> None:
         self._poison = poison
         self._sweep: Callable[[], Any] | None = None
 
     def __call__(self, runner: Runner, step: SchedulerOutput) -> None:
-        """Poison before one step; in inference mode, as vLLM's caches may be changed in no other."""
+        """Poison before one step, in inference mode: vLLM's caches can be changed in no other mode."""
         if self._poison.is_for(worker_rank()):
             with torch.inference_mode():
                 self._before(runner, step)
-
         FILLED.steps += 1
-        # A server has no caller who could read the counts: it says them on lines that grow rare.
-        if FILLED.steps in TOLD:
+        if FILLED.steps in PRINTED_STEPS:
             print(f"mla-harness: {self._poison.text()} in process {os.getpid()}: {asdict(FILLED)}", file=sys.stderr)
 
     def _before(self, runner: Runner, step: SchedulerOutput) -> None:
@@ -105,7 +103,7 @@ class StepPoison:
             self._tails(runner, step)
 
     def _tails(self, runner: Runner, step: SchedulerOutput) -> None:
-        """Slots of the last new block past the tokens that this step will have written."""
+        """Fill the slots of each new request's last block that this step does not write."""
         for group, caches, ratio in groups(runner):
             size = block_tokens(runner, group)
             for request in step.scheduled_new_reqs:
@@ -115,7 +113,7 @@ class StepPoison:
                     self._fill(caches, ratio, [blocks[length // size]], length % size)
 
     def _fill(self, caches: list[torch.Tensor], ratio: int, blocks: list[int], start: int) -> None:
-        """Fill slots from `start` on of scheduler blocks, each `ratio` kernel blocks of a cache [N, P, D]."""
+        """Fill scheduler blocks from slot `start` on. One of them is `ratio` kernel blocks of a cache [N, P, D]."""
         for cache in caches if blocks else ():
             page = cache.shape[1]
             ids = torch.tensor(blocks, device=cache.device)
@@ -130,14 +128,14 @@ class StepPoison:
         if self._poison.pattern == "nan":
             bits_view(values)[ids, first:] = sentinel_bits(values.dtype, "kv.new")
             return
-        # Older torch cannot index fp8: the bits of one element stand for the value.
+        # Older torch cannot index fp8, so the bits of the value are written.
         value = FINITE if self._poison.pattern == "finite" else torch.finfo(values.dtype).max
         bits = bits_view(torch.full((1,), value, device=cache.device).to(values.dtype))
         bits_view(values)[ids, first:] = bits
 
 
 def groups(runner: Runner) -> Iterator[tuple[int, list[torch.Tensor], int]]:
-    """KV groups that hold latents: their number, caches [N, P, D], and kernel blocks in one block of the scheduler."""
+    """KV groups of latents: index, caches [N, P, D], and the number of kernel blocks in a block of the scheduler."""
     config: KVCacheConfig | None = getattr(runner, "kv_cache_config", None)
     if config is None:
         return
@@ -159,7 +157,7 @@ def groups(runner: Runner) -> Iterator[tuple[int, list[torch.Tensor], int]]:
 
 
 def is_latent(spec: KVCacheSpec) -> bool:
-    """Whether a KV spec is of an MLA layer, also where the group wraps several specs of one kind."""
+    """Whether a KV spec is of MLA layers: one spec, or several that the group wraps."""
     inner = getattr(spec, "kv_cache_specs", None)
     specs = list(inner.values()) if isinstance(inner, dict) else [spec]
     return all(type(one).__name__.endswith("MLAAttentionSpec") for one in specs)
@@ -171,7 +169,7 @@ def block_tokens(runner: Runner, group: int) -> int:
 
 
 def new_blocks(step: SchedulerOutput, group: int, size: int) -> list[int]:
-    """Ids of blocks given in this step and not yet written: those of a prefix hit hold answers and are left out."""
+    """Ids of new blocks of this step. Blocks of a prefix hit are written already and left out."""
     found: list[int] = []
     for request in step.scheduled_new_reqs:
         found += request.block_ids[group][-(-request.num_computed_tokens // size) :]

@@ -1,7 +1,6 @@
-"""The entry point of group `vllm.general_plugins`: vLLM calls it in every process it starts.
+"""The entry point of group `vllm.general_plugins`. vLLM calls it in every process that it starts.
 
-Off (MLA_HARNESS_POISON, MLA_HARNESS_FIRST_NAN and MLA_HARNESS_FAULT unset) it costs four looks at the environment and
-imports nothing.
+Without its environment variables (see `settings`) it imports nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ _fault = ""
 
 
 def activate() -> None:
-    """Put a bug back in this vLLM process, record its first NaN, poison it, as the environment asks.
+    """Inject a fault into this vLLM process, record its first NaN and poison it, as the environment says.
 
-    Called again, it does nothing. Raises InputError for a setting that is none, or a bug that does not fit this vLLM.
+    A second call does nothing. Raises InputError for an invalid setting, or for a fault that does not fit this release.
     """
     global _active, _recording
-    # First: what is wrapped below is then the function with the bug.
+    # The fault comes first, so that the hooks below wrap the function with the bug.
     _change_vllm()
     where = os.environ.get("MLA_HARNESS_FIRST_NAN", "")
     if where not in ("", "0") and not _recording:
@@ -38,12 +37,12 @@ def activate() -> None:
 
 
 def fault() -> str:
-    """The bug that was put back in this process; empty when none was."""
+    """The fault injected into this process; empty without one."""
     return _fault
 
 
 def is_routing() -> bool:
-    """Whether this process knows the harness's strategy for vLLM's routing simulator."""
+    """Whether the harness's strategy for vLLM's routing simulator is registered in this process."""
     return _routing
 
 

@@ -1,8 +1,7 @@
-"""vLLM's routing simulator with a strategy that routes rightly: the path of vllm-project/vllm#38359 with right answers.
+"""A strategy for vLLM's routing simulator that selects the model's own experts (vllm-project/vllm#38359).
 
-vLLM's own strategies draw experts at random, so that no answer is right and none can be judged. This one takes the
-same steps (a strategy of `RoutingSimulator`, 64-bit ids unless the experts ask for another type) and picks the
-experts that the model's router would.
+vLLM's own strategies draw experts at random, so their answers cannot be judged. This one uses the same code path, with
+64-bit ids unless the experts need another type, and selects the experts that the model's router would select.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SIMULATOR = "vllm.model_executor.layers.fused_moe.router.routing_simulator_rout
 
 
 class TopK:
-    """Greedy top-k of the softmax, renormalised, as `engine.model.moe.route`; ids as wide as vLLM's strategies'."""
+    """Top-k of the softmax, renormalized, as in `engine.model.moe.route`. Ids have the type of vLLM's own."""
 
     def route_tokens(
         self, hidden_states: Tensor, router_logits: Tensor, top_k: int, indices_type: torch.dtype | None = None
@@ -31,11 +30,10 @@ class TopK:
 
 
 def register() -> None:
-    """Make the strategy known to this process's vLLM, which the environment variable then names.
+    """Register the strategy with vLLM in this process.
 
-    It is one of vLLM's own class too, which since 0.33 answers whether a strategy suits kernels that route themselves.
+    It also derives from vLLM's class, which since 0.33 has a property for kernels that route themselves.
     """
     module: Any = importlib.import_module(_SIMULATOR)
     strategy: RoutingStrategy = type("TopK", (TopK, module.RoutingStrategy), {})()
-    simulator: Any = importlib.import_module(_SIMULATOR).RoutingSimulator
-    simulator.register_strategy(STRATEGY, strategy)
+    module.RoutingSimulator.register_strategy(STRATEGY, strategy)

@@ -1,4 +1,4 @@
-"""What the plug-in is told, by the environment. No torch: a serving process reads it before anything."""
+"""The settings of the plug-in in the environment. No torch here: a serving process reads them first."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from harness.core.errors import InputError
 from harness.core.registry import nearest
 
 VARIABLE = "MLA_HARNESS_POISON"
-"""Unset or empty, nothing is filled."""
+"""What to fill, as `ServePoison.parse` reads it; nothing if unset or empty."""
 FIRST_NAN_VARIABLE = "MLA_HARNESS_FIRST_NAN"
-"""1, or the folder into which each worker's recorder writes."""
+"""1, or the folder for the reports of the workers' recorders."""
 FAULT_VARIABLE = "MLA_HARNESS_FAULT"
-"""A bug of `harness.engines.vllm.faults` that the plug-in puts back in every process of a server."""
+"""A fault of `harness.engines.vllm.faults` to inject into every process of a server."""
 ROUTING_VARIABLE = "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"
-"""vLLM's own; where it names STRATEGY, the plug-in registers it."""
+"""A variable of vLLM. The plug-in registers STRATEGY if it has this value."""
 STRATEGY = "mla_harness_topk"
 
 FREED = ("output", "lse", "workspace", "context.output", "context.lse", "graph.pool", "graph.pad_rows", "sched_meta")
-"""Sites that lie in memory which the caching allocator holds free before a step; one sweep fills them all."""
+"""Sites in memory that is free in the caching allocator before a step. One sweep fills all of them."""
 CONTEXT = ("context.output", "context.lse")
-"""Rows of tokens without context, which the op does not promise to write; filled after each context chunk too."""
+"""Rows of tokens without context, which a kernel need not write. They are also filled within a step."""
 BLOCKS = ("kv.new", "kv.tail", "kv.null")
-"""Sites inside vLLM's own KV pages."""
+"""Sites inside vLLM's KV pages."""
 PATTERNS = ("nan", "max", "finite")
-"""`finite` is what an older latent could have left behind: for kernels that are promised finite pages."""
+"""`finite` has the size of a latent: for kernels that need finite pages."""
 SITES = (*FREED, *BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
 class ServePoison:
-    """Which sites of a serving engine are filled, with what, and on which rank alone; None is all ranks."""
+    """Which sites of a serving engine are filled, with which pattern, and on which rank; None is all ranks."""
 
     sites: tuple[str, ...]
     pattern: str = "nan"
@@ -42,7 +42,7 @@ class ServePoison:
         return any(site in FREED for site in self.sites)
 
     def is_for(self, rank: int) -> bool:
-        """Whether the worker of this rank is asked to fill anything."""
+        """Whether the worker of this rank fills anything."""
         return self.rank is None or self.rank == rank
 
     def text(self) -> str:
@@ -52,7 +52,7 @@ class ServePoison:
 
     @classmethod
     def parse(cls, text: str) -> ServePoison:
-        """Read `SITE,SITE[:PATTERN][@RANK]`, or `all` for the sites. Raises InputError naming what is unknown."""
+        """Read `SITE,SITE[:PATTERN][@RANK]`; `all` stands for all sites. Raises InputError for anything else."""
         what, at, rank = text.strip().partition("@")
         if at and not (rank.isascii() and rank.isdigit()):
             raise InputError(f"{VARIABLE}={text!r}: {rank!r} is no rank; write a number, for example output:nan@1")

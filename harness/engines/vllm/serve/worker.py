@@ -1,7 +1,7 @@
-"""What each worker process of a served case imports before its worker is made: vLLM's option `worker_extension_cls`.
+"""Imported by each worker process of a served case, through vLLM's option `worker_extension_cls`.
 
-vLLM calls entry points of installed distributions alone, and finds none where the harness was only put on the path.
-This import does the same whatever is installed, in forked and spawned workers alike.
+vLLM calls only entry points of installed distributions, and the harness may just be on the path. This import activates
+the plug-in in any case, in forked and in spawned workers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from harness.run.protocol import die_with_parent
 
 
 class Extension:
-    """Adds nothing to vLLM's worker class: who needs something of a worker sends it a function."""
+    """Adds nothing to vLLM's worker class."""
 
 
 if multiprocessing.parent_process() is not None:
-    # A rank that waits for another one in a collective would outlive the process that serves.
+    # A rank that waits in a collective would outlive the serving process.
     die_with_parent()
 activate()

@@ -1,7 +1,7 @@
-"""What each worker of a vLLM says of the harness in it, asked from outside by `LLM.collective_rpc`.
+"""The state of the harness in each vLLM worker, read with `LLM.collective_rpc`, and its check.
 
-Workers may be other processes, forked or spawned. Whether the poison, a bug put back and the routing strategy reached
-them is not taken for granted: a worker without them would read as a vLLM that has no bug.
+Workers may be forked or spawned processes. A worker without the poison, the fault or the routing strategy would look
+like a vLLM without the bug, so each worker's state is checked.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.settings import BLOCKS, CONTEXT, ServePoison
 
 COUNTS = ("steps", "sweeps", "blocks", "context_rows")
-"""What the poison of a process counts."""
+"""The counts of the poison in a process."""
 
 
-def tell(worker: Any) -> dict[str, Any]:
-    """Run inside a worker: its rank, what it has of the harness, and what its poison filled; its recorder tells too."""
+def state_of_worker(worker: Any) -> dict[str, Any]:
+    """Run inside a worker: its rank, process, fault, routing and poison counts. Its recorder writes its report."""
     from harness.engines.vllm.serve.writes import FILLED, worker_rank
 
     first_nan = sys.modules.get("harness.engines.vllm.serve.first_nan")
     if first_nan is not None:
         for recorder in first_nan.RECORDERS:
-            recorder.tell()
-    has = {"rank": worker_rank(), "process": os.getpid(), "fault": plugin.fault(), "routing": plugin.is_routing()}
-    return {**has, **asdict(FILLED)}
-
-
-def summed(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """The counts over all workers, and `ranks`: what each of them said, in their order."""
+            recorder.write_report()
     return {
-        **{count: sum(one[count] for one in told) for count in COUNTS},
-        "ranks": sorted(told, key=lambda one: int(one["rank"])),
+        "rank": worker_rank(),
+        "process": os.getpid(),
+        "fault": plugin.fault(),
+        "routing": plugin.is_routing(),
+        **asdict(FILLED),
     }
 
 
+def summed(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sums of the counts over all workers, and `ranks`: the workers' states in the order of ranks."""
+    sums = {count: sum(state[count] for state in states) for count in COUNTS}
+    return {**sums, "ranks": sorted(states, key=lambda state: int(state["rank"]))}
+
+
 def check(
-    told: dict[str, Any], num_ranks: int, *, fault: str | None, routing: bool, poison: ServePoison | None
+    total: dict[str, Any], num_ranks: int, *, fault: str | None, routing: bool, poison: ServePoison | None
 ) -> None:
-    """Raise HarnessError when a worker lacks what the case is about: then it would have proved nothing."""
-    ranks = told["ranks"]
+    """Raise HarnessError if a worker lacks the fault, the routing or the poison, so that the case proves nothing."""
+    ranks = total["ranks"]
     if [one["rank"] for one in ranks] != list(range(num_ranks)):
-        raise HarnessError(f"{num_ranks} workers were to answer for themselves, and {len(ranks)} did: {ranks}")
+        raise HarnessError(f"{num_ranks} workers must report their state, but {len(ranks)} did: {ranks}")
     for one in ranks:
         who = f"rank {one['rank']} (process {one['process']})"
         if one["fault"] != (fault or ""):
@@ -57,12 +60,15 @@ def check(
 
 
 def _check_filled(ranks: list[dict[str, Any]], poison: ServePoison) -> None:
-    wanted = {"sweeps": poison.sweeps, "blocks": any(site in BLOCKS for site in poison.sites)}
-    wanted["context_rows"] = any(site in CONTEXT for site in poison.sites)
+    wanted = {
+        "sweeps": poison.sweeps,
+        "blocks": any(site in BLOCKS for site in poison.sites),
+        "context_rows": any(site in CONTEXT for site in poison.sites),
+    }
     for one in ranks:
         filled = {count: one[count] for count in COUNTS}
         if not poison.is_for(one["rank"]):
             if any(filled[what] for what in wanted):
                 raise HarnessError(f"the poison {poison.text()} is not for rank {one['rank']}, and filled: {filled}")
-        elif any(asked and not filled[what] for what, asked in wanted.items()):
+        elif any(needed and not filled[what] for what, needed in wanted.items()):
             raise HarnessError(f"the poison {poison.text()} filled nothing on rank {one['rank']}: {filled}")
