@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json as jsonlib
-import sys
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from harness.cli.options import Json, Scenarios, Seed, Selectors, Tag
-from harness.report.terminal import console_for
+from harness.cli.output import console, print_json, table
 from harness.run.child import ONE_THREAD, ask
 from harness.run.requests import MeasureCases
 from harness.scenario.load import load_scenarios
@@ -22,7 +18,7 @@ def bench(
     selectors: Selectors = None,
     tag: Tag = None,
     seed: Seed = 0,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=100, help="Timed runs of each case.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each case.")] = 3,
     scenarios: Scenarios = None,
     json: Json = False,
 ) -> None:
@@ -37,26 +33,22 @@ def bench(
     request = MeasureCases(cases=tuple(cases), repeats=repeats)
     answer = ask("harness.judge.bench", request, name="bench: the measuring process", environ=ONE_THREAD)
     if json:
-        sys.stdout.write(jsonlib.dumps(answer, allow_nan=False, indent=1) + "\n")
+        print_json(answer)
     else:
         _print(answer)
 
 
 def _print(answer: dict[str, Any]) -> None:
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("measured", "median", "worst", "cases", "worst case"):
-        table.add_column(column, overflow="fold")
-    table.add_row("cases a second, one worker", f"{answer['cases_per_second']:.1f}", "", str(answer["num_cases"]), "")
+    shown = table("measured", "median", "worst", "cases", "worst case")
+    shown.add_row("cases a second, one worker", f"{answer['cases_per_second']:.1f}", "", str(answer["num_cases"]), "")
     for name, title in (("poison", "poisoned / unpoisoned"), ("replay", "recorded replay / eager")):
         ratio = answer[name]
         if ratio["num_cases"]:
-            table.add_row(
-                title, f"{ratio['median']:.2f}", f"{ratio['worst']:.2f}", str(ratio["num_cases"]), ratio["worst_case"]
-            )
+            median, worst = f"{ratio['median']:.2f}", f"{ratio['worst']:.2f}"
+            shown.add_row(title, median, worst, str(ratio["num_cases"]), ratio["worst_case"])
         else:
-            table.add_row(title, "-", "-", "0", "no selected case has it")
-    console = console_for()
-    console.print(table)
+            shown.add_row(title, "-", "-", "0", "no selected case has it")
+    screen = console()
+    screen.print(shown)
     for skipped in answer["skipped"]:
-        console.print("not measured:", skipped, style="dim", soft_wrap=True)
+        screen.print("not measured:", skipped, style="dim", soft_wrap=True)

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from harness.cli.options import Device, Json, Scenarios, Seed, Tag, Timeout, Workers
+from harness.cli.output import console, print_json, table
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.report.bisect import Column, in_order, is_good, reasons, rows, to_object
-from harness.report.terminal import console_for
 from harness.report.wording import printable
 from harness.run.child import Child, ChildDied
 from harness.run.planning import Wanted, load
@@ -34,11 +32,11 @@ def bisect(
         list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As of `run`, or one tag.")
     ] = None,
     python: Annotated[
-        list[str] | None, typer.Option("--python", metavar="PYTHON", help="An interpreter or its venv; repeat it.")
+        list[str] | None, typer.Option(metavar="PYTHON", help="An interpreter or its venv; repeat it.")
     ] = None,
     site: Annotated[
         list[Path] | None,
-        typer.Option("--site", metavar="DIR", help="A folder of packages put before the interpreter's; repeat it."),
+        typer.Option(metavar="DIR", help="A folder of packages put before the interpreter's; repeat it."),
     ] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Also put each declared fault back.")] = False,
     tag: Tag = None,
@@ -57,15 +55,15 @@ def bisect(
     options += ["-m", tag] if tag else []
     options += ["-n", str(workers)] if workers else []
     options += ["--scenarios", str(scenarios.resolve())] if scenarios else []
-    console = console_for(sys.stderr if json else sys.stdout)
+    screen = console(json)
     columns = []
     for interpreter, folder in subjects:
-        with console.status(f"{interpreter} {folder or ''}"):
+        with screen.status(f"{interpreter} {folder or ''}"):
             columns.append(_ask(interpreter, folder, "selftest" if faults else "run", options))
     columns = in_order(columns)
-    _print(console, columns)
+    _print(screen, columns)
     if json:
-        sys.stdout.write(jsonlib.dumps(to_object(columns), allow_nan=False, indent=1) + "\n")
+        print_json(to_object(columns))
     raise typer.Exit(is_good(columns))
 
 
@@ -136,21 +134,18 @@ def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) 
     return column
 
 
-def _print(console: Console, columns: list[Column]) -> None:
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("case", "bug", *(column.label for column in columns), "first bad"):
-        table.add_column(printable(title), overflow="fold", no_wrap=title == "case")
+def _print(screen: Console, columns: list[Column]) -> None:
+    shown = table("case", "bug", *(column.label for column in columns), "first bad", no_wrap={"case"})
     for row in rows(columns):
         name = "  with " + row.name.partition(" with ")[2] if row.is_fault else row.name
         bugs = "" if row.is_fault else " ".join(ref.rpartition("#")[2] for ref in row.refs)
-        table.add_row(*(printable(text) for text in (name, bugs, *row.cells, row.answer)))
-    console.print(table)
+        shown.add_row(*(printable(text) for text in (name, bugs, *row.cells, row.answer)))
+    screen.print(shown)
     for column in columns:
         environment = column.summary.get("environment", {})
         paths = environment.get("engine_paths") or {}
         facts = [*list(paths.values())[:1], f"Python {environment.get('python')}, torch {environment.get('torch')}"]
         where = ", ".join(fact for fact in (column.interpreter, *facts) if fact)
-        console.print(printable(f"{column.label}: {where}, {column.seconds:.0f} s"), soft_wrap=True)
+        screen.print(printable(f"{column.label}: {where}, {column.seconds:.0f} s"), soft_wrap=True)
     for line in reasons(columns):
-        console.print(printable(line), soft_wrap=True)
+        screen.print(printable(line), soft_wrap=True)

@@ -26,20 +26,16 @@ def _group() -> None:
 
 @app.command("train")
 def train(
-    task: Annotated[str, typer.Option("--task", help="gsm_symbolic, aime_shaped, all, or a .jsonl file.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the checkpoint goes.")],
-    architecture: Annotated[
-        str, typer.Option("--architecture", metavar="deepseek_v2|kimi_linear", help="Which model.")
-    ] = "deepseek_v2",
-    minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="Time for training.")] = 3.0,
-    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to train.")] = "auto",
+    task: Annotated[str, typer.Option(help="gsm_symbolic, aime_shaped, all, or a .jsonl file.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the checkpoint goes.")],
+    architecture: Annotated[str, typer.Option(metavar="deepseek_v2|kimi_linear", help="Which model.")] = "deepseek_v2",
+    minutes: Annotated[float, typer.Option(min=0.01, help="Time for training.")] = 3.0,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")] = "auto",
     seed: Seed = 0,
     experts: Annotated[
-        int, typer.Option("--experts", min=0, metavar="N", help="Routed experts in every layer, a power of two.")
+        int, typer.Option(min=0, metavar="N", help="Routed experts in every layer, a power of two.")
     ] = 0,
-    limit: Annotated[
-        int, typer.Option("--limit", min=0, metavar="N", help="The first questions alone; 0 for all.")
-    ] = 0,
+    limit: Annotated[int, typer.Option(min=0, metavar="N", help="The first questions alone; 0 for all.")] = 0,
 ) -> None:
     """Train a canary on the worked answers of a task; writes a Hugging Face directory with a model card."""
     if architecture not in ARCHITECTURES:

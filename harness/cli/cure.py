@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.options import Json, Kernel, Plugins, Scenarios, Seed, Timeout, Workers, resolved
-from harness.cli.performing import console, print_json
+from harness.cli.options import Json, Kernel, Plugins, Scenarios, Seed, Timeout, Workers
+from harness.cli.output import console, print_json
 from harness.core.cases import Job
 from harness.core.catalog import FAULTS
 from harness.core.cure_names import parse
@@ -37,7 +37,7 @@ def cure(
         ),
     ],
     fault: Annotated[
-        list[str] | None, typer.Option("--fault", metavar="NAME", help="The known bug to cure; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="The known bug to cure; may be repeated.")
     ] = None,
     kernel: Kernel = None,
     plugin: Plugins = None,
@@ -50,7 +50,7 @@ def cure(
     """Tell whether a proposed fix removes the cause of a failure or hides it."""
     cures = [parse(text) for text in patch]
     names = [FAULTS.get(name).name for name in fault or ()]
-    wanted = Wanted((selector,), None, "cpu", kernel, resolved(plugin), None, seed, timeout, scenarios)
+    wanted = Wanted((selector,), None, "cpu", kernel, tuple(plugin or ()), None, seed, timeout, scenarios)
     screen = console(json)
     with WorkerPool(workers) as pool:
         job = _job(Planner(wanted, pool), pool, selector, names)

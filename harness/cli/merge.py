@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated
 
 import typer
 
-from harness.cli.options import History, Json, Out
+from harness.cli.options import History, Json, Out, command_line
+from harness.cli.output import console, print_json
 from harness.cli.recording import history_file, keep
 from harness.diagnose.perform import exit_code
-from harness.report.terminal import console_for, print_run
+from harness.report.terminal import print_run
 from harness.report.write import write_reports
 from harness.store.merge import merge as put_together
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
-from harness.store.summary import summarise, to_json
+from harness.store.summary import summarise
 
 
 def merge(
@@ -27,10 +26,10 @@ def merge(
     """Put the shards of one run together."""
     root = out or DEFAULT_RUNS
     shards = [RunStore.open(find_run(name, root)) for name in names]
-    merged = put_together(shards, root, command=shlex.join(["mla-harness", *sys.argv[1:]]))
+    merged = put_together(shards, root, command=command_line())
     write_reports(merged, keep(merged, history_file(history)))
-    print_run(console_for(sys.stderr if json else sys.stdout), merged)
+    print_run(console(json), merged)
     results, faults = merged.results(), merged.faults()
     if json:
-        sys.stdout.write(to_json(summarise(merged.plan, results, faults)))
+        print_json(summarise(merged.plan, results, faults))
     raise typer.Exit(exit_code(results) or int(not all(fault.caught for fault in faults)))

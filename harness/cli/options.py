@@ -1,4 +1,4 @@
-"""The options that several commands share, each with one name, one form and one line of help."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ Resume = Annotated[
 ]
 Fault = Annotated[str | None, typer.Option("--fault", metavar="NAME", help="Inject this known bug.")]
 Kernel = Annotated[str | None, typer.Option("--kernel", help="Judge this kernel wherever its op is used.")]
-Plugins = Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file with kernels of yours.")]
+Plugins = Annotated[
+    list[Path] | None, typer.Option("--plugin", resolve_path=True, help="A Python file with kernels of yours.")
+]
 Executor = Annotated[
     str, typer.Option("--executor", metavar="local|ray", help="Where cases run: here, or on a Ray cluster.")
 ]
@@ -57,11 +59,6 @@ Branch = Annotated[
     str,
     typer.Option("--branch", metavar="NAME", envvar="MLA_HARNESS_BRANCH", show_envvar=True, help="Its branch [git's]."),
 ]
-
-
-def resolved(paths: list[Path] | None) -> tuple[Path, ...]:
-    """Files of the user, found from any folder."""
-    return tuple(path.resolve() for path in paths or ())
 
 
 def command_line() -> str:

@@ -1,8 +1,8 @@
-"""What every command that makes a run does around its work: stop orderly, report whatever happens, end in a code."""
+"""What commands that make a run share: the pool of workers, the work, a clean stop, the reports and the exit code."""
 
 from __future__ import annotations
 
-import json
+import os
 import signal
 import sys
 import time
@@ -16,21 +16,36 @@ from harness.cli.recording import keep
 from harness.cli.resuming import command_to_resume
 from harness.core.errors import INTERRUPTED, HarnessError, InputError
 from harness.core.records import Verdict
-from harness.report.terminal import console_for
+from harness.diagnose.perform import carry_out, diagnose, judge_faults
+from harness.report.terminal import LiveProgress
 from harness.report.write import write_reports
+from harness.run.pool import Pool
+from harness.run.ray_pool import RayPool
+from harness.run.runner import WorkerPool
 from harness.store.run_folder import RunStore
 
 NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons above"
+LOCAL, RAY = "local", "ray"
 
 
-def console(as_json: bool = False) -> Console:
-    """Where people read: standard error where standard output is for one JSON object."""
-    return console_for(sys.stderr if as_json else sys.stdout)
+def pool_for(executor: str, ray_address: str | None, workers: int | None) -> Pool:
+    """The pool that the options ask for; `workers` limits it. Raises InputError for options that do not fit."""
+    if executor not in (LOCAL, RAY):
+        raise InputError(f"--executor {executor}: unknown executor; choose one of {LOCAL}, {RAY}")
+    if executor == LOCAL:
+        if ray_address is not None:
+            raise InputError("--ray-address: is for --executor ray; add it, or leave the address out")
+        return WorkerPool(workers)
+    return RayPool(ray_address or os.environ.get("RAY_ADDRESS") or None, workers)
 
 
-def print_json(told: object) -> None:
-    """One object of strict JSON on standard output."""
-    sys.stdout.write(json.dumps(told, allow_nan=False, indent=1) + "\n")
+def work_on(store: RunStore, pool: Pool, screen: Console, *, shrink_seconds: float = 0.0) -> None:
+    """Run what is left of a planned run, judge its faults, and diagnose its failures."""
+    with LiveProgress(screen, len(store.unfinished()) + len(store.untried_controls())) as live:
+        carry_out(store, pool, live)
+    with screen.status("looking for the memory to blame"):
+        judge_faults(store, pool)
+        diagnose(store, pool, shrink_seconds=shrink_seconds)
 
 
 def perform(

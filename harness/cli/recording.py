@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import sys
 from pathlib import Path
 
+from harness.cli.output import warn
 from harness.core.errors import HarnessError
 from harness.store.history.database import DEFAULT_HISTORY, opened
 from harness.store.history.entry import entry_of
@@ -43,7 +43,6 @@ def keep(store: RunStore, history: Path | None) -> Trends | None:
         with opened(history, create=True) as connection:
             write_run(connection, entry_of(store))
     except (HarnessError, OSError, sqlite3.Error, ValueError, KeyboardInterrupt) as error:
-        told = " ".join(str(error).split()) or "interrupted"
-        print(f"mla-harness: warning: this run is not in the history: {told}", file=sys.stderr)
+        warn(f"this run is not in the history: {str(error) or 'interrupted'}")
         return None
     return read_trends(history, store.plan.run_id)

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from harness.cli.options import History, Json, Out
+from harness.cli.output import console, print_json, warn
 from harness.cli.recording import history_file
 from harness.core.errors import HarnessError, InputError
 from harness.report.markdown import render
-from harness.report.terminal import console_for, fault_line, print_run
+from harness.report.terminal import fault_line, print_run
 from harness.report.write import write_reports
 from harness.store.canonical import canonical as canonical_lines
 from harness.store.epochs import take_in
@@ -21,7 +22,7 @@ from harness.store.history.compare import Comparison, compare
 from harness.store.history.entry import entry_of
 from harness.store.history.trends import read_trends
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
-from harness.store.summary import summarise, to_json
+from harness.store.summary import summarise
 
 
 def report(
@@ -52,12 +53,12 @@ def report(
         sys.stdout.write(render(store, _since_before(store, kept), trends))
         return
     if json:
-        sys.stdout.write(to_json(summarise(store.plan, store.results(), store.faults())))
+        print_json(summarise(store.plan, store.results(), store.faults()))
         return
-    console = console_for()
-    print_run(console, store)
+    screen = console()
+    print_run(screen, store)
     for fault in store.faults():
-        console.print(fault_line(fault), soft_wrap=True)
+        screen.print(fault_line(fault), soft_wrap=True)
 
 
 def _since_before(store: RunStore, history: Path | None) -> Comparison | None:
@@ -68,6 +69,6 @@ def _since_before(store: RunStore, history: Path | None) -> Comparison | None:
     try:
         before = previous_of(run, history)
     except HarnessError as error:
-        print(f"mla-harness: warning: nothing to compare with: {' '.join(str(error).split())}", file=sys.stderr)
+        warn(f"nothing to compare with: {error}")
         return None
     return compare(before, run) if before else None

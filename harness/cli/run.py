@@ -7,36 +7,15 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.executor import LOCAL, pool_for
-from harness.cli.options import (
-    Branch,
-    Commit,
-    Device,
-    Executor,
-    Fault,
-    History,
-    Json,
-    Kernel,
-    Out,
-    Plugins,
-    RayAddress,
-    Resume,
-    Scenarios,
-    Seed,
-    Selectors,
-    Tag,
-    Timeout,
-    Workers,
-    command_line,
-    resolved,
-)
-from harness.cli.performing import console, is_all_skipped, perform, print_json
+from harness.cli import options
+from harness.cli.output import console, print_json
+from harness.cli.performing import LOCAL, is_all_skipped, perform, pool_for, work_on
 from harness.cli.recording import history_file, source_under_test
 from harness.cli.resuming import refuse_new_plan, reopened
 from harness.cli.sharding import cut
 from harness.core.errors import InputError
-from harness.diagnose.perform import carry_out, diagnose, exit_code
-from harness.report.terminal import LiveProgress, print_run
+from harness.diagnose.perform import exit_code
+from harness.report.terminal import print_run
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.run.sanitizer import SanitizedPool, check
@@ -46,37 +25,36 @@ from harness.store.summary import summarise
 
 def run(
     context: typer.Context,
-    selectors: Selectors = None,
-    tag: Tag = None,
-    device: Device = "auto",
-    kernel: Kernel = None,
-    plugin: Plugins = None,
-    fault: Fault = None,
-    seed: Seed = 0,
-    out: Out = None,
-    resume: Resume = None,
-    timeout: Timeout = 60.0,
-    workers: Workers = None,
-    executor: Executor = LOCAL,
-    ray_address: RayAddress = None,
-    scenarios: Scenarios = None,
+    selectors: options.Selectors = None,
+    tag: options.Tag = None,
+    device: options.Device = "auto",
+    kernel: options.Kernel = None,
+    plugin: options.Plugins = None,
+    fault: options.Fault = None,
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    resume: options.Resume = None,
+    timeout: options.Timeout = 60.0,
+    workers: options.Workers = None,
+    executor: options.Executor = LOCAL,
+    ray_address: options.RayAddress = None,
+    scenarios: options.Scenarios = None,
     sanitizer: Annotated[
-        str | None,
-        typer.Option("--sanitizer", metavar="TOOL", help="Watch one case: initcheck, memcheck or racecheck."),
+        str | None, typer.Option(metavar="TOOL", help="Watch one case: initcheck, memcheck or racecheck.")
     ] = None,
     shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Only part I of N, cut evenly by the history's times.")
+        str | None, typer.Option(metavar="I/N", help="Only part I of N, cut evenly by the history's times.")
     ] = None,
     shrink_seconds: Annotated[
-        float, typer.Option("--shrink-seconds", min=0.0, help="Also look so long for the smallest failing cases.")
+        float, typer.Option(min=0.0, help="Also look so long for the smallest failing cases.")
     ] = 0.0,
-    history: History = None,
-    commit: Commit = "",
-    branch: Branch = "",
-    json: Json = False,
+    history: options.History = None,
+    commit: options.Commit = "",
+    branch: options.Branch = "",
+    json: options.Json = False,
 ) -> None:
     """Run cases, blame failures, write reports."""
-    wanted = Wanted(tuple(selectors or ()), tag, device, kernel, resolved(plugin), fault, seed, timeout, scenarios)
+    wanted = Wanted(tuple(selectors or ()), tag, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
     kept = history_file(history)
     store = None
     if resume is not None:
@@ -88,7 +66,7 @@ def run(
     with _pool(workers, sanitizer, executor, ray_address) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
         store.note_source(source_under_test(commit, branch, wanted.plugins))
-        raise typer.Exit(_perform(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
+        raise typer.Exit(finish(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
 
 
 def _pool(workers: int | None, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
@@ -114,7 +92,7 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history:
     return RunStore.create(
         root,
         jobs,
-        command=command_line(),
+        command=options.command_line(),
         options=wanted.reproduction(),
         controls=controls,
         sanitizer=tool,
@@ -122,14 +100,14 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history:
     )
 
 
-def _perform(store: RunStore, pool: Pool, *, as_json: bool, shrink_seconds: float, history: Path | None) -> int:
+def finish(
+    store: RunStore, pool: Pool, *, as_json: bool, shrink_seconds: float = 0.0, history: Path | None = None
+) -> int:
+    """Run what is left of a planned run, and print it. Returns the exit code."""
     screen = console(as_json)
 
     def work() -> None:
-        with LiveProgress(screen, len(store.unfinished()) + len(store.untried_controls())) as live:
-            carry_out(store, pool, live)
-        with screen.status("looking for the memory to blame"):
-            diagnose(store, pool, shrink_seconds=shrink_seconds)
+        work_on(store, pool, screen, shrink_seconds=shrink_seconds)
 
     def tell() -> int:
         results, faults = store.results(), store.faults()

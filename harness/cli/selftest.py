@@ -8,32 +8,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.cli.executor import LOCAL, pool_for
-from harness.cli.options import (
-    Branch,
-    Commit,
-    Device,
-    Executor,
-    History,
-    Json,
-    Out,
-    RayAddress,
-    Resume,
-    Scenarios,
-    Seed,
-    Selectors,
-    Tag,
-    Timeout,
-    Workers,
-    command_line,
-)
-from harness.cli.performing import console, is_all_skipped, perform, print_json
+from harness.cli import options
+from harness.cli.output import console, print_json
+from harness.cli.performing import LOCAL, is_all_skipped, perform, pool_for, work_on
 from harness.cli.recording import history_file, source_under_test
 from harness.cli.resuming import refuse_new_plan, reopened
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
-from harness.diagnose.perform import carry_out, diagnose, exit_code, judge_faults
-from harness.report.terminal import LiveProgress, fault_line, print_failures, print_skips, totals_line, verdict_table
+from harness.diagnose.perform import exit_code
+from harness.report.terminal import fault_line, print_failures, print_skips, totals_line, verdict_table
 from harness.report.terminal_accuracy import print_accuracy
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
@@ -44,21 +27,21 @@ from harness.store.summary import accuracy_records, summarise, totals
 
 def selftest(
     context: typer.Context,
-    selectors: Selectors = None,
-    tag: Tag = None,
-    device: Device = "auto",
-    seed: Seed = 0,
-    out: Out = None,
-    resume: Resume = None,
-    timeout: Timeout = 60.0,
-    workers: Workers = None,
-    executor: Executor = LOCAL,
-    ray_address: RayAddress = None,
-    scenarios: Scenarios = None,
-    history: History = None,
-    commit: Commit = "",
-    branch: Branch = "",
-    json: Json = False,
+    selectors: options.Selectors = None,
+    tag: options.Tag = None,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    resume: options.Resume = None,
+    timeout: options.Timeout = 60.0,
+    workers: options.Workers = None,
+    executor: options.Executor = LOCAL,
+    ray_address: options.RayAddress = None,
+    scenarios: options.Scenarios = None,
+    history: options.History = None,
+    commit: options.Commit = "",
+    branch: options.Branch = "",
+    json: options.Json = False,
     no_clean: Annotated[bool, typer.Option("--faults-only", help="Leave the clean cases out.")] = False,
 ) -> None:
     """Inject every known bug; each must be caught."""
@@ -70,7 +53,7 @@ def selftest(
     with pool_for(executor, ray_address, workers) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, no_clean=no_clean)
         store.note_source(source_under_test(commit, branch))
-        raise typer.Exit(_perform(store, pool, as_json=json, history=history_file(history)))
+        raise typer.Exit(finish(store, pool, as_json=json, history=history_file(history)))
 
 
 def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunStore:
@@ -83,22 +66,16 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunSt
     return RunStore.create(
         root,
         planner.jobs_of(cases),
-        command=command_line(),
+        command=options.command_line(),
         options=wanted.reproduction(),
         controls=[Control(use=use, job=job) for use, job in faults],
         is_selftest=True,
     )
 
 
-def _perform(store: RunStore, pool: Pool, *, as_json: bool, history: Path | None) -> int:
+def finish(store: RunStore, pool: Pool, *, as_json: bool, history: Path | None = None) -> int:
+    """Run what is left of a planned selftest, and print it. Returns the exit code."""
     screen = console(as_json)
-
-    def work() -> None:
-        with LiveProgress(screen, len(store.unfinished()) + len(store.untried_controls())) as live:
-            carry_out(store, pool, live)
-        with screen.status("looking for the memory to blame"):
-            judge_faults(store, pool)
-            diagnose(store, pool)
 
     def tell() -> int:
         code = _code(store)
@@ -107,7 +84,7 @@ def _perform(store: RunStore, pool: Pool, *, as_json: bool, history: Path | None
             print_json(_object(store, is_good=code == 0))
         return code
 
-    return perform(store, work, stop=pool.close, tell=tell, history=history)
+    return perform(store, lambda: work_on(store, pool, screen), stop=pool.close, tell=tell, history=history)
 
 
 def _skipped(store: RunStore) -> list[CaseResult]:

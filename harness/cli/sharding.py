@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.cli.output import warn
 from harness.core.cases import Job
 from harness.core.errors import HarnessError, InputError
 from harness.scenario.shard import Shard, split
@@ -52,7 +52,5 @@ def _durations(history: Path | None, keys: Sequence[str]) -> dict[str, float]:
     try:
         return durations(history, keys)
     except HarnessError as error:
-        print(
-            f"mla-harness: warning: the shards are cut without times: {' '.join(str(error).split())}", file=sys.stderr
-        )
+        warn(f"the shards are cut without times: {error}")
         return {}

@@ -6,19 +6,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.options import (
-    Device,
-    Fault,
-    Json,
-    Kernel,
-    Plugins,
-    Scenarios,
-    Seed,
-    Timeout,
-    Workers,
-    resolved,
-)
-from harness.cli.performing import console, print_json
+from harness.cli import options
+from harness.cli.output import console, print_json
 from harness.core.records import ShrinkStep
 from harness.diagnose.failing_case import candidates, declared_oracle, first_failure
 from harness.diagnose.shrink import shrink as search
@@ -32,19 +21,19 @@ Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="How long to 
 
 def shrink(
     selector: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario: its first failing case.")],
-    fault: Fault = None,
-    kernel: Kernel = None,
-    plugin: Plugins = None,
+    fault: options.Fault = None,
+    kernel: options.Kernel = None,
+    plugin: options.Plugins = None,
     seconds: Seconds = 60.0,
-    device: Device = "auto",
-    seed: Seed = 0,
-    timeout: Timeout = 60.0,
-    workers: Workers = None,
-    scenarios: Scenarios = None,
-    json: Json = False,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    timeout: options.Timeout = 60.0,
+    workers: options.Workers = None,
+    scenarios: options.Scenarios = None,
+    json: options.Json = False,
 ) -> None:
     """Reduce a failing case to the smallest that fails for the same reason."""
-    wanted = Wanted((selector,), None, device, kernel, resolved(plugin), fault, seed, timeout, scenarios)
+    wanted = Wanted((selector,), None, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
     screen = console(json)
     with WorkerPool(workers) as pool:
         with screen.status("looking for a failing case"):

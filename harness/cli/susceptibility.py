@@ -9,20 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness.cli.options import (
-    Branch,
-    Commit,
-    Device,
-    History,
-    Out,
-    Plugins,
-    Seed,
-    Timeout,
-    Workers,
-    command_line,
-    resolved,
-)
-from harness.cli.performing import console, perform
+from harness.cli import options
+from harness.cli.output import console
+from harness.cli.performing import perform
 from harness.cli.recording import history_file, source_under_test
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
@@ -40,29 +29,31 @@ from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
 def susceptibility(
     kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", help="Only this kernel, short or as op/name; may be repeated.")
+        list[str] | None, typer.Option(help="Only this kernel, short or as op/name; may be repeated.")
     ] = None,
-    plugin: Plugins = None,
-    device: Device = "auto",
-    seed: Seed = 0,
-    out: Out = None,
-    timeout: Timeout = 60.0,
-    workers: Workers = None,
-    history: History = None,
-    commit: Commit = "",
-    branch: Branch = "",
+    plugin: options.Plugins = None,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    timeout: options.Timeout = 60.0,
+    workers: options.Workers = None,
+    history: options.History = None,
+    commit: options.Commit = "",
+    branch: options.Branch = "",
 ) -> None:
     """Try each kernel with each site and pattern, and write the table.
 
     Declared contracts are set aside. The table is written as Markdown, CSV and HTML.
     """
-    plugins = resolved(plugin)
+    plugins = tuple(plugin or ())
     wanted = Wanted(device=device, plugins=plugins, seed=seed, timeout_seconds=timeout)
     screen = console()
     with WorkerPool(workers) as pool:
         own = register_plugins(wanted, pool)
         jobs = Planner(wanted, pool).jobs_of(cases(_specs(kernel or (), own), seed=seed))
-        store = RunStore.create(out or DEFAULT_RUNS, jobs, command=command_line(), options=wanted.reproduction())
+        store = RunStore.create(
+            out or DEFAULT_RUNS, jobs, command=options.command_line(), options=wanted.reproduction()
+        )
         store.note_source(source_under_test(commit, branch, plugins))
 
         def work() -> None:

@@ -1,4 +1,4 @@
-"""What this machine is and can run, asked once of a worker; `doctor` and every report use the same facts."""
+"""The machine and its versions, as `doctor` and every report show them. A worker gathers them once."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Environment(Record):
     engines: dict[str, str] = Field(default={})
     """The version of each engine of the catalog that is installed, by its name."""
     engine_paths: dict[str, str] = Field(default={})
-    """The folder that each of them is imported from."""
+    """The folder that each installed engine is imported from."""
     pandas: str | None = None
     cluster: str = ""
-    """What the cluster was at the start of the run, where there is one; the other facts are of one of its nodes."""
+    """The cluster at the start of the run, if there is one. The other facts are about one of its nodes."""
 
     def why_not(self, device: str) -> str:
         """Why `device` cannot be used here, or an empty string when it can."""
@@ -70,14 +70,12 @@ def version_of(distribution: str) -> str | None:
 
 
 def num_usable_cores() -> int:
-    """Cores this process may run on, which a container can make fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
+    """Cores that this process may run on: in a container perhaps fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_machine() -> Environment:
-    """Gather the facts; imports torch, so it is called in a worker only."""
+    """Gather the facts about this machine. Imports torch, so only workers call it."""
     cuda, gpus = _cuda_facts()
     return Environment(
         harness=version_of("mla-harness"),
@@ -118,26 +116,21 @@ def _cuda_facts() -> tuple[str | None, tuple[Gpu, ...]]:
         import torch
     except ImportError:
         return None, ()
-    gpus: list[Gpu] = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            found: Any = torch.cuda.get_device_properties(index)
-            gpus.append(
-                Gpu(
-                    name=found.name,
-                    capability=f"{found.major}.{found.minor}",
-                    memory_bytes=int(found.total_memory),
-                    uuid=str(getattr(found, "uuid", "")),
-                )
-            )
-    return torch.version.cuda, tuple(gpus)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.version.cuda, tuple(_gpu(torch.cuda.get_device_properties(index)) for index in range(count))
+
+
+def _gpu(properties: Any) -> Gpu:
+    return Gpu(
+        name=properties.name,
+        capability=f"{properties.major}.{properties.minor}",
+        memory_bytes=int(properties.total_memory),
+        uuid=str(getattr(properties, "uuid", "")),
+    )
 
 
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
