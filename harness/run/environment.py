@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -76,16 +75,13 @@ def num_usable_cores() -> int:
 
 def describe_machine() -> Environment:
     """Gather the facts about this machine. Imports torch, so only workers call it."""
-    cuda, gpus = _cuda_facts()
     return Environment(
         harness=version_of("mla-harness"),
         python=platform.python_version(),
         platform=platform.platform(),
         cpu=_cpu_name(),
         num_cores=num_usable_cores(),
-        torch=_torch_version(),
-        cuda=cuda,
-        gpus=gpus,
+        **_torch_facts(),
         triton=version_of("triton"),
         engines=_found((engine.name, version_of(engine.distribution)) for engine in ENGINES),
         engine_paths=_found((engine.name, _path_of(engine.package)) for engine in ENGINES),
@@ -106,18 +102,14 @@ def _path_of(package: str) -> str | None:
     return str(Path(spec.origin).parent) if spec is not None and spec.origin else None
 
 
-def _torch_version() -> str | None:
-    torch = sys.modules.get("torch")
-    return str(torch.__version__) if torch is not None else version_of("torch")
-
-
-def _cuda_facts() -> tuple[str | None, tuple[Gpu, ...]]:
+def _torch_facts() -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        return None, ()
+        return {"torch": version_of("torch")}
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return torch.version.cuda, tuple(_gpu(torch.cuda.get_device_properties(index)) for index in range(count))
+    gpus = tuple(_gpu(torch.cuda.get_device_properties(index)) for index in range(count))
+    return {"torch": str(torch.__version__), "cuda": torch.version.cuda, "gpus": gpus}
 
 
 def _gpu(properties: Any) -> Gpu:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.accuracy.backends import Backend, open_backend, parse_model
@@ -47,24 +48,24 @@ def main(parent: Parent) -> None:
         seed=params.seed,
         max_tokens=params.max_tokens,
         resume=request.resume,
-        on_progress=_Reporter(parent),
+        on_progress=_reporter(parent),
     )
     parent.reply(Reply(result={"seconds": run.seconds}))
     backend.close()
 
 
-class _Reporter:
-    """Reports progress to the parent, not too often, and always at the end of an epoch."""
+def _reporter(parent: Parent) -> Callable[[Progress], None]:
+    """A function that reports progress to the parent, not too often, and always at the end of an epoch."""
+    last = 0.0
 
-    def __init__(self, parent: Parent) -> None:
-        self._parent = parent
-        self._last = 0.0
-
-    def __call__(self, progress: Progress) -> None:
+    def report(progress: Progress) -> None:
+        nonlocal last
         now = time.monotonic()
-        if now - self._last >= PROGRESS_SECONDS or progress.answered == progress.num_questions:
-            self._last = now
-            self._parent.reply(Reply(progress=vars(progress)))
+        if now - last >= PROGRESS_SECONDS or progress.answered == progress.num_questions:
+            last = now
+            parent.reply(Reply(progress=vars(progress)))
+
+    return report
 
 
 def open_model(params: ModelParams) -> Backend:

@@ -46,18 +46,13 @@ def _unexpected(job: Job, verdict: Verdict, reason: str, findings: tuple[Finding
     return CaseResult.of(job, verdict, reason=reason, findings=findings, log=traceback.format_exc()[-4000:])
 
 
-def describe_kernels(plugins: tuple[str, ...]) -> Reply:
-    """Reply with the declarations of the kernels in plug-in files, or of all kernels; refuse a file that fails."""
-    try:
-        return Reply(result={"kernels": load(DESCRIBE)(plugins)})
-    except HarnessError as error:
-        return reply_to_error(error)
-
-
 def reply_to(request: WorkerRequest, execute: Execute) -> Reply:
-    """Do what one request asks."""
+    """Carry out one request."""
     if request.describe is not None:
-        return describe_kernels(request.describe)
+        try:
+            return Reply(result={"kernels": load(DESCRIBE)(request.describe)})
+        except HarnessError as error:
+            return reply_to_error(error)
     assert request.job is not None
     if request.gpu is None:
         return Reply(result=answer(request.job, execute).model_dump(mode="json"))

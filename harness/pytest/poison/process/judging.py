@@ -1,8 +1,7 @@
-"""Each test of a poisoned run: how it is run, and what its report says of memory that it should not have read."""
+"""Run each test under poison, and add findings about unwritten memory to its report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from harness.pytest.poison.settings import Settings
 
 
 class Judge:
-    """Runs the tests of one process under poison, from the moment it is made until `stop`."""
+    """Runs the tests of one process under poison, from its creation to `stop`."""
 
     def __init__(self, settings: Settings, root: Path) -> None:
         self._watch = Watch(settings, root)
@@ -26,15 +25,15 @@ class Judge:
         self._watch.stop()
 
     def note_collected(self, paths: set[str]) -> None:
-        """Files that tests were collected from are files of tests."""
+        """Note the collected files as files of tests."""
         self._watch.test_files.collected.update(paths)
 
-    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[pytest.TestReport]:
-        """The reports of one test, run under each poison."""
-        yield from run_item(self._watch, item, nextitem)
+    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        """Run a test under each poison. Returns its reports."""
+        return run_item(self._watch, item, nextitem)
 
     def judge(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
-        """Turn a test that passed on unwritten memory into a failed one, and explain one that failed by itself."""
+        """Fail a test that passed on unwritten memory, and explain a failed one."""
         seen = self._watch.observation
         if seen is None or call.when != "call":
             return
@@ -51,7 +50,7 @@ class Judge:
             report.__dict__["poison_note"] = self._watch.not_swept
         reason = lost_cuda()
         if reason:
-            # Nothing on the device can be read any more.
+            # The device cannot be read any more.
             if report.passed:
                 report.outcome = "failed"
                 report.longrepr = f"this test left CUDA unusable, and ended before that showed: {reason}"
@@ -59,9 +58,8 @@ class Judge:
             found = [*seen.found, *(end_of_test.judge(seen) if not seen.found else [])]
             if found:
                 report.outcome = "failed"
-                report.longrepr = "\n".join(
-                    ["this test passes on memory that nobody wrote:", *wording.sentences(found)]
-                )
+                lines = ["this test passes on memory that nobody wrote:", *wording.sentences(found)]
+                report.longrepr = "\n".join(lines)
                 report.__dict__["poison_found"] = True
                 sums["found"] = 1
         elif report.failed and call.excinfo is not None:

@@ -1,4 +1,4 @@
-"""CUDA after a fault: one illegal access, and every later call of the process fails, also without poison."""
+"""CUDA after an illegal access: every later call of the process fails, also without poison."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import torch
 
 
 def lost_cuda() -> str:
-    """Why CUDA can be used no more in this process; empty where it can, or where nobody has used it.
+    """Why this process cannot use CUDA any more; empty if it can, or if CUDA is not initialized.
 
-    Waits for all that is queued: a kernel's fault shows up when somebody waits, which may be in the next test. So a
-    value that is read after this was also written before, on whichever stream.
+    Waits for all queued kernels, because a kernel's fault shows at the next wait, perhaps in the next test.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return ""
@@ -23,8 +22,8 @@ def lost_cuda() -> str:
 
 
 def _is_used(index: int) -> bool:
-    """Whether torch holds memory of a device: without, it has no context there, and to make one takes a while."""
+    """Whether torch holds memory of a device. Otherwise a call would create a context, which is slow."""
     try:
         return torch.cuda.memory_reserved(index) > 0
     except RuntimeError:
-        return index == torch.cuda.current_device()  # an allocator that keeps no statistics
+        return index == torch.cuda.current_device()  # The allocator keeps no statistics.

@@ -1,4 +1,4 @@
-"""A finding in words, for the report of a test."""
+"""The sentences of findings in the report of a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OWNERS = {"code": "allocated by the code under test:", "tests": "allocated by th
 
 
 def sentences(found: Sequence[PoisonFound]) -> list[str]:
-    """All findings, alike ones once, each with the stack of its allocation."""
+    """Lines for all different findings, each with the stack of its allocation."""
     unique = list(dict.fromkeys(found))
     lines: list[str] = []
     for one in unique[:MAX_FINDINGS]:
