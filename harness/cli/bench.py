@@ -1,4 +1,4 @@
-"""`mla-harness bench`: cases a second, the cost of poison and of a replay, measured in a process of its own."""
+"""`mla-harness bench`: cases a second, and the costs of poison and of a replay, measured in a child process."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def bench(
     known = load_scenarios(scenarios)
     cases = select(known, tuple(selectors or ()), tag=tag, seed=seed)
     if not selectors and tag is None:
-        # Drawn cases and the thousands of a GPU's matrix would outweigh the written ones in the median; a model that
-        # answers questions is no measure of the harness.
-        wanted = {one.name for one in known if one.fuzz is None and one.device == "any"}
-        cases = [case for case in cases if case.scenario in wanted and case.kind.shows_launches]
+        # Drawn cases and the thousands of cases for GPUs would dominate the median. The time of a model that answers
+        # questions is not the harness's.
+        written = {one.name for one in known if one.fuzz is None and one.device == "any"}
+        cases = [case for case in cases if case.scenario in written and case.kind.shows_launches]
     request = MeasureCases(cases=tuple(cases), repeats=repeats)
     answer = ask("harness.judge.bench", request, name="bench: the measuring process", environ=ONE_THREAD)
     if json:

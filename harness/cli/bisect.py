@@ -1,4 +1,4 @@
-"""`mla-harness bisect`: the same scenarios under several interpreters, one table, and the first bad version of each."""
+"""`mla-harness bisect`: run the same scenarios under several interpreters, and find the first bad version of each."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def bisect(
 
 
 def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | None]]:
-    """Interpreter and folder of each column. Raises InputError for what is not there."""
+    """The interpreter and folder of each column. Raises InputError for a missing one."""
     found = [_interpreter(name) for name in pythons] or [sys.executable]
     for folder in sites:
         if not folder.is_dir():
@@ -81,7 +81,7 @@ def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | N
 
 
 def _interpreter(name: str) -> str:
-    """An executable file, a venv's folder or a command. Symbolic links stay: they are what makes a venv."""
+    """The path of an executable file, a venv's folder or a command. Symbolic links are kept: a venv needs them."""
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "bin" / "python"
@@ -94,7 +94,7 @@ def _interpreter(name: str) -> str:
 
 
 def _selection(selectors: list[str], tag: str | None, scenarios: list[Any]) -> tuple[list[str], str | None]:
-    """One selector that is a tag and no scenario's name stands for `-m`."""
+    """The selectors and the tag. A single selector that is a tag, and no scenario's name, counts as `-m`."""
     names = {scenario.name for scenario in scenarios}
     tags = {own for scenario in scenarios for own in scenario.tags}
     if tag is None and len(selectors) == 1 and selectors[0] in tags - names:
@@ -106,8 +106,8 @@ def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) 
     """Run one command in one interpreter, and read the run directory that it leaves."""
     column = Column(interpreter, str(site) if site else None)
     path = os.pathsep.join(filter(None, [column.site, os.environ.get("PYTHONPATH")]))
-    # The run directory is deleted here, so the history would name what is gone. A cache of compiled kernels is kept by
-    # version of Triton and text, so interpreters may share the user's.
+    # No history: it would name a deleted run directory. Interpreters may share the user's cache of compiled kernels,
+    # which is keyed by Triton's version and the source.
     environ = {"PYTHONPATH": path, "MLA_HARNESS_HISTORY": "none"}
     started = time.monotonic()
     with (

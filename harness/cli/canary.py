@@ -1,4 +1,4 @@
-"""`mla-harness canary train`: a tiny model that knows a task's answers by heart, made in a process of its own."""
+"""`mla-harness canary train`: train a tiny model that knows a task's answers by heart, in a child process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARCHITECTURES = ("deepseek_v2", "kimi_linear")
 
 @app.callback()
 def _group() -> None:
-    """Keeps `train` a command of its own, though it is the only one."""
+    """Without this callback, typer would turn the only command `train` into `canary` itself."""
 
 
 @app.command("train")
@@ -54,6 +54,6 @@ def train(
     )
     name = "canary train: the training process"
     ask("harness.canary.command", request, name=name, on_progress=lambda progress: print(progress["line"], flush=True))
-    # Other questions than those of a task are learned, but lm-eval has no task to ask them.
+    # lm-eval has no task for the questions of other files.
     asked = task if task in ("gsm_symbolic", "aime_shaped") else "gsm_symbolic"
     print(f"written: {out}; measure it with: mla-harness epochs --task {asked} --model engine:{out}")

@@ -1,4 +1,4 @@
-"""The table of commands. A command's module is imported when the command is used: `--help` names all and loads none."""
+"""The table of commands. A command's module is imported when it is used, so `--help` imports none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "baseline": ("baseline:app", "Show stored accuracies, or store the accuracy of a run."),
     "canary": ("canary:app", "Canaries: tiny models that measure inference, not ability."),
 }
-"""Name -> "module of this folder:function or group", and one line of help."""
+"""Name -> "module of this folder:function or group", and the first line of its help."""
 
 
 class Commands(TyperGroup):

@@ -1,4 +1,4 @@
-"""`mla-harness compare`: two runs, new failures first."""
+"""`mla-harness compare`: compare two runs, new failures first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.making_runs import history_file
 from harness.cli.options import History, Json, Out
 from harness.cli.output import console, print_json
-from harness.cli.recording import history_file
 from harness.core.errors import InputError
 from harness.report.terminal_history import print_comparison
 from harness.store.history.choose import choose

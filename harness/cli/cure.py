@@ -1,4 +1,4 @@
-"""`mla-harness cure SCENARIO --with PATCH`: does a proposed cure remove the cause of a failure, or hide it?"""
+"""`mla-harness cure SCENARIO --with PATCH`: does a proposed cure remove the cause of a failure or hide it?"""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def cure(
 
 
 def _job(planner: Planner, pool: WorkerPool, selector: str, faults: list[str]) -> Job:
-    """The case to cure: the one that the scenario tries the fault on, or the first that is selected."""
+    """The case to cure: the case that the scenario declares for the fault, or the first selected case."""
     wanted = planner.wanted
     pairs = [
         (use, case)

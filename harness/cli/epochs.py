@@ -11,11 +11,9 @@ from rich.console import Console
 
 from harness.accuracy.backends import parse_model
 from harness.accuracy.records import RunHeader
+from harness.cli import making_runs
 from harness.cli.options import Branch, Commit, History, Json, Out, Resume, command_line
 from harness.cli.output import console, print_json
-from harness.cli.performing import perform
-from harness.cli.recording import history_file, source_under_test
-from harness.cli.resuming import command_to_resume, refuse_new_plan, reopened
 from harness.core.catalog import MODELS
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
@@ -73,8 +71,8 @@ def epochs(
     """Ask the same questions again and again, and judge the accuracy of each epoch."""
     store = None
     if resume is not None:
-        refuse_new_plan(context)
-        store = reopened(resume, out, "epochs")
+        making_runs.refuse_new_plan(context)
+        store = making_runs.reopened(resume, out, "epochs")
         params = ModelParams.model_validate(store.plan.options["epochs"])
     else:
         given = {name: context.params[name] for name in ModelParams.model_fields}
@@ -87,9 +85,9 @@ def epochs(
         if store is None:
             header = RunHeader.model_validate(ready["header"])
             store = create(out or DEFAULT_RUNS, header, params, choose_baseline(header, baseline), command_line())
-        store.note_source(source_under_test(commit, branch))
+        store.note_source(making_runs.source_under_test(commit, branch))
         store.note_environment(ready["environment"])
-        kept = history_file(history)
+        kept = making_runs.history_file(history)
         code = _perform(store, process, params, screen, resume=resume is not None, as_json=json, history=kept)
     raise typer.Exit(code)
 
@@ -140,7 +138,7 @@ def _perform(
         if as_json:
             print_json(summarise(store.plan, store.results(), store.faults()))
         if died is not None:
-            print(f"{died}; continue with: {command_to_resume(store)}", file=sys.stderr)
+            print(f"{died}; continue with: {making_runs.command_to_resume(store)}", file=sys.stderr)
         return exit_code(store.results())
 
-    return perform(store, work, stop=process.close, tell=tell, history=history, settle=settle)
+    return making_runs.perform(store, work, stop=process.close, tell=tell, history=history, settle=settle)

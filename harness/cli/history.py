@@ -1,4 +1,4 @@
-"""`mla-harness history`: what became of a scenario, a case or a fault from run to run; takes in run folders."""
+"""`mla-harness history`: the results of a scenario or a case from run to run. Also imports run folders."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.making_runs import NO_HISTORY, history_file
 from harness.cli.options import History, Json
 from harness.cli.output import console, print_json
-from harness.cli.recording import NONE, history_file
 from harness.core.errors import InputError, UnknownNameError
 from harness.core.registry import nearest
 from harness.report.terminal_history import print_case, print_runs, print_scenario
@@ -47,7 +47,7 @@ def history(
     path = history_file(history)
     given = names or []
     if path is None:
-        raise InputError(f"--history {NONE}: there is nothing to read; name a file")
+        raise InputError(f"--history {NO_HISTORY}: there is nothing to read; name a file")
     if take_in:
         _take_in(given, path)
         return
@@ -77,8 +77,8 @@ def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: in
     found = trends_over(connection, runs, name)
     results = results_of(connection, name, runs) if is_case else []
     if as_json:
-        told = [result and asdict(result) for result in results]
-        print_json(asdict(found) | ({"results": told} if is_case else {}))
+        own = {"results": [result and asdict(result) for result in results]} if is_case else {}
+        print_json(asdict(found) | own)
     elif is_case:
         print_case(console(), name, found, results)
     else:
@@ -93,7 +93,7 @@ def _refuse_unknown(connection: sqlite3.Connection, name: str) -> None:
 
 
 def _take_in(names: Sequence[str], path: Path) -> None:
-    """Write run folders to the history, in order of time; what is no run folder is told and left out."""
+    """Write run folders to the history, in order of time. Other paths are reported and left out."""
     if not names:
         raise InputError(f"--import: name the run folders, for example {DEFAULT_RUNS}/*")
     stores, refused = [], []

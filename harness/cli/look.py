@@ -1,4 +1,4 @@
-"""`list`, `show`, `doctor`, `schema`: what there is, one case in full, what this machine can run, the file format."""
+"""`mla-harness list`, `show`, `doctor` and `schema`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def list_(
         if json:
             print_json({"cases": ids})
         else:
-            # Plain text, one id a line, for `grep` and `xargs`.
+            # One id a line, for `grep` and `xargs`.
             print(*ids, sep="\n")
         return
     tables = {
@@ -91,7 +91,7 @@ def show(
         names = register_plugins(wanted, pool)
     known = load_scenarios(scenarios)
     case = with_each(names, lambda override: select(known, [case_id], seed=seed, override=override))[0]
-    # A cell of the susceptibility matrix is a case of no scenario.
+    # A cell of the susceptibility matrix has no scenario.
     scenario = next((scenario for scenario in known if scenario.name == case.scenario), None)
     if json:
         declared = scenario.model_dump(mode="json", by_alias=True) if scenario else None

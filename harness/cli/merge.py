@@ -1,4 +1,4 @@
-"""`mla-harness merge RUN RUN …`: the shards of one plan put together, reported as the one run that they are."""
+"""`mla-harness merge RUN RUN …`: merge the shards of one plan into one run, and report it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.making_runs import add_to_history, history_file
 from harness.cli.options import History, Json, Out, command_line
 from harness.cli.output import console, print_json
-from harness.cli.recording import history_file, keep
 from harness.diagnose.perform import exit_code
 from harness.report.terminal import print_run
 from harness.report.write import write_reports
@@ -27,7 +27,7 @@ def merge(
     root = out or DEFAULT_RUNS
     shards = [RunStore.open(find_run(name, root)) for name in names]
     merged = put_together(shards, root, command=command_line())
-    write_reports(merged, keep(merged, history_file(history)))
+    write_reports(merged, add_to_history(merged, history_file(history)))
     print_run(console(json), merged)
     results, faults = merged.results(), merged.faults()
     if json:

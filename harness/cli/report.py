@@ -1,4 +1,4 @@
-"""`mla-harness report RUN`: the reports of a run that exists, made again from what it stored; also as Markdown."""
+"""`mla-harness report RUN`: make the reports of a stored run again; also as Markdown."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.making_runs import history_file
 from harness.cli.options import History, Json, Out
 from harness.cli.output import console, print_json, warn
-from harness.cli.recording import history_file
 from harness.core.errors import HarnessError, InputError
 from harness.report.markdown import render
 from harness.report.terminal import fault_line, print_run
@@ -62,7 +62,7 @@ def report(
 
 
 def _since_before(store: RunStore, history: Path | None) -> Comparison | None:
-    """What changed since the run before, where the history knows of one."""
+    """The changes since the previous run, if the history has one."""
     if history is None or not history.is_file():
         return None
     run = entry_of(store)

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.export import export
+from harness.cli.making_runs import NOTHING_RAN
 from harness.cli.options import Device, Json, Plugins, Scenarios, Seed, Timeout, Workers
 from harness.cli.output import console, print_json, table
-from harness.cli.performing import NOTHING_RAN
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError

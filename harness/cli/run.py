@@ -7,11 +7,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import options
+from harness.cli import making_runs, options
 from harness.cli.output import console, print_json
-from harness.cli.performing import LOCAL, is_all_skipped, perform, pool_for, work_on
-from harness.cli.recording import history_file, source_under_test
-from harness.cli.resuming import refuse_new_plan, reopened
 from harness.cli.sharding import cut
 from harness.core.errors import InputError
 from harness.diagnose.perform import exit_code
@@ -36,7 +33,7 @@ def run(
     resume: options.Resume = None,
     timeout: options.Timeout = 60.0,
     workers: options.Workers = None,
-    executor: options.Executor = LOCAL,
+    executor: options.Executor = making_runs.LOCAL,
     ray_address: options.RayAddress = None,
     scenarios: options.Scenarios = None,
     sanitizer: Annotated[
@@ -55,24 +52,24 @@ def run(
 ) -> None:
     """Run cases, blame failures, write reports."""
     wanted = Wanted(tuple(selectors or ()), tag, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
-    kept = history_file(history)
+    kept = making_runs.history_file(history)
     store = None
     if resume is not None:
-        refuse_new_plan(context)
-        store = reopened(resume, out, "run")
+        making_runs.refuse_new_plan(context)
+        store = making_runs.reopened(resume, out, "run")
         sanitizer = store.plan.sanitizer
         if sanitizer and (left := store.unfinished()):
             check(sanitizer, left)
     with _pool(workers, sanitizer, executor, ray_address) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
-        store.note_source(source_under_test(commit, branch, wanted.plugins))
+        store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
         raise typer.Exit(finish(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
 
 
 def _pool(workers: int | None, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
     if sanitizer is None:
-        return pool_for(executor, ray_address, workers)
-    if executor != LOCAL:
+        return making_runs.pool_for(executor, ray_address, workers)
+    if executor != making_runs.LOCAL:
         raise InputError("--sanitizer: watches a case on this machine; leave out --executor")
     pool = SanitizedPool(1)
     pool.tool = sanitizer
@@ -107,15 +104,15 @@ def finish(
     screen = console(as_json)
 
     def work() -> None:
-        work_on(store, pool, screen, shrink_seconds=shrink_seconds)
+        making_runs.work_on(store, pool, screen, shrink_seconds=shrink_seconds)
 
     def tell() -> int:
         results, faults = store.results(), store.faults()
         print_run(screen, store)
         if as_json:
             print_json(summarise(store.plan, results, faults))
-        if is_all_skipped([result.verdict for result in results]):
+        if making_runs.is_all_skipped([result.verdict for result in results]):
             return 2
         return exit_code(results) or int(not all(fault.caught for fault in faults))
 
-    return perform(store, work, stop=pool.close, tell=tell, history=history)
+    return making_runs.perform(store, work, stop=pool.close, tell=tell, history=history)

@@ -1,4 +1,4 @@
-"""`mla-harness selftest`: each scenario clean, then with each of its faults; a fault that gets through is a failure."""
+"""`mla-harness selftest`: run each scenario clean and with each of its faults, which must be caught."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.cli import options
+from harness.cli import making_runs, options
 from harness.cli.output import console, print_json
-from harness.cli.performing import LOCAL, is_all_skipped, perform, pool_for, work_on
-from harness.cli.recording import history_file, source_under_test
-from harness.cli.resuming import refuse_new_plan, reopened
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
 from harness.diagnose.perform import exit_code
@@ -35,7 +32,7 @@ def selftest(
     resume: options.Resume = None,
     timeout: options.Timeout = 60.0,
     workers: options.Workers = None,
-    executor: options.Executor = LOCAL,
+    executor: options.Executor = making_runs.LOCAL,
     ray_address: options.RayAddress = None,
     scenarios: options.Scenarios = None,
     history: options.History = None,
@@ -48,12 +45,12 @@ def selftest(
     wanted = Wanted(tuple(selectors or ()), tag, device, seed=seed, timeout_seconds=timeout, scenarios=scenarios)
     store = None
     if resume is not None:
-        refuse_new_plan(context)
-        store = reopened(resume, out, "selftest")
-    with pool_for(executor, ray_address, workers) as pool:
+        making_runs.refuse_new_plan(context)
+        store = making_runs.reopened(resume, out, "selftest")
+    with making_runs.pool_for(executor, ray_address, workers) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, no_clean=no_clean)
-        store.note_source(source_under_test(commit, branch))
-        raise typer.Exit(finish(store, pool, as_json=json, history=history_file(history)))
+        store.note_source(making_runs.source_under_test(commit, branch))
+        raise typer.Exit(finish(store, pool, as_json=json, history=making_runs.history_file(history)))
 
 
 def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunStore:
@@ -84,7 +81,9 @@ def finish(store: RunStore, pool: Pool, *, as_json: bool, history: Path | None =
             print_json(_object(store, is_good=code == 0))
         return code
 
-    return perform(store, lambda: work_on(store, pool, screen), stop=pool.close, tell=tell, history=history)
+    return making_runs.perform(
+        store, lambda: making_runs.work_on(store, pool, screen), stop=pool.close, tell=tell, history=history
+    )
 
 
 def _skipped(store: RunStore) -> list[CaseResult]:
@@ -98,7 +97,7 @@ def _code(store: RunStore) -> int:
     """As for `run`: 0 all good, 1 a regression or a missed fault, 2 nothing ran, 3 the harness could not judge."""
     results, tried = store.results(), store.tried()
     verdicts = [result.verdict for result in [*results, *tried.values()]]
-    if is_all_skipped(verdicts) and not store.untried_controls():
+    if making_runs.is_all_skipped(verdicts) and not store.untried_controls():
         return 2
     return exit_code(results, store.faults(), tried.values()) or (3 if _num_unjudged(store) else 0)
 

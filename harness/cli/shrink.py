@@ -1,4 +1,4 @@
-"""`mla-harness shrink CASE`: the smallest case that still fails for the same reason, and the way there."""
+"""`mla-harness shrink CASE`: the smallest case that still fails for the same reason, and the steps to it."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def shrink(
 
 
 def step_line(step: ShrinkStep) -> str:
-    """What a live line says of the newest step."""
+    """The live line about the newest step."""
     return f"trying smaller cases: {step.what} is {step.after}"[:100]

@@ -1,4 +1,4 @@
-"""`mla-harness susceptibility`: which kernel lets which unwritten memory through, for every kernel that runs here."""
+"""`mla-harness susceptibility`: which unwritten memory changes the output of which kernel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli import options
+from harness.cli.making_runs import history_file, perform, source_under_test
 from harness.cli.output import console
-from harness.cli.performing import perform
-from harness.cli.recording import history_file, source_under_test
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
 from harness.core.kernel_spec import KernelSpec
@@ -65,7 +64,7 @@ def susceptibility(
 
 
 def _tell(store: RunStore, screen: Console) -> int:
-    """Write and print the matrix. It is there to show a susceptible kernel, so only a cell without verdict is bad."""
+    """Write and print the matrix. A susceptible kernel is a result; only a cell without verdict is an error (3)."""
     found = report.cells(store)
     paths = report.write(store)
     _print(screen, found)
@@ -73,18 +72,18 @@ def _tell(store: RunStore, screen: Console) -> int:
     return 3 if any(cell.outcome == "error" for cell in found) else 0
 
 
-def _specs(asked: Sequence[str], own: Sequence[str]) -> list[KernelSpec]:
-    """The kernels to try: those asked for, else those of the plug-ins, else all, where the matrix has their op.
+def _specs(requested: Sequence[str], own: Sequence[str]) -> list[KernelSpec]:
+    """The kernels to try, with an op of the matrix: the requested ones, else the plug-ins' ones, else all.
 
-    Raises InputError for a name of --kernel that no kernel has or that adds no cell, and when there is none at all.
+    Raises InputError for an unknown kernel, a kernel without a site, or if there is no kernel to try.
     """
     ops = ", ".join(SITES)
-    for name in asked:
+    for name in requested:
         implemented = KernelOverride.named(name).ops
         if not implemented & SITES.keys():
             what = ", ".join(sorted(implemented))
             raise InputError(f"--kernel {name}: op {what} has no site to try; choose a kernel of {ops}")
-    names = asked or own
+    names = requested or own
     specs = [s for s in KERNELS if s.op in SITES and (not names or s.short_name in names or s.name in names)]
     if not specs:
         raise InputError(f"--plugin: no kernel of it ({', '.join(own)}) has a site to try; give one of op {ops}")
