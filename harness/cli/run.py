@@ -71,9 +71,7 @@ def _pool(workers: int | None, sanitizer: str | None, executor: str, ray_address
         return making_runs.pool_for(executor, ray_address, workers)
     if executor != making_runs.LOCAL:
         raise InputError("--sanitizer: watches a case on this machine; leave out --executor")
-    pool = SanitizedPool(1)
-    pool.tool = sanitizer
-    return pool
+    return SanitizedPool(sanitizer)
 
 
 def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history: Path | None) -> RunStore:

@@ -9,6 +9,7 @@ from typing import Any, Self
 from harness.core.cases import Job
 from harness.core.records import CaseResult
 from harness.run.environment import Environment
+from harness.run.worker import DEFAULT_EXECUTE
 
 
 class Pool(ABC):
@@ -16,6 +17,13 @@ class Pool(ABC):
 
     num_workers: int
     """How many jobs can run at one time."""
+
+    def __init__(
+        self, *, execute: str = DEFAULT_EXECUTE, environ: dict[str, str] | None = None, start_seconds: float = 180.0
+    ) -> None:
+        """Workers call `execute` ("module:function"), have `environ` beside their own, and start in `start_seconds`."""
+        self.environment: Environment | None = None
+        self._execute, self._environ, self._start_seconds = execute, environ or {}, start_seconds
 
     def __enter__(self) -> Self:
         return self

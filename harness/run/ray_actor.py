@@ -34,7 +34,7 @@ class NodeWorker:
         unpack(code, self._root)
         os.utime(self._root)
         _delete_old(self._root.parent)
-        self._options: dict[str, Any] = dict(execute=execute, environ=environ, start_timeout_seconds=start_seconds)
+        self._options: dict[str, Any] = dict(execute=execute, environ=environ, start_seconds=start_seconds)
         self._pool: Any = None
 
     def start(self) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from harness.run.pool import Pool
 from harness.run.ray_actor import read_files
 from harness.run.ray_cluster import ActorLost, Cluster, Slot
 from harness.run.runner import WorkerError, default_num_workers
-from harness.run.worker import DEFAULT_EXECUTE
 
 MAX_LOSSES = 3
 """A case that lost this many nodes is a crash: it may be what ends them."""
@@ -59,21 +58,11 @@ class RayPool(Pool):
     of an existing cluster, and on a local one the default of :class:`WorkerPool`.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        num_workers: int | None = None,
-        *,
-        execute: str = DEFAULT_EXECUTE,
-        environ: dict[str, str] | None = None,
-        start_timeout_seconds: float = 180.0,
-    ) -> None:
-        self.environment: Environment | None = None
+    def __init__(self, address: str | None = None, num_workers: int | None = None, **options: Any) -> None:
+        """The options are as in :class:`Pool`."""
+        super().__init__(**options)
         self._address = address
         self._limit = num_workers
-        self._execute = execute
-        self._environ = environ or {}
-        self._start_timeout_seconds = start_timeout_seconds
         self._opened: Cluster | None = None
         self._workers: list[RemoteWorker] = []
         self._losses: dict[str, list[str]] = {}
@@ -268,7 +257,7 @@ class RayPool(Pool):
         environ = {name: value for name, value in os.environ.items() if name.startswith(TRAVELLING)} | self._environ
         if not slot.has_gpu:
             environ["CUDA_VISIBLE_DEVICES"] = ""
-        arguments = (self._digest, self._code, self._execute, environ, self._start_timeout_seconds)
+        arguments = (self._digest, self._code, self._execute, environ, self._start_seconds)
         handle = self._cluster.spawn(slot, *arguments)
         self._spawned_at = time.monotonic()
         self._workers.append(RemoteWorker(slot, handle, handle.start.remote()))
@@ -341,7 +330,7 @@ class RayPool(Pool):
             self._stalled_since = now
         self._stalled_since = self._stalled_since or now
         is_starting = any(not worker.is_ready for worker in self._workers)
-        allowed = PATIENCE_SECONDS + (self._start_timeout_seconds if is_starting else 0.0)
+        allowed = PATIENCE_SECONDS + (self._start_seconds if is_starting else 0.0)
         if now - self._stalled_since > allowed:
             last = f"; the last was lost: {self._last_loss[:300]}" if self._last_loss else ""
             raise WorkerError(

@@ -18,7 +18,6 @@ from harness.run.environment import Environment, num_usable_cores
 from harness.run.gpus import GpuLocks
 from harness.run.pool import Pool
 from harness.run.requests import WorkerRequest
-from harness.run.worker import DEFAULT_EXECUTE
 
 MAX_WORKERS = 4
 DESCRIBE_SECONDS = 30.0
@@ -46,19 +45,10 @@ class WorkerPool(Pool):
     WorkerError, because the next one would die as well.
     """
 
-    def __init__(
-        self,
-        num_workers: int | None = None,
-        *,
-        execute: str = DEFAULT_EXECUTE,
-        environ: dict[str, str] | None = None,
-        start_timeout_seconds: float = 180.0,
-    ) -> None:
+    def __init__(self, num_workers: int | None = None, **options: Any) -> None:
+        """The options are as in :class:`Pool`."""
+        super().__init__(**options)
         self.num_workers = num_workers or default_num_workers()
-        self.environment: Environment | None = None
-        self._execute = execute
-        self._environ = environ
-        self._start_timeout_seconds = start_timeout_seconds
         self._workers: list[Worker] = []
         self._selector = selectors.DefaultSelector()
         self._gpus: GpuLocks | None = None
@@ -237,8 +227,8 @@ class WorkerPool(Pool):
             "harness.run.worker",
             self._execute,
             name="the worker",
-            environ={**(self._environ or {}), **ONE_THREAD},
-            seconds=self._start_timeout_seconds,
+            environ={**self._environ, **ONE_THREAD},
+            seconds=self._start_seconds,
         )
         self._workers.append(worker)
         self._selector.register(worker.fileno(), selectors.EVENT_READ, worker)

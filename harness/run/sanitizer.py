@@ -108,7 +108,9 @@ def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
 class SanitizedPool(WorkerPool):
     """Runs cases under the sanitizer, but trials of the search for blame without it."""
 
-    tool = ""
+    def __init__(self, tool: str) -> None:
+        super().__init__(1)
+        self.tool = tool
 
     def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Iterator[CaseResult]:
         """See :meth:`Pool.run`."""

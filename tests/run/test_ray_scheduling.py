@@ -140,7 +140,7 @@ def test_cases_on_a_gpu_are_not_skipped_by_a_cpu_when_the_node_with_the_gpu_is_l
     monkeypatch.setattr(ray_pool, "TICK_SECONDS", 0.01)
     lost: set[str] = set()
     pool, _ = pool_on([slot("a", gpu=True), slot("b")], MIXED_TOLD, lost)
-    pool._start_timeout_seconds = 0.0
+    pool._start_seconds = 0.0
     pool.start()
     lost.add("a")
     results = pool.run([job("cuda", "cuda"), job("cpu")])
@@ -159,7 +159,7 @@ def test_a_slot_that_somebody_else_holds_keeps_nobody_from_the_others(monkeypatc
 def test_where_every_slot_is_held_the_run_ends_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_pool, "PATIENCE_SECONDS", 0.1)
     pool, cluster = pool_on([slot("a")], {"a": ready()})
-    pool._start_timeout_seconds = 0.1
+    pool._start_seconds = 0.1
     cluster.held.add("a")
     with pytest.raises(WorkerError, match=r"has had no free slot that can run the next case for 0\.2 s"):
         pool.start()

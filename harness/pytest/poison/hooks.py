@@ -34,12 +34,10 @@ class PoisonHooks:
             self._judge = importlib.import_module(JUDGING).Judge(settings, config.rootpath)
 
     def pytest_report_header(self) -> str:
-        """A line about the poison in pytest's header."""
         diff = ", compared with each other" if self.settings.is_diff else ""
         return f"poison: {', '.join(self.settings.patterns)} in {', '.join(sorted(self.settings.sites))}{diff}"
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note the collected files as files of tests."""
         if self._judge is not None:
             self._judge.note_collected({str(item.path) for item in session.items})
 
@@ -71,7 +69,6 @@ class PoisonHooks:
             self.notes.add(str(getattr(report, "poison_note", "")))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print how much was filled and compared."""
         terminalreporter.section("poison")
         for line in summary(self.sums, self.settings.patterns):
             terminalreporter.line(line)
@@ -79,7 +76,6 @@ class PoisonHooks:
             terminalreporter.line(f"free CUDA memory was not filled: {note}")
 
     def pytest_unconfigure(self) -> None:
-        """Restore torch."""
         if self._judge is not None:
             self._judge.stop()
 

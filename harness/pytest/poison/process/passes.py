@@ -14,7 +14,6 @@ import torch
 from _pytest.runner import runtestprotocol
 
 from harness.pytest.poison.process.difference import differences
-from harness.pytest.poison.process.lost_device import lost_cuda
 from harness.pytest.poison.process.observation import Asserted
 from harness.pytest.poison.process.watch import Watch
 
@@ -140,3 +139,27 @@ def _cuda_states() -> list[torch.Tensor] | None:
 
 def _has_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def lost_cuda() -> str:
+    """Why this process cannot use CUDA any more, as after an illegal access; empty if it can, or never used it.
+
+    Waits for all queued kernels, because a kernel's fault shows at the next wait, perhaps in the next test.
+    """
+    if not _has_cuda():
+        return ""
+    try:
+        for index in range(torch.cuda.device_count()):
+            if _is_used(index):
+                torch.cuda.synchronize(index)
+    except RuntimeError as error:
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return ""
+
+
+def _is_used(index: int) -> bool:
+    """Whether torch holds memory of a device. Otherwise a call would create a context, which is slow."""
+    try:
+        return torch.cuda.memory_reserved(index) > 0
+    except RuntimeError:
+        return index == torch.cuda.current_device()  # The allocator keeps no statistics.

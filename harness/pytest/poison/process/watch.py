@@ -40,7 +40,7 @@ class Watch:
         passed_over = [_folder(module) for module in (torch, numpy, harness.memory.poison, harness.pytest.poison)]
         pytest_itself = [_folder(module) for module in (_pytest, pluggy)]
         self.poison = DispatcherPoison(CallSites(self.test_files, passed_over, pytest_itself))
-        self.poison.wanted = self._is_wanted
+        self.poison.wanted = lambda site: site.owner in settings.sites
         self.poison.on_fill = self._on_fill
         self.observation: Observation | None = None
         self.not_swept = ""
@@ -72,9 +72,6 @@ class Watch:
             self.observation = None
             observation.frame = None
             observation.frames_done.clear()
-
-    def _is_wanted(self, site: CallSite) -> bool:
-        return site.owner in self.settings.sites
 
     def _on_fill(self, site: CallSite, frame: FrameType | None) -> None:
         if self.observation is not None:
