@@ -1,4 +1,4 @@
-"""`mla-harness baseline`: what is stored of accuracies, and the one way to change it."""
+"""`mla-harness baseline`: show the stored accuracies, or store a new one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, read_run
 from harness.accuracy.baselines import Baseline, plan_update, read_baselines, write_baseline
 from harness.accuracy.statistics import wilson_interval
+from harness.cli.commands import new_app
 from harness.cli.options import Json, Out
 from harness.cli.output import console, print_json, table
 from harness.core.errors import InputError
@@ -17,9 +18,9 @@ from harness.core.fixtures import BASELINES
 from harness.core.registry import nearest
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
-app = typer.Typer(help="Show stored accuracies, or store the accuracy of a run.", no_args_is_help=True)
+app = new_app(help="Show stored accuracies, or store the accuracy of a run.", no_args_is_help=True)
 
-Folder = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="Another folder of baselines.")]
+Folder = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="Your own folder of baselines.")]
 
 
 @app.command("show")
@@ -56,13 +57,14 @@ def _print(found: list[Baseline], folder: Path) -> None:
 @app.command("update")
 def update(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, a run id, or 'latest'.")],
-    allow_regression: Annotated[
-        bool, typer.Option("--allow-regression", help="Write it even when that lowers the baseline.")
-    ] = False,
+    allow_regression: Annotated[bool, typer.Option("--allow-regression", help="Also write a lower accuracy.")] = False,
     folder: Folder = None,
     out: Out = None,
 ) -> None:
-    """Take the first epoch of a run as the baseline: shows the difference, then writes it."""
+    """Store the accuracy of a run's first epoch.
+
+    Shows the difference to the old baseline before it writes the new one.
+    """
     changes = [plan_update(run, folder or BASELINES) for run in _measured(name, out or DEFAULT_RUNS)]
     for change in changes:
         print("\n".join(change.lines()), flush=True)

@@ -18,11 +18,11 @@ def bench(
     selectors: Selectors = None,
     tag: Tag = None,
     seed: Seed = 0,
-    repeats: Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each case.")] = 3,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Timed runs of each case.")] = 3,
     scenarios: Scenarios = None,
     json: Json = False,
 ) -> None:
-    """Measure what the harness itself costs."""
+    """Measure the cost of the harness itself."""
     known = load_scenarios(scenarios)
     cases = select(known, tuple(selectors or ()), tag=tag, seed=seed)
     if not selectors and tag is None:

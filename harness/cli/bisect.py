@@ -29,16 +29,15 @@ from harness.store.run_folder import RunStore
 
 def bisect(
     selectors: Annotated[
-        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As of `run`, or one tag.")
+        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As in `run`, or one tag.")
     ] = None,
     python: Annotated[
-        list[str] | None, typer.Option(metavar="PYTHON", help="An interpreter or its venv; repeat it.")
+        list[str] | None, typer.Option(metavar="PYTHON", help="Interpreter, or folder of a venv; may be repeated.")
     ] = None,
     site: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="A folder of packages put before the interpreter's; repeat it."),
+        list[Path] | None, typer.Option(metavar="DIR", help="Folder of packages to import first; may be repeated.")
     ] = None,
-    faults: Annotated[bool, typer.Option("--faults", help="Also put each declared fault back.")] = False,
+    faults: Annotated[bool, typer.Option("--faults", help="Also inject each declared fault.")] = False,
     tag: Tag = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -47,7 +46,7 @@ def bisect(
     scenarios: Scenarios = None,
     json: Json = False,
 ) -> None:
-    """Run the same scenarios under several installed versions; name the first bad one of each."""
+    """Run the same scenarios under several versions, and find the first bad one."""
     subjects = _subjects(python or [], site or [])
     named, tag = _selection(selectors or [], tag, load(Wanted(scenarios=scenarios)))
     select(load(Wanted(scenarios=scenarios)), named, tag=tag)

@@ -23,16 +23,14 @@ from harness.store.run_folder import DEFAULT_RUNS
 def compare(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN [RUN]]", help="The older, then the newer: run id, folder, latest, previous."),
+        typer.Argument(metavar="[RUN [RUN]]", help="The older run, then the newer: id, folder, latest or previous."),
     ] = None,
-    branch: Annotated[
-        str, typer.Option(metavar="NAME", help="'previous' is the newest earlier run of this branch.")
-    ] = "",
+    branch: Annotated[str, typer.Option(metavar="NAME", help="Take 'previous' from this branch.")] = "",
     history: History = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Compare two runs; exit code 1 when something fails now that did not."""
+    """Compare two runs; exit code 1 if something fails that did not fail before."""
     if names and len(names) > 2:
         raise InputError(f"compare: takes two runs, the older first, not {len(names)}")
     before, after = choose(names or [], history_file(history), out or Path(DEFAULT_RUNS), branch=branch)

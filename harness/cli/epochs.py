@@ -31,35 +31,39 @@ FORMS = "|".join(f"{model.name}:{model.where}" for model in MODELS)
 
 def epochs(
     context: typer.Context,
-    task: Annotated[str | None, typer.Option(help="For example gsm8k, aime25, gsm_symbolic.")] = None,
-    model: Annotated[str | None, typer.Option(metavar=FORMS, help="The model to ask.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, max=1000, help="How often each question is asked [5].")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, max=4096, help="Questions in flight [32].")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="TASK", help="For example gsm8k, aime25, gsm_symbolic.")] = None,
+    model: Annotated[str | None, typer.Option(metavar=FORMS, help="Model or server to ask.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=1000, help="Ask each question N times [default: 5].")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=4096, help="Parallel requests [default: 32].")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N questions.")] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(resolve_path=True, metavar="DIR", help="TASK/test.jsonl lies here: no hub is asked.")
+        Path | None, typer.Option(resolve_path=True, metavar="DIR", help="Read DIR/TASK/test.jsonl, not the hub.")
     ] = None,
-    filter: Annotated[str | None, typer.Option(help="The task's filter that counts [its first].")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Decides the order of each epoch [0].")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Cut answers here, if the task does not before.")
+    filter: Annotated[str | None, typer.Option(metavar="NAME", help="Filter of the task [default: its first].")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Seed of the questions' order [default: 0].")
     ] = None,
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")] = None,
     kv: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="KV cache type: fp32, bf16, fp8_e4m3 (not of a server).")
+        str | None, typer.Option(metavar="TYPE", help="KV cache: fp32, bf16, fp8_e4m3; not for servers.")
     ] = None,
-    graph: Annotated[str | None, typer.Option(metavar="none|full", help="Captured graphs (not of a server).")] = None,
+    graph: Annotated[str | None, typer.Option(metavar="none|full", help="CUDA graphs; not for servers.")] = None,
     num_blocks: Annotated[
-        int | None, typer.Option(min=4, help="Blocks of the KV pool: few are recycled often (engine).")
+        int | None, typer.Option(metavar="N", min=4, help="Blocks of the KV pool; only for engine.")
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Where the engine runs [cpu].")] = None,
+    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Only for engine [default: cpu].")] = None,
     served_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which model of a server that has several.")
+        str | None, typer.Option(metavar="NAME", help="The model, if the server has several.")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds that a server may take for an answer [120].")
+        float | None, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of a server's answer [default: 120].")
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Compare with this baseline, or one of a folder.")
+        Path | None, typer.Option(metavar="FILE", help="Baseline, or folder of baselines, to compare with.")
     ] = None,
     out: Out = None,
     resume: Resume = None,
@@ -68,7 +72,7 @@ def epochs(
     branch: Branch = "",
     json: Json = False,
 ) -> None:
-    """Ask the same questions again and again, and judge the accuracy of each epoch."""
+    """Ask a model the same questions several times, and judge each epoch."""
     store = None
     if resume is not None:
         making_runs.refuse_new_plan(context)

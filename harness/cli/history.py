@@ -31,14 +31,14 @@ MAX_RUNS = 100_000
 
 def history(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[SCENARIO|CASE]", help="What to follow; without it, runs are listed.")
+        list[str] | None, typer.Argument(metavar="[SCENARIO|CASE]", help="What to follow [default: list all runs].")
     ] = None,
-    since: Annotated[str, typer.Option(metavar="WHEN", help="Only runs since: 7d, 12h, 2w or a date.")] = "",
+    since: Annotated[str, typer.Option(metavar="WHEN", help="Only newer runs: 7d, 12h, 2w or a date.")] = "",
     branch: Annotated[str, typer.Option(metavar="NAME", help="Only runs of this git branch.")] = "",
     commit: Annotated[str, typer.Option(metavar="SHA", help="Only runs of this commit.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Only the newest so many runs.")] = 20,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=MAX_RUNS, help="Only the newest N runs.")] = 20,
     take_in: Annotated[
-        bool, typer.Option("--import", help="Take in the run folders that are named, such as reports/runs/*.")
+        bool, typer.Option("--import", help="Import the named run folders, such as reports/runs/*.")
     ] = False,
     history: History = None,
     json: Json = False,

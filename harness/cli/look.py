@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Column, Table
 
-from harness.cli.options import Json, Plugins, Scenarios, Seed
+from harness.cli.options import Json, Kernel, Plugins, Scenarios, Seed
 from harness.cli.output import console, print_json, table
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS, ORACLES, SITES
@@ -26,7 +26,7 @@ from harness.scenario.selection import select, with_each
 
 
 def list_(
-    cases: Annotated[bool, typer.Option("--cases", help="Each case id instead of the tables.")] = False,
+    cases: Annotated[bool, typer.Option("--cases", help="Print all case ids instead of the tables.")] = False,
     scenarios: Scenarios = None,
     seed: Seed = 0,
     json: Json = False,
@@ -78,14 +78,14 @@ def _print_tables(tables: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def show(
-    case_id: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario for its first case.")],
-    kernel: Annotated[str | None, typer.Option(help="The case with this kernel in its place.")] = None,
+    case_id: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario (its first case).")],
+    kernel: Kernel = None,
     plugin: Plugins = None,
     scenarios: Scenarios = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Show one case in full, with what its words mean."""
+    """Show one case in full, and explain its terms."""
     wanted = Wanted(kernel=kernel, plugins=tuple(plugin or ()), seed=seed, scenarios=scenarios)
     with WorkerPool(1) as pool:  # A worker starts only if there are plug-ins to describe.
         names = register_plugins(wanted, pool)
@@ -133,7 +133,7 @@ def _print_block(screen: Console, title: str, lines: dict[str, str]) -> None:
 
 
 def doctor(json: Json = False) -> None:
-    """Say what this machine can run, and why not."""
+    """Show what can run on this machine, and why the rest cannot."""
     with WorkerPool(1) as pool:
         environment = pool.start()
         described = pool.describe_kernels()

@@ -18,12 +18,12 @@ from harness.store.summary import summarise
 
 
 def merge(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="The run directories of all shards.")],
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories of all shards.")],
     out: Out = None,
     history: History = None,
     json: Json = False,
 ) -> None:
-    """Put the shards of one run together."""
+    """Merge the shards of one run."""
     root = out or DEFAULT_RUNS
     shards = [RunStore.open(find_run(name, root)) for name in names]
     merged = put_together(shards, root, command=command_line())

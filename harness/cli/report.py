@@ -30,14 +30,14 @@ def report(
     out: Out = None,
     history: History = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a summary for a CI job's page, compared with the run before.")
+        bool, typer.Option("--markdown", help="Print Markdown for a CI job, with the changes since the previous run.")
     ] = False,
     canonical: Annotated[
-        bool, typer.Option("--canonical", help="Print what was found in sorted lines without times, to compare runs.")
+        bool, typer.Option("--canonical", help="Print the findings as sorted lines without times, to compare runs.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Render the reports of a run again, and print it."""
+    """Print a stored run, and write its reports again."""
     if markdown + json + canonical > 1:
         raise InputError("report: --markdown, --json and --canonical are ways to print it; give one")
     store = RunStore.open(find_run(name, Path(out) if out else DEFAULT_RUNS))

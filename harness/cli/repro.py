@@ -48,11 +48,11 @@ def repro(
         str, typer.Argument(metavar="PR", help="36540 or OWNER/NAME#36540; with --script also a case id.")
     ],
     script: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a failing case as a script of its own.")
+        Path | None, typer.Option(metavar="FILE", help="Export a failing case as a standalone script.")
     ] = None,
-    as_test: Annotated[bool, typer.Option("--pytest", help="Write the script as a test.")] = False,
-    fault: Annotated[str | None, typer.Option(metavar="NAME", help="The bug that the script shows.")] = None,
-    kernel: Annotated[str | None, typer.Option(help="The kernel that the script judges.")] = None,
+    as_test: Annotated[bool, typer.Option("--pytest", help="Write the script as a pytest test.")] = False,
+    fault: Annotated[str | None, typer.Option(metavar="NAME", help="Bug that the script shows.")] = None,
+    kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Kernel that the script tests.")] = None,
     plugin: Plugins = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -60,11 +60,11 @@ def repro(
     workers: Workers = None,
     scenarios: Scenarios = None,
     shrink_seconds: Annotated[
-        float, typer.Option(min=0.0, help="How long to look for the smallest case of a fault.")
+        float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case.")
     ] = 20.0,
     json: Json = False,
 ) -> None:
-    """Show one upstream bug without and with it, or write a failing case as a script of its own."""
+    """Show an upstream bug, without and with it; or export a failing case."""
     screen = console(json)
     if script is not None:
         wanted = Wanted((reference,), None, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)

@@ -37,20 +37,18 @@ def run(
     ray_address: options.RayAddress = None,
     scenarios: options.Scenarios = None,
     sanitizer: Annotated[
-        str | None, typer.Option(metavar="TOOL", help="Watch one case: initcheck, memcheck or racecheck.")
+        str | None, typer.Option(metavar="TOOL", help="Run one case under initcheck, memcheck or racecheck.")
     ] = None,
-    shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Only part I of N, cut evenly by the history's times.")
-    ] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts of equal time.")] = None,
     shrink_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Also look so long for the smallest failing cases.")
+        float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
     ] = 0.0,
     history: options.History = None,
     commit: options.Commit = "",
     branch: options.Branch = "",
     json: options.Json = False,
 ) -> None:
-    """Run cases, blame failures, write reports."""
+    """Run cases, find the memory to blame for failures, and write reports."""
     wanted = Wanted(tuple(selectors or ()), tag, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
     kept = making_runs.history_file(history)
     store = None

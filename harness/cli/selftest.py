@@ -39,9 +39,9 @@ def selftest(
     commit: options.Commit = "",
     branch: options.Branch = "",
     json: options.Json = False,
-    no_clean: Annotated[bool, typer.Option("--faults-only", help="Leave the clean cases out.")] = False,
+    no_clean: Annotated[bool, typer.Option("--faults-only", help="Skip the clean cases.")] = False,
 ) -> None:
-    """Inject every known bug; each must be caught."""
+    """Inject each known bug, and check that it is caught."""
     wanted = Wanted(tuple(selectors or ()), tag, device, seed=seed, timeout_seconds=timeout, scenarios=scenarios)
     store = None
     if resume is not None:

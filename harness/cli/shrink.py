@@ -16,11 +16,11 @@ from harness.report.terminal_shrunk import print_shrunk
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
 
-Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="How long to look for smaller cases.")]
+Seconds = Annotated[float, typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for smaller cases.")]
 
 
 def shrink(
-    selector: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario: its first failing case.")],
+    selector: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario (its first failing case).")],
     fault: options.Fault = None,
     kernel: options.Kernel = None,
     plugin: options.Plugins = None,
@@ -32,7 +32,7 @@ def shrink(
     scenarios: options.Scenarios = None,
     json: options.Json = False,
 ) -> None:
-    """Reduce a failing case to the smallest that fails for the same reason."""
+    """Find the smallest case that fails for the same reason."""
     wanted = Wanted((selector,), None, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
     screen = console(json)
     with WorkerPool(workers) as pool:

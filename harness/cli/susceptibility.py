@@ -1,4 +1,4 @@
-"""`mla-harness susceptibility`: which unwritten memory changes the output of which kernel."""
+"""`mla-harness susceptibility`: which unwritten memory changes which outputs of a kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
 def susceptibility(
     kernel: Annotated[
-        list[str] | None, typer.Option(help="Only this kernel, short or as op/name; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this kernel, as NAME or OP/NAME; may be repeated.")
     ] = None,
     plugin: options.Plugins = None,
     device: options.Device = "auto",
@@ -40,9 +40,9 @@ def susceptibility(
     commit: options.Commit = "",
     branch: options.Branch = "",
 ) -> None:
-    """Try each kernel with each site and pattern, and write the table.
+    """Poison each kernel at each site, and write a table.
 
-    Declared contracts are set aside. The table is written as Markdown, CSV and HTML.
+    A kernel's declared contract does not excuse it here. The table is written as Markdown, CSV and HTML.
     """
     plugins = tuple(plugin or ())
     wanted = Wanted(device=device, plugins=plugins, seed=seed, timeout_seconds=timeout)

@@ -32,13 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--mla-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout_help)
     plugin_help = "a Python file with kernels that scenarios name"
     add("--mla-plugin", action="append", default=[], metavar="FILE", help=plugin_help)
-    shrink_help = "how long the smallest case of a failure is sought; 0 seeks none (default 10)"
+    shrink_help = "time for shrinking a failing case; 0 shrinks none (default 10)"
     add("--mla-shrink", type=float, default=10.0, metavar="SECONDS", help=shrink_help)
     add = parser.getgroup("poison", "MLA harness: any suite under poison").addoption
-    poison_help = "run the tests of any suite with unwritten memory filled: nan,max,inf,random,zeros, one or several"
+    poison_help = "fill unwritten memory in any test suite with one or more of nan,max,inf,random,zeros"
     add("--poison", metavar="PATTERNS", help=poison_help)
     add("--poison-sites", metavar="SITES", help="memory to fill: code,tests,free (default: all three)")
-    diff_help = "run each test under two patterns, and compare the tensors it asserts on"
+    diff_help = "run each test under two patterns, and compare its asserted tensors"
     add("--poison-diff", action="store_true", help=diff_help)
 
 

@@ -26,7 +26,7 @@ def stub_case(number: int, does: str, seconds: float) -> Case:
 
 
 def planned_selftest(out: Path, does: list[str], faulty: list[str], seconds: float = 0.0) -> RunStore:
-    """A selftest whose clean cases and cases with a fault do what these words say."""
+    """A selftest of stub cases: one clean case for each word of `does`, one with a fault for each of `faulty`."""
     cases = [stub_case(n, word, seconds) for n, word in enumerate([*does, *faulty])]
     uses = [FaultUse(name=name, caught_by="finite", blames=("output",)) for name in FAULTS.names()[: len(faulty)]]
     controls = [

@@ -52,7 +52,7 @@ def test_a_kernel_of_a_user_is_shrunk_with_his_file_in_the_command(
 def test_a_case_that_passes_is_refused_in_one_line(cli: Cli, scenarios: Path) -> None:
     code, out, err = cli("shrink", "merge", "--scenarios", scenarios, "-n", 1)
     assert (code, out) == (2, "") or "merge" not in out
-    assert err.count("\n") == 1 and "only a failing case can be reduced: put a bug back with --fault" in err
+    assert err.count("\n") == 1 and "only a failing case can be reduced: inject a bug with --fault" in err
 
 
 def test_repro_shows_the_smallest_failing_case_of_a_fault(cli: Cli, scenarios: Path) -> None:

@@ -1,4 +1,4 @@
-"""One worker a GPU: what a session holds nobody else gets, and what it gives back is free again."""
+"""One worker a GPU: other sessions cannot lock a held GPU, and a GPU is free after it is given back."""
 
 from __future__ import annotations
 

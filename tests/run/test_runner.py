@@ -17,8 +17,8 @@ from harness.run.runner import WorkerError, WorkerPool
 STUB = {"PYTHONPATH": str(Path(__file__).parent)}
 
 
-def job(name: str, does: str = "pass", *, timeout: float = 20.0, **told: Any) -> Job:
-    tags = tuple(f"{name}={value}" for name, value in {"does": does, **told}.items())
+def job(name: str, does: str = "pass", *, timeout: float = 20.0, **options: Any) -> Job:
+    tags = tuple(f"{name}={value}" for name, value in {"does": does, **options}.items())
     case = Case(id=name, scenario="stub", system="kernel", op="write_kv", tags=tags)
     return Job(key=name, case=case, timeout_seconds=timeout)
 

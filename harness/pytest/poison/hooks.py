@@ -85,13 +85,13 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
     lines = [
         f"{sums['tests']} tests under {', '.join(patterns)}: {sums['filled']} allocations filled, "
         f"{sums['compared']} comparisons looked at ({sums['elements']} elements), "
-        f"{sums['found']} found on memory that nobody wrote"
+        f"{sums['found']} found on unwritten memory"
     ]
     if sums["failed_anyway"]:
         lines.append(f"{sums['failed_anyway']} failed without poison too")
     if sums["lost"]:
         lines.append(
-            f"{sums['lost']} failed because CUDA was of no use to the process any more; each section 'poison' says why"
+            f"{sums['lost']} failed because the process could not use CUDA any more; each section 'poison' says why"
         )
     if sums["unreadable"]:
         lines.append(f"{sums['unreadable']} sides of comparisons were no dense tensors or arrays, and were not judged")

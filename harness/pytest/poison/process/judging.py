@@ -64,7 +64,7 @@ class Judge:
             found = [*seen.found, *(end_of_test.judge(seen) if not seen.found else [])]
             if found:
                 report.outcome = "failed"
-                lines = ["this test passes on memory that nobody wrote:", *sentences(found)]
+                lines = ["this test passes on unwritten memory:", *sentences(found)]
                 report.longrepr = "\n".join(lines)
                 report.__dict__["poison_found"] = True
                 sums["found"] = 1
@@ -80,7 +80,7 @@ def sentences(found: Sequence[PoisonFound]) -> list[str]:
     lines: list[str] = []
     for one in unique[:MAX_FINDINGS]:
         lines.append(
-            f"{one.what} at {short(one.where)} holds memory that nobody wrote, or what was computed from it: "
+            f"{one.what} at {short(one.where)} holds unwritten memory, or values computed from it: "
             f"{one.count} of {one.total} elements, first at {list(one.index)}, bits {one.bits}"
         )
         lines += _origin(one)

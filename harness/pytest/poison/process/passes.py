@@ -80,7 +80,7 @@ def _explained(
     if reason:
         # Without poison the same test would fail in this process too.
         since = f"since {watch.lost_in}" if watch.lost_in else f"since this test under pattern {done.pattern}"
-        report.sections.append((SECTION, f"CUDA is of no use to this process {since}: {reason}"))
+        report.sections.append((SECTION, f"this process cannot use CUDA {since}: {reason}"))
         _counts(report)["lost"] = 1
         watch.lost_in = watch.lost_in or item.nodeid
         return done.reports
@@ -93,7 +93,7 @@ def _explained(
 
 def _failed_by_difference(done: Pass, other: Pass, found: list[str]) -> list[pytest.TestReport]:
     under = f"({done.pattern}, then {other.pattern})"
-    lines = [f"what this test asserts on depends on memory that nobody wrote {under}:", *(f"  {one}" for one in found)]
+    lines = [f"the asserted values of this test depend on unwritten memory {under}:", *(f"  {one}" for one in found)]
     for report in done.reports:
         if report.when == "call":
             report.outcome = "failed"
