@@ -9,18 +9,15 @@ from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.engine import verification
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
 from harness.engine.observations import NewestLogits, Observations
 from harness.engine.probe import Probe
 from harness.engine.runner import ModelRunner, num_rows
-from harness.engine.schedule import zeroing
-from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.block_pool import BlockPool, groups_to_zero
 from harness.engine.schedule.config import NULL_BLOCK, why_not_together
-from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Step
-from harness.engine.schedule.sequence import Sequence
-from harness.engine.verification import SuffixDrafts, confirmed
+from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Sequence, Step
+from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens
 from harness.memory.bounds import raise_bad_indices
 from harness.memory.poison.patterns import Poison
 
@@ -57,7 +54,7 @@ class Engine:
             needs_state=model.config.is_hybrid,
             prefix_caching=params.prefix_caching,
             window=model.config.sliding_window,
-            zeroed_groups=zeroing.groups_to_zero(layout.groups),
+            zeroed_groups=groups_to_zero(layout.groups),
         )
         with torch.no_grad():
             # Drafts are stored before they are verified.
@@ -95,7 +92,7 @@ class Engine:
         step = self._without_cancelled(self.scheduler.schedule())
         logits = self.runner.run(step, self.num_steps)
         # One device read for the whole batch. A row of NaN yields some token, as in a real sampler.
-        tokens = verification.greedy_tokens(logits).tolist()
+        tokens = greedy_tokens(logits).tolist()
         requests: list[int] = []
         rows: list[int] = []
         end = 0

@@ -17,11 +17,9 @@ from torch import Tensor
 
 from harness.core.params import KvType
 from harness.core.seams import seam
-from harness.engine.schedule.config import KV_SCALE, NULL_BLOCK, PAGE_SIZE
-from harness.engine.schedule.model_config import LayerType, ModelConfig
-from harness.engine.schedule.scheduler import Step
-from harness.engine.schedule.sequence import Sequence
-from harness.engine.schedule.zeroing import CacheGroup, Group
+from harness.engine.schedule.block_pool import CacheGroup, Group
+from harness.engine.schedule.config import KV_SCALE, NULL_BLOCK, PAGE_SIZE, LayerType, ModelConfig
+from harness.engine.schedule.scheduler import Sequence, Step
 from harness.memory.poison.patterns import Poison
 
 KV_DTYPES: dict[KvType, torch.dtype] = {

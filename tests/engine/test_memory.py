@@ -15,10 +15,8 @@ from harness.engine.memory import (
     initial_memory,
 )
 from harness.engine.schedule.config import KV_SCALE, model_config
-from harness.engine.schedule.scheduler import Step
-from harness.engine.schedule.sequence import Sequence
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.sentinels import bits_view, sentinel_bits
+from harness.engine.schedule.scheduler import Sequence, Step
+from harness.memory.poison.patterns import Poison, bits_view, sentinel_bits
 
 HYBRID = model_config(EngineParams(layers=("kda", "mla", "mla", "kda", "kda")))
 FRIENDLY = Poison("nan", frozenset())

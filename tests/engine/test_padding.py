@@ -13,12 +13,11 @@ from harness.engine import batch as batches
 from harness.engine import linear_attention
 from harness.engine.batch import Batch, Padding
 from harness.engine.model.kda import KimiDeltaAttention
-from harness.engine.padded_twins import repeated
+from harness.engine.observations import repeated
 from harness.engine.runner import trash_block
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.model_config import ModelConfig
-from harness.engine.schedule.scheduler import ScheduledSequence
-from harness.engine.schedule.sequence import Sequence
+from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.scheduler import ScheduledSequence, Sequence
 from harness.memory.poison.patterns import Poison
 
 FRIENDLY = Poison("nan", frozenset())

@@ -11,8 +11,8 @@ from harness.core.engine_params import EngineParams, LayerKind
 from harness.core.params import KvType
 from harness.engine.faults.shared_pools import gate_by_kind
 from harness.engine.memory import KV_DTYPES, CacheLayout
+from harness.engine.schedule.block_pool import CacheGroup, groups_to_zero
 from harness.engine.schedule.config import KV_SCALE, model_config
-from harness.engine.schedule.zeroing import CacheGroup, groups_to_zero
 
 PAIRS = list(itertools.permutations(KV_DTYPES, 2))
 

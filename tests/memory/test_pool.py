@@ -7,8 +7,7 @@ import torch
 
 from harness.memory.graph.launch import launch
 from harness.memory.graph.recording import CpuGraph, CpuGraphPool
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.sentinels import bits_view, sentinel_bits
+from harness.memory.poison.patterns import Poison, bits_view, sentinel_bits
 
 NAN = Poison("nan", frozenset({"graph.pool"}))
 

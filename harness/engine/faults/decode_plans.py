@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.core.params import KvType
 from harness.engine.batch import DecodeMetadata
-from harness.engine.workspace import Workspace
+from harness.engine.kernels import Workspace
 
 
 def write_items_in_use(items: Tensor, begin: Tensor, end: Tensor, used: Tensor) -> None:

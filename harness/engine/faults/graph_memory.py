@@ -7,8 +7,8 @@ from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.engine.batch import DecodeInputs
+from harness.engine.kernels import Workspace
 from harness.engine.paged_model import Forwarded
-from harness.engine.workspace import Workspace
 from harness.memory.graph.launch import ACTIVE
 
 

@@ -7,10 +7,8 @@ from collections import deque
 from torch import Tensor
 
 from harness.engine.memory import PagedMemory
-from harness.engine.schedule.block_pool import FreeList
-from harness.engine.schedule.scheduler import Step
-from harness.engine.schedule.sequence import Sequence
-from harness.engine.schedule.zeroing import CacheGroup, Group
+from harness.engine.schedule.block_pool import CacheGroup, FreeList, Group
+from harness.engine.schedule.scheduler import Sequence, Step
 
 
 def ignore_zero_list(memory: PagedMemory, step: Step) -> None:

@@ -20,9 +20,8 @@ from harness.engine.engine import Engine
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
-from harness.engine.schedule.config import PAGE_SIZE, model_config, num_pages, why_not_together
-from harness.engine.schedule.model_config import ModelConfig
-from harness.engine.schedule.sequence import Sequence
+from harness.engine.schedule.config import PAGE_SIZE, ModelConfig, model_config, num_pages, why_not_together
+from harness.engine.schedule.scheduler import Sequence
 from harness.judge.oracles.crash import CRASHES
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace

@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from harness.core.errors import CaptureError
-from harness.memory.graph.interface import GraphPool
+from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, whole_storage
 from harness.memory.graph.launch import ACTIVE, repeat
-from harness.memory.graph.storage import alias_of, storage_address, tensors_of, whole_storage
 from harness.memory.poison.allocations import ALLOCATIONS, QuickDispatch
+from harness.memory.poison.patterns import Poison
 
 _aten = torch.ops.aten
 _INDEXED = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
@@ -220,3 +220,12 @@ def _is_view(func: Any) -> bool:
     if any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments):
         return False
     return bool(schema.returns) and all(returned.alias_info is not None for returned in schema.returns)
+
+
+def new_pool(device: torch.device, poison: Poison | None = None) -> GraphPool:
+    """A pool for graphs on `device`: CUDA graphs, or recordings on a CPU."""
+    if device.type == "cuda":
+        from harness.memory.graph.cuda import CudaGraphPool
+
+        return CudaGraphPool(device, poison)
+    return CpuGraphPool(poison)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, narrower_nans, quiet_bits
+from harness.memory.poison.patterns import OUT_OF_RANGE, bits_view, narrower_nans, quiet_bits
 
 NARROW = 40
 """The numbers of narrow marks are 1 to 40. Arithmetic makes NaN with 0 and 63 in bfloat16, and 41 to 47 become one
