@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from harness.core.engine_params import EngineParams
 from harness.engine.engine import Engine
-from harness.engine.faults.padded_requests import token_above_all
+from harness.engine.faults.memory import token_above_all
 from harness.engine.schedule.scheduler import Sequence
 from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens
 

@@ -9,7 +9,7 @@ import torch
 
 from harness.core.engine_params import EngineParams, LayerKind
 from harness.core.params import KvType
-from harness.engine.faults.shared_pools import gate_by_kind
+from harness.engine.faults.memory import gate_by_kind
 from harness.engine.memory import KV_DTYPES, CacheLayout
 from harness.engine.schedule.block_pool import CacheGroup, groups_to_zero
 from harness.engine.schedule.config import KV_SCALE, model_config
