@@ -11,7 +11,7 @@ from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
-from harness.engine.observations import NewestLogits, Observations
+from harness.engine.observations import NewestLogits
 from harness.engine.probe import Probe
 from harness.engine.runner import ModelRunner, num_rows
 from harness.engine.schedule.block_pool import BlockPool, groups_to_zero
@@ -46,7 +46,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.pool = BlockPool(params.num_blocks, params.free_list)
         self._query_len = 1 + params.speculative_tokens
-        layout = CacheLayout.of(model.config, params.kv, params.num_blocks, params.window_kv)
+        layout = CacheLayout(model.config, params.kv, params.num_blocks, params.window_kv)
         self.scheduler = Scheduler(
             self.pool,
             params.max_batched_tokens,
@@ -61,15 +61,11 @@ class Engine:
             self.runner = ModelRunner(
                 model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe, probe
             )
+        self.observations = self.runner.observations
         self._drafts = SuffixDrafts(params.speculative_tokens)
         self._cancelled = frozenset(params.cancelled)
         self.num_steps = 0
         self._num_requests = 0
-
-    @property
-    def observations(self) -> Observations:
-        """The notes for judges."""
-        return self.runner.observations
 
     def add_request(self, prompt: list[int], max_tokens: int) -> Sequence:
         """Queue a prompt. Raises InputError if it is empty, longer than `max_model_len`, or too large for the pool."""

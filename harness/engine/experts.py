@@ -98,12 +98,7 @@ def hand_over_ids(ids: Tensor, poison: Poison) -> Tensor:
 
 
 def apply_experts(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_proj: Tensor,
-    up_proj: Tensor,
-    down_proj: Tensor,
+    x: Tensor, ids: Tensor, weights: Tensor, gate_proj: Tensor, up_proj: Tensor, down_proj: Tensor
 ) -> Tensor:
     """The weighted sum of each token's experts.
 

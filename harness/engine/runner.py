@@ -63,7 +63,7 @@ class ModelRunner:
         self._poison = poison
         self._num_columns = num_pages(max_model_len)
         self.memory = initial_memory(
-            CacheLayout.of(model.config, params.kv, params.num_blocks, params.window_kv),
+            CacheLayout(model.config, params.kv, params.num_blocks, params.window_kv),
             pool.trap_block,
             poison,
             self._device,

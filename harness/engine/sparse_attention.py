@@ -32,13 +32,7 @@ def store_index_keys(keys: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
 
 
 def select_tokens(
-    indexer: Indexer,
-    x: Tensor,
-    cache: Tensor,
-    tables: Tensor,
-    lengths: Tensor,
-    num_decode_tokens: int,
-    poison: Poison,
+    indexer: Indexer, x: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, num_decode_tokens: int, poison: Poison
 ) -> Tensor:
     """The positions [T, K] int32 that each query attends to, K = `topk`; -1 where there are fewer tokens.
 

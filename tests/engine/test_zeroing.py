@@ -25,7 +25,7 @@ def left_by(owner: KvType) -> torch.Tensor:
 
 
 def groups(owner: KvType, reader: KvType, layers: tuple[LayerKind, ...] = ("window", "mla")) -> tuple[CacheGroup, ...]:
-    return CacheLayout.of(model_config(EngineParams(layers=layers)), reader, 8, owner).groups
+    return CacheLayout(model_config(EngineParams(layers=layers)), reader, 8, owner).groups
 
 
 @pytest.mark.parametrize(("owner", "reader"), PAIRS)

@@ -11,8 +11,6 @@ from harness.engine.model.layers import MLP, MoE, RMSNorm
 from harness.engine.model.mla import MLAAttention
 from harness.engine.schedule.config import LayerType, ModelConfig
 
-__all__ = ["MLP", "CausalLM", "DecoderLayer", "RMSNorm"]
-
 
 class DecoderLayer(nn.Module):
     """Pre-norm block: `x + self_attn(norm(x))`, then `x + mlp(norm(x))`."""

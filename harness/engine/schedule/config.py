@@ -18,10 +18,7 @@ KV_SCALE = 0.04
 Architecture = Literal["deepseek_v2", "kimi_linear"]
 LayerType = Literal["mla", "kda", "window", "sparse"]
 
-_CLASS_NAMES: dict[str, str] = {
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "kimi_linear": "KimiLinearForCausalLM",
-}
+_CLASS_NAMES: dict[str, str] = {"deepseek_v2": "DeepseekV2ForCausalLM", "kimi_linear": "KimiLinearForCausalLM"}
 _REQUIRED = ["vocab_size", "hidden_size", "intermediate_size"]
 _REQUIRED += ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"]
 _OPTIONAL = ["rope_theta", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"]

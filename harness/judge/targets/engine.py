@@ -146,7 +146,7 @@ class EngineTarget(Target):
         sites, params = set(poison.sites), self._params
         if KERNELS.get(f"mla_decode/{self._params.decode_kernel}").needs_finite_tail:
             sites.discard("kv.tail")
-            layout = CacheLayout.of(self._config, params.kv, params.num_blocks, params.window_kv)
+            layout = CacheLayout(self._config, params.kv, params.num_blocks, params.window_kv)
             if len({group.dtype for group in layout.groups}) == 1:
                 sites.discard("kv.new")
             if "window" in params.layers:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.records import FirstNan
-from harness.memory.first_nan.table import Hit, Slot, Table, can_watch
+from harness.memory.first_nan.table import Hit, Kind, Slot, Table, can_watch
 
 KEPT_STEPS = 4096
 MAX_AFTER = 32
@@ -121,8 +121,8 @@ class ModuleRecorder:
             name = path or type(model).__name__
             layer = layer_of(path)
             if self._inputs:
-                self._handles.append(module.register_forward_pre_hook(self._before(name, layer)))
-            self._handles.append(module.register_forward_hook(self._after(name, layer)))
+                self._handles.append(module.register_forward_pre_hook(self._hook(name, layer, "input")))
+            self._handles.append(module.register_forward_hook(self._hook(name, layer, "output")))
         self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
 
     def detach(self) -> None:
@@ -149,23 +149,16 @@ class ModuleRecorder:
         if self._counts_steps:
             self.table.begin_step()
 
-    def _before(self, name: str, layer: int | None) -> Callable[..., None]:
-        numbers = self._slots(name, layer, "input")
+    def _hook(self, name: str, layer: int | None, kind: Kind) -> Callable[..., None]:
+        numbers = self._slots(name, layer, kind)
 
-        def hook(module: nn.Module, args: Any) -> None:
-            self._scan(args, numbers, name, layer, "input")
-
-        return hook
-
-    def _after(self, name: str, layer: int | None) -> Callable[..., None]:
-        numbers = self._slots(name, layer, "output")
-
-        def hook(module: nn.Module, args: Any, result: Any) -> None:
-            self._scan(result, numbers, name, layer, "output")
+        def hook(module: nn.Module, *values: Any) -> None:
+            # A module's hook before the forward gets its arguments, the one behind it the result too.
+            self._scan(values[-1], numbers, name, layer, kind)
 
         return hook
 
-    def _slots(self, name: str, layer: int | None, kind: Any, call: int = 0) -> list[int | None]:
+    def _slots(self, name: str, layer: int | None, kind: Kind, call: int = 0) -> list[int | None]:
         """Slots made beforehand: a compiled hook must change nothing of this process."""
         rows = "batch" if kind == "output" else ""
         return [
@@ -173,7 +166,7 @@ class ModuleRecorder:
             for place in range(MAX_TENSORS)
         ]
 
-    def _scan(self, value: Any, numbers: list[int | None], name: str, layer: int | None, kind: Any) -> None:
+    def _scan(self, value: Any, numbers: list[int | None], name: str, layer: int | None, kind: Kind) -> None:
         tensors = [value] if isinstance(value, Tensor) else list(value) if isinstance(value, tuple | list) else []
         tensors = [tensor for tensor in tensors if isinstance(tensor, Tensor) and can_watch(tensor)]
         if not tensors:

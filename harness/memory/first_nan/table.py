@@ -8,7 +8,7 @@ one op. Its latch keeps the first hit; the ring of events keeps the latest steps
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -151,38 +151,27 @@ class Hit:
     """The slot's number. Results of a call are numbered in their order."""
 
 
-@dataclass(slots=True)
 class Table:
     """The buffers on `device` for at most `max_slots` watched tensors and `ring` latest events.
 
     `live` [1] int32 is the number of live first rows of each watched tensor, negative for all. Each scan reads it on
-    the device, so replays follow it. `clock` [2] int32 holds step and phase.
+    the device, so replays follow it. `clock` [2] int32 holds step and phase. `num_unwatched` is the number of tensors
+    without a slot. `order` has the tick of each slot's last scan, in the program's order, as far as Python saw it.
     """
 
-    device: torch.device
-    max_slots: int = MAX_SLOTS
-    ring: int = RING
-    live: Tensor = field(init=False)
-    clock: Tensor = field(init=False)
-    latches: Tensor = field(init=False)
-    first: Tensor = field(init=False)
-    events: Tensor = field(init=False)
-    count: Tensor = field(init=False)
-    slots: list[Slot] = field(default_factory=list)
-    num_unwatched: int = 0
-    """The number of tensors without a slot."""
-    order: dict[int, int] = field(default_factory=dict)
-    """The tick of each slot's last scan, in the program's order, as far as Python saw it."""
-    _ticks: int = 0
-    _slot_of: dict[Hashable, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, device: torch.device, max_slots: int = MAX_SLOTS, ring: int = RING) -> None:
         def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.int32, device=self.device)
+            return torch.zeros(*shape, dtype=torch.int32, device=device)
 
+        self.device, self.max_slots, self.ring = device, max_slots, ring
         self.live, self.clock, self.count = zeros(1) - 1, zeros(2), zeros(1)
-        self.latches, self.events = zeros(self.max_slots, LATCH_FIELDS), zeros(self.ring, EVENT_FIELDS)
-        self.first = torch.full((self.max_slots,), NEVER, dtype=torch.int64, device=self.device)
+        self.latches, self.events = zeros(max_slots, LATCH_FIELDS), zeros(ring, EVENT_FIELDS)
+        self.first = torch.full((max_slots,), NEVER, dtype=torch.int64, device=device)
+        self.slots: list[Slot] = []
+        self.num_unwatched = 0
+        self.order: dict[int, int] = {}
+        self._ticks = 0
+        self._slot_of: dict[Hashable, int] = {}
 
     def slot(self, key: Hashable, slot: Slot) -> int | None:
         """The number of the slot with this key, made if it is new; None if the table is full."""

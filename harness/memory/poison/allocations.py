@@ -111,7 +111,8 @@ SITE = "workspace"
 class DispatcherPoison:
     """Fills the dispatcher's allocations while a pattern is set.
 
-    `wanted` returns whether the memory of a call site is filled. `on_fill` is called for each filled one.
+    `pattern` is the current one, or None. It `is_paused` for the harness's own allocations. `wanted` returns whether
+    the memory of a call site is filled. `on_fill` is called for each filled one.
     """
 
     def __init__(self, call_sites: CallSites) -> None:
@@ -120,15 +121,10 @@ class DispatcherPoison:
         self.on_fill: Callable[[CallSite, FrameType | None], None] = lambda site, frame: None
         self.filled = 0
         self.too_large = 0
-        self._pattern: str | None = None
+        self.pattern: str | None = None
         self._poison: Poison | None = None
-        self._busy = False
+        self.is_paused = False
         self._library: Library | None = None
-
-    @property
-    def pattern(self) -> str | None:
-        """The current pattern, or None."""
-        return self._pattern
 
     def install(self) -> None:
         """Wrap the kernels of each device type of this machine. Raises HarnessError where torch cannot be wrapped."""
@@ -158,18 +154,18 @@ class DispatcherPoison:
     @contextlib.contextmanager
     def filling(self, pattern: str | None) -> Iterator[None]:
         """Fill with `pattern` within the block. `nan` marks memory with the number of its line."""
-        before = self._pattern, self._poison
-        self._pattern = pattern
+        before = self.pattern, self._poison
+        self.pattern = pattern
         self._poison = Poison(pattern, frozenset({SITE})) if pattern is not None else None
         try:
             yield
         finally:
-            self._pattern, self._poison = before
+            self.pattern, self._poison = before
 
     def _allocating(self, kernel: Any, keys: Any) -> Callable[..., Tensor]:
         def allocate(*args: Any, **kwargs: Any) -> Tensor:
             out: Tensor = kernel.call_boxed(keys, *args, **kwargs)
-            if self._poison is not None and not self._busy and out.numel():
+            if self._poison is not None and not self.is_paused and out.numel():
                 self._fill(out, 0, out.is_contiguous(), sys._getframe().f_back)
             return out
 
@@ -177,7 +173,7 @@ class DispatcherPoison:
 
     def _resizing(self, kernel: Any, keys: Any) -> Callable[..., Tensor]:
         def resize(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if self._poison is None or self._busy:
+            if self._poison is None or self.is_paused:
                 kernel.call_boxed(keys, tensor, *args, **kwargs)
                 return tensor
             before = tensor.untyped_storage().nbytes()
@@ -200,7 +196,7 @@ class DispatcherPoison:
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # a captured fill would run again at each replay; free memory of the pool is swept instead
         # Filling allocates too, and no mode of the program under test may see or change that.
-        self._busy = True
+        self.is_paused = True
         try:
             site = self.call_sites.note(frame)
             if not self.wanted(site):
@@ -214,33 +210,28 @@ class DispatcherPoison:
                 else:
                     self._write(whole_storage(tensor)[-(-old_bytes // tensor.element_size()) :], site.number)
         finally:
-            self._busy = False
+            self.is_paused = False
 
     def _write(self, memory: Tensor, number: int) -> None:
         assert self._poison is not None
-        if self._pattern == "nan":
+        if self.pattern == "nan":
             mark_(memory, number)
             return
         flat = (torch.view_as_real(memory) if memory.is_complex() else memory).view(-1)
         if flat.dtype in _CANNOT_HOLD:
             flat = flat.view(torch.uint8)
-        done = len(flat) if self._pattern != "random" else min(len(flat), RANDOM_ELEMENTS)
+        done = len(flat) if self.pattern != "random" else min(len(flat), RANDOM_ELEMENTS)
         self._poison.fill_(flat[:done], SITE)
         while done < len(flat):
             size = min(done, len(flat) - done)
             flat[done : done + size].copy_(flat[:size])
             done += size
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether filling is paused."""
-        return self._busy
-
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Do not fill the harness's own allocations within the block."""
-        before, self._busy = self._busy, True
+        before, self.is_paused = self.is_paused, True
         try:
             yield
         finally:
-            self._busy = before
+            self.is_paused = before

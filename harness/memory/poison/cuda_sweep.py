@@ -199,9 +199,10 @@ class CudaPoison:
     repeats it, for example before each step. Memory reused within the block is filled if torch's dispatcher allocates.
     """
 
-    def __init__(self, poison: Poison, device: torch.device | None = None) -> None:
-        self.poison = poison
-        self._sweep = CudaSweep.of(device)
+    def __init__(self, pattern: str = "nan", device: torch.device | str | int | None = None) -> None:
+        self.poison = Poison(pattern, frozenset(SITES.names()))
+        chosen = torch.device("cuda", device) if isinstance(device, int) else device
+        self._sweep = CudaSweep.of(torch.device(chosen) if isinstance(chosen, str) else chosen)
         self._mode: AllocationPoison | None = None
 
     def sweep(self) -> Swept:
@@ -218,11 +219,3 @@ class CudaPoison:
         assert self._mode is not None
         self._mode.__exit__(kind, value, tb)  # type: ignore[no-untyped-call]
         self._mode = None
-
-
-def make(pattern: str = "nan", device: torch.device | str | int | None = None) -> CudaPoison:
-    """Poison of all sites with `pattern`. Raises UnreadableAllocator where free memory cannot be listed."""
-    chosen = torch.device("cuda", device) if isinstance(device, int) else device
-    return CudaPoison(
-        Poison(pattern, frozenset(SITES.names())), torch.device(chosen) if isinstance(chosen, str) else chosen
-    )

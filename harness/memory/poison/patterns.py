@@ -158,14 +158,14 @@ class Poison:
 
     def _fill_random_finite(self, tensor: Tensor) -> None:
         size = tensor.numel() * tensor.element_size()
-        drawn = _hashed_bytes(size, self.seed, tensor.device) if tensor.is_cuda else self._drawn(size)
+        if tensor.is_cuda:
+            drawn = _hashed_bytes(size, self.seed, tensor.device)
+        else:
+            generator = torch.Generator().manual_seed(self.seed)
+            drawn = torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
         values = drawn.view(tensor.dtype)
         bits_view(values)[~torch.isfinite(values.float())] = 0
         tensor.copy_(values.view(tensor.shape))
-
-    def _drawn(self, size: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed)
-        return torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
 
     def _fill_indices(self, tensor: Tensor, site: str) -> None:
         if self.pattern == "zeros":
