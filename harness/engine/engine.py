@@ -9,7 +9,6 @@ from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
 from harness.engine.observations import NewestLogits
 from harness.engine.probe import Probe
@@ -46,7 +45,11 @@ class Engine:
         self.max_model_len = max_model_len
         self.pool = BlockPool(params.num_blocks, params.free_list)
         self._query_len = 1 + params.speculative_tokens
-        layout = CacheLayout(model.config, params.kv, params.num_blocks, params.window_kv)
+        with torch.no_grad():
+            # Drafts are stored before they are verified.
+            self.runner = ModelRunner(
+                model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe, probe
+            )
         self.scheduler = Scheduler(
             self.pool,
             params.max_batched_tokens,
@@ -54,13 +57,8 @@ class Engine:
             needs_state=model.config.is_hybrid,
             prefix_caching=params.prefix_caching,
             window=model.config.sliding_window,
-            zeroed_groups=groups_to_zero(layout.groups),
+            zeroed_groups=groups_to_zero(self.runner.memory.layout.groups),
         )
-        with torch.no_grad():
-            # Drafts are stored before they are verified.
-            self.runner = ModelRunner(
-                model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe, probe
-            )
         self.observations = self.runner.observations
         self._drafts = SuffixDrafts(params.speculative_tokens)
         self._cancelled = frozenset(params.cancelled)

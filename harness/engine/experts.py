@@ -8,9 +8,8 @@ from torch.nn import functional as F
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch
-from harness.engine.kernels import Kernels
+from harness.engine.kernels import ActivationQuantizer, Kernels, live_rows
 from harness.engine.model.layers import MoE
-from harness.engine.quantize import ActivationQuantizer, live_rows
 from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
 from harness.memory.poison.patterns import Poison

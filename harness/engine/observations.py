@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.engine.batch import Batch, DecodeMetadata, Padding, fill_static
+from harness.engine.batch import Batch, DecodeMetadata, Padding, fill_static, tensors_by_name
 from harness.engine.kernels import GUARD, Workspace
 from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
@@ -241,19 +242,12 @@ def repeated(inputs: Batch, num_live: int, count: int, slot: int) -> Batch:
     order = torch.arange(count, device=device) % num_live
     rows = (order[:, None] * query_len + torch.arange(query_len, device=device)).flatten()
     is_first = torch.arange(len(rows), device=device) < num_live * query_len
-    repeated_decode = replace(
-        decode,
-        block_table=decode.block_table[order],
-        seq_lens=decode.seq_lens[order],
-        state_blocks=decode.state_blocks[order],
-        output=None,
-        metadata=DecodeMetadata(),
-        window_table=None if decode.window_table is None else decode.window_table[order],
-    )
+    tensors = tensors_by_name(replace(decode, output=None))
+    of_requests: dict[str, Any] = {name: tensor[order] for name, tensor in tensors.items() if name != "num_live"}
     return Batch(
         hidden=inputs.hidden[rows],
         positions=inputs.positions[rows],
         slot_mapping=torch.where(is_first, inputs.slot_mapping[rows], slot),
-        decode=repeated_decode,
+        decode=replace(decode, **of_requests, output=None, metadata=DecodeMetadata()),
         window_slots=None if inputs.window_slots is None else torch.where(is_first, inputs.window_slots[rows], slot),
     )

@@ -62,12 +62,8 @@ class ModelRunner:
         self._has_window = "window" in model.config.layer_types
         self._poison = poison
         self._num_columns = num_pages(max_model_len)
-        self.memory = initial_memory(
-            CacheLayout(model.config, params.kv, params.num_blocks, params.window_kv),
-            pool.trap_block,
-            poison,
-            self._device,
-        )
+        layout = CacheLayout(model.config, params.kv, params.num_blocks, params.window_kv)
+        self.memory = initial_memory(layout, pool.trap_block, poison, self._device)
         self.null_block_at_start = self.memory.block(NULL_BLOCK)
         self.observations = Observations()
         self._choices = ChoiceNotes(self.observations, params.prefix_caching)

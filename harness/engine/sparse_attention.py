@@ -9,10 +9,9 @@ from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch
-from harness.engine.kernels import Kernels
+from harness.engine.kernels import ActivationQuantizer, Kernels
 from harness.engine.memory import PagedMemory
 from harness.engine.model.mla import Indexer, MLAAttention
-from harness.engine.quantize import ActivationQuantizer
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch

@@ -9,8 +9,8 @@ from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
 from harness.core.ops import PAGE_SIZE
 from harness.core.seams import inject
+from harness.engine import attention as paged
 from harness.engine import batch as batches
-from harness.engine import linear_attention
 from harness.engine.batch import Batch, Padding
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.observations import repeated
@@ -70,7 +70,7 @@ def test_which_marks_of_padding_are_safe_with_which_guard(
     blocks = torch.tensor([2, mark], dtype=torch.int32)
 
     def step() -> None:
-        linear_attention.update_states(attention, torch.randn(2, 16), conv, ssm, blocks)
+        paged.update_states(attention, torch.randn(2, 16), conv, ssm, blocks)
 
     def run() -> None:
         if guard == "not below zero":
