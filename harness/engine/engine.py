@@ -14,7 +14,7 @@ from harness.engine.observations import NewestLogits
 from harness.engine.probe import Probe
 from harness.engine.runner import ModelRunner, num_rows
 from harness.engine.schedule.block_pool import BlockPool, groups_to_zero
-from harness.engine.schedule.config import NULL_BLOCK, why_not_together
+from harness.engine.schedule.config import why_not_together
 from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Sequence, Step
 from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens
 from harness.memory.bounds import raise_bad_indices
@@ -148,11 +148,3 @@ class Engine:
         """Step until every request is finished."""
         while self.scheduler.has_work:
             self.step()
-
-    def null_block(self) -> Tensor:
-        """A copy of the null block's bytes [slots, block_bytes], which must never change."""
-        return self.runner.memory.block(NULL_BLOCK)
-
-    def null_block_at_start(self) -> Tensor:
-        """The null block's bytes before warm-ups and captures."""
-        return self.runner.null_block_at_start

@@ -113,6 +113,7 @@ def planned_itemsize(kv: KvType) -> int:
     return _ITEMSIZE[kv]
 
 
+@dataclass(eq=False)
 class ActivationQuantizer:
     """Rounds the input of a projection to e4m3 and back, as in a scaled fp8 GEMM. Does nothing without a kernel.
 
@@ -121,24 +122,21 @@ class ActivationQuantizer:
     as in an engine that keeps them finite.
     """
 
-    def __init__(
-        self, kernel: BoundKernel | None, poison: Poison, rank_tokens: int = 0, whole_batch: bool = False
-    ) -> None:
-        self._kernel = kernel
-        self._poison = poison
-        self._rank_tokens = rank_tokens
-        self._whole_batch = whole_batch
+    kernel: BoundKernel | None
+    poison: Poison
+    rank_tokens: int = 0
+    whole_batch: bool = False
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """x: [T, K] -> the same shape and dtype, rounded."""
-        if self._kernel is None:
+        if self.kernel is None:
             return x
         num_tokens = len(x)
-        num_live: Tensor | int | None = None if self._whole_batch else rows_of_amax(batch)
-        if num_tokens < self._rank_tokens:
-            x = launch(pad_to_longest_rank, x, self._rank_tokens, self._poison)
+        num_live: Tensor | int | None = None if self.whole_batch else rows_of_amax(batch)
+        if num_tokens < self.rank_tokens:
+            x = launch(pad_to_longest_rank, x, self.rank_tokens, self.poison)
             num_live = rows_of_this_rank(num_tokens) if num_live is None else num_live
-        x8, scale = self._kernel(x, num_live=num_live)
+        x8, scale = self.kernel(x, num_live=num_live)
         rounded: Tensor = x8.to(x.dtype) * scale.to(x.dtype)
         return rounded[:num_tokens]
 
@@ -187,8 +185,8 @@ class BlockQuantizer(ActivationQuantizer):
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """x: [T, K] -> the same shape and dtype, rounded. Padded rows are 0 or undefined."""
         num_tokens, num_live = len(x), live_rows(batch)
-        if num_tokens < self._rank_tokens:
-            x = launch(pad_to_longest_rank, x, self._rank_tokens, self._poison)
+        if num_tokens < self.rank_tokens:
+            x = launch(pad_to_longest_rank, x, self.rank_tokens, self.poison)
         offsets = launch(one_expert, num_tokens if num_live is None else num_live, len(x))
         values, scales = self._blocks(x, offsets, block_format=self._format)
         rounded: Tensor = launch(apply_scales, values, scales, self._format)

@@ -64,6 +64,7 @@ class ModelRunner:
         self._num_columns = num_pages(max_model_len)
         layout = CacheLayout(model.config, params.kv, params.num_blocks, params.window_kv)
         self.memory = initial_memory(layout, pool.trap_block, poison, self._device)
+        # Before warm-ups and captures. The null block must never change.
         self.null_block_at_start = self.memory.block(NULL_BLOCK)
         self.observations = Observations()
         self._choices = ChoiceNotes(self.observations, params.prefix_caching)
