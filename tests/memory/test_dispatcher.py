@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from harness.memory.poison.allocations import MAX_BYTES, DispatcherPoison
-from harness.memory.poison.call_sites import CallSite, CallSites
-from harness.memory.poison.marks import find, plain
+from harness.memory.poison.marks import CallSite, CallSites, find, plain
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.core.errors import HarnessError
 from harness.memory.graph.interface import storage_address, whole_storage
-from harness.memory.poison.call_sites import CallSite, CallSites
-from harness.memory.poison.marks import mark_
+from harness.memory.poison.marks import CallSite, CallSites, mark_
 from harness.memory.poison.patterns import Poison
 
 _aten = torch.ops.aten

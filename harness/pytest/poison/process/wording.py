@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.memory.poison.call_sites import Line, describe, short
+from harness.memory.poison.marks import Line, describe, short
 from harness.pytest.poison.process.observation import PoisonFound
 
 MAX_FINDINGS = 5
