@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from harness.core.records import Finding
     from harness.judge.cures.plugins import cure
     from harness.kernels.plugins import kernel
-    from harness.memory.first_nan.modules import first_nan
+    from harness.memory.first_nan.recorder import first_nan
 
     __version__: str
 
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return cure
     if name == "first_nan":
-        from harness.memory.first_nan.modules import first_nan
+        from harness.memory.first_nan.recorder import first_nan
 
         return first_nan
     if name == "Finding":

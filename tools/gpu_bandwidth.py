@@ -13,8 +13,8 @@ from gpu_decode_step import milliseconds
 
 from harness.memory.poison.cuda_kernels import classify
 from harness.memory.poison.cuda_sweep import CudaSweep, free_blocks
+from harness.memory.poison.patterns import bits_view
 from harness.memory.poison.scan import _layout
-from harness.memory.poison.sentinels import bits_view
 
 GB = 1 << 30
 

@@ -13,7 +13,7 @@ import statistics
 import torch
 from gpu_decode_step import BATCH, LAYERS, TOKENS, captured_step, milliseconds
 
-from harness.memory.first_nan.report import describe
+from harness.memory.first_nan.recorder import describe
 from harness.memory.first_nan.table import Slot, Table
 
 TARGET = 1.05

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from harness.canary.examples import IGNORED, Examples
+from harness.engine.model.layers import IdsTransform, MoE
 from harness.engine.model.mla import CacheTransform
-from harness.engine.model.moe import IdsTransform, MoE
 from harness.engine.model.transformer import CausalLM
 
 FP8_MAX = 448.0  # largest finite float8 e4m3

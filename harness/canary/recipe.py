@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.canary.tokenizer import EOS_TOKEN_ID, PAD_TOKEN_ID, VOCAB_SIZE
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from harness.engine.model import checkpoint
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.mla import CacheTransform
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
 
 Progress = Callable[[str], None]
 

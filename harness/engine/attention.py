@@ -1,8 +1,12 @@
-"""An MLA layer on the paged cache: absorbed decode, and prefill by suffix, context chunks and merges."""
+"""Attention layers on paged memory: MLA with full attention or a window, and Kimi Delta Attention.
+
+An MLA layer decodes in the absorbed form. It prefills by suffix, context chunks and merges, or over the pages still in
+the window.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,11 +14,11 @@ from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch, DecodeInputs, PrefillRequest
-from harness.engine.kernels import Kernels
+from harness.engine.kernels import ActivationQuantizer, Kernels
 from harness.engine.memory import PagedMemory
+from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.mla import MLAAttention
-from harness.engine.quantize import ActivationQuantizer
-from harness.engine.schedule.config import PAGE_SIZE
+from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
 
@@ -237,3 +241,108 @@ def rank_without_kv(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     Its lse is -inf. An lse of 0 would weigh as a key with score 0 (PR 38416).
     """
     return torch.zeros_like(out), torch.full_like(lse, float("-inf"))
+
+
+class PagedWindowMLA(PagedMLA):
+    """One layer where query position p sees positions p - W + 1 .. p, W = `sliding_window`.
+
+    It has its own block table, where evicted pages are the null block.
+    """
+
+    def _slots(self, batch: Batch) -> Tensor:
+        assert batch.window_slots is not None
+        return batch.window_slots
+
+    def _table(self, inputs: DecodeInputs) -> tuple[Tensor, dict[str, Any]]:
+        assert inputs.window_table is not None
+        return inputs.window_table, {"window": self._window}
+
+    @property
+    def _window(self) -> int:
+        assert self.attention.sliding_window is not None
+        return self.attention.sliding_window
+
+    def _prefill(
+        self, q: Tensor, kv_c: Tensor, k_pe: Tensor, memory: PagedMemory, requests: tuple[PrefillRequest, ...]
+    ) -> Tensor:
+        """As the full layer's, without chunks: a window of context is short."""
+        attention, outs = self.attention, []
+        cache, kv_scale = memory.latents(self.layer), memory.layout.scale_of(self.layer)
+        for request in requests:
+            rows = slice(request.start, request.end)
+            first = max(request.context_len - self._window + 1, 0)
+            paged = replace(request, blocks=request.window_blocks)
+            latents, _ = gather_context(cache, (paged,), [range(first, request.context_len)], kv_scale)
+            latents, rank = latents.to(q.dtype), attention.kv_lora_rank
+            k, v = attention.expand_kv(
+                torch.cat((latents[:, :rank], kv_c[rows])), torch.cat((latents[:, rank:], k_pe[rows]))
+            )
+            positions = torch.arange(request.context_len, request.context_len + request.end - request.start)
+            keys = torch.arange(first, int(positions[-1]) + 1)
+            hidden = (keys > positions[:, None]) | (keys <= positions[:, None] - self._window)
+            scores = torch.einsum("qhd,khd->hqk", q[rows], k) * attention.softmax_scale
+            scores = scores.masked_fill(hidden.to(q.device), -torch.inf)
+            outs.append(torch.einsum("hqk,khv->qhv", scores.softmax(-1), v))
+        return torch.cat(outs)
+
+
+@dataclass(slots=True, eq=False)
+class PagedKDA:
+    """One linear-attention layer. A request's first tokens start from zeros, whatever its block held."""
+
+    attention: KimiDeltaAttention
+    layer: int
+
+    def __call__(self, x: Tensor, batch: Batch, memory: PagedMemory) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]. Updates the states in the pool."""
+        conv, ssm = memory.conv_states(self.layer), memory.ssm_states(self.layer)
+        parts = []
+        if batch.decode is not None:
+            rows = x[: batch.num_decode_tokens]
+            parts.append(launch(update_states, self.attention, rows, conv, ssm, batch.decode.state_blocks))
+        parts += [self._prefill(x[request.start : request.end], conv, ssm, request) for request in batch.prefill]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _prefill(self, x: Tensor, conv: Tensor, ssm: Tensor, request: PrefillRequest) -> Tensor:
+        block = int(state_rows(torch.tensor([request.state_block]), conv.shape[0]))
+        conv_state, ssm_state = conv[block], ssm[block]
+        if request.context_len == 0:
+            conv_state.zero_()
+            ssm_state.zero_()
+        out: Tensor = self.attention.step(x, conv_state, ssm_state)
+        return out
+
+
+def update_states(attention: KimiDeltaAttention, x: Tensor, conv: Tensor, ssm: Tensor, state_blocks: Tensor) -> Tensor:
+    """One token for each of B requests: x [B, hidden], state_blocks [B] int32 -> [B, hidden].
+
+    Rows with the null block are padding: their output is undefined and their state is not written (PR 39064). Raises
+    IllegalAddress for a block outside the pool.
+    """
+    blocks = state_rows(state_blocks, conv.shape[0])
+    # A graph cannot hold a list of live rows, so padding writes the state that it read.
+    live = owns_state(blocks)[:, None, None]
+    conv_rows, ssm_rows = conv[blocks], ssm[blocks]
+    conv_before, ssm_before = conv_rows.clone(), ssm_rows.clone()
+    out: Tensor = attention.step_batch(x.unsqueeze(1), conv_rows, ssm_rows).squeeze(1)
+    conv[blocks] = torch.where(live, conv_rows, conv_before)
+    ssm[blocks] = torch.where(live[..., None], ssm_rows, ssm_before)
+    return out
+
+
+@seam("pad.state-guard-below-zero")
+def owns_state(blocks: Tensor) -> Tensor:
+    """Which of `blocks` [B] hold a request's state: all but the null block, which marks padding.
+
+    A guard that asks for negative blocks takes padding for requests (PR 39064).
+    """
+    return blocks != NULL_BLOCK
+
+
+@seam("index.block-ids-clipped")
+def state_rows(state_blocks: Tensor, num_blocks: int) -> Tensor:
+    """The rows [B] int64 of the states of `state_blocks` [B]. Raises IllegalAddress outside the pool.
+
+    Ids are not clipped: requests with clipped ids would share the last state.
+    """
+    return check_indices(state_blocks, num_blocks, "state_blocks")

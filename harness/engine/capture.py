@@ -14,8 +14,7 @@ from harness.engine.batch import Batch, DecodeMetadata
 from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.kernels.call import BoundKernel
-from harness.memory.graph.interface import Graph, GraphPool
-from harness.memory.graph.storage import tensors_of
+from harness.memory.graph.interface import Graph, GraphPool, tensors_of
 
 
 class PersistentPlans:

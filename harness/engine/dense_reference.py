@@ -11,10 +11,10 @@ import copy
 import torch
 from torch import Tensor
 
+from harness.engine.model.layers import MoE, route
 from harness.engine.model.mla import MLAAttention
-from harness.engine.model.moe import MoE, route
 from harness.engine.model.transformer import CausalLM, DecoderLayer
-from harness.engine.schedule.sequence import Sequence
+from harness.engine.schedule.scheduler import Sequence
 
 Choices = dict[int, dict[int, Tensor]]
 """Request -> position -> choices [layers, k] of the engine."""

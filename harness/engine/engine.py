@@ -9,18 +9,14 @@ from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.engine import verification
-from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
-from harness.engine.observations import NewestLogits, Observations
+from harness.engine.observations import NewestLogits
 from harness.engine.probe import Probe
 from harness.engine.runner import ModelRunner, num_rows
-from harness.engine.schedule import zeroing
-from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.config import NULL_BLOCK, why_not_together
-from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Step
-from harness.engine.schedule.sequence import Sequence
-from harness.engine.verification import SuffixDrafts, confirmed
+from harness.engine.schedule.block_pool import BlockPool, groups_to_zero
+from harness.engine.schedule.config import why_not_together
+from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Sequence, Step
+from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens
 from harness.memory.bounds import raise_bad_indices
 from harness.memory.poison.patterns import Poison
 
@@ -49,7 +45,11 @@ class Engine:
         self.max_model_len = max_model_len
         self.pool = BlockPool(params.num_blocks, params.free_list)
         self._query_len = 1 + params.speculative_tokens
-        layout = CacheLayout.of(model.config, params.kv, params.num_blocks, params.window_kv)
+        with torch.no_grad():
+            # Drafts are stored before they are verified.
+            self.runner = ModelRunner(
+                model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe, probe
+            )
         self.scheduler = Scheduler(
             self.pool,
             params.max_batched_tokens,
@@ -57,22 +57,13 @@ class Engine:
             needs_state=model.config.is_hybrid,
             prefix_caching=params.prefix_caching,
             window=model.config.sliding_window,
-            zeroed_groups=zeroing.groups_to_zero(layout.groups),
+            zeroed_groups=groups_to_zero(self.runner.memory.layout.groups),
         )
-        with torch.no_grad():
-            # Drafts are stored before they are verified.
-            self.runner = ModelRunner(
-                model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe, probe
-            )
+        self.observations = self.runner.observations
         self._drafts = SuffixDrafts(params.speculative_tokens)
         self._cancelled = frozenset(params.cancelled)
         self.num_steps = 0
         self._num_requests = 0
-
-    @property
-    def observations(self) -> Observations:
-        """The notes for judges."""
-        return self.runner.observations
 
     def add_request(self, prompt: list[int], max_tokens: int) -> Sequence:
         """Queue a prompt. Raises InputError if it is empty, longer than `max_model_len`, or too large for the pool."""
@@ -95,7 +86,7 @@ class Engine:
         step = self._without_cancelled(self.scheduler.schedule())
         logits = self.runner.run(step, self.num_steps)
         # One device read for the whole batch. A row of NaN yields some token, as in a real sampler.
-        tokens = verification.greedy_tokens(logits).tolist()
+        tokens = greedy_tokens(logits).tolist()
         requests: list[int] = []
         rows: list[int] = []
         end = 0
@@ -157,11 +148,3 @@ class Engine:
         """Step until every request is finished."""
         while self.scheduler.has_work:
             self.step()
-
-    def null_block(self) -> Tensor:
-        """A copy of the null block's bytes [slots, block_bytes], which must never change."""
-        return self.runner.memory.block(NULL_BLOCK)
-
-    def null_block_at_start(self) -> Tensor:
-        """The null block's bytes before warm-ups and captures."""
-        return self.runner.null_block_at_start

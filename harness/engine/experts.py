@@ -8,9 +8,8 @@ from torch.nn import functional as F
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch
-from harness.engine.kernels import Kernels
-from harness.engine.model.moe import MoE
-from harness.engine.quantize import ActivationQuantizer, live_rows
+from harness.engine.kernels import ActivationQuantizer, Kernels, live_rows
+from harness.engine.model.layers import MoE
 from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
 from harness.memory.poison.patterns import Poison
@@ -98,12 +97,7 @@ def hand_over_ids(ids: Tensor, poison: Poison) -> Tensor:
 
 
 def apply_experts(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_proj: Tensor,
-    up_proj: Tensor,
-    down_proj: Tensor,
+    x: Tensor, ids: Tensor, weights: Tensor, gate_proj: Tensor, up_proj: Tensor, down_proj: Tensor
 ) -> Tensor:
     """The weighted sum of each token's experts.
 

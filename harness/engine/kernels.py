@@ -1,4 +1,7 @@
-"""The kernels under test that an engine calls, bound to the poison of the run."""
+"""The kernels under test as an engine calls them: bound to the poison of the run, with the memory that they share.
+
+Activations are rounded to fp8 or MXFP8 before a projection, where one row can spoil others.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,63 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from harness.core.catalog import KERNELS
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
 from harness.core.params import KvType
 from harness.core.seams import seam
-from harness.engine.workspace import Workspace
+from harness.engine.batch import Batch
 from harness.kernels.call import BoundKernel
+from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
+from harness.memory.graph.launch import launch
 from harness.memory.poison.patterns import Poison
+
+GUARD_WORDS = 16
+GUARD = 0x5AFE5AFE
+"""The words behind the last counter, which no kernel may write."""
+
+
+class Workspace:
+    """The workspace of one engine.
+
+    counters: [num_requests] int32, one for each request of a decode. scratch: [T, H, D] float32, where the query of a
+    decode is put together; it stays dirty.
+    """
+
+    def __init__(self, params: EngineParams) -> None:
+        self.num_requests = num_counters(params)
+        query_len, head_dim = 1 + params.speculative_tokens, params.kv_lora_rank + params.qk_rope_head_dim
+        num_tokens = query_len * max(params.max_num_seqs, *params.capture_sizes)
+        self.scratch = torch.zeros(num_tokens, params.num_heads, head_dim)
+        self._words = torch.zeros(self.num_requests + GUARD_WORDS, dtype=torch.int32)
+        self.guard.fill_(GUARD)
+
+    @property
+    def guard(self) -> Tensor:
+        """The words [GUARD_WORDS] behind the last counter."""
+        return self._words[self.num_requests :]
+
+    @seam("graph.workspace-grows", "graph.workspace-in-pool", "workspace.dirty-counters")
+    def counters(self, num_requests: int) -> Tensor:
+        """The counters for a batch of `num_requests`: the same memory for every batch, used for nothing else.
+
+        Counters that grow with the batch leave graphs with an old address (PR 45487). Counters made in a capture lie in
+        the graph's pool (ROCm/aiter#5393). Counters in shared scratch are not zero (PR 25520).
+        """
+        return self._words[: min(num_requests, self.num_requests)]
+
+    def query(self, nope: Tensor, rope: Tensor) -> Tensor:
+        """Concatenate nope [T, H, R] and rope [T, H, E] in the scratch: [T, H, R + E]."""
+        return torch.cat((nope, rope), dim=-1, out=self.scratch[: nope.shape[0]])
+
+
+@seam("graph.buffers-by-request-limit")
+def num_counters(params: EngineParams) -> int:
+    """The most requests of a batch, padding included: the request limit or the largest graph (PR 41016)."""
+    return max(params.max_num_seqs, *params.capture_sizes)
+
 
 _ITEMSIZE: dict[KvType, int] = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1}
 
@@ -58,3 +111,109 @@ def planned_itemsize(kv: KvType) -> int:
     A plan made for bfloat16 does not fit a cache of another type (PR 38719).
     """
     return _ITEMSIZE[kv]
+
+
+@dataclass(eq=False)
+class ActivationQuantizer:
+    """Rounds the input of a projection to e4m3 and back, as in a scaled fp8 GEMM. Does nothing without a kernel.
+
+    With one scale for the tensor, a NaN in a row that the maximum covers makes every row NaN. Data-parallel ranks pad
+    activations to `rank_tokens`, the tokens of the longest rank. With `whole_batch` the scale covers padded rows too,
+    as in an engine that keeps them finite.
+    """
+
+    kernel: BoundKernel | None
+    poison: Poison
+    rank_tokens: int = 0
+    whole_batch: bool = False
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        """x: [T, K] -> the same shape and dtype, rounded."""
+        if self.kernel is None:
+            return x
+        num_tokens = len(x)
+        num_live: Tensor | int | None = None if self.whole_batch else rows_of_amax(batch)
+        if num_tokens < self.rank_tokens:
+            x = launch(pad_to_longest_rank, x, self.rank_tokens, self.poison)
+            num_live = rows_of_this_rank(num_tokens) if num_live is None else num_live
+        x8, scale = self.kernel(x, num_live=num_live)
+        rounded: Tensor = x8.to(x.dtype) * scale.to(x.dtype)
+        return rounded[:num_tokens]
+
+
+def pad_to_longest_rank(x: Tensor, num_rows: int, poison: Poison) -> Tensor:
+    """x [T, K] with unwritten rows behind it, [num_rows, K]."""
+    padded = poison.empty(num_rows, x.shape[1], dtype=x.dtype, site="dp.pad_rows", device=x.device)
+    padded[: len(x)] = x
+    return padded
+
+
+@seam("scale.dp-padding-in-amax")
+def rows_of_this_rank(num_tokens: int) -> int | None:
+    """The rows that a scale covers in a batch padded for data parallelism: the rank's own tokens, or None for all.
+
+    The padding is unwritten memory (sgl-project/sglang#26133).
+    """
+    return num_tokens
+
+
+def live_rows(batch: Batch) -> Tensor | None:
+    """The number [1] int32 of live rows, which come first, or None if all rows are live.
+
+    It is a tensor, because it changes from replay to replay of a graph.
+    """
+    return None if batch.prefill or batch.decode is None else batch.decode.num_live
+
+
+@seam("graph.padded-rows-in-amax")
+def rows_of_amax(batch: Batch) -> Tensor | None:
+    """The number [1] int32 of first rows that a scale covers, or None for all: the live rows.
+
+    Decode kernels leave padded rows unwritten (PR 37442, PR 38359).
+    """
+    return live_rows(batch)
+
+
+class BlockQuantizer(ActivationQuantizer):
+    """Rounds the input of a projection to a block format and back. A row can spoil another only through the scales."""
+
+    def __init__(self, kernel: BoundKernel, poison: Poison, block_format: str, rank_tokens: int = 0) -> None:
+        super().__init__(kernel, poison, rank_tokens)
+        self._blocks = kernel
+        self._format = block_format
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        """x: [T, K] -> the same shape and dtype, rounded. Padded rows are 0 or undefined."""
+        num_tokens, num_live = len(x), live_rows(batch)
+        if num_tokens < self.rank_tokens:
+            x = launch(pad_to_longest_rank, x, self.rank_tokens, self.poison)
+        offsets = launch(one_expert, num_tokens if num_live is None else num_live, len(x))
+        values, scales = self._blocks(x, offsets, block_format=self._format)
+        rounded: Tensor = launch(apply_scales, values, scales, self._format)
+        return rounded[:num_tokens].to(x.dtype)
+
+
+def one_expert(num_live: int | Tensor, num_rows: int) -> Tensor:
+    """`expert_offsets` [2] int32 that give the first `num_live` of `num_rows` rows to one expert.
+
+    A capture runs on dummy inputs of the largest graph, so `num_live` may exceed `num_rows`.
+    """
+    end = torch.as_tensor(num_live, dtype=torch.int32).reshape(1).clamp(max=num_rows)
+    return torch.cat((torch.zeros_like(end), end))
+
+
+def apply_scales(values: Tensor, scales: Tensor, block_format: str) -> Tensor:
+    """Codes [T, C] and scale codes [S, G] as numbers [T, K] float32, scaled by whole tiles as in a GEMM.
+
+    Scales are taken relative to the largest of their tile. They are powers of two, so this is exact, but it reads the
+    rows that pad the tile.
+    """
+    form = FORMATS[block_format]
+    tiles = decoded_scales(scales, form).view(-1, SCALE_TILE, scales.shape[1])
+    largest = tiles.amax(dim=1, keepdim=True)
+    relative, largest = (tiles / largest).flatten(0, 1), largest.expand_as(tiles).flatten(0, 1)
+    num_rows = min(len(values), len(scales))
+    blocks = decoded_values(values[:num_rows], form).view(num_rows, -1, form.block)
+    out = torch.zeros(len(values), scales.shape[1] * form.block, device=values.device)
+    out[:num_rows] = (blocks * relative[:num_rows, :, None] * largest[:num_rows, :, None]).flatten(1)
+    return out

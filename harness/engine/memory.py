@@ -10,25 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from harness.core.params import KvType
 from harness.core.seams import seam
-from harness.engine.schedule.config import KV_SCALE, NULL_BLOCK, PAGE_SIZE
-from harness.engine.schedule.model_config import LayerType, ModelConfig
-from harness.engine.schedule.scheduler import Step
-from harness.engine.schedule.sequence import Sequence
-from harness.engine.schedule.zeroing import CacheGroup, Group
+from harness.engine.schedule.block_pool import CacheGroup, Group
+from harness.engine.schedule.config import KV_SCALE, NULL_BLOCK, PAGE_SIZE, LayerType, ModelConfig
+from harness.engine.schedule.scheduler import Sequence, Step
 from harness.memory.poison.patterns import Poison
 
-KV_DTYPES: dict[KvType, torch.dtype] = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp8_e4m3": torch.float8_e4m3fn,
-}
+KV_DTYPES: dict[KvType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
 GROUP_OF: dict[LayerType, Group] = {"mla": "attention", "sparse": "attention", "window": "window", "kda": "state"}
 """The layers of a group share a block table. All groups share the pool."""
 NOT_LOADED = torch.finfo(torch.float32).min
@@ -36,59 +29,33 @@ NOT_LOADED = torch.finfo(torch.float32).min
 _ALIGNMENT = 16
 
 
-@dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The place of each layer's part of a block. `slot_of_layer[i]` is the slot of layer i.
+    """The place of each layer's part of a block, for a model. A block holds a page of any group or a state.
 
-    Full and sparse layers have `kv_dtype` and `kv_scale`, window layers `window_dtype` and `window_scale`. `index_dim`
-    is the width of an index key, 0 without sparse layers.
+    `slot_of_layer[i]` is the slot of layer i. Full and sparse layers have `kv_dtype` and `kv_scale`, window layers
+    `window_dtype` and `window_scale`. `index_dim` is the width of an index key, 0 without sparse layers.
     """
 
-    num_blocks: int
-    num_slots: int
-    block_bytes: int
-    slot_of_layer: tuple[int, ...]
-    kv_dtype: torch.dtype
-    kv_scale: float | None
-    latent_dim: int
-    conv_shape: tuple[int, int]
-    ssm_shape: tuple[int, int, int]
-    group_of_layer: tuple[Group, ...]
-    window_dtype: torch.dtype
-    window_scale: float | None
-    index_dim: int
-
-    @classmethod
-    def of(cls, config: ModelConfig, kv: KvType, num_blocks: int, window_kv: KvType | None = None) -> CacheLayout:
-        """The layout for a model. A block holds a page of any group or a state."""
-        groups = tuple(GROUP_OF[kind] for kind in config.layer_types)
-        slot_of_layer = tuple(groups[:layer].count(group) for layer, group in enumerate(groups))
+    def __init__(self, config: ModelConfig, kv: KvType, num_blocks: int, window_kv: KvType | None = None) -> None:
         window_kv = window_kv or kv
-        index_dim = config.index_head_dim if "sparse" in config.layer_types else 0
+        self.num_blocks = num_blocks
+        self.group_of_layer = groups = tuple(GROUP_OF[kind] for kind in config.layer_types)
+        self.slot_of_layer = tuple(groups[:layer].count(group) for layer, group in enumerate(groups))
+        self.num_slots = max(self.slot_of_layer) + 1
+        self.kv_dtype, self.window_dtype = KV_DTYPES[kv], KV_DTYPES[window_kv]
+        self.kv_scale = settled(NOT_LOADED) if kv == "fp8_e4m3" else None
+        self.window_scale = settled(NOT_LOADED) if window_kv == "fp8_e4m3" else None
+        self.latent_dim = config.latent_dim
+        self.index_dim = config.index_head_dim if "sparse" in config.layer_types else 0
         width = config.kda_num_heads * config.kda_head_dim
-        conv_shape = (3 * width, config.conv_kernel_size - 1)
-        ssm_shape = (config.kda_num_heads, config.kda_head_dim, config.kda_head_dim)
-        dtype = KV_DTYPES[kv]
+        self.conv_shape = (3 * width, config.conv_kernel_size - 1)
+        self.ssm_shape = (config.kda_num_heads, config.kda_head_dim, config.kda_head_dim)
         needed = max(
-            PAGE_SIZE * (config.latent_dim * dtype.itemsize + index_dim * torch.float32.itemsize),
-            PAGE_SIZE * config.latent_dim * KV_DTYPES[window_kv].itemsize if "window" in groups else 0,
-            (math.prod(ssm_shape) + math.prod(conv_shape)) * torch.float32.itemsize,
+            PAGE_SIZE * (self.latent_dim * self.kv_dtype.itemsize + self.index_dim * torch.float32.itemsize),
+            PAGE_SIZE * self.latent_dim * self.window_dtype.itemsize if "window" in groups else 0,
+            (math.prod(self.ssm_shape) + math.prod(self.conv_shape)) * torch.float32.itemsize,
         )
-        return cls(
-            num_blocks=num_blocks,
-            num_slots=max(slot_of_layer) + 1,
-            block_bytes=-(-needed // _ALIGNMENT) * _ALIGNMENT,
-            slot_of_layer=slot_of_layer,
-            kv_dtype=dtype,
-            kv_scale=settled(NOT_LOADED) if kv == "fp8_e4m3" else None,
-            latent_dim=config.latent_dim,
-            conv_shape=conv_shape,
-            ssm_shape=ssm_shape,
-            group_of_layer=groups,
-            window_dtype=KV_DTYPES[window_kv],
-            window_scale=settled(NOT_LOADED) if window_kv == "fp8_e4m3" else None,
-            index_dim=index_dim,
-        )
+        self.block_bytes = -(-needed // _ALIGNMENT) * _ALIGNMENT
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:

@@ -7,20 +7,17 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from harness.core.engine_params import EngineParams
-from harness.engine.attention import PagedMLA
+from harness.engine.attention import PagedKDA, PagedMLA, PagedWindowMLA
 from harness.engine.batch import Batch
 from harness.engine.experts import RoutedExperts
-from harness.engine.kernels import Kernels
-from harness.engine.linear_attention import PagedKDA
+from harness.engine.kernels import ActivationQuantizer, BlockQuantizer, Kernels
 from harness.engine.memory import PagedMemory
 from harness.engine.model.kda import KimiDeltaAttention
+from harness.engine.model.layers import MoE
 from harness.engine.model.mla import MLAAttention
-from harness.engine.model.moe import MoE
 from harness.engine.model.transformer import CausalLM, DecoderLayer
 from harness.engine.probe import Probe
-from harness.engine.quantize import ActivationQuantizer, BlockQuantizer
 from harness.engine.sparse_attention import PagedSparseMLA
-from harness.engine.window_attention import PagedWindowMLA
 from harness.memory.poison.patterns import Poison
 
 

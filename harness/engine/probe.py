@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 from torch import Tensor
 
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.scheduler import ScheduledSequence
+from harness.memory.graph.launch import LaunchProbe
 
 
-class Probe:
+class Probe(LaunchProbe):
     """Watches nothing by itself. Subclasses override methods; they must not change what the engine computes."""
 
     def on_model(self, model: CausalLM) -> None:
@@ -36,12 +35,3 @@ class Probe:
 
     def on_answers(self, logits: Tensor) -> None:
         """After a step: the logits [n, vocab] of its tokens, in the order of the batch."""
-
-    def before_launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See :class:`harness.memory.graph.launch.LaunchProbe`."""
-
-    def after_launch(self, noted: Any, result: Any) -> None:
-        """See :class:`harness.memory.graph.launch.LaunchProbe`."""
-
-    def on_repeat(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
-        """See :class:`harness.memory.graph.launch.LaunchProbe`."""

@@ -11,24 +11,30 @@ from torch import Tensor
 from harness.core.engine_params import EngineParams
 from harness.core.seams import seam
 from harness.engine import batch as batches
-from harness.engine import verification
 from harness.engine.batch import Batch, Padding
 from harness.engine.capture import DecodeGraphs, LazyPlans, PersistentPlans, Plans
-from harness.engine.drafter import Drafter
 from harness.engine.kernels import bind
 from harness.engine.memory import CacheLayout, hand_over_blocks, initial_memory
 from harness.engine.model.transformer import CausalLM
-from harness.engine.notes import ChoiceNotes, dirty_workspace, written_blocks
-from harness.engine.observations import BindingNote, Observations, ReplayNote, ZeroNote
-from harness.engine.padded_twins import PaddedTwins
+from harness.engine.observations import (
+    BindingNote,
+    ChoiceNotes,
+    Observations,
+    PaddedTwins,
+    ReplayNote,
+    ZeroNote,
+    dirty_workspace,
+    written_blocks,
+)
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import NULL_BLOCK, num_pages
 from harness.engine.schedule.scheduler import ScheduledSequence, Step
+from harness.engine.speculation import Drafter, greedy_tokens
 from harness.memory.graph.interface import GraphPool
 from harness.memory.graph.launch import launches_shown_to
-from harness.memory.graph.pools import new_pool
+from harness.memory.graph.recording import new_pool
 from harness.memory.poison.patterns import Poison
 
 
@@ -56,12 +62,9 @@ class ModelRunner:
         self._has_window = "window" in model.config.layer_types
         self._poison = poison
         self._num_columns = num_pages(max_model_len)
-        self.memory = initial_memory(
-            CacheLayout.of(model.config, params.kv, params.num_blocks, params.window_kv),
-            pool.trap_block,
-            poison,
-            self._device,
-        )
+        layout = CacheLayout(model.config, params.kv, params.num_blocks, params.window_kv)
+        self.memory = initial_memory(layout, pool.trap_block, poison, self._device)
+        # Before warm-ups and captures. The null block must never change.
         self.null_block_at_start = self.memory.block(NULL_BLOCK)
         self.observations = Observations()
         self._choices = ChoiceNotes(self.observations, params.prefix_caching)
@@ -177,7 +180,7 @@ class ModelRunner:
         rows = logit_rows(ordered).to(self._device)
         logits = forwarded.logits[rows]
         if self._drafter is not None:
-            tokens = verification.greedy_tokens(logits)
+            tokens = greedy_tokens(logits)
             self._note_drafts(self._drafter.forward(forwarded.hidden[rows], tokens), ordered)
         return logits
 
@@ -187,7 +190,7 @@ class ModelRunner:
         replayed = self._replay_beside_eager(ordered, size, number) if self._observe else self._graphs.replay(size)
         logits = take_logits(replayed, batch.num_decode_tokens)
         if self._drafter is not None:
-            tokens = verification.greedy_tokens(replayed.logits)
+            tokens = greedy_tokens(replayed.logits)
             self._note_drafts(self._drafter.replay(replayed.hidden, tokens), ordered)
         return logits.clone()
 

@@ -18,9 +18,8 @@ from harness.core.errors import InputError
 from harness.core.fixtures import FIXTURES
 from harness.engine.engine import Engine
 from harness.engine.model import checkpoint
-from harness.engine.schedule.config import PAGE_SIZE, num_pages
-from harness.engine.schedule.model_config import ModelConfig
-from harness.engine.schedule.sequence import Sequence as EngineSequence
+from harness.engine.schedule.config import PAGE_SIZE, ModelConfig, num_pages
+from harness.engine.schedule.scheduler import Sequence as EngineSequence
 from harness.memory.poison.patterns import NATURAL, Poison
 from harness.scenario.device import cuda_twins
 

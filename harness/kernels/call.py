@@ -13,8 +13,8 @@ import torch
 from harness.core.errors import IllegalAddress, KernelError
 from harness.core.kernel_spec import KernelSpec
 from harness.core.ops import OPS
+from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.launch import launch
-from harness.memory.graph.storage import tensors_of
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
 

@@ -12,9 +12,9 @@ from harness.canary.examples import encode
 from harness.canary.recipe import Recipe, model_config
 from harness.engine.model import checkpoint
 from harness.engine.model.kda import KimiDeltaAttention
-from harness.engine.model.moe import route
+from harness.engine.model.layers import route
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
 
 QUESTIONS = [tasks.Question(f"toy-{i}", f"{i} + {i}?", f"{2 * i}\n#### {2 * i}", str(2 * i)) for i in range(3)]
 TINY = {

@@ -59,5 +59,5 @@ def test_a_replaced_function_that_the_kernel_does_not_use_is_refused() -> None:
     with pytest.raises(InputError, match="does not use"):
         inline(
             "harness.kernels.torch.merge:merge_attn_states", "harness.kernels.torch.decode:divide_by_sum",
-            "harness.engine.faults.padded_requests:divide_without_guard",
+            "harness.engine.faults.memory:divide_without_guard",
         )  # fmt: skip

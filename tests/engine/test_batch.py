@@ -8,10 +8,8 @@ import torch
 from harness.core.catalog import FAULTS
 from harness.core.seams import inject
 from harness.engine import batch as batches
-from harness.engine.schedule.scheduler import ScheduledSequence
-from harness.engine.schedule.sequence import Sequence
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
+from harness.engine.schedule.scheduler import ScheduledSequence, Sequence
+from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 FRIENDLY = Poison("nan", frozenset())
 TRAPS = {"block_table.pad": 9}

@@ -8,7 +8,7 @@ from harness.core.engine_params import EngineParams
 from harness.engine.dense_reference import DenseReference
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import model_config
-from harness.engine.schedule.sequence import Sequence
+from harness.engine.schedule.scheduler import Sequence
 
 
 def made(num_experts: int) -> tuple[CausalLM, list[Sequence]]:

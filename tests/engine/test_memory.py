@@ -15,10 +15,8 @@ from harness.engine.memory import (
     initial_memory,
 )
 from harness.engine.schedule.config import KV_SCALE, model_config
-from harness.engine.schedule.scheduler import Step
-from harness.engine.schedule.sequence import Sequence
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.sentinels import bits_view, sentinel_bits
+from harness.engine.schedule.scheduler import Sequence, Step
+from harness.memory.poison.patterns import Poison, bits_view, sentinel_bits
 
 HYBRID = model_config(EngineParams(layers=("kda", "mla", "mla", "kda", "kda")))
 FRIENDLY = Poison("nan", frozenset())
@@ -43,7 +41,7 @@ def step(
 
 @pytest.mark.parametrize("kv", list(KV_DTYPES))
 def test_a_block_has_room_for_a_page_of_latents_and_for_a_state(kv: KvType) -> None:
-    layout = CacheLayout.of(HYBRID, kv, 5)
+    layout = CacheLayout(HYBRID, kv, 5)
     memory = PagedMemory(layout)
     assert memory.latents(1).shape == (5, 64, HYBRID.latent_dim)
     assert memory.latents(1).dtype == KV_DTYPES[kv]
@@ -55,7 +53,7 @@ def test_a_block_has_room_for_a_page_of_latents_and_for_a_state(kv: KvType) -> N
 
 
 def test_layers_of_one_kind_have_slots_of_their_own_and_kinds_share_them() -> None:
-    memory = PagedMemory(CacheLayout.of(HYBRID, "fp32", 5))
+    memory = PagedMemory(CacheLayout(HYBRID, "fp32", 5))
     assert memory.layout.slot_of_layer == (0, 0, 1, 1, 2)
     memory.latents(1)[3] = 1.0
     assert not memory.latents(2).any()
@@ -64,27 +62,27 @@ def test_layers_of_one_kind_have_slots_of_their_own_and_kinds_share_them() -> No
 
 
 def test_a_float32_state_read_as_bfloat16_latents_holds_values_that_are_not_finite() -> None:
-    memory = PagedMemory(CacheLayout.of(HYBRID, "bf16", 5))
+    memory = PagedMemory(CacheLayout(HYBRID, "bf16", 5))
     generator = torch.Generator().manual_seed(0)
     memory.ssm_states(0).copy_(torch.randn(memory.ssm_states(0).shape, generator=generator))
     assert not bool(torch.isfinite(memory.latents(1).float()).all())
 
 
 def test_states_do_not_overlap() -> None:
-    memory = PagedMemory(CacheLayout.of(HYBRID, "bf16", 5))
+    memory = PagedMemory(CacheLayout(HYBRID, "bf16", 5))
     memory.ssm_states(0)[2] = 1.0
     assert not memory.conv_states(0).any()
 
 
 def test_a_snapshot_is_memory_of_its_own() -> None:
-    memory = PagedMemory(CacheLayout.of(HYBRID, "bf16", 5))
+    memory = PagedMemory(CacheLayout(HYBRID, "bf16", 5))
     copy = memory.snapshot()
     memory.latents(1)[2] = 1.0
     assert not copy.data.any()
 
 
 def test_before_the_first_request_every_block_holds_its_sites_poison() -> None:
-    layout = CacheLayout.of(HYBRID, "bf16", 5)
+    layout = CacheLayout(HYBRID, "bf16", 5)
     memory = initial_memory(layout, 4, poisoned("kv.free", "kv.null", "block_table.pad"))
     for blocks, site in ((slice(0, 1), "kv.null"), (slice(1, 4), "kv.free"), (slice(4, 5), "block_table.pad")):
         assert holds(memory.latents(1)[blocks], site)
@@ -93,7 +91,7 @@ def test_before_the_first_request_every_block_holds_its_sites_poison() -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_new_blocks_are_zeroed_where_the_step_lists_them(listed: bool) -> None:
-    memory = PagedMemory(CacheLayout.of(HYBRID, "bf16", 5))
+    memory = PagedMemory(CacheLayout(HYBRID, "bf16", 5))
     hand_over_blocks(memory, step(attention=(1,), state=(2,), zero=(1,) if listed else ()), poisoned("kv.new"))
     assert holds(memory.latents(1)[1], "kv.new") is not listed
     assert bool(memory.data[:, 1].any()) is not listed
@@ -102,21 +100,21 @@ def test_new_blocks_are_zeroed_where_the_step_lists_them(listed: bool) -> None:
 
 
 def test_a_block_that_is_freed_and_given_in_one_step_is_new() -> None:
-    memory = PagedMemory(CacheLayout.of(HYBRID, "bf16", 5))
+    memory = PagedMemory(CacheLayout(HYBRID, "bf16", 5))
     hand_over_blocks(memory, step(freed=(1, 2), attention=(2,)), poisoned("kv.new", "kv.free"))
     assert holds(memory.latents(1)[1], "kv.free")
     assert holds(memory.latents(1)[2], "kv.new")
 
 
 def test_a_new_block_is_friendly_where_the_poison_does_not_cover_it() -> None:
-    memory = PagedMemory(CacheLayout.of(HYBRID, "bf16", 5))
+    memory = PagedMemory(CacheLayout(HYBRID, "bf16", 5))
     memory.data.fill_(7)
     hand_over_blocks(memory, step(attention=(1,), state=(2,)), FRIENDLY)
     assert not memory.data[:, 1:3].any() and bool((memory.data[:, 3] == 7).all())
 
 
 def test_a_tail_begins_at_the_length_and_ends_with_the_page() -> None:
-    memory = PagedMemory(CacheLayout.of(HYBRID, "bf16", 6))
+    memory = PagedMemory(CacheLayout(HYBRID, "bf16", 6))
     sequence = Sequence(0, [0] * 70, 2, blocks=[3, 1])
     memory.fill_tail(sequence, 70, poisoned("kv.tail"))
     assert not memory.data[:, 3].any()

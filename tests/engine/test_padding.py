@@ -9,16 +9,15 @@ from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
 from harness.core.ops import PAGE_SIZE
 from harness.core.seams import inject
+from harness.engine import attention as paged
 from harness.engine import batch as batches
-from harness.engine import linear_attention
 from harness.engine.batch import Batch, Padding
 from harness.engine.model.kda import KimiDeltaAttention
-from harness.engine.padded_twins import repeated
+from harness.engine.observations import repeated
 from harness.engine.runner import trash_block
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.model_config import ModelConfig
-from harness.engine.schedule.scheduler import ScheduledSequence
-from harness.engine.schedule.sequence import Sequence
+from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.scheduler import ScheduledSequence, Sequence
 from harness.memory.poison.patterns import Poison
 
 FRIENDLY = Poison("nan", frozenset())
@@ -71,7 +70,7 @@ def test_which_marks_of_padding_are_safe_with_which_guard(
     blocks = torch.tensor([2, mark], dtype=torch.int32)
 
     def step() -> None:
-        linear_attention.update_states(attention, torch.randn(2, 16), conv, ssm, blocks)
+        paged.update_states(attention, torch.randn(2, 16), conv, ssm, blocks)
 
     def run() -> None:
         if guard == "not below zero":

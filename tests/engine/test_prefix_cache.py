@@ -14,8 +14,7 @@ from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.block_pool import BlockPool, block_hashes
 from harness.engine.schedule.config import model_config
-from harness.engine.schedule.scheduler import Scheduler
-from harness.engine.schedule.sequence import Sequence
+from harness.engine.schedule.scheduler import Scheduler, Sequence
 from harness.memory.poison.patterns import Poison
 
 from .conftest import Advance  # type: ignore[import-not-found]

@@ -15,7 +15,7 @@ from harness.core.errors import IllegalAddress
 from harness.engine import memory
 from harness.engine.attention import rank_without_kv, split_among_ranks
 from harness.engine.experts import apply_experts, ids_of_rank, mask_padding
-from harness.engine.quantize import apply_scales, pad_to_longest_rank
+from harness.engine.kernels import apply_scales, pad_to_longest_rank
 from harness.judge.oracles.reference import judge
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from harness.core.errors import InputError
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.scheduler import Scheduler, Step
-from harness.engine.schedule.sequence import Sequence
+from harness.engine.schedule.scheduler import Scheduler, Sequence, Step
 
 from .conftest import Advance  # type: ignore[import-not-found]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.engine.faults.sparse_decode import store_whole_tiles, topk_by_threshold
-from harness.engine.token_selection import TILE, pool_slots, store_decode_rows, store_index_keys, take_topk
+from harness.engine.faults.attention import store_whole_tiles, topk_by_threshold
+from harness.engine.sparse_attention import TILE, pool_slots, store_decode_rows, store_index_keys, take_topk
 from harness.memory.poison.patterns import Poison
 
 FRIENDLY = Poison("nan", frozenset())

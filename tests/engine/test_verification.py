@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from harness.core.engine_params import EngineParams
 from harness.engine.engine import Engine
-from harness.engine.faults.padded_requests import token_above_all
-from harness.engine.schedule.sequence import Sequence
-from harness.engine.verification import SuffixDrafts, confirmed, greedy_tokens
+from harness.engine.faults.memory import token_above_all
+from harness.engine.schedule.scheduler import Sequence
+from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens
 
 MakeEngine = Callable[[EngineParams], Engine]
 

@@ -8,9 +8,8 @@ import torch
 from harness.core.catalog import FAULTS
 from harness.core.engine_params import EngineParams
 from harness.core.seams import inject
-from harness.engine.kernels import bind
-from harness.engine.notes import dirty_workspace
-from harness.engine.workspace import GUARD, Workspace
+from harness.engine.kernels import GUARD, Workspace, bind
+from harness.engine.observations import dirty_workspace
 from harness.memory.poison.patterns import Poison
 
 NOBODY = Poison("nan", frozenset())

@@ -9,10 +9,10 @@ import torch
 
 from harness.core.engine_params import EngineParams, LayerKind
 from harness.core.params import KvType
-from harness.engine.faults.shared_pools import gate_by_kind
+from harness.engine.faults.memory import gate_by_kind
 from harness.engine.memory import KV_DTYPES, CacheLayout
+from harness.engine.schedule.block_pool import CacheGroup, groups_to_zero
 from harness.engine.schedule.config import KV_SCALE, model_config
-from harness.engine.schedule.zeroing import CacheGroup, groups_to_zero
 
 PAIRS = list(itertools.permutations(KV_DTYPES, 2))
 
@@ -25,7 +25,7 @@ def left_by(owner: KvType) -> torch.Tensor:
 
 
 def groups(owner: KvType, reader: KvType, layers: tuple[LayerKind, ...] = ("window", "mla")) -> tuple[CacheGroup, ...]:
-    return CacheLayout.of(model_config(EngineParams(layers=layers)), reader, 8, owner).groups
+    return CacheLayout(model_config(EngineParams(layers=layers)), reader, 8, owner).groups
 
 
 @pytest.mark.parametrize(("owner", "reader"), PAIRS)

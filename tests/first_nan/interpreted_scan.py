@@ -7,7 +7,7 @@ import torch
 
 from harness.memory.first_nan.latch import DTYPES, exponent_mask
 from harness.memory.first_nan.table import BUFFERS, Table
-from harness.memory.poison.sentinels import bits_view
+from harness.memory.poison.patterns import bits_view
 from harness.memory.triton_interpreter import prepare
 
 assert prepare(), "set TRITON_INTERPRET=1"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.memory.first_nan.report import StepNotes, describe
+from harness.memory.first_nan.recorder import StepNotes, describe
 from harness.memory.first_nan.table import Slot, Table
 from harness.memory.triton_interpreter import interpreter_is_on
 

@@ -11,7 +11,7 @@ import torch
 
 from harness.core.catalog import SITES
 from harness.memory.graph.launch import launch
-from harness.memory.graph.pools import new_pool
+from harness.memory.graph.recording import new_pool
 from harness.memory.poison.patterns import Poison
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_reading_a_value_on_the_host_cannot_be_captured() -> None:
     code = """
 import torch
 from harness.core.errors import CaptureError
-from harness.memory.graph.pools import new_pool
+from harness.memory.graph.recording import new_pool
 from harness.core.cuda_failures import is_spent
 static = torch.ones(3, device="cuda")
 try:

@@ -8,7 +8,7 @@ from torch import nn
 import harness
 from harness.memory.first_nan.latch import DTYPES, exponent_mask
 from harness.memory.first_nan.table import BUFFERS, Slot, Table
-from harness.memory.poison.sentinels import bits_view
+from harness.memory.poison.patterns import bits_view
 
 
 def test_replays_of_a_cuda_graph_record_live_rows_and_no_padding() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.memory.poison.patterns import UNTAGGED, bits_view, sentinel_bits
 from harness.memory.poison.scan import census, scan
-from harness.memory.poison.sentinels import UNTAGGED, bits_view, sentinel_bits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.core.errors import InputError
-from harness.engine.faults.index_width import offsets_in_32_bits
+from harness.engine.faults.attention import offsets_in_32_bits
 from harness.kernels.ops.large_cache import empty_cache
 from harness.kernels.torch.decode import page_offsets
 

@@ -17,8 +17,7 @@ from harness.kernels.torch import route as torch_route
 from harness.kernels.torch import write as torch_write
 from harness.kernels.torch.plan import MAX_SPLITS, mla_decode_plan
 from harness.memory.poison.allocations import AllocationPoison
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
+from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 POISON = Poison("nan", frozenset({"workspace"}))
 

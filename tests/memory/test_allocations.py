@@ -13,8 +13,7 @@ from harness.core.errors import IllegalAddress, KernelError
 from harness.core.kernel_spec import KernelSpec
 from harness.kernels.call import BoundKernel
 from harness.memory.poison.allocations import AllocationPoison
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
+from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 ALL = frozenset(SITES.names())
 SCRATCH = sentinel_bits(torch.float32, "workspace")

@@ -8,7 +8,7 @@ import torch
 from harness.core.errors import IllegalAddress
 from harness.memory import bounds as memory
 from harness.memory.bounds import check_indices
-from harness.memory.poison.sentinels import OUT_OF_RANGE
+from harness.memory.poison.patterns import OUT_OF_RANGE
 
 
 @pytest.mark.parametrize("bad", [-1, 4, OUT_OF_RANGE, -(2**31)])

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from harness.memory.poison.call_sites import CallSite, CallSites
-from harness.memory.poison.dispatcher import MAX_BYTES, DispatcherPoison
-from harness.memory.poison.marks import find, plain
+from harness.memory.poison.allocations import MAX_BYTES, DispatcherPoison
+from harness.memory.poison.marks import CallSite, CallSites, find, plain
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_a_thread_without_any_python_frame_is_reached(poison: DispatcherPoison) 
 
 
 def test_large_memory_repeats_random_numbers(poison: DispatcherPoison, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.memory.poison.dispatcher.RANDOM_ELEMENTS", 4)
+    monkeypatch.setattr("harness.memory.poison.allocations.RANDOM_ELEMENTS", 4)
     with poison.filling("random"):
         got = torch.empty(11)
     assert len(got[:4].unique()) > 1
@@ -158,7 +157,7 @@ def test_unwanted_lines_and_huge_reservations_are_left_alone(
         return False
 
     with poison.filling("nan"):
-        monkeypatch.setattr("harness.memory.poison.dispatcher.MAX_BYTES", 64)
+        monkeypatch.setattr("harness.memory.poison.allocations.MAX_BYTES", 64)
         torch.empty(64)
         assert (poison.filled, poison.too_large) == (0, 1)
         poison.wanted = unwanted

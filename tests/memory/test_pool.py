@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from harness.memory.graph.launch import launch
-from harness.memory.graph.recording import CpuGraph, CpuGraphPool
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.sentinels import bits_view, sentinel_bits
+from harness.memory.graph.recording import CpuGraphPool
+from harness.memory.poison.patterns import Poison, bits_view, sentinel_bits
 
 NAN = Poison("nan", frozenset({"graph.pool"}))
 
@@ -19,8 +18,8 @@ def is_poison(tensor: torch.Tensor) -> bool:
 
 def test_outputs_of_one_graph_are_lost_when_another_of_its_pool_is_replayed() -> None:
     pool, static = CpuGraphPool(NAN), torch.ones(3)
-    first = CpuGraph.capture(lambda: static + 1, pool)
-    second = CpuGraph.capture(lambda: static + 2, pool)
+    first = pool.capture(lambda: static + 1)
+    second = pool.capture(lambda: static + 2)
     first.replay()
     assert torch.equal(first.outputs, torch.full((3,), 2.0))
     second.replay()
@@ -32,8 +31,8 @@ def test_outputs_of_one_graph_are_lost_when_another_of_its_pool_is_replayed() ->
 
 def test_outputs_survive_a_replay_in_another_pool() -> None:
     static = torch.ones(3)
-    first = CpuGraph.capture(lambda: static + 1, CpuGraphPool(NAN))
-    second = CpuGraph.capture(lambda: static + 2, CpuGraphPool(NAN))
+    first = CpuGraphPool(NAN).capture(lambda: static + 1)
+    second = CpuGraphPool(NAN).capture(lambda: static + 2)
     first.replay()
     second.replay()
     assert torch.equal(first.outputs, torch.full((3,), 2.0))
@@ -48,7 +47,7 @@ def test_intermediates_are_swept_before_each_replay_and_outputs_of_launches_too(
         held.append(held[0] + 1)
         return held[1].sum()
 
-    graph = CpuGraph.capture(function, pool)
+    graph = pool.capture(function)
     graph.replay()
     assert graph.outputs.item() == 18
     pool.sweep()
@@ -57,7 +56,7 @@ def test_intermediates_are_swept_before_each_replay_and_outputs_of_launches_too(
 
 def test_what_a_graph_allocates_without_writing_holds_poison_in_a_replay() -> None:
     pool = CpuGraphPool(NAN)
-    graph = CpuGraph.capture(lambda: torch.empty(4), pool)
+    graph = pool.capture(lambda: torch.empty(4))
     graph.replay()
     assert is_poison(graph.outputs)
 
@@ -65,7 +64,7 @@ def test_what_a_graph_allocates_without_writing_holds_poison_in_a_replay() -> No
 def test_memory_that_only_the_recording_holds_is_swept() -> None:
     pool = CpuGraphPool(NAN)
     holder = {"plan": torch.ones(3)}
-    graph = CpuGraph.capture(lambda: launch(lambda plan: plan * 2, holder["plan"]), pool)
+    graph = pool.capture(lambda: launch(lambda plan: plan * 2, holder["plan"]))
     graph.replay()
     assert torch.equal(graph.outputs, torch.full((3,), 2.0))
     holder["plan"] = torch.full((3,), 4.0)
@@ -81,7 +80,7 @@ def test_a_python_scalar_is_taken_by_value() -> None:
         out[:2] = 5.0
         return out + static.sum() * torch.tensor(2.0)
 
-    graph = CpuGraph.capture(function, pool)
+    graph = pool.capture(function)
     graph.replay()
     graph.replay()
     assert graph.outputs.tolist() == [9.0, 9.0, 4.0]
@@ -90,7 +89,7 @@ def test_a_python_scalar_is_taken_by_value() -> None:
 def test_memory_that_two_recordings_hold_and_nobody_else_is_swept() -> None:
     pool = CpuGraphPool(NAN)
     holder = {"plan": torch.ones(3)}
-    graphs = [CpuGraph.capture(lambda: holder["plan"][1:] * 2, pool) for _ in range(2)]
+    graphs = [pool.capture(lambda: holder["plan"][1:] * 2) for _ in range(2)]
     holder.clear()
     graphs[1].replay()
     assert bool(graphs[1].outputs.isnan().all())
@@ -102,7 +101,7 @@ def test_memory_that_somebody_still_holds_is_left_alone(held: str) -> None:
     base = torch.arange(6.0)
     captured = [base[2:]]
     keep = {"tensor": captured[0], "view": captured[0][1:], "base": base}[held]
-    graph = CpuGraph.capture(lambda: captured[0] * 2, pool)
+    graph = pool.capture(lambda: captured[0] * 2)
     del base
     captured.clear()
     graph.replay()
@@ -114,7 +113,7 @@ def test_parameters_of_a_module_are_left_alone() -> None:
     pool = CpuGraphPool(NAN)
     linear, static = torch.nn.Linear(3, 2), torch.ones(1, 3)
     before = linear.weight.detach().clone()
-    graph = CpuGraph.capture(lambda: linear(static), pool)
+    graph = pool.capture(lambda: linear(static))
     graph.replay()
     assert torch.equal(linear.weight.detach(), before)
     with torch.no_grad():
@@ -129,23 +128,23 @@ def test_a_buffer_that_a_kernel_keeps_is_not_taken_for_memory_of_the_pool() -> N
         kept[:2] = x
         return kept
 
-    graph = CpuGraph.capture(lambda: launch(kernel, static), pool)
+    graph = pool.capture(lambda: launch(kernel, static))
     graph.replay()
     assert kept.tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_integers_of_the_pool_become_wrong_indices() -> None:
     pool, static = CpuGraphPool(NAN), torch.ones(2, dtype=torch.int32)
-    first = CpuGraph.capture(lambda: static + 1, pool)
-    CpuGraph.capture(lambda: static + 2, pool).replay()
+    first = pool.capture(lambda: static + 1)
+    pool.capture(lambda: static + 2).replay()
     assert first.outputs.tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize("poison", [None, Poison("nan", frozenset({"output"}))], ids=["none", "another site"])
 def test_memory_stays_as_it_is_when_the_poison_does_not_cover_the_pool(poison: Poison | None) -> None:
     pool, static = CpuGraphPool(poison), torch.ones(3)
-    first = CpuGraph.capture(lambda: static + 1, pool)
-    second = CpuGraph.capture(lambda: static + 2, pool)
+    first = pool.capture(lambda: static + 1)
+    second = pool.capture(lambda: static + 2)
     first.replay()
     second.replay()
     assert torch.equal(first.outputs, torch.full((3,), 2.0))

@@ -14,7 +14,7 @@ from harness.memory.graph.recording import CpuGraph, CpuGraphPool
 
 
 def capture(function: Callable[[], Any]) -> CpuGraph:
-    return CpuGraph.capture(function, CpuGraphPool())
+    return CpuGraphPool().capture(function)
 
 
 def test_a_replay_follows_what_is_written_into_a_captured_tensor() -> None:

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from harness.core.catalog import SITES
-from harness.memory.poison.patterns import Poison
+from harness.memory.poison.patterns import OUT_OF_RANGE, UNTAGGED, Poison, bits_view, sentinel_bits
 from harness.memory.poison.scan import origin_of_bits, scan
-from harness.memory.poison.sentinels import OUT_OF_RANGE, UNTAGGED, bits_view, sentinel_bits
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.memory.graph.storage import alias_of, whole_storage
+from harness.memory.graph.interface import alias_of, whole_storage
 
 
 def test_all_memory_of_a_strided_view_is_seen_as_one_stretch() -> None:

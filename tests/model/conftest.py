@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
 
 
 def tiny(architecture: str, **changes: object) -> ModelConfig:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from harness.engine.model import checkpoint
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
 
 TOKENS = torch.arange(9).unsqueeze(0)
 

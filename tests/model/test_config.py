@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
 
 
 def test_a_dense_config_survives_config_json(dense_config: ModelConfig) -> None:
@@ -48,5 +48,5 @@ def test_compressed_queries_are_refused(mla_config: ModelConfig) -> None:
 
 
 def test_reading_a_config_needs_no_torch() -> None:
-    code = "import sys, harness.engine.schedule.model_config; sys.exit('torch' in sys.modules)"
+    code = "import sys, harness.engine.schedule.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.engine.model import delta_rule
+from harness.engine.model import kda
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
 
 
 def _layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> tuple[KimiDeltaAttention, torch.Tensor]:
@@ -61,7 +61,7 @@ def test_chunks_survive_decays_whose_exponential_overflows() -> None:
     state = torch.randn(1, 2, 4, 4, generator=generator)
     k = torch.nn.functional.normalize(k, dim=-1)
     inputs = (q, k, v, g, beta, state)
-    for left, right in zip(delta_rule.chunked(*inputs), delta_rule.recurrent(*inputs), strict=True):
+    for left, right in zip(kda.chunked(*inputs), kda.recurrent(*inputs), strict=True):
         assert torch.isfinite(left).all()
         assert (left - right).abs().max() < 1e-4
 
@@ -72,7 +72,7 @@ def test_gradients_of_both_forms_agree() -> None:
     k = torch.nn.functional.normalize(k, dim=-1)
     state = torch.zeros(1, 2, 4, 4, dtype=torch.float64)
     grads = []
-    for form in (delta_rule.chunked, delta_rule.recurrent):
+    for form in (kda.chunked, kda.recurrent):
         g = torch.linspace(-2.0, -0.1, 152, dtype=torch.float64).view(1, 19, 2, 4).detach().requires_grad_()
         beta = torch.full((1, 19, 2), 0.7, dtype=torch.float64, requires_grad=True)
         leaf = k.clone().requires_grad_()

@@ -5,7 +5,7 @@ import torch
 from harness.engine.model.layers import rotate
 from harness.engine.model.mla import MLAAttention
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
 
 
 def _layer(config: ModelConfig) -> tuple[MLAAttention, torch.Tensor, torch.Tensor]:

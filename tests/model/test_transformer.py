@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.engine.model.moe import MoE, route
+from harness.engine.model.layers import MoE, route
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
 
 TOKENS = torch.randint(0, 64, (2, 11), generator=torch.Generator().manual_seed(0))
 

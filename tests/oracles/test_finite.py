@@ -5,7 +5,7 @@ import torch
 
 from harness.judge.oracles.finite import judge
 from harness.judge.run_records import Run
-from harness.memory.poison.sentinels import bits_view, sentinel_bits
+from harness.memory.poison.patterns import bits_view, sentinel_bits
 
 NAN, INF = float("nan"), float("inf")
 

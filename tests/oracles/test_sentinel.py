@@ -5,8 +5,7 @@ import torch
 
 from harness.judge.oracles.sentinel import judge
 from harness.judge.run_records import Guard, Run
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
+from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 
 def poisoned(tensor: torch.Tensor, site: str) -> torch.Tensor:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from harness.core.catalog import SITES
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, hex_bits, sentinel_bits
+from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, hex_bits, sentinel_bits
 from harness.report.bits import LAYOUTS, explain
 
 FLOATS = {name: getattr(torch, name) for name in LAYOUTS}

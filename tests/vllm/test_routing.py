@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.canary.check import low_and_high_words
-from harness.engine.model.moe import route
+from harness.engine.model.layers import route
 from harness.engines.vllm.faults import PATCHES
 from harness.engines.vllm.serve.routing import STRATEGY, TopK, register
 

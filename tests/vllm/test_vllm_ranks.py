@@ -20,7 +20,7 @@ from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.settings import ServePoison
 from harness.engines.vllm.target import environ, llm_options
 from harness.judge.run_case import run_case
-from harness.memory.first_nan.report import first_of_ranks
+from harness.memory.first_nan.recorder import first_of_ranks
 from harness.report.wording import first_nan_lines
 from harness.scenario.variant import changed
 

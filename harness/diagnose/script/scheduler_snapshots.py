@@ -15,8 +15,7 @@ from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import KV_SCALE, PAGE_SIZE, model_config
-from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler
-from harness.engine.schedule.sequence import Sequence
+from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Sequence
 
 Numbers = dict[str, Any]
 KERNEL_KV_SCALE = 0.0117

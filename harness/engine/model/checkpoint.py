@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.engine.model.layers import compute_dtype
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -6,9 +6,71 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.engine.model import delta_rule
 from harness.engine.model.layers import compute_dtype
-from harness.engine.schedule.model_config import ModelConfig
+from harness.engine.schedule.config import ModelConfig
+
+CHUNK_SIZE = 16
+
+
+def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The gated delta rule with a decay for each key channel, token by token.
+
+    For one head with state S [dk, dv], each token computes
+
+        S <- diag(exp(g)) S;   S <- S + beta * k (v - k^T S)^T;   out = S^T q
+
+    q, k, g: [B, T, H, dk] (q scaled, q and k l2-normalised, log decay g <= 0); v: [B, T, H, dv]; beta: [B, T, H];
+    state: [B, H, dk, dv]; all float32 or float64. Returns out [B, T, H, dv] and the last state (a new tensor).
+    """
+    out = []
+    for t in range(q.shape[1]):
+        state = state * g[:, t].exp().unsqueeze(-1)
+        error = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], state)
+        state = state + k[:, t].unsqueeze(-1) * (beta[:, t].unsqueeze(-1) * error).unsqueeze(-2)
+        out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
+    return torch.stack(out, dim=1), state
+
+
+def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """As `recurrent`, up to rounding, on matrix products, for training. Differentiable, for any T.
+
+    Inside a chunk the corrections `u = beta * (v - k^T S)` solve a triangular system. One state a chunk is carried on.
+    """
+    length = q.shape[1]
+    padding = -length % CHUNK_SIZE
+
+    def split(x: Tensor) -> Tensor:
+        # [B, T, H, D] -> [B, H, N, C, D]. Padded tokens have k = 0 and g = 0, so they do not change the state.
+        padded = F.pad(x, (0, 0, 0, 0, 0, padding))
+        chunks = padded.view(x.shape[0], -1, CHUNK_SIZE, *x.shape[2:])
+        return chunks.permute(0, 3, 1, 2, 4)
+
+    q, k, v, g, beta = split(q), split(k), split(v), split(g), split(beta.unsqueeze(-1))
+    decay = g.cumsum(dim=-2)
+    lower = torch.ones(CHUNK_SIZE, CHUNK_SIZE, dtype=torch.bool, device=q.device).tril()
+    # exp(decay_i) alone may overflow; exp of the difference cannot.
+    difference = decay.unsqueeze(-2) - decay.unsqueeze(-3)
+    between = difference.masked_fill(~lower.unsqueeze(-1), -torch.inf).exp() * k.unsqueeze(-3)
+    scores = between @ torch.stack((k, q), dim=-1)  # [B, H, N, C(i), C(j), 2]
+    k_scores, q_scores = scores.unbind(-1)
+
+    system = beta * k_scores.tril(-1) + torch.eye(CHUNK_SIZE, dtype=q.dtype, device=q.device)
+    decayed = decay.exp()
+    right = torch.cat((beta * v, beta * k * decayed), dim=-1)
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    own, from_state = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
+    q_decayed = q * decayed
+    k_to_end = (k * (decay[..., -1:, :] - decay).exp()).transpose(-1, -2)
+    whole = decayed[..., -1, :].unsqueeze(-1)
+
+    out = []
+    for n in range(q.shape[2]):
+        u = own[:, :, n] - from_state[:, :, n] @ state
+        out.append(q_decayed[:, :, n] @ state + q_scores[:, :, n] @ u)
+        state = whole[:, :, n] * state + k_to_end[:, :, n] @ u
+    merged = torch.stack(out, dim=2).permute(0, 2, 3, 1, 4).flatten(1, 2)
+    return merged[:, :length], state
+
 
 L2_NORM_EPS = 1e-6
 
@@ -82,7 +144,7 @@ class KimiDeltaAttention(nn.Module):
         g, beta = self._gates(x)
         # Autocast would run the recurrence in bfloat16, where errors add up over a sequence.
         with torch.autocast(x.device.type, enabled=False):
-            out, _ = delta_rule.chunked(q, k, v, g, beta, state)
+            out, _ = chunked(q, k, v, g, beta, state)
         return self._project_out(out, x)
 
     def step(self, x: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
@@ -95,7 +157,7 @@ class KimiDeltaAttention(nn.Module):
         x: [B, T, hidden], conv_state: [B, 3P, W - 1], ssm_state: [B, H, dk, dv].
         """
         q, k, v, last_inputs = self._mix(x, conv_state)
-        out, state = delta_rule.recurrent(q, k, v, *self._gates(x), ssm_state.to(q.dtype))
+        out, state = recurrent(q, k, v, *self._gates(x), ssm_state.to(q.dtype))
         conv_state.copy_(last_inputs)
         ssm_state.copy_(state)
         return self._project_out(out, x)

@@ -1,10 +1,14 @@
-"""Small layers that every block shares: RMS norm, the gated MLP, and rotary position embedding."""
+"""The layers of a block that are not attention: RMS norm, gated MLP, routed experts; and rotary position embedding."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from harness.engine.schedule.config import ModelConfig
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -53,3 +57,90 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     cos, sin = angles.cos(), angles.sin()
     even, odd = x[..., 0::2].to(wide), x[..., 1::2].to(wide)
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+
+
+IdsTransform = Callable[[Tensor], Tensor]
+
+
+class Router(nn.Module):
+    """Scores every expert for every token: `weight` [X, hidden], X = num_experts."""
+
+    def __init__(self, hidden_size: int, num_experts: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [T, hidden] -> logits [T, X] in x's dtype."""
+        return F.linear(x, self.weight)
+
+
+class Experts(nn.Module):
+    """X gated MLPs with stacked weights: gate_proj and up_proj [X, I, hidden], down_proj [X, hidden, I]."""
+
+    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
+        self.up_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Apply the given experts: x [T, hidden], ids [T, k] int32, weights [T, k] -> [T, hidden].
+
+        `ids` must lie in 0..X-1.
+        """
+        out = torch.zeros_like(x)
+        for slot in range(ids.shape[1]):
+            chosen = ids[:, slot]
+            gate = torch.bmm(self.gate_proj.index_select(0, chosen), x.unsqueeze(-1))
+            up = torch.bmm(self.up_proj.index_select(0, chosen), x.unsqueeze(-1))
+            down = torch.bmm(self.down_proj.index_select(0, chosen), F.silu(gate) * up).squeeze(-1)
+            out = out + down * weights[:, slot : slot + 1].to(x.dtype)
+        return out
+
+    def every(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """The same sum, with every expert applied to every token: it gathers no weights, which saves memory."""
+        share = torch.zeros(x.shape[0], self.gate_proj.shape[0], dtype=weights.dtype, device=x.device)
+        share = share.scatter_add(1, ids.long(), weights).to(x.dtype)
+        gate = torch.einsum("td,xid->txi", x, self.gate_proj)
+        up = torch.einsum("td,xid->txi", x, self.up_proj)
+        return torch.einsum("txi,xdi->td", F.silu(gate) * up * share.unsqueeze(-1), self.down_proj)
+
+
+def route(logits: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
+    """Renormalised top-k of the softmax: logits [T, X] -> ids [T, k] int32, weights [T, k] in the compute dtype."""
+    scores = logits.to(compute_dtype(logits.dtype)).softmax(dim=-1)
+    weights, ids = scores.topk(num_experts_per_tok, dim=-1)
+    return ids.to(torch.int32), weights / weights.sum(-1, keepdim=True)
+
+
+class MoE(nn.Module):
+    """Routed experts plus shared ones: `gate` -> `route` -> `combine`.
+
+    `ids_transform`, if set, changes the expert ids [T, k] before use: a canary measures the cost of wrong ids.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_experts_per_tok = config.num_experts_per_tok
+        self.ids_transform: IdsTransform | None = None
+        self.gate = Router(config.hidden_size, config.num_experts)
+        self.experts = Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size)
+        self.shared_experts: MLP | None = None
+        if config.num_shared_experts:
+            self.shared_experts = MLP(config.hidden_size, config.moe_intermediate_size * config.num_shared_experts)
+
+    def combine(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """x: [T, hidden], ids: [T, k] int32, weights: [T, k] -> [T, hidden], routed plus shared."""
+        apply = self.experts.every if weights.requires_grad else self.experts
+        out: Tensor = apply(x, ids, weights)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts(x)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., hidden] -> [..., hidden]."""
+        tokens = x.flatten(0, -2)
+        ids, weights = route(self.gate(tokens), self.num_experts_per_tok)
+        if self.ids_transform is not None:
+            ids = self.ids_transform(ids)
+        return self.combine(tokens, ids, weights).reshape(x.shape)

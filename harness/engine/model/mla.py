@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.engine.model.layers import RMSNorm, rotate
-from harness.engine.schedule.model_config import LayerType, ModelConfig
+from harness.engine.schedule.config import LayerType, ModelConfig
 
 
 class Indexer(nn.Module):

@@ -7,12 +7,9 @@ from torch import Tensor, nn
 
 from harness.core.seams import seam
 from harness.engine.model.kda import KimiDeltaAttention
-from harness.engine.model.layers import MLP, RMSNorm
+from harness.engine.model.layers import MLP, MoE, RMSNorm
 from harness.engine.model.mla import MLAAttention
-from harness.engine.model.moe import MoE
-from harness.engine.schedule.model_config import LayerType, ModelConfig
-
-__all__ = ["MLP", "CausalLM", "DecoderLayer", "RMSNorm"]
+from harness.engine.schedule.config import LayerType, ModelConfig
 
 
 class DecoderLayer(nn.Module):

@@ -1,9 +1,10 @@
-"""The owners of blocks, and the blocks with a prefix that requests may share. No torch."""
+"""The owners of blocks, the prefixes that requests may share, and the blocks that must be zeroed. No torch."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
@@ -128,3 +129,27 @@ def block_hashes(tokens: list[int], page_size: int) -> list[int]:
         parent = hashes[-1] if hashes else 0
         hashes.append(hash((parent, tuple(tokens[end - page_size : end]))))
     return hashes
+
+
+Group = Literal["attention", "window", "state"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that read their blocks alike, and the element type there ("state" for float32 states)."""
+
+    name: Group
+    dtype: str
+
+
+@seam("kv.skip-zero-new-blocks", "kv.zero-gate-by-exact-type", "kv.states-zeroed-only")
+def groups_to_zero(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
+    """The groups with new blocks to zero: all groups with pages, if the groups of the pool store different types.
+
+    A decode kernel that masks unused slots by multiplying reads whole pages, and bits of another type may be NaN:
+    float32 states read as bfloat16 latents (PR 35219, PR 43961), or bfloat16 latents of window layers read as fp8
+    (PR 47574, PR 51749). States start from zeros anyway.
+    """
+    if len({group.dtype for group in groups}) < 2:
+        return frozenset()
+    return frozenset(group.name for group in groups if group.name != "state")

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from harness.core.errors import HarnessError
+from harness.core.records import FirstNan
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.first_nan import FILE
-from harness.memory.first_nan.report import FirstNan, first_of_ranks
+from harness.memory.first_nan.recorder import first_of_ranks
 
 EXTENSION = "harness.engines.vllm.serve.worker.Extension"
 """Imported by vLLM in its workers. Never import it here: the import activates the plug-in."""

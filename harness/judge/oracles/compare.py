@@ -15,7 +15,7 @@ import torch
 
 from harness.core.finding_words import place
 from harness.judge.oracles.thresholds import Bound
-from harness.memory.poison.sentinels import bits_view, hex_bits
+from harness.memory.poison.patterns import bits_view, hex_bits
 
 Kind = Literal["shape", "dtype", "non-finite", "value", "bits"]
 

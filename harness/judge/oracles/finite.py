@@ -12,8 +12,8 @@ import torch
 from harness.core.finding_words import place
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Judgement, Observed, Run
+from harness.memory.poison.patterns import hex_bits
 from harness.memory.poison.scan import hits, origins
-from harness.memory.poison.sentinels import hex_bits
 
 
 def judge(evidence: Evidence) -> Judgement:

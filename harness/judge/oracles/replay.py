@@ -14,7 +14,7 @@ from harness.core.records import Finding
 from harness.judge.oracles.compare import Mismatch, compare_bits
 from harness.judge.oracles.spread import explanation, largest_difference
 from harness.judge.run_records import Evidence, Judgement, ReplayedStep, Run
-from harness.memory.poison.sentinels import hex_bits
+from harness.memory.poison.patterns import hex_bits
 
 
 def judge(evidence: Evidence) -> Judgement:

@@ -15,8 +15,8 @@ from harness.core.finding_words import place
 from harness.core.records import Finding
 from harness.judge.oracles.compare import compare_bits
 from harness.judge.run_records import Evidence, Guard, Judgement, Observed, Run
+from harness.memory.poison.patterns import UNTAGGED, bits_view, hex_bits
 from harness.memory.poison.scan import scan
-from harness.memory.poison.sentinels import UNTAGGED, bits_view, hex_bits
 
 
 def judge(evidence: Evidence) -> Judgement:

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.ops import OPS, PAGE_SIZE
+from harness.core.records import FirstNan
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
 from harness.engine.runner import num_rows
 from harness.engine.schedule.scheduler import ScheduledSequence
 from harness.judge.probes.launches import kernel_of, name_of, with_context
 from harness.kernels.call import BoundKernel
-from harness.memory.first_nan.modules import layer_of
-from harness.memory.first_nan.report import FirstNan, StepNotes, describe
+from harness.memory.first_nan.recorder import StepNotes, describe, layer_of
 from harness.memory.first_nan.table import Kind, Slot, Table
+from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.launch import launch_unseen
-from harness.memory.graph.storage import tensors_of
 
 INPUTS = {
     "mla_decode": ("q",),

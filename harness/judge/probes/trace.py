@@ -24,7 +24,7 @@ from harness.engine.schedule.scheduler import ScheduledSequence
 from harness.judge.probes.launches import kernel_of, name_of, with_context
 from harness.judge.run_records import Run
 from harness.kernels.call import BoundKernel
-from harness.memory.graph.storage import tensors_of
+from harness.memory.graph.interface import tensors_of
 
 CONSUMED = {"apply_experts": ("x", "ids", "weights")}
 """Launches outside of the op table. Their first arguments are rows of tokens and are noted too."""

@@ -20,9 +20,8 @@ from harness.engine.engine import Engine
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
-from harness.engine.schedule.config import PAGE_SIZE, model_config, num_pages, why_not_together
-from harness.engine.schedule.model_config import ModelConfig
-from harness.engine.schedule.sequence import Sequence
+from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE, ModelConfig, model_config, num_pages, why_not_together
+from harness.engine.schedule.scheduler import Sequence
 from harness.judge.oracles.crash import CRASHES
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
@@ -95,8 +94,8 @@ class EngineTarget(Target):
         run = Run(poison.pattern)
         for epoch, sequences in enumerate(finished):
             run.observed += self._observed(engine, self._epoch_name(epoch), sequences)
-        before = engine.null_block_at_start().cpu()
-        run.guards = [Guard("the null block", "kv.null", before, engine.null_block().cpu())]
+        before, after = engine.runner.null_block_at_start, engine.runner.memory.block(NULL_BLOCK)
+        run.guards = [Guard("the null block", "kv.null", before.cpu(), after.cpu())]
         run.guards += [Guard(n.name, n.site, n.before.cpu(), n.after.cpu()) for n in engine.observations.written]
         run.pairs = pairs_of(engine, epochs, params, self._bound) + self._padding_pairs(engine)
         run.zeroed = [ZeroedBlock(n.step, n.block, n.num_bytes, n.num_dirty) for n in engine.observations.zeroed]
@@ -147,7 +146,7 @@ class EngineTarget(Target):
         sites, params = set(poison.sites), self._params
         if KERNELS.get(f"mla_decode/{self._params.decode_kernel}").needs_finite_tail:
             sites.discard("kv.tail")
-            layout = CacheLayout.of(self._config, params.kv, params.num_blocks, params.window_kv)
+            layout = CacheLayout(self._config, params.kv, params.num_blocks, params.window_kv)
             if len({group.dtype for group in layout.groups}) == 1:
                 sites.discard("kv.new")
             if "window" in params.layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.memory.poison.sentinels import EXPONENT
+from harness.memory.poison.patterns import EXPONENT
 
 NEVER = 2**63 - 1
 """The value of `first` for a slot without a hit."""

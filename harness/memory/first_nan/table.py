@@ -3,18 +3,109 @@
 All buffers are made once, before any capture: a captured graph keeps writing to them. A slot is one watched tensor of
 one op. Its latch keeps the first hit; the ring of events keeps the latest steps.
 """
+# mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.library import Library
 
 from harness.memory.first_nan.latch import DTYPES, EVENT_FIELDS, LATCH_FIELDS, NEVER
-from harness.memory.first_nan.scan import can_watch, rows_of
+from harness.memory.poison.patterns import EXPONENT, bits_view
+
+# Captures, torch.compile and a CPU's recordings keep an op. It changes the recorder's buffers, so none may drop it.
+_library = Library("mla_harness", "FRAGMENT")
+_library.define(
+    "watch(Tensor[] xs, Tensor live, Tensor clock, Tensor(a!) latches, Tensor(b!) first, Tensor(c!) events, "
+    "Tensor(d!) count, int[] slots, int[] limits) -> ()"
+)
+
+
+def can_watch(tensor: Tensor) -> bool:
+    """Whether there is a scan for a tensor of this type."""
+    return tensor.dtype in EXPONENT and tensor.numel() > 0 and tensor.ndim > 0
+
+
+def rows_of(tensor: Tensor, axis: int | None = 0) -> Tensor:
+    """`tensor` as [rows, K] with dense rows, a view where it can be one; `axis` None makes the whole one row."""
+    tensor = tensor.detach()
+    if axis is None:
+        return tensor.reshape(1, -1)
+    if axis:
+        tensor = tensor.movedim(axis, 0)
+    flat = tensor.reshape(tensor.shape[0], -1)
+    return flat if flat.shape[1] == 1 or flat.stride(1) == 1 else flat.contiguous()
+
+
+def _watch_cpu(xs: list[Tensor], *rest: Any) -> None:
+    """Scan the results of one op, each [rows, K], into its slot. Arguments as in the schema of the op."""
+    live, clock, latches, first, events, count, slots, limits = rest
+    for x, slot, limit in zip(xs, slots, limits, strict=True):
+        _watch_one(x, live, clock, latches, first, events, count, slot, limit)
+
+
+def _watch_one(
+    x: Tensor, live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
+    slot: int, limit: int,
+) -> None:  # fmt: skip
+    """Note the first bad element of x [rows, K] in its first `live` [1] int32 rows (negative: in all rows).
+
+    A bad value is not finite, or with a `limit` >= 0 an integer outside 0 .. limit - 1. `clock` [2] int32 is step and
+    phase. `latches` [W, 7] int32, `first` [W] int64 (flat index << 32 | bits), `events` [C, 3] int32 and `count` [1]
+    int32 belong to :class:`harness.memory.first_nan.table.Table`.
+    """
+    num_live = int(live[0])
+    latch = latches[slot]
+    if num_live:
+        latch[6] = 1
+    if num_live >= 0:
+        x = x[:num_live]
+    if limit >= 0:
+        bad = (x < 0) | (x >= limit)
+    else:
+        mask = EXPONENT[x.dtype]
+        bad = (bits_view(x) & mask) == mask
+    if not bool(bad.any()):
+        return
+    step, phase = (int(value) for value in clock)
+    index = int(bad.flatten().to(torch.uint8).argmax())
+    value = x[index // x.shape[1], index % x.shape[1]].reshape(1)
+    bits = int((value if limit >= 0 else bits_view(value)).item())
+    if x.element_size() == 8 and limit < 0:
+        bits >>= 32
+    is_first = int(latch[0]) in (0, step + 1)
+    if is_first:
+        latch[0] = step + 1
+        first[slot] = min(int(first[slot]), (index << 32) | (bits & 0xFFFFFFFF))
+    if int(latch[1]) == step + 1:
+        return
+    latch[1] = step + 1
+    place = int(count[0])
+    count += 1
+    events[place % events.shape[0]] = torch.tensor((slot, step, phase), dtype=torch.int32)
+    if is_first:
+        latch[2:6] = torch.tensor((place, phase, x.shape[1], DTYPES.index(x.dtype)), dtype=torch.int32)
+
+
+def _watch_cuda(*args: Any) -> None:
+    from harness.memory.first_nan.triton_scan import scan
+
+    scan(*args)
+
+
+def _watch_fake(*args: object) -> None:
+    """What tracing sees: nothing is computed."""
+
+
+_library.impl("watch", _watch_cpu, "CPU")
+_library.impl("watch", _watch_cuda, "CUDA")
+_library.impl("watch", _watch_fake, "Meta")
+
 
 Kind = Literal["output", "input", "beside"]
 """`beside` is memory that an op sees and must not depend on. It is reported, but never a hit."""
@@ -60,38 +151,27 @@ class Hit:
     """The slot's number. Results of a call are numbered in their order."""
 
 
-@dataclass(slots=True)
 class Table:
     """The buffers on `device` for at most `max_slots` watched tensors and `ring` latest events.
 
     `live` [1] int32 is the number of live first rows of each watched tensor, negative for all. Each scan reads it on
-    the device, so replays follow it. `clock` [2] int32 holds step and phase.
+    the device, so replays follow it. `clock` [2] int32 holds step and phase. `num_unwatched` is the number of tensors
+    without a slot. `order` has the tick of each slot's last scan, in the program's order, as far as Python saw it.
     """
 
-    device: torch.device
-    max_slots: int = MAX_SLOTS
-    ring: int = RING
-    live: Tensor = field(init=False)
-    clock: Tensor = field(init=False)
-    latches: Tensor = field(init=False)
-    first: Tensor = field(init=False)
-    events: Tensor = field(init=False)
-    count: Tensor = field(init=False)
-    slots: list[Slot] = field(default_factory=list)
-    num_unwatched: int = 0
-    """The number of tensors without a slot."""
-    order: dict[int, int] = field(default_factory=dict)
-    """The tick of each slot's last scan, in the program's order, as far as Python saw it."""
-    _ticks: int = 0
-    _slot_of: dict[Hashable, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, device: torch.device, max_slots: int = MAX_SLOTS, ring: int = RING) -> None:
         def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.int32, device=self.device)
+            return torch.zeros(*shape, dtype=torch.int32, device=device)
 
+        self.device, self.max_slots, self.ring = device, max_slots, ring
         self.live, self.clock, self.count = zeros(1) - 1, zeros(2), zeros(1)
-        self.latches, self.events = zeros(self.max_slots, LATCH_FIELDS), zeros(self.ring, EVENT_FIELDS)
-        self.first = torch.full((self.max_slots,), NEVER, dtype=torch.int64, device=self.device)
+        self.latches, self.events = zeros(max_slots, LATCH_FIELDS), zeros(ring, EVENT_FIELDS)
+        self.first = torch.full((max_slots,), NEVER, dtype=torch.int64, device=device)
+        self.slots: list[Slot] = []
+        self.num_unwatched = 0
+        self.order: dict[int, int] = {}
+        self._ticks = 0
+        self._slot_of: dict[Hashable, int] = {}
 
     def slot(self, key: Hashable, slot: Slot) -> int | None:
         """The number of the slot with this key, made if it is new; None if the table is full."""

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from harness.memory.first_nan.latch import DTYPES, LATCH_FIELDS, NEVER, exponent_mask
-from harness.memory.poison.sentinels import bits_view
+from harness.memory.poison.patterns import bits_view
 from harness.memory.triton_interpreter import prepare
 
 INTERPRETED = prepare()
@@ -130,7 +130,7 @@ def scan(
     xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
     slots: list[int], limits: list[int],
 ) -> None:  # fmt: skip
-    """As :func:`harness.memory.first_nan.scan._watch_cpu`, bit for bit, without a host read."""
+    """As :func:`harness.memory.first_nan.table._watch_cpu`, bit for bit, without a host read."""
     given = [_Given.of(x, slot, limit) for x, slot, limit in zip(xs, slots, limits, strict=True) if x.numel()]
     shared = (live, clock, latches, first, events, count, events.shape[0])
     constants = {"NEVER": NEVER, "FIELDS": LATCH_FIELDS, "BLOCK": BLOCK, "num_warps": NUM_WARPS}

@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from harness.core.errors import CaptureError
-from harness.memory.graph.interface import GraphPool
+from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, whole_storage
 from harness.memory.graph.launch import ACTIVE
-from harness.memory.graph.storage import alias_of, storage_address, tensors_of, whole_storage
 from harness.memory.poison.allocations import QuickDispatch
 from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
 from harness.memory.poison.patterns import Poison

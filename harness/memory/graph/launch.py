@@ -20,8 +20,8 @@ class Recorder(Protocol):
     def launch(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
-class LaunchProbe(Protocol):
-    """Sees all launches, its own included unless it uses `launch_unseen`."""
+class LaunchProbe:
+    """Watches nothing by itself. A subclass sees all launches, its own included unless it uses `launch_unseen`."""
 
     def before_launch(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before a launch runs or is captured. Returns the `noted` of `after_launch`."""

@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from harness.core.errors import CaptureError
-from harness.memory.graph.interface import GraphPool
+from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, whole_storage
 from harness.memory.graph.launch import ACTIVE, repeat
-from harness.memory.graph.storage import alias_of, storage_address, tensors_of, whole_storage
 from harness.memory.poison.allocations import ALLOCATIONS, QuickDispatch
+from harness.memory.poison.patterns import Poison
 
 _aten = torch.ops.aten
 _INDEXED = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
@@ -55,27 +55,6 @@ class CpuGraphPool(GraphPool):
     """Recordings that share memory."""
 
     def capture(self, function: Callable[[], Any]) -> CpuGraph:
-        """Record `function` as a graph of this pool; see CpuGraph.capture."""
-        return CpuGraph.capture(function, self)
-
-
-class CpuGraph:
-    """One recording, made by `capture`. `outputs` is the result of the captured function."""
-
-    def __init__(self, pool: CpuGraphPool, nodes: list[_Node], aliases: list[Tensor], owned: set[int]) -> None:
-        self._pool = pool
-        self._nodes = nodes
-        self._aliases = aliases
-        first_of = {storage_address(alias): alias for alias in reversed(aliases)}
-        self._owned_memory = [whole_storage(first_of[address]) for address in sorted(owned)]
-        self.outputs: Any = None
-
-    def owned_memory(self) -> list[Tensor]:
-        """The storages that the capture allocated."""
-        return self._owned_memory
-
-    @classmethod
-    def capture(cls, function: Callable[[], Any], pool: CpuGraphPool) -> CpuGraph:
         """Run `function` once and record its ops and launches.
 
         Raises CaptureError if it reads a device value on the host outside a launch, or copies from the host.
@@ -88,11 +67,28 @@ class CpuGraph:
         finally:
             ACTIVE.reset(token)
         aliases, owned = recorder.finish()
-        graph = cls(pool, recorder.nodes, aliases, owned)
-        graph.outputs = outputs
-        pool.add(aliases, owned)
-        pool.mark_written(graph)
+        graph = CpuGraph(self, recorder.nodes, aliases, owned, outputs)
+        self.add(aliases, owned)
+        self.mark_written(graph)
         return graph
+
+
+class CpuGraph:
+    """One recording, made by a pool's `capture`. `outputs` is the result of the captured function."""
+
+    def __init__(
+        self, pool: CpuGraphPool, nodes: list[_Node], aliases: list[Tensor], owned: set[int], outputs: Any
+    ) -> None:
+        self._pool = pool
+        self._nodes = nodes
+        self._aliases = aliases
+        first_of = {storage_address(alias): alias for alias in reversed(aliases)}
+        self._owned_memory = [whole_storage(first_of[address]) for address in sorted(owned)]
+        self.outputs = outputs
+
+    def owned_memory(self) -> list[Tensor]:
+        """The storages that the capture allocated."""
+        return self._owned_memory
 
     @property
     def launches(self) -> list[str]:
@@ -220,3 +216,12 @@ def _is_view(func: Any) -> bool:
     if any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments):
         return False
     return bool(schema.returns) and all(returned.alias_info is not None for returned in schema.returns)
+
+
+def new_pool(device: torch.device, poison: Poison | None = None) -> GraphPool:
+    """A pool for graphs on `device`: CUDA graphs, or recordings on a CPU."""
+    if device.type == "cuda":
+        from harness.memory.graph.cuda import CudaGraphPool
+
+        return CudaGraphPool(device, poison)
+    return CpuGraphPool(poison)

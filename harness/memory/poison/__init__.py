@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.memory.poison.cuda_context import CudaPoison
+    from harness.memory.poison.cuda_sweep import CudaPoison
 
 
 def cuda(pattern: str = "nan", device: Any = None) -> CudaPoison:
@@ -15,6 +15,6 @@ def cuda(pattern: str = "nan", device: Any = None) -> CudaPoison:
     an allocator that lists no free blocks.
     """
     # Imported late: processes without torch read this package's tables.
-    from harness.memory.poison.cuda_context import make
+    from harness.memory.poison.cuda_sweep import CudaPoison
 
-    return make(pattern, device)
+    return CudaPoison(pattern, device)

@@ -14,11 +14,14 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import TracebackType
 
 import numpy as np
 import torch
 
+from harness.core.catalog import SITES
 from harness.core.errors import HarnessError
+from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.cuda_kernels import fill_chunks
 from harness.memory.poison.patterns import Poison
 
@@ -187,3 +190,32 @@ def _ordered_after(streams: set[int], device: int) -> Iterator[None]:
     yield
     for stream in others:
         stream.wait_stream(current)
+
+
+class CudaPoison:
+    """`with harness.memory.poison.cuda() as poison:` fills free CUDA memory, then every `torch.empty` of the block.
+
+    The sweep reaches all users of torch's caching allocator, C++ and CUDA extensions included, once; `poison.sweep()`
+    repeats it, for example before each step. Memory reused within the block is filled if torch's dispatcher allocates.
+    """
+
+    def __init__(self, pattern: str = "nan", device: torch.device | str | int | None = None) -> None:
+        self.poison = Poison(pattern, frozenset(SITES.names()))
+        chosen = torch.device("cuda", device) if isinstance(device, int) else device
+        self._sweep = CudaSweep.of(torch.device(chosen) if isinstance(chosen, str) else chosen)
+        self._mode: AllocationPoison | None = None
+
+    def sweep(self) -> Swept:
+        """Fill all free memory. Returns the numbers of blocks and bytes. No host sync."""
+        return self._sweep(fill_word(self.poison, "workspace"))
+
+    def __enter__(self) -> CudaPoison:
+        self.sweep()
+        self._mode = AllocationPoison(self.poison, keep=False)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._mode is not None
+        self._mode.__exit__(kind, value, tb)  # type: ignore[no-untyped-call]
+        self._mode = None

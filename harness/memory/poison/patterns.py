@@ -1,4 +1,10 @@
-"""The patterns of a poison: NaN sentinels or others for floats, and traps for indices."""
+"""The patterns of a poison: NaN sentinels or others for floats, and traps for indices.
+
+A sentinel is a NaN with a site tag in the payload. `0xFF..FF` is NaN in every float type and -1 as an int. If the type
+is known, the payload of a quiet NaN names the site, so that a verbatim copy can be traced. On x86, float32 arithmetic
+keeps the payload of a NaN operand; a cast to bfloat16 and NVIDIA GPUs give a canonical NaN, which proves "computed from
+poison or 0/0".
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,86 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from harness.memory.poison.sentinels import OUT_OF_RANGE, bits_view, sentinel_bits
+from harness.core.catalog import SITES
+from harness.core.float_layouts import OUT_OF_RANGE as OUT_OF_RANGE
+from harness.core.float_layouts import QUIET_BITS, TAG_MASK
+
+UNTAGGED = "untagged"
+"""The tag of the all-ones pattern, for types without free payload bits (fp8) and for raw bytes."""
+
+_INT_VIEW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_QUIET_BITS: dict[torch.dtype, int] = {getattr(torch, name): bits for name, bits in QUIET_BITS.items()}
+_TAG_OF = {site.name: site.tag for site in SITES}
+_SITE_OF = {site.tag: site.name for site in SITES}
+
+EXPONENT = {
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7C,
+    torch.bfloat16: 0x7F80,
+    torch.float16: 0x7C00,
+    torch.float32: 0x7F80_0000,
+    torch.float64: 0x7FF0_0000_0000_0000,
+}
+"""The bits that are all set in a value that is not finite. e4m3fn has no infinity, and its only NaN has all of them."""
+
+
+def mantissa_bits(dtype: torch.dtype) -> int:
+    """The mask of the mantissa of a float type: bits that differ among values that are not finite."""
+    return 0x7F if dtype == torch.float8_e4m3fn else ((1 << 8 * dtype.itemsize - 1) - 1) & ~EXPONENT[dtype]
+
+
+def narrower_nans(dtype: torch.dtype, bits: int) -> list[tuple[torch.dtype, int]]:
+    """The NaN of each narrower type that a cast to `dtype` makes `bits` of: its payload moves to the upper bits."""
+    mantissa = mantissa_bits(dtype)
+    found = []
+    for narrow in (torch.bfloat16, torch.float16, torch.float32):
+        shift = mantissa.bit_length() - mantissa_bits(narrow).bit_length()
+        if shift > 0 and bits & mantissa & ((1 << shift) - 1) == 0:
+            found.append((narrow, EXPONENT[narrow] | (bits & mantissa) >> shift))
+    return found
+
+
+def bits_view(tensor: Tensor) -> Tensor:
+    """The same memory as integers of the element's size: float32 -> int32, fp8 and bool -> uint8."""
+    return tensor.view(_INT_VIEW[tensor.element_size()])
+
+
+def sentinel_bits(dtype: torch.dtype, site: str) -> int:
+    """The sentinel of `site` in `dtype`, as the (signed) integer that :func:`bits_view` shows."""
+    if dtype in _QUIET_BITS:
+        return _QUIET_BITS[dtype] | _TAG_OF[site]
+    return 0xFF if dtype.itemsize == 1 else -1
+
+
+def quiet_bits(dtype: torch.dtype) -> int | None:
+    """The sentinel of `dtype` without a tag; None for a type without room for tags."""
+    return _QUIET_BITS.get(dtype)
+
+
+def site_of_tag(tag: int) -> str | None:
+    """The site with this tag, or None."""
+    return _SITE_OF.get(tag)
+
+
+def site_of_bits(dtype: torch.dtype, bits: int) -> str | None:
+    """The site of the sentinel `bits`, UNTAGGED for the all-ones pattern, or None for other values."""
+    size = 8 * dtype.itemsize
+    bits &= (1 << size) - 1
+    if bits == (1 << size) - 1 and dtype not in _QUIET_BITS:
+        return UNTAGGED
+    if dtype in _QUIET_BITS and (bits & ~TAG_MASK) == _QUIET_BITS[dtype]:
+        return _SITE_OF.get(bits & TAG_MASK)
+    return None
+
+
+def hex_bits(tensor: Tensor, index: tuple[int, ...]) -> str:
+    """The bits of one element as text, for example ``0x7fc1 (bfloat16 NaN, site output)``."""
+    bits = int(bits_view(tensor[index].reshape(1)).item())
+    size = 8 * tensor.element_size()
+    text = f"0x{bits & ((1 << size) - 1):0{size // 4}x} {str(tensor.dtype).removeprefix('torch.')}"
+    site = site_of_bits(tensor.dtype, bits)
+    return f"{text} sentinel of {site}" if site else text
+
 
 NATURAL = "natural"
 
@@ -73,14 +158,14 @@ class Poison:
 
     def _fill_random_finite(self, tensor: Tensor) -> None:
         size = tensor.numel() * tensor.element_size()
-        drawn = _hashed_bytes(size, self.seed, tensor.device) if tensor.is_cuda else self._drawn(size)
+        if tensor.is_cuda:
+            drawn = _hashed_bytes(size, self.seed, tensor.device)
+        else:
+            generator = torch.Generator().manual_seed(self.seed)
+            drawn = torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
         values = drawn.view(tensor.dtype)
         bits_view(values)[~torch.isfinite(values.float())] = 0
         tensor.copy_(values.view(tensor.shape))
-
-    def _drawn(self, size: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed)
-        return torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
 
     def _fill_indices(self, tensor: Tensor, site: str) -> None:
         if self.pattern == "zeros":

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from harness.memory.poison.sentinels import (
+from harness.memory.poison.patterns import (
     EXPONENT,
     OUT_OF_RANGE,
     UNTAGGED,

@@ -25,13 +25,12 @@ import torch
 from torch import nn
 
 from harness.core.files import write_atomic
+from harness.core.records import FirstNan
 from harness.engines.vllm.objects import InputBatch, Router, RouterHolder, SchedulerOutput
 from harness.engines.vllm.serve.hooks import Runner, runners
 from harness.engines.vllm.serve.writes import worker_rank
-from harness.memory.first_nan.modules import ModuleRecorder, layer_of
-from harness.memory.first_nan.report import FirstNan, StepNotes, describe
-from harness.memory.first_nan.scan import can_watch
-from harness.memory.first_nan.table import Slot, Table
+from harness.memory.first_nan.recorder import ModuleRecorder, StepNotes, describe, layer_of
+from harness.memory.first_nan.table import Slot, Table, can_watch
 
 ATTENTION = ("forward_mqa", "forward_mha")
 """Methods of an MLA layer's `impl`. Decodes return (out, lse); prefills write to their argument `output`."""

@@ -29,7 +29,7 @@ from harness.engines.vllm.objects import (
 from harness.engines.vllm.serve import context_rows
 from harness.engines.vllm.serve.settings import CONTEXT, ServePoison
 from harness.engines.vllm.serve.writes import FILLED, FINITE, worker_rank
-from harness.memory.poison.sentinels import bits_view, sentinel_bits
+from harness.memory.poison.patterns import bits_view, sentinel_bits
 
 Runner = FirstRunner | SecondRunner
 PRINTED_STEPS = frozenset(10**power for power in range(9))

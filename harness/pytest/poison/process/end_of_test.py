@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 
 import torch
 
-from harness.memory.graph.storage import tensors_of
+from harness.memory.graph.interface import tensors_of
 from harness.memory.poison.marks import find
 from harness.pytest.poison.process.examined_names import examined_whole
 from harness.pytest.poison.process.observation import Observation, PoisonFound, described, looking, readable

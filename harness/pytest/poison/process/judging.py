@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.memory.poison.call_sites import Line, describe, short
+from harness.memory.poison.marks import Line, describe, short
 from harness.pytest.poison.process import end_of_test
 from harness.pytest.poison.process.observation import PoisonFound
 from harness.pytest.poison.process.passes import SECTION, lost_cuda, run_item

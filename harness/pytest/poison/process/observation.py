@@ -13,10 +13,9 @@ import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.memory.poison.call_sites import CallSite, Line, Owner, frame_of, short
-from harness.memory.poison.dispatcher import DispatcherPoison
-from harness.memory.poison.marks import FREE_MEMORY, Marked, find, narrow, plain
-from harness.memory.poison.sentinels import bits_view
+from harness.memory.poison.allocations import DispatcherPoison
+from harness.memory.poison.marks import FREE_MEMORY, CallSite, Line, Marked, Owner, find, frame_of, narrow, plain, short
+from harness.memory.poison.patterns import bits_view
 
 KEPT_BYTES = 64 << 20
 """How much of a test's asserted tensors is kept to compare two runs. Of the rest, a digest is kept."""

@@ -13,8 +13,8 @@ import numpy
 import torch
 
 from harness.core.errors import HarnessError
-from harness.memory.poison.call_sites import CallSite, CallSites
-from harness.memory.poison.dispatcher import SITE, DispatcherPoison
+from harness.memory.poison.allocations import SITE, DispatcherPoison
+from harness.memory.poison.marks import CallSite, CallSites
 from harness.memory.poison.patterns import Poison
 from harness.pytest.poison.process.assertions import Interception
 from harness.pytest.poison.process.observation import Observation, looking

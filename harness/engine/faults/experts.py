@@ -1,12 +1,14 @@
-"""Faults of expert ids: of another width, of tokens that were not routed, or of another rank."""
+"""Faults of experts and of quantized activations: wrong ids, and scales taken over foreign or unwritten rows."""
 
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from harness.kernels.ops.block_formats import num_scale_rows
 from harness.memory.poison.patterns import Poison
 
 
@@ -43,3 +45,38 @@ def ids_in_int64_buffer(ids: Tensor, poison: Poison) -> Tensor:
     lower = 0 if sys.byteorder == "little" else 1
     halves[:, lower::2] = ids
     return halves.flatten()[: ids.numel()].view(ids.shape)
+
+
+WARP_ROWS = 4
+
+
+def scales_unwritten(num_rows: int, num_blocks: int, device: torch.device) -> Tensor:
+    """Leave the rows that round a scale tensor up as memory was (PR 38148)."""
+    return torch.empty((num_rows, num_blocks), dtype=torch.uint8, device=device)
+
+
+def amax_of_row_groups(magnitudes: Tensor) -> Tensor:
+    """Reduce over the rows of a warp as well (flashinfer-ai/flashinfer#3057)."""
+    amax = magnitudes.amax(dim=-1)
+    groups = [group.amax(dim=0, keepdim=True).expand_as(group) for group in torch.split(amax, WARP_ROWS)]
+    return torch.cat(groups)
+
+
+def orphans_to_expert_zero(num_rows: int, offsets: list[int]) -> Tensor:
+    """Take expert 0 for the expert of rows that have none (flashinfer-ai/flashinfer#3574)."""
+    rows = torch.arange(num_rows)
+    first = 0
+    for start, end in pairwise(offsets):
+        rows[start:end] = torch.arange(first, first + end - start)
+        first += num_scale_rows([end - start])
+    return rows
+
+
+def all_rows_of_all_ranks(num_tokens: int) -> int | None:
+    """Take the maximum over the padding of a data-parallel rank too (sgl-project/sglang#26133)."""
+    return None
+
+
+def sentinel_as_scale(loaded: float) -> float:
+    """Divide by what a scale held before loading."""
+    return loaded

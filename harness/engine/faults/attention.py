@@ -1,0 +1,177 @@
+"""Faults of attention: of merges of partial results, of decode plans, of indices, and of token lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.params import KvType
+from harness.engine.batch import DecodeMetadata
+from harness.engine.kernels import Workspace
+from harness.engine.schedule.scheduler import ScheduledSequence
+from harness.kernels.torch.sparse import gather_slots
+from harness.memory.bounds import check_indices
+from harness.memory.poison.patterns import Poison
+
+
+def minus_inf_only(lse: Tensor) -> Tensor:
+    """Take -inf alone for an empty side, where the backend writes +inf (PR 15492)."""
+    return lse == float("-inf")
+
+
+def unguarded_shift(maximum: Tensor) -> Tensor:
+    """Take the larger lse from both, -inf too where both sides are empty (PR 27491)."""
+    return maximum
+
+
+def weigh_all(
+    blend: Tensor, prefix_out: Tensor, suffix_out: Tensor, prefix_empty: Tensor, suffix_empty: Tensor
+) -> Tensor:
+    """Rely on the weight 0 of an empty side: its output is unwritten memory (flashinfer-ai/flashinfer#4975)."""
+    return blend
+
+
+def suffix_by_prefix_strides(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
+    """Read the suffix at the offsets of the prefix."""
+    return torch.as_strided(suffix_out, suffix_out.shape, prefix_out.stride())
+
+
+def lse_left_stale(lse: Tensor, rows: slice, value: float) -> None:
+    """Write no lse for rows without keys, so that it is what memory held (sgl-project/sglang#22688)."""
+
+
+def lse_of_base_2(lse_base_2: Tensor) -> Tensor:
+    """Hand a base-2 lse to a merge that takes natural ones (PR 52796)."""
+    return lse_base_2
+
+
+def reshaped_lse(lse_by_token: Tensor) -> Tensor:
+    """Read [T, H] as [H, T] without transposing (PR 26397)."""
+    return lse_by_token.reshape(lse_by_token.shape[1], lse_by_token.shape[0])
+
+
+def zero_lse(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Let a rank without keys add an lse of 0, as zeroed memory holds it (PR 38416)."""
+    return torch.zeros_like(out), torch.zeros_like(lse)
+
+
+def latents_from_the_front(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Take the first latents of the batch for prompts: they belong to decodes (PR 14253)."""
+    count = len(q) - first
+    return q[first:], kv_c[:count], k_pe[:count]
+
+
+def fewest_tokens_first(prompts: list[ScheduledSequence]) -> list[ScheduledSequence]:
+    """Order prompts by their new tokens alone. The merge counts prompts with context, and needs them first.
+
+    PR 47381 repaired this order for decodes; the count is that of #36540.
+    """
+    return sorted(prompts, key=lambda item: item.num_new_tokens)
+
+
+def merge_all_tokens(
+    prefix_out: Tensor,
+    prefix_lse: Tensor,
+    suffix_out: Tensor,
+    suffix_lse: Tensor,
+    *,
+    num_tokens_with_context: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The merge before PR 36540: without the count, it weighs unwritten prefix rows too.
+
+    An empty side has weight 0, but 0 times an unwritten NaN is NaN; an unwritten lse makes a weight of any size.
+    Shapes as in :func:`harness.kernels.torch.merge.merge_attn_states`.
+    """
+    minus_inf = float("-inf")
+    prefix_lse = prefix_lse.masked_fill(prefix_lse == float("inf"), minus_inf)
+    suffix_lse = suffix_lse.masked_fill(suffix_lse == float("inf"), minus_inf)
+    maximum = torch.maximum(prefix_lse, suffix_lse)
+    prefix_sum, suffix_sum = (prefix_lse - maximum).exp(), (suffix_lse - maximum).exp()
+    total = prefix_sum + suffix_sum
+    prefix_weight, suffix_weight = ((side / total).transpose(0, 1)[..., None] for side in (prefix_sum, suffix_sum))
+    out = torch.empty_like(prefix_out)
+    lse = torch.empty_like(prefix_lse)
+    out.copy_(prefix_out.float() * prefix_weight + suffix_out.float() * suffix_weight)
+    lse.copy_(maximum + total.log())
+    return out, lse
+
+
+def finite_lse(convention: float) -> float:
+    """The lse of a row without keys as PR 49294 had it: 0, so that its unwritten output is merged."""
+    return 0.0
+
+
+def write_items_in_use(items: Tensor, begin: Tensor, end: Tensor, used: Tensor) -> None:
+    """Fill in the items with work only: the grid's other blocks read unwritten ones (flashinfer-ai/flashinfer#4002)."""
+    requests = torch.arange(items.shape[0], device=items.device)[:, None].expand_as(end)
+    for column, values in enumerate((requests, begin, end)):
+        items[..., column][used] = values[used].to(items.dtype)
+
+
+def room_for_this_plan(num_splits: Tensor) -> int:
+    """Make room for the pieces of this plan only. A graph keeps the number of its short capture (PR 20301)."""
+    return max(int(num_splits.amax()), 1)
+
+
+def itemsize_of_bfloat16(kv: KvType) -> int:
+    """Plan without asking for the type of the cache (PR 38719)."""
+    return 2
+
+
+def counters_in_scratch(workspace: Workspace, num_requests: int) -> Tensor:
+    """Count in the scratch that all kernels share: the last kernel left it dirty (PR 25520)."""
+    return workspace.scratch.view(torch.int32).flatten()[:num_requests]
+
+
+def rebind_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
+    """Keep the new plan, and leave the tensors that the graph captured as they were (PR 35175)."""
+    plans[size] = fresh
+
+
+def share_warmup_metadata(warmed_up: DecodeMetadata) -> DecodeMetadata:
+    """Capture with the metadata of the warm-up. It has a plan, so no planning is captured (PR 42444)."""
+    return warmed_up
+
+
+def offsets_in_32_bits(blocks: Tensor, page_stride: int) -> Tensor:
+    """Multiply in 32 bits and widen afterwards: pages past 2**32 elements wrap (flashinfer-ai/flashinfer#3136)."""
+    return (blocks.to(torch.int64) * page_stride) & 0xFFFFFFFF
+
+
+def clipped_rows(state_blocks: Tensor, num_blocks: int) -> Tensor:
+    """Assume states for half the pool and clip larger ids to the last one, so that requests share a state."""
+    return state_blocks.to(torch.int64).clamp(0, num_blocks // 2 - 1)
+
+
+def slots_from_the_end(slot_mapping: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
+    """Index as Python does: slot -1 of a padded token is the last slot of the last block (PR 43869)."""
+    tokens = torch.arange(slot_mapping.shape[0], device=slot_mapping.device)
+    return tokens, slot_mapping.to(torch.int64) % num_slots
+
+
+def load_clamped(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
+    """Load slot 0 for an index of -1 and trust the mask of the scores (PR 57156)."""
+    slots = check_indices(indices.clamp(min=0), kv_cache.shape[0] * kv_cache.shape[1], "indices")
+    return gather_slots(kv_cache, slots)
+
+
+def topk_by_threshold(logits: Tensor, lengths: Tensor, topk: int, poison: Poison) -> Tensor:
+    """Choose the logits that are at least as large as the K-th largest, with unwritten logits among them.
+
+    No logit reaches a threshold of NaN, so that positions stay unwritten (PR 49896).
+    """
+    out = poison.empty(logits.shape[0], topk, dtype=torch.int32, site="sparse.topk", device=logits.device)
+    thresholds = logits.topk(min(topk, logits.shape[1]), dim=-1).values[:, -1:]
+    is_token = torch.arange(logits.shape[1], device=logits.device) < lengths[:, None]
+    for row, reached in enumerate((logits >= thresholds) & is_token):
+        chosen = reached.nonzero().flatten()[:topk]
+        out[row, : len(chosen)] = chosen.to(torch.int32)
+    return out
+
+
+def store_whole_tiles(selected: Tensor, tiles: Tensor, num_decode_tokens: int) -> None:
+    """Store the rows of padding of the last tile too, over the first rows of prompts (PR 32175)."""
+    rows = min(len(selected), len(tiles))
+    selected[:rows] = tiles[:rows]

@@ -1,0 +1,168 @@
+"""Faults of memory: of the block pool, of captured graphs, and of padding and dummy batches."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from harness.core.engine_params import EngineParams
+from harness.engine.batch import NO_KEYS, Batch, DecodeInputs, Padding, fill_static
+from harness.engine.kernels import Workspace
+from harness.engine.memory import PagedMemory
+from harness.engine.paged_model import Forwarded
+from harness.engine.schedule.block_pool import BlockPool, CacheGroup, FreeList, Group
+from harness.engine.schedule.config import NULL_BLOCK
+from harness.engine.schedule.scheduler import Sequence, Step
+from harness.memory.graph.launch import ACTIVE
+from harness.memory.poison.patterns import Poison
+
+
+def ignore_zero_list(memory: PagedMemory, step: Step) -> None:
+    """Ignore the scheduler's list of blocks to zero, as a new model runner did (PR 43990)."""
+
+
+def gate_by_kind(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
+    """Zero only in models with states, not with fp8 full attention and a bfloat16 window (PR 47574, PR 51749)."""
+    names = {group.name for group in groups}
+    return frozenset({"attention"}) if "state" in names else frozenset()
+
+
+def zero_states_only(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
+    """Zero new blocks of states, which start from zeros anyway, and no pages (PR 35219)."""
+    return frozenset({"state"})
+
+
+def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
+    """Take any block for the null block, so that block 0 is given to a request (ovg-project/kvcached#398)."""
+    free = deque(range(num_blocks - 1))
+    if free_list == "lifo":
+        free.pop()
+    else:
+        free.popleft()
+    return list(free)
+
+
+def skip_attention_blocks(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
+    """Zero no page: the check asks for full-attention layers, and MLA is another kind (PR 43961)."""
+    return frozenset()
+
+
+def values_as_loaded(values: Tensor, used: Tensor) -> Tensor:
+    """values [A, 64, R] as the page holds them, `used` [A, 64] ignored: 0 times NaN (flashinfer-ai/flashinfer#941)."""
+    return values
+
+
+def tokens_scheduled(sequence: Sequence, num_new_tokens: int) -> int:
+    """Count the tokens of this step as written. If it is dropped, later prompts share unwritten pages (PR 50283)."""
+    return sequence.num_computed_tokens + num_new_tokens
+
+
+def keep_evicted(window_blocks: list[int], num_evicted: int) -> None:
+    """Leave freed blocks in the table; other requests get them soon (PR 42273)."""
+
+
+def counters_that_grow(workspace: Workspace, num_requests: int) -> Tensor:
+    """Begin with nothing and make a larger tensor when a batch needs one; graphs keep the old one
+    (PR 45487)."""
+    grown: Tensor | None = vars(workspace).get("grown")
+    if grown is None or len(grown) < num_requests:
+        grown = torch.zeros(num_requests, dtype=torch.int32)
+        vars(workspace)["grown"] = grown
+    return grown[:num_requests]
+
+
+def counters_made_in_a_capture(workspace: Workspace, num_requests: int) -> Tensor:
+    """Keep the counters that the first capture makes, for later graphs and eager steps (ROCm/aiter#5393)."""
+    kept: Tensor | None = vars(workspace).get("kept")
+    if kept is None:
+        kept = torch.zeros(workspace.num_requests, dtype=torch.int32)
+        if ACTIVE.get() is not None:
+            vars(workspace)["kept"] = kept
+    return kept[:num_requests]
+
+
+def request_limit(params: EngineParams) -> int:
+    """Count the requests that run at once; the largest graph has more (PR 41016)."""
+    return params.max_num_seqs
+
+
+def replace_table(static: DecodeInputs, live: DecodeInputs) -> None:
+    """Build the block table anew for each replay instead of copying it in place (sgl-project/sglang#26019)."""
+    table = torch.zeros_like(static.block_table)
+    table[: live.block_table.shape[0]] = live.block_table
+    # The captured table stays allocated, as in the engine that had the bug; it is only not updated any more.
+    table.captured = static.block_table  # type: ignore[attr-defined]
+    static.block_table = table
+
+
+def borrow_logits(forwarded: Forwarded, num_live: int) -> Tensor:
+    """Hand out the graph's own memory, which the drafter's graph may reuse (PR 53488)."""
+    return forwarded.logits[:num_live]
+
+
+def reset_full_layers_only(static: Batch, num_live: int, slot: int) -> None:
+    """Reset no slots of window layers: padding stores at the slots of the last replay (sgl-project/sglang#24743)."""
+    static.slot_mapping[num_live:] = slot
+
+
+def from_block_zero_on(blocks: Tensor) -> Tensor:
+    """Skip negative blocks: padding was marked with -1 once, and is marked with 0 now (PR 39064)."""
+    return blocks >= 0
+
+
+def one_key_each(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
+    """Give padded requests one key, read from the null block (PR 38436, sgl-project/sglang#1779)."""
+    for table in (decode.block_table, decode.window_table):
+        if table is not None:
+            table[num_live:] = NULL_BLOCK
+    decode.seq_lens[num_live:] = decode.query_len
+    decode.state_blocks[num_live:] = NULL_BLOCK
+
+
+def null_block_as_trash(pool: BlockPool) -> int:
+    """Store padding in the null block, where padded table entries read it (huggingface/transformers#46765)."""
+    return NULL_BLOCK
+
+
+def all_rows(batch: Batch) -> None:
+    """Take the maximum over every row of the batch, rows of padding included (PR 37442)."""
+    return None
+
+
+def divide_without_guard(accumulated: Tensor, total: Tensor) -> Tensor:
+    """accumulated [..., R] / total [...]. Both are 0 where no key was seen: NaN (PR 57017)."""
+    return accumulated / total[..., None]
+
+
+def block_minus_one(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
+    """Pad tables with -1 and lengths with 1, so that a kernel uses -1 as an offset (PR 35431)."""
+    decode.block_table[num_live:] = -1
+    decode.seq_lens[num_live:] = 1
+    decode.state_blocks[num_live:] = NULL_BLOCK
+
+
+def build_then_clear(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
+    """Build the metadata before the slots are cleared: the backend's copy has the slots of the last live step."""
+    last_step = static.slot_mapping.clone()
+    fill_static(static, dummy, poison, padding)
+    if static.backend_slots is not None:
+        static.backend_slots.copy_(last_step)
+
+
+def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
+    """A buffer of zeros: slot 0 is the first of the null block (PR 38719)."""
+    return torch.zeros(num_tokens, dtype=torch.int64, device=device)
+
+
+def slot_zero(padding: Padding) -> int:
+    """Leave slots of padding and of dummy batches at 0: the first slot of the null block (PR 39444)."""
+    return 0
+
+
+def token_above_all(logits: Tensor) -> Tensor:
+    """Start from a token past the vocabulary, which stays in a row of NaN: no logit is greater (PR 53029)."""
+    vocab_size = logits.shape[-1]
+    best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)
+    return torch.where(logits.isnan().all(dim=-1), vocab_size, best)
