@@ -16,7 +16,7 @@ from harness.accuracy.baselines import Baseline, plan_update, read_baselines, wr
 from harness.accuracy.statistics import wilson_interval
 from harness.cli.options import Json, Out
 from harness.core.errors import InputError
-from harness.core.fixtures import BASELINES
+from harness.core.files import BASELINES
 from harness.core.registry import nearest
 from harness.report.terminal import console_for
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run

@@ -26,7 +26,7 @@ from harness.cli.performing import console, perform
 from harness.cli.recording import history_file, source_under_test
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.diagnose.perform import carry_out
 from harness.report import susceptibility as report
 from harness.report.susceptibility import LEGEND, Cell

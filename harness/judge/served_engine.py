@@ -15,7 +15,7 @@ from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, h
 from harness.accuracy.identity import describe_directory
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
 from harness.core.errors import InputError
-from harness.core.fixtures import FIXTURES
+from harness.core.files import FIXTURES
 from harness.engine.engine import Engine
 from harness.engine.model import checkpoint
 from harness.engine.schedule.config import PAGE_SIZE, num_pages

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.cases import Case, Job
-from harness.core.engine_spec import engine_versions
 from harness.core.oracles import most_telling_first
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Shrunk, Verdict
+from harness.core.systems import engine_versions
 from harness.report.bits import Meaning, explain
 from harness.report.command import reproduce, reproduce_case, show
 from harness.report.diagram import Diagram, diagram

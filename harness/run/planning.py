@@ -10,7 +10,7 @@ from typing import Any
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import InputError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.run.environment import DEVICES
 from harness.run.pool import Pool
 from harness.scenario.device import on_device

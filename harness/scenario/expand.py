@@ -7,7 +7,7 @@ from collections.abc import Callable
 from harness.core.cases import Case, KnownFailure, PoisonPlan
 from harness.core.catalog import SITES, SYSTEMS
 from harness.core.engine_params import AccuracyParams
-from harness.core.system_spec import SystemSpec
+from harness.core.systems import SystemSpec
 from harness.scenario import fuzz
 from harness.scenario.kernel_override import KernelOverride
 from harness.scenario.make_case import make_case

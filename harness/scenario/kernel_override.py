@@ -8,7 +8,7 @@ from harness.core.catalog import KERNELS
 from harness.core.errors import UnknownNameError
 from harness.core.params import Params
 from harness.core.registry import nearest
-from harness.core.system_spec import SystemSpec
+from harness.core.systems import SystemSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from harness.core.engine_params import AccuracyParams, EpochsParams
 from harness.core.ops import OPS
 from harness.core.params import Count, Params, Record
 from harness.core.registry import Registry, nearest
-from harness.core.system_spec import SystemSpec
+from harness.core.systems import SystemSpec
 
 Pattern = Literal["nan", "zeros", "max", "inf", "random"]
 """The fill patterns of :mod:`harness.memory.poison.patterns`. That module needs torch."""

@@ -15,7 +15,7 @@ from jinja2 import PackageLoader, StrictUndefined
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS
 from harness.core.errors import InputError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.diagnose.script.code import (
     DROPPED,
     MARKER,
