@@ -44,11 +44,11 @@ class SystemSpec:
 
     def model(self, op: str | None = None) -> type[Params]:
         """The model of the parameters of a case. Raises UnknownNameError for an op that has none."""
-        models = attribute_at(self.params) if self.with_op else {op: attribute_at(self.params)}
-        if op not in models:
-            raise UnknownNameError(f"system {self.name} has no op {op!r}; {nearest(str(op), list(models))}")
-        found: type[Params] = models[op]
-        return found
+        found = attribute_at(self.params)
+        if self.with_op and op not in found:
+            raise UnknownNameError(f"system {self.name} has no op {op!r}; {nearest(str(op), list(found))}")
+        model: type[Params] = found[op] if self.with_op else found
+        return model
 
     def ops(self) -> list[str]:
         """The ops that its cases can have; empty for a system without ops."""

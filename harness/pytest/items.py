@@ -19,8 +19,8 @@ from harness.report.terminal_shrunk import outcome_line
 from harness.report.wording import first_nan_lines, one_line
 from harness.run.planning import Wanted, register_plugins
 from harness.run.runner import WorkerPool
-from harness.scenario.device import on_device
 from harness.scenario.expand import GPU, NIGHTLY, expand
+from harness.scenario.kernel_override import on_device
 from harness.scenario.load import default_directory, load_scenario
 
 MAX_FINDINGS_SHOWN = 8

@@ -1,14 +1,15 @@
-"""`--kernel NAME`: judge one kernel instead of the kernels that scenarios name."""
+"""Other kernels than a scenario names: the one of `--kernel NAME`, and on CUDA the twin that a graph can capture."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.errors import UnknownNameError
-from harness.core.params import Params
 from harness.core.registry import nearest
 from harness.core.systems import SystemSpec
+from harness.scenario.matrix import MatrixPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +28,28 @@ class KernelOverride:
             raise UnknownNameError(f"--kernel: unknown kernel {name!r}; {nearest(name, known)}")
         return cls(specs[0].short_name, frozenset(spec.op for spec in specs))
 
-    def apply(self, system: SystemSpec, op: str | None, params: Params) -> Params | None:
-        """`params` with this kernel for its ops; None if the system uses none of them."""
-        fields = self._replaced(system, op)
-        return params.model_copy(update=dict.fromkeys(fields, self.short_name)) if fields else None
+    def apply(self, system: SystemSpec, op: str | None, point: MatrixPoint) -> MatrixPoint | None:
+        """`point` with this kernel for its ops; None if the system uses none of them.
 
-    def relabel(self, labels: dict[str, str], system: SystemSpec, op: str | None) -> dict[str, str]:
-        """The labels of a point with this kernel: `kernel=mine` first, without the axes of replaced kernels."""
-        replaced = self._replaced(system, op)
-        kept = {axis: label for axis, label in labels.items() if axis not in replaced and axis != "kernel"}
-        return {"kernel": self.short_name, **kept}
+        Its labels begin with `kernel=mine` and have no axis of a replaced kernel.
+        """
+        replaced = [field for field, field_op in system.kernels_of(op).items() if field_op in self.ops]
+        if not replaced:
+            return None
+        kept = {axis: label for axis, label in point.labels.items() if axis not in (*replaced, "kernel")}
+        params = point.params.model_copy(update=dict.fromkeys(replaced, self.short_name))
+        return MatrixPoint({"kernel": self.short_name, **kept}, params)
 
-    def _replaced(self, system: SystemSpec, op: str | None) -> list[str]:
-        return [field for field, field_op in system.kernels_of(op).items() if field_op in self.ops]
+
+def on_device(case: Case, device: str) -> Case:
+    """`case` with the kernels that run on `device`. Its id and seed stay the same."""
+    if device != "cuda" or not case.kind.uses_twins:
+        return case
+    twins = cuda_twins(case.kernels())
+    return case.model_copy(update={"params": case.params.model_copy(update=twins)}) if twins else case
+
+
+def cuda_twins(kernels: dict[str, str]) -> dict[str, str]:
+    """Parameter -> short name of the kernel's twin for a GPU, for each of `kernels` that declares one."""
+    twins = {field: KERNELS.get(name).cuda_twin for field, name in kernels.items() if name in KERNELS}
+    return {field: twin for field, twin in twins.items() if twin}

@@ -17,8 +17,8 @@ from harness.core.catalog import SITES
 from harness.core.errors import InputError
 from harness.core.params import Params
 from harness.core.registry import LIST, nearest
+from harness.scenario.expand import usable
 from harness.scenario.explain import SCHEMA
-from harness.scenario.make_case import usable
 from harness.scenario.schema import PATTERNS, Given
 
 MARK = "@"
