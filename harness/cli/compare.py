@@ -15,8 +15,7 @@ from harness.cli.recording import history_file
 from harness.core.errors import InputError
 from harness.report.terminal import console_for
 from harness.report.terminal_history import print_comparison
-from harness.store.history.choose import choose
-from harness.store.history.compare import Change, Comparison
+from harness.store.history.compare import Change, Comparison, choose
 from harness.store.history.compare import compare as compare_runs
 from harness.store.history.entry import Entry, RunEntry
 from harness.store.run_folder import DEFAULT_RUNS

@@ -15,8 +15,8 @@ from rich.table import Table
 from harness.cli.options import Json, Scenarios, Seed
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS, ORACLES, SITES
-from harness.report.command import reproduce_case
 from harness.report.terminal import console_for
+from harness.report.wording import reproduce_case
 from harness.run.environment import DEVICES, Environment
 from harness.run.planning import Wanted, register_plugins
 from harness.run.runner import WorkerPool

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.store.history.database import DEFAULT_HISTORY, opened
-from harness.store.history.entry import entry_of
+from harness.store.history.entry import entry_of, write_run
 from harness.store.history.trends import Trends, read_trends
-from harness.store.history.write import write_run
 from harness.store.run_folder import RunStore
 from harness.store.source import Source, read_source
 

@@ -36,13 +36,13 @@ from harness.diagnose.perform import carry_out, diagnose, exit_code, judge_fault
 from harness.report.terminal import (
     LiveProgress,
     fault_line,
+    print_accuracy,
     print_failures,
     print_known,
     print_skips,
     totals_line,
     verdict_table,
 )
-from harness.report.terminal_accuracy import print_accuracy
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.scenario.selection import select

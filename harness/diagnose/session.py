@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.core.cases import Job
+from harness.core.cases import AskFirstNan, Job
+from harness.core.catalog import SYSTEMS
 from harness.core.records import Blame, CaseResult, Shrunk
-from harness.diagnose import first_nan
 from harness.diagnose.blame import Failure, find_blame
 from harness.diagnose.shrink import shrink, why_not
 from harness.run.pool import Pool
@@ -66,7 +66,7 @@ class Session:
 
     def _with_first_nan(self, failures: Sequence[Failure], blames: dict[str, Blame]) -> dict[str, Blame]:
         left, started = self._left, time.monotonic()
-        able = [job for job, _ in failures if job.key in blames and not first_nan.why_not(job)][: left.num_recorded]
+        able = [job for job, _ in failures if job.key in blames and not why_not_recorded(job)][: left.num_recorded]
         seconds = left.recording_seconds + sum(job.case.kind.serves for job in able) * left.served_seconds
         found = with_first_nan(self._pool, able, blames, seconds)
         left.num_recorded -= len(able)
@@ -98,7 +98,7 @@ def with_first_nan(
     pool: Pool, failing: Iterable[Job], blames: dict[str, Blame], budget_seconds: float = math.inf
 ) -> dict[str, Blame]:
     """Run each failing job again with the recorder. Returns the blames with the first writer and first reader."""
-    jobs = {job.key: first_nan.recorded_job(job, blames[job.key]) for job in failing}
+    jobs = {job.key: recorded_job(job, blames[job.key]) for job in failing}
     keys = {recorded.key: key for key, recorded in jobs.items()}
     found: dict[str, Blame] = {}
     deadline = time.monotonic() + budget_seconds
@@ -109,3 +109,26 @@ def with_first_nan(
         if time.monotonic() > deadline:
             break
     return found
+
+
+def why_not_recorded(job: Job) -> str:
+    """Why a failing job cannot run with the recorder, in a sentence; empty if it can."""
+    if job.case.kind.records_first_nan:
+        return ""
+    able = " and ".join(spec.name for spec in SYSTEMS if spec.records_first_nan)
+    return f"the recorder watches {able}, not system {job.case.system}"
+
+
+def recorded_job(job: Job, blame: Blame) -> Job:
+    """The trial of a failing `job` with all its poison, which also finds the first reader of the memory to blame."""
+    case = job.case.model_copy(update={"params": job.case.params.recorded()})
+    # The search for a reader runs the case several times.
+    return job.model_copy(
+        update={
+            "key": f"{job.key}~first-nan",
+            "case": case,
+            "ask": AskFirstNan(sites=blame.sites or job.poisoned_sites),
+            "timeout_seconds": 4 * job.timeout_seconds,
+            "directory": None,
+        }
+    )

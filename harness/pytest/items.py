@@ -11,12 +11,11 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Shrunk, Verdict
-from harness.diagnose.known import settled
+from harness.diagnose.perform import settled
 from harness.diagnose.session import Limits, Session
 from harness.pytest.plugin import DEVICE_OPTION, PLUGIN_OPTION, POOL, SEED_OPTION, SHRINK_OPTION, TIMEOUT_OPTION
-from harness.report.command import reproduce, reproduce_case
-from harness.report.terminal_shrunk import outcome_line
-from harness.report.wording import first_nan_lines, one_line
+from harness.report.terminal import outcome_line
+from harness.report.wording import first_nan_lines, one_line, reproduce, reproduce_case
 from harness.run.planning import Wanted, register_plugins
 from harness.run.runner import WorkerPool
 from harness.scenario.expand import GPU, NIGHTLY, expand

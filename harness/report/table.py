@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, Finding
-from harness.report.command import reproduce
-from harness.report.wording import printable
+from harness.report.wording import printable, reproduce
 from harness.store.run_folder import RunStore
 
 COLUMNS = (
