@@ -193,7 +193,7 @@ def test_ctrl_c_while_the_history_is_locked_still_leaves_the_reports(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.store.history.entry.write_run", interrupted)
+    monkeypatch.setattr("harness.cli.recording.write_run", interrupted)
     code, _, err = cli("run", "quantize", "--scenarios", scenarios, "-n", 1)
     assert code == 0 and "not in the history: interrupted" in err
     (folder,) = Path("reports/runs").iterdir()
