@@ -25,9 +25,8 @@ from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.diagnose.blame import find_blame
-from harness.diagnose.failing_case import comes_from, declared_oracle
 from harness.diagnose.perform import exit_code, judge_fault
-from harness.diagnose.session import why_not_recorded, with_first_nan
+from harness.diagnose.session import comes_from, declared_oracle, why_not_recorded, with_first_nan
 from harness.diagnose.shrink import shrink, why_not
 from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, verdict_text
 from harness.report.wording import first_nan_lines, num, one_line, printable, reproduce_case

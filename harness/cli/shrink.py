@@ -20,7 +20,7 @@ from harness.cli.options import (
 )
 from harness.cli.performing import console, print_json
 from harness.core.records import ShrinkStep
-from harness.diagnose.failing_case import candidates, declared_oracle, first_failure
+from harness.diagnose.session import candidates, declared_oracle, first_failure
 from harness.diagnose.shrink import shrink as search
 from harness.report.terminal import print_shrunk
 from harness.report.wording import reproduce_case

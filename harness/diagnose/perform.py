@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from harness.core.cases import Job, KnownFailure
+from harness.core.cases import Job
 from harness.core.catalog import FAULTS
 from harness.core.records import FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.diagnose.blame import conclude, find_blame
@@ -123,7 +123,8 @@ def settled(job: Job, result: CaseResult, versions: Mapping[str, str]) -> CaseRe
     The expected failure gets the verdict `known`. A pass becomes a failure: the entry must go, as it would hide the
     next regression. `versions` are the installed engines by name. A job with an injected bug is left as it is.
     """
-    entry = _known_failure(job, versions)
+    known = (entry for entry in job.case.known if entry.engine in versions)
+    entry = next((entry for entry in known if entry.covers(versions[entry.engine])), None)
     if entry is None or job.faults:
         return result
     where = f"{entry.issue}, known in {entry.engine} {entry.versions}"
@@ -136,8 +137,3 @@ def settled(job: Job, result: CaseResult, versions: Mapping[str, str]) -> CaseRe
     gone = f"passes on {entry.engine} {versions[entry.engine]}, which is known to fail: {where}; narrow its `versions`"
     finding = Finding(oracle=KNOWN_ORACLE, message=gone)
     return result.model_copy(update={"verdict": Verdict.FAIL, "reason": gone, "findings": (finding,), "known": entry})
-
-
-def _known_failure(job: Job, versions: Mapping[str, str]) -> KnownFailure | None:
-    known = (entry for entry in job.case.known if entry.engine in versions)
-    return next((entry for entry in known if entry.covers(versions[entry.engine])), None)

@@ -140,7 +140,8 @@ def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
         yield from (power for place in range(13) if (power := LEAST_POWER << place) < value)
     elif isinstance(value, list):
         default = type(case.params).model_fields[field].default
-        yield from _smaller_list(value, _least_entries(case, field), least_length=0 if default == () else 1)
+        least = [0] if field in ("seq_lens", "context_lens") else [1, 1]
+        yield from _smaller_list(value, least, least_length=0 if default == () else 1)
     elif isinstance(value, bool | str):
         # Of other choices the default is plainest.
         default = type(case.params).model_fields[field].default
@@ -201,8 +202,3 @@ def _least(case: Case, field: str) -> int:
         if getattr(item, "ge", None) is not None:
             return int(item.ge)
     return 1
-
-
-def _least_entries(case: Case, field: str) -> list[int]:
-    """The least value of each number in an entry of a list."""
-    return {"seq_lens": [0], "context_lens": [0]}.get(field, [1, 1])

@@ -72,12 +72,8 @@ def _of_epoch(record: AccuracyRecord, epoch: EpochAccuracy) -> dict[str, object]
 def _columns(result: CaseResult) -> dict[str, object]:
     findings = result.findings
     return {
-        "id": result.id,
-        "scenario": result.scenario,
+        **result.model_dump(mode="json", include={"id", "scenario", "verdict", "seconds", "reason"}),
         "refs": " ".join(result.refs),
-        "verdict": result.verdict.value,
-        "seconds": result.seconds,
-        "reason": result.reason,
         "fault": result.fault or "",
         "num_findings": len(findings),
         "oracles": _distinct(findings, "oracle"),

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -68,22 +68,38 @@ def console_for(stream: IO[str] | None = None) -> Console:
     return Console(file=target, markup=False, highlight=False, emoji=False, width=width)
 
 
-class LiveProgress:
-    """A progress bar with counts while the cases run; without a terminal only bad results are printed, a line each."""
+class _Bar:
+    """A bar with a count, the time and a note, for the length of a `with`. It shows nothing without a terminal."""
 
-    def __init__(self, console: Console, num_jobs: int, what: str = "cases") -> None:
+    def __init__(self, console: Console, what: str, *, total: int | None = None, note: str = "") -> None:
         self._console = console
-        self._running: dict[str, str] = {}
-        self._counts: Counter[str] = Counter()
-        self._progress = progress_bar(console)
-        self._task = self._progress.add_task(what, total=num_jobs, note="starting workers")
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(what, total=total, note=note)
 
-    def __enter__(self) -> LiveProgress:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self._progress.stop()
+
+
+class LiveProgress(_Bar):
+    """A progress bar with counts while the cases run; without a terminal only bad results are printed, a line each."""
+
+    def __init__(self, console: Console, num_jobs: int) -> None:
+        super().__init__(console, "cases", total=num_jobs, note="starting workers")
+        self._running: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
 
     def on_start(self, job: Job) -> None:
         """A worker took a job."""
@@ -243,36 +259,13 @@ def fault_line(fault: FaultResult) -> Text:
     return line
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar with a count, the time and a note. It shows nothing without a terminal."""
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-class EpochProgress:
+class EpochProgress(_Bar):
     """A bar for the epoch that runs; without a terminal, a line at the end of each epoch."""
 
     def __init__(self, console: Console, num_epochs: int) -> None:
-        self._console = console
+        super().__init__(console, f"epoch 1 of {num_epochs}")
         self._num_epochs = num_epochs
-        self._progress = progress_bar(console)
-        self._task = self._progress.add_task(f"epoch 1 of {num_epochs}", total=None, note="")
         self._ended: set[int] = set()
-
-    def __enter__(self) -> EpochProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self._progress.stop()
 
     def update(self, state: dict[str, int]) -> None:
         """Show the progress in `state`."""

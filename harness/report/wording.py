@@ -78,7 +78,7 @@ def first_nan_lines(blame: Blame | None) -> list[str]:
 def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
     """`mla-harness run ID` with all that decides the outcome: fault, kernel, plug-ins, seed, device."""
     if result.scenario == EPOCHS and EPOCHS in options:
-        return _epochs(options[EPOCHS])
+        return _epochs_command(options[EPOCHS])
     return reproduce_case(result.id, result.fault, options)
 
 
@@ -89,13 +89,13 @@ def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> 
         value = options.get(name)
         if value and (name, value) != ("device", "auto"):
             words += [flag, str(value)]
-    words += _rest(options)
+    words += _plugins_and_seed(options)
     if fault:
         words += ["--fault", fault]
     return shlex.join(words)
 
 
-def _epochs(questions: dict[str, Any]) -> str:
+def _epochs_command(questions: dict[str, Any]) -> str:
     words = ["mla-harness", EPOCHS]
     settings = {name: value for name, value in questions.items() if name != "options"} | questions.get("options", {})
     for name, value in settings.items():
@@ -110,9 +110,9 @@ def show(case_id: str, options: dict[str, Any]) -> str:
     for name in ("kernel", "scenarios"):
         if options.get(name):
             words += [OPTION_FLAGS[name], str(options[name])]
-    return shlex.join(words + _rest(options))
+    return shlex.join(words + _plugins_and_seed(options))
 
 
-def _rest(options: dict[str, Any]) -> list[str]:
+def _plugins_and_seed(options: dict[str, Any]) -> list[str]:
     words = [word for plugin in options.get("plugins", ()) for word in ("--plugin", str(plugin))]
     return words + (["--seed", str(options["seed"])] if options.get("seed") else [])

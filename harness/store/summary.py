@@ -10,6 +10,8 @@ from typing import Any
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.store.run_folder import RunPlan, RunStore
 
+FAULT_FIELDS = {"fault", "scenario", "case", "caught", "by", "blamed", "seconds"}
+
 
 def shown_verdicts(found: Container[str]) -> list[str]:
     """The names of the verdicts that a report counts: `known` only when it is in `found`, the others always."""
@@ -39,7 +41,7 @@ def summarise(plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[Fau
         "environment": {**plan.environment, "command": plan.command, "options": plan.options},
         "totals": totals(results),
         "cases": [_case(result) for result in results],
-        "faults": [_fault(fault) for fault in faults],
+        "faults": [fault.model_dump(mode="json", include=FAULT_FIELDS) for fault in faults],
         "accuracy": [record.model_dump(mode="json") for record in accuracy_records([*results, *faults])],
     }
 
@@ -70,10 +72,6 @@ def _case(result: CaseResult) -> dict[str, Any]:
     return result.model_dump(mode="json", include={**shown, **known})
 
 
-def _fault(fault: FaultResult) -> dict[str, Any]:
-    return fault.model_dump(mode="json", include={"fault", "scenario", "case", "caught", "by", "blamed", "seconds"})
-
-
 def canonical(store: RunStore) -> str:
     """One line of JSON for each case and each fault beside them, sorted: verdict, reason, findings, blame.
 
@@ -87,10 +85,7 @@ def canonical(store: RunStore) -> str:
 
 def _canonical_case(result: CaseResult, blame: Blame | None) -> dict[str, Any]:
     return {
-        "id": result.id,
-        "fault": result.fault,
-        "verdict": result.verdict.value,
-        "reason": result.reason,
+        **result.model_dump(mode="json", include={"id", "fault", "verdict", "reason"}),
         "findings": [_finding(finding) for finding in result.findings],
         "blame": blame.model_dump(mode="json") if blame else None,
         "accuracy": _answers(result.accuracy),
@@ -100,10 +95,7 @@ def _canonical_case(result: CaseResult, blame: Blame | None) -> dict[str, Any]:
 def _canonical_fault(fault: FaultResult) -> dict[str, Any]:
     return {
         "id": fault.case,
-        "fault": fault.fault,
-        "caught": fault.caught,
-        "by": fault.by,
-        "blamed": fault.blamed,
+        **fault.model_dump(include={"fault", "caught", "by", "blamed"}),
         "findings": [_finding(finding) for finding in fault.findings],
         "accuracy": _answers(fault.accuracy),
     }

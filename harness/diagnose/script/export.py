@@ -8,10 +8,10 @@ from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import HarnessError, InputError
 from harness.core.records import CaseResult, Finding, Shrunk, Verdict
-from harness.diagnose.failing_case import comes_from
 from harness.diagnose.script.check import Check, check
 from harness.diagnose.script.recipes import RECIPES
 from harness.diagnose.script.render import Export, Story, render, why_not, why_of
+from harness.diagnose.session import comes_from
 from harness.run.environment import Environment
 from harness.run.planning import Wanted, load
 from harness.scenario.expand import fault_cases

@@ -149,8 +149,10 @@ def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
     sizes = [size for size in params.capture_sizes if size >= num_live and params.graph == "full"]
     size = min(sizes, default=num_live)
     lengths = [decode.seq_len for decode in step.decodes]
+    same = params.model_dump(include={"num_blocks", "num_experts", "hidden_size", "vocab_size"})
     return {
         **_model_numbers(params),
+        **same,
         "seq_lens": lengths + [0] * (size - num_live),
         "tables": [list(decode.blocks) for decode in step.decodes] + [[] for _ in range(size - num_live)],
         "slots": [
@@ -160,11 +162,7 @@ def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
         "num_live": num_live,
         "num_tokens": size,
         "num_padded": size - num_live,
-        "num_blocks": params.num_blocks,
-        "num_experts": params.num_experts,
         "num_experts_per_tok": min(params.num_experts_per_tok, params.num_experts),
-        "hidden_size": params.hidden_size,
-        "vocab_size": params.vocab_size,
         "query_len": 1,
         "table_pad": 0,
     }
@@ -185,26 +183,17 @@ def kernel_call(case: Case) -> Numbers:
     if op == "mla_decode":
         params |= {"new_blocks": [], "tables": None, "num_live": len(params["seq_lens"])}
     if op == "mla_decode" or op == "write_kv":
-        params |= {"kv_scale": KERNEL_KV_SCALE if params["kv"] == "fp8_e4m3" else None, "q_dtype": _q_dtype(params)}
+        params["kv_scale"] = KERNEL_KV_SCALE if params["kv"] == "fp8_e4m3" else None
+        params["q_dtype"] = "float32" if params["kv"] == "fp32" else "bfloat16"
     if op == "write_kv":
         params |= {"slots": None, "num_live": params["num_tokens"] - params["num_padded"]}
     return params
 
 
-def _q_dtype(params: Numbers) -> str:
-    return "float32" if params["kv"] == "fp32" else "bfloat16"
-
-
 def _model_numbers(params: EngineParams) -> Numbers:
-    return {
-        "kv": params.kv,
-        "kv_scale": KV_SCALE if params.kv == "fp8_e4m3" else None,
-        "q_dtype": "float32",
-        "num_heads": params.num_heads,
-        "kv_lora_rank": params.kv_lora_rank,
-        "qk_rope_head_dim": params.qk_rope_head_dim,
-        "new_blocks": [],
-    }
+    same = params.model_dump(include={"kv", "num_heads", "kv_lora_rank", "qk_rope_head_dim"})
+    kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
+    return {**same, "kv_scale": kv_scale, "q_dtype": "float32", "new_blocks": []}
 
 
 def _lacks(case: Case, what: str) -> InputError:
