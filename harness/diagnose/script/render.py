@@ -21,15 +21,16 @@ from harness.diagnose.script.code import (
     MARKER,
     WIDTH,
     Code,
+    Inlined,
     comment,
     identifier,
+    inline,
     literal,
     long_text,
     only_code,
     tidy,
 )
 from harness.diagnose.script.recipes import OP_SCENES, RECIPES, Recipe, Scene
-from harness.diagnose.script.sources import Inlined, inline
 from harness.scenario.load import load_scenarios
 
 MAX_LINES = 119
