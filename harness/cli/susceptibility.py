@@ -33,7 +33,7 @@ from harness.report.susceptibility import LEGEND, Cell
 from harness.report.terminal import LiveProgress
 from harness.run.planning import Planner, Wanted, register_plugins
 from harness.run.runner import WorkerPool
-from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.expand import KernelOverride
 from harness.scenario.susceptibility import PATTERNS, SITES, cases
 from harness.store.run_folder import DEFAULT_RUNS, RunStore
 

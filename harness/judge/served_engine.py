@@ -22,7 +22,7 @@ from harness.engine.schedule.config import PAGE_SIZE, num_pages
 from harness.engine.schedule.model_config import ModelConfig
 from harness.engine.schedule.sequence import Sequence as EngineSequence
 from harness.memory.poison.patterns import NATURAL, Poison
-from harness.scenario.kernel_override import cuda_twins
+from harness.scenario.expand import cuda_twins
 
 AS_IT_IS = Poison(NATURAL, frozenset())
 """The poison of a measurement of accuracy: memory keeps the values of its last owner, as in production."""

@@ -18,8 +18,7 @@ from harness.report.terminal import outcome_line
 from harness.report.wording import first_nan_lines, one_line, reproduce, reproduce_case
 from harness.run.planning import Wanted, register_plugins
 from harness.run.runner import WorkerPool
-from harness.scenario.expand import GPU, NIGHTLY, expand
-from harness.scenario.kernel_override import on_device
+from harness.scenario.expand import GPU, NIGHTLY, expand, on_device
 from harness.scenario.load import default_directory, load_scenario
 
 MAX_FINDINGS_SHOWN = 8

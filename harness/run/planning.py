@@ -13,8 +13,7 @@ from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
 from harness.run.environment import DEVICES
 from harness.run.pool import Pool
-from harness.scenario.expand import GPU, fault_cases
-from harness.scenario.kernel_override import KernelOverride, on_device
+from harness.scenario.expand import GPU, KernelOverride, fault_cases, on_device
 from harness.scenario.load import load_scenarios
 from harness.scenario.schema import FaultUse, Scenario
 from harness.scenario.selection import select, select_scenarios, selects_scenario, with_each

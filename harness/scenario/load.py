@@ -18,9 +18,8 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 import harness
 from harness.core.errors import InputError
-from harness.scenario import explain, matrix
-from harness.scenario.explain import Location, Problem
-from harness.scenario.schema import Scenario
+from harness.scenario import matrix
+from harness.scenario.schema import Location, Problem, Scenario, explain_problems
 
 SUFFIXES = (".yaml", ".yml")
 MAX_BYTES = 256 * 1024
@@ -85,7 +84,7 @@ def _checked(found: Document, path: Path) -> Scenario:
     try:
         scenario = Scenario.model_validate_json(json.dumps(found.data), strict=True)
     except ValidationError as error:
-        raise _first(explain.problems(error, Scenario), found, path) from None
+        raise _first(explain_problems(error, Scenario), found, path) from None
     problems = list(matrix.check(scenario))
     if problems:
         raise _first(problems, found, path)

@@ -12,8 +12,7 @@ from harness.core.errors import InputError, UnknownNameError
 from harness.core.registry import nearest, some_of
 from harness.scenario import susceptibility as probe
 from harness.scenario import variant
-from harness.scenario.expand import GPU, NIGHTLY, drawn_case, expand
-from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.expand import GPU, NIGHTLY, KernelOverride, drawn_case, expand
 from harness.scenario.matrix import ACCURACY
 from harness.scenario.schema import Scenario
 

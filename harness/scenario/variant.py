@@ -18,8 +18,7 @@ from harness.core.errors import InputError
 from harness.core.params import Params
 from harness.core.registry import LIST, nearest
 from harness.scenario.expand import usable
-from harness.scenario.explain import SCHEMA
-from harness.scenario.schema import PATTERNS, Given
+from harness.scenario.schema import PATTERNS, SCHEMA, Given
 
 MARK = "@"
 POISON_KEYS = ("patterns", "sites", "strict")

@@ -14,8 +14,7 @@ from harness.core.engine_params import EngineParams
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import KERNEL_PARAMS
 from harness.scenario.draws import draw
-from harness.scenario.expand import drawn_case, expand
-from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.expand import KernelOverride, drawn_case, expand
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 
