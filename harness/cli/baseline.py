@@ -1,29 +1,26 @@
-"""`mla-harness baseline`: what is stored of accuracies, and the one way to change it."""
+"""`mla-harness baseline`: show the stored accuracies, or store a new one."""
 
 from __future__ import annotations
 
-import json as jsonlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, read_run
 from harness.accuracy.baselines import Baseline, plan_update, read_baselines, write_baseline
 from harness.accuracy.statistics import wilson_interval
+from harness.cli.commands import new_app
 from harness.cli.options import Json, Out
+from harness.cli.output import console, print_json, table
 from harness.core.errors import InputError
 from harness.core.files import BASELINES
 from harness.core.registry import nearest
-from harness.report.terminal import console_for
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
-app = typer.Typer(help="Show stored accuracies, or store the accuracy of a run.", no_args_is_help=True)
+app = new_app(help="Show stored accuracies, or store the accuracy of a run.", no_args_is_help=True)
 
-Folder = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="Another folder of baselines.")]
+Folder = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="Your own folder of baselines.")]
 
 
 @app.command("show")
@@ -33,47 +30,41 @@ def show(
     json: Json = False,
 ) -> None:
     """List the stored baselines."""
-
     known = read_baselines(folder or BASELINES)
     found = [baseline for baseline in known if task in (None, baseline.task)]
     if task is not None and known and not found:
         hint = nearest(task, sorted({b.task for b in known}), see="mla-harness baseline show")
         raise InputError(f"no baseline of task {task!r}; {hint}")
     if json:
-        told = [baseline.model_dump(mode="json") | {"name": baseline.name} for baseline in found]
-        sys.stdout.write(jsonlib.dumps(told, allow_nan=False, indent=1) + "\n")
+        print_json([baseline.model_dump(mode="json") | {"name": baseline.name} for baseline in found])
     else:
         _print(found, folder or BASELINES)
 
 
 def _print(found: list[Baseline], folder: Path) -> None:
-
-    console = console_for()
+    screen = console()
     if not found:
-        console.print(f"no baselines in {folder}; store one with: mla-harness baseline update RUN", soft_wrap=True)
+        screen.print(f"no baselines in {folder}; store one with: mla-harness baseline update RUN", soft_wrap=True)
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("task", "model", "engine", "dtype", "accuracy", "interval", "questions", "recorded", "model hash"):
-        table.add_column(name, overflow="fold")
+    shown = table("task", "model", "engine", "dtype", "accuracy", "interval", "questions", "recorded", "model hash")
     for one in found:
         low, high = wilson_interval(len(one.right), one.num_questions)
-        table.add_row(
-            one.task, one.model, one.engine, one.dtype, f"{one.accuracy:.4f}", f"{low:.4f} to {high:.4f}",
-            f"{one.num_questions:,}", one.recorded, one.model_hash,
-        )  # fmt: skip
-    console.print(table)
+        measured = (f"{one.accuracy:.4f}", f"{low:.4f} to {high:.4f}", f"{one.num_questions:,}")
+        shown.add_row(one.task, one.model, one.engine, one.dtype, *measured, one.recorded, one.model_hash)
+    screen.print(shown)
 
 
 @app.command("update")
 def update(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, a run id, or 'latest'.")],
-    allow_regression: Annotated[
-        bool, typer.Option("--allow-regression", help="Write it even when that lowers the baseline.")
-    ] = False,
+    allow_regression: Annotated[bool, typer.Option("--allow-regression", help="Also write a lower accuracy.")] = False,
     folder: Folder = None,
     out: Out = None,
 ) -> None:
-    """Take the first epoch of a run as the baseline: shows the difference, then writes it."""
+    """Store the accuracy of a run's first epoch.
+
+    Shows the difference to the old baseline before it writes the new one.
+    """
     changes = [plan_update(run, folder or BASELINES) for run in _measured(name, out or DEFAULT_RUNS)]
     for change in changes:
         print("\n".join(change.lines()), flush=True)

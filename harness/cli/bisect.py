@@ -1,4 +1,4 @@
-"""`mla-harness bisect`: the same scenarios under several interpreters, one table, and the first bad version of each."""
+"""`mla-harness bisect`: run the same scenarios under several interpreters, and find the first bad version of each."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from harness.cli.options import Device, Json, Scenarios, Seed, Tag, Timeout, Workers
+from harness.cli.output import console, print_json, table
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.report.bisect import Column, in_order, is_good, reasons, rows, to_object
-from harness.report.terminal import console_for
 from harness.report.wording import printable
 from harness.run.child import Child, ChildDied
 from harness.run.planning import Wanted, load
@@ -31,16 +29,15 @@ from harness.store.run_folder import RunStore
 
 def bisect(
     selectors: Annotated[
-        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As of `run`, or one tag.")
+        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As in `run`, or one tag.")
     ] = None,
     python: Annotated[
-        list[str] | None, typer.Option("--python", metavar="PYTHON", help="An interpreter or its venv; repeat it.")
+        list[str] | None, typer.Option(metavar="PYTHON", help="Interpreter, or folder of a venv; may be repeated.")
     ] = None,
     site: Annotated[
-        list[Path] | None,
-        typer.Option("--site", metavar="DIR", help="A folder of packages put before the interpreter's; repeat it."),
+        list[Path] | None, typer.Option(metavar="DIR", help="Folder of packages to import first; may be repeated.")
     ] = None,
-    faults: Annotated[bool, typer.Option("--faults", help="Also put each declared fault back.")] = False,
+    faults: Annotated[bool, typer.Option("--faults", help="Also inject each declared fault.")] = False,
     tag: Tag = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -49,7 +46,7 @@ def bisect(
     scenarios: Scenarios = None,
     json: Json = False,
 ) -> None:
-    """Run the same scenarios under several installed versions; name the first bad one of each."""
+    """Run the same scenarios under several versions, and find the first bad one."""
     subjects = _subjects(python or [], site or [])
     named, tag = _selection(selectors or [], tag, load(Wanted(scenarios=scenarios)))
     select(load(Wanted(scenarios=scenarios)), named, tag=tag)
@@ -57,20 +54,20 @@ def bisect(
     options += ["-m", tag] if tag else []
     options += ["-n", str(workers)] if workers else []
     options += ["--scenarios", str(scenarios.resolve())] if scenarios else []
-    console = console_for(sys.stderr if json else sys.stdout)
+    screen = console(json)
     columns = []
     for interpreter, folder in subjects:
-        with console.status(f"{interpreter} {folder or ''}"):
+        with screen.status(f"{interpreter} {folder or ''}"):
             columns.append(_ask(interpreter, folder, "selftest" if faults else "run", options))
     columns = in_order(columns)
-    _print(console, columns)
+    _print(screen, columns)
     if json:
-        sys.stdout.write(jsonlib.dumps(to_object(columns), allow_nan=False, indent=1) + "\n")
+        print_json(to_object(columns))
     raise typer.Exit(is_good(columns))
 
 
 def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | None]]:
-    """Interpreter and folder of each column. Raises InputError for what is not there."""
+    """The interpreter and folder of each column. Raises InputError for a missing one."""
     found = [_interpreter(name) for name in pythons] or [sys.executable]
     for folder in sites:
         if not folder.is_dir():
@@ -83,7 +80,7 @@ def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | N
 
 
 def _interpreter(name: str) -> str:
-    """An executable file, a venv's folder or a command. Symbolic links stay: they are what makes a venv."""
+    """The path of an executable file, a venv's folder or a command. Symbolic links are kept: a venv needs them."""
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "bin" / "python"
@@ -96,7 +93,7 @@ def _interpreter(name: str) -> str:
 
 
 def _selection(selectors: list[str], tag: str | None, scenarios: list[Any]) -> tuple[list[str], str | None]:
-    """One selector that is a tag and no scenario's name stands for `-m`."""
+    """The selectors and the tag. A single selector that is a tag, and no scenario's name, counts as `-m`."""
     names = {scenario.name for scenario in scenarios}
     tags = {own for scenario in scenarios for own in scenario.tags}
     if tag is None and len(selectors) == 1 and selectors[0] in tags - names:
@@ -108,8 +105,8 @@ def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) 
     """Run one command in one interpreter, and read the run directory that it leaves."""
     column = Column(interpreter, str(site) if site else None)
     path = os.pathsep.join(filter(None, [column.site, os.environ.get("PYTHONPATH")]))
-    # The run directory is deleted here, so the history would name what is gone. A cache of compiled kernels is kept by
-    # version of Triton and text, so interpreters may share the user's.
+    # No history: it would name a deleted run directory. Interpreters may share the user's cache of compiled kernels,
+    # which is keyed by Triton's version and the source.
     environ = {"PYTHONPATH": path, "MLA_HARNESS_HISTORY": "none"}
     started = time.monotonic()
     with (
@@ -136,21 +133,18 @@ def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) 
     return column
 
 
-def _print(console: Console, columns: list[Column]) -> None:
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("case", "bug", *(column.label for column in columns), "first bad"):
-        table.add_column(printable(title), overflow="fold", no_wrap=title == "case")
+def _print(screen: Console, columns: list[Column]) -> None:
+    shown = table("case", "bug", *(column.label for column in columns), "first bad", no_wrap={"case"})
     for row in rows(columns):
         name = "  with " + row.name.partition(" with ")[2] if row.is_fault else row.name
         bugs = "" if row.is_fault else " ".join(ref.rpartition("#")[2] for ref in row.refs)
-        table.add_row(*(printable(text) for text in (name, bugs, *row.cells, row.answer)))
-    console.print(table)
+        shown.add_row(*(printable(text) for text in (name, bugs, *row.cells, row.answer)))
+    screen.print(shown)
     for column in columns:
         environment = column.summary.get("environment", {})
         paths = environment.get("engine_paths") or {}
         facts = [*list(paths.values())[:1], f"Python {environment.get('python')}, torch {environment.get('torch')}"]
         where = ", ".join(fact for fact in (column.interpreter, *facts) if fact)
-        console.print(printable(f"{column.label}: {where}, {column.seconds:.0f} s"), soft_wrap=True)
+        screen.print(printable(f"{column.label}: {where}, {column.seconds:.0f} s"), soft_wrap=True)
     for line in reasons(columns):
-        console.print(printable(line), soft_wrap=True)
+        screen.print(printable(line), soft_wrap=True)

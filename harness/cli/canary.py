@@ -1,4 +1,4 @@
-"""`mla-harness canary train`: a tiny model that knows a task's answers by heart, made in a process of its own."""
+"""`mla-harness canary train`: train a tiny model that knows a task's answers by heart, in a child process."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.commands import new_app
 from harness.cli.options import Seed
 from harness.core.errors import InputError
 from harness.run.child import ask
 from harness.run.requests import TrainCanary
 
-app = typer.Typer(
-    help="Canaries: tiny models that measure inference, not ability.", no_args_is_help=True, rich_markup_mode=None
-)
+app = new_app(help="Train canaries: tiny models that measure inference, not ability.", no_args_is_help=True)
 
 ARCHITECTURES = ("deepseek_v2", "kimi_linear")
 
 
 @app.callback()
 def _group() -> None:
-    """Keeps `train` a command of its own, though it is the only one."""
+    """Without this callback, typer would turn the only command `train` into `canary` itself."""
 
 
 @app.command("train")
 def train(
-    task: Annotated[str, typer.Option("--task", help="gsm_symbolic, aime_shaped, all, or a .jsonl file.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the checkpoint goes.")],
+    task: Annotated[str, typer.Option(metavar="TASK", help="gsm_symbolic, aime_shaped, all, or a .jsonl file.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the checkpoint.")],
     architecture: Annotated[
-        str, typer.Option("--architecture", metavar="deepseek_v2|kimi_linear", help="Which model.")
+        str, typer.Option(metavar="deepseek_v2|kimi_linear", help="Kind of model.")
     ] = "deepseek_v2",
-    minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="Time for training.")] = 3.0,
-    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to train.")] = "auto",
+    minutes: Annotated[float, typer.Option(metavar="N", min=0.01, help="Time for training, in minutes.")] = 3.0,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")] = "auto",
     seed: Seed = 0,
     experts: Annotated[
-        int, typer.Option("--experts", min=0, metavar="N", help="Routed experts in every layer, a power of two.")
+        int, typer.Option(min=0, metavar="N", help="Routed experts in each layer: 0 or a power of two.")
     ] = 0,
-    limit: Annotated[
-        int, typer.Option("--limit", min=0, metavar="N", help="The first questions alone; 0 for all.")
-    ] = 0,
+    limit: Annotated[int, typer.Option(min=0, metavar="N", help="Only the first N questions; 0 for all.")] = 0,
 ) -> None:
-    """Train a canary on the worked answers of a task; writes a Hugging Face directory with a model card."""
+    """Train a canary on the answers of a task.
+
+    Writes a Hugging Face directory with a model card.
+    """
     if architecture not in ARCHITECTURES:
         raise InputError(f"--architecture {architecture}: choose one of {', '.join(ARCHITECTURES)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -58,6 +58,6 @@ def train(
     )
     name = "canary train: the training process"
     ask("harness.canary.command", request, name=name, on_progress=lambda progress: print(progress["line"], flush=True))
-    # Other questions than those of a task are learned, but lm-eval has no task to ask them.
+    # lm-eval has no task for the questions of other files.
     asked = task if task in ("gsm_symbolic", "aime_shaped") else "gsm_symbolic"
     print(f"written: {out}; measure it with: mla-harness epochs --task {asked} --model engine:{out}")

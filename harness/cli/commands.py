@@ -1,4 +1,4 @@
-"""The table of commands. A command's module is imported when the command is used: `--help` names all and loads none."""
+"""The table of commands. A command's module is imported when it is used, so `--help` imports none."""
 
 from __future__ import annotations
 
@@ -11,40 +11,33 @@ from typer.core import TyperGroup
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run:run", "Run cases, blame failures, write reports."),
-    "selftest": ("selftest:selftest", "Inject every known bug; each must be caught."),
-    "repro": (
-        "repro:repro",
-        "Show one upstream bug without and with it, or write a failing case as a script of its own.",
-    ),
+    "run": ("run:run", "Run cases, find the memory to blame for failures, and write reports."),
+    "selftest": ("selftest:selftest", "Inject each known bug, and check that it is caught."),
+    "repro": ("repro:repro", "Show an upstream bug, without and with it; or export a failing case."),
     "list": ("look:list_", "List scenarios, kernels, faults, oracles and sites."),
-    "show": ("look:show", "Show one case in full, with what its words mean."),
-    "doctor": ("look:doctor", "Say what this machine can run, and why not."),
+    "show": ("look:show", "Show one case in full, and explain its terms."),
+    "doctor": ("look:doctor", "Show what can run on this machine, and why the rest cannot."),
     "schema": ("look:schema", "Print the JSON Schema of scenario files."),
-    "report": ("report:report", "Render the reports of a run again, and print it."),
+    "report": ("report:report", "Print a stored run, and write its reports again."),
     "history": ("history:history", "Follow a scenario or a case from run to run."),
-    "compare": ("compare:compare", "Compare two runs; exit code 1 when something fails now that did not."),
-    "merge": ("merge:merge", "Put the shards of one run together."),
-    "shrink": ("shrink:shrink", "Reduce a failing case to the smallest that fails for the same reason."),
-    "cure": ("cure:cure", "Tell whether a proposed fix removes the cause of a failure or hides it."),
-    "bench": ("bench:bench", "Measure what the harness itself costs."),
-    "susceptibility": (
-        "susceptibility:susceptibility",
-        "Try each kernel with each site and pattern, and write the table.",
-    ),
-    "bisect": (
-        "bisect:bisect",
-        "Run the same scenarios under several installed versions; name the first bad one of each.",
-    ),
-    "serve-check": (
-        "serve_check:serve_check",
-        "Check a running server: accuracy by epoch, and whether a repeat gives the same answer.",
-    ),
-    "epochs": ("epochs:epochs", "Ask the same questions again and again, and judge the accuracy of each epoch."),
+    "compare": ("compare:compare", "Compare two runs; exit code 1 if something fails that did not fail before."),
+    "merge": ("merge:merge", "Merge the shards of one run."),
+    "shrink": ("shrink:shrink", "Find the smallest case that fails for the same reason."),
+    "cure": ("cure:cure", "Check whether a fix removes the cause of a failure or only hides it."),
+    "bench": ("bench:bench", "Measure the cost of the harness itself."),
+    "susceptibility": ("susceptibility:susceptibility", "Poison each kernel at each site, and write a table."),
+    "bisect": ("bisect:bisect", "Run the same scenarios under several versions, and find the first bad one."),
+    "serve-check": ("serve_check:serve_check", "Check the accuracy and the repeatability of a running server."),
+    "epochs": ("epochs:epochs", "Ask a model the same questions several times, and judge each epoch."),
     "baseline": ("baseline:app", "Show stored accuracies, or store the accuracy of a run."),
-    "canary": ("canary:app", "Canaries: tiny models that measure inference, not ability."),
+    "canary": ("canary:app", "Train canaries: tiny models that measure inference, not ability."),
 }
-"""Name -> "module of this folder:function or group", and one line of help."""
+"""Name -> "module of this folder:function or group", and the first line of its help."""
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """A typer application that looks like the other commands."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT, **options)
 
 
 class Commands(TyperGroup):
@@ -61,7 +54,7 @@ class Commands(TyperGroup):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         found = getattr(importlib.import_module(f"harness.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
-            app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
+            app = new_app()
             app.command(cmd_name)(found)
             found = app
         command = typer.main.get_command(found)

@@ -1,19 +1,17 @@
-"""`mla-harness compare`: two runs, new failures first."""
+"""`mla-harness compare`: compare two runs, new failures first."""
 
 from __future__ import annotations
 
-import json as jsonlib
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from harness.cli.making_runs import history_file
 from harness.cli.options import History, Json, Out
-from harness.cli.recording import history_file
+from harness.cli.output import console, print_json
 from harness.core.errors import InputError
-from harness.report.terminal import console_for
 from harness.report.terminal_history import print_comparison
 from harness.store.history.compare import Change, Comparison, choose
 from harness.store.history.compare import compare as compare_runs
@@ -24,31 +22,28 @@ from harness.store.run_folder import DEFAULT_RUNS
 def compare(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN [RUN]]", help="The older, then the newer: run id, folder, latest, previous."),
+        typer.Argument(metavar="[RUN [RUN]]", help="The older run, then the newer: id, folder, latest or previous."),
     ] = None,
-    branch: Annotated[
-        str, typer.Option("--branch", metavar="NAME", help="'previous' is the newest earlier run of this branch.")
-    ] = "",
+    branch: Annotated[str, typer.Option(metavar="NAME", help="Take 'previous' from this branch.")] = "",
     history: History = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Compare two runs; exit code 1 when something fails now that did not."""
+    """Compare two runs; exit code 1 if something fails that did not fail before."""
     if names and len(names) > 2:
         raise InputError(f"compare: takes two runs, the older first, not {len(names)}")
     before, after = choose(names or [], history_file(history), out or Path(DEFAULT_RUNS), branch=branch)
     found = compare_runs(before, after)
     if json:
-        sys.stdout.write(_to_json(found))
+        print_json(_to_object(found), default=_of_change)
     else:
-        print_comparison(console_for(), found)
+        print_comparison(console(), found)
     raise typer.Exit(int(bool(found.new_failures)))
 
 
-def _to_json(found: Comparison) -> str:
+def _to_object(found: Comparison) -> dict[str, object]:
     shown = {field.name: getattr(found, field.name) for field in fields(found)}
-    shown |= {"before": _of_run(found.before), "after": _of_run(found.after)}
-    return jsonlib.dumps(shown, default=_of_change, allow_nan=False, indent=1) + "\n"
+    return shown | {"before": _of_run(found.before), "after": _of_run(found.after)}
 
 
 def _of_run(run: RunEntry) -> dict[str, object]:

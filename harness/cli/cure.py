@@ -1,4 +1,4 @@
-"""`mla-harness cure SCENARIO --with PATCH`: does a proposed cure remove the cause of a failure, or hide it?"""
+"""`mla-harness cure SCENARIO --with PATCH`: does a proposed cure remove the cause of a failure or hide it?"""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.options import Json, Kernel, Plugins, Scenarios, Seed, Timeout, Workers, resolved
-from harness.cli.performing import console, print_json
+from harness.cli.options import Json, Kernel, Plugins, Scenarios, Seed, Timeout, Workers
+from harness.cli.output import console, print_json
 from harness.core.cases import Job
 from harness.core.catalog import FAULTS
 from harness.core.cure_names import parse
@@ -36,9 +36,7 @@ def cure(
             help="zero:SITE, nan_to_num:OP.OUTPUT, nan_to_num:logits, fix:FAULT or a Python file; may be repeated.",
         ),
     ],
-    fault: Annotated[
-        list[str] | None, typer.Option("--fault", metavar="NAME", help="The known bug to cure; may be repeated.")
-    ] = None,
+    fault: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Known bug to cure; may be repeated.")] = None,
     kernel: Kernel = None,
     plugin: Plugins = None,
     seed: Seed = 0,
@@ -47,10 +45,10 @@ def cure(
     scenarios: Scenarios = None,
     json: Json = False,
 ) -> None:
-    """Tell whether a proposed fix removes the cause of a failure or hides it."""
+    """Check whether a fix removes the cause of a failure or only hides it."""
     cures = [parse(text) for text in patch]
     names = [FAULTS.get(name).name for name in fault or ()]
-    wanted = Wanted((selector,), None, "cpu", kernel, resolved(plugin), None, seed, timeout, scenarios)
+    wanted = Wanted((selector,), None, "cpu", kernel, tuple(plugin or ()), None, seed, timeout, scenarios)
     screen = console(json)
     with WorkerPool(workers) as pool:
         job = _job(Planner(wanted, pool), pool, selector, names)
@@ -65,7 +63,7 @@ def cure(
 
 
 def _job(planner: Planner, pool: WorkerPool, selector: str, faults: list[str]) -> Job:
-    """The case to cure: the one that the scenario tries the fault on, or the first that is selected."""
+    """The case to cure: the case that the scenario declares for the fault, or the first selected case."""
     wanted = planner.wanted
     pairs = [
         (use, case)
@@ -81,7 +79,7 @@ def _job(planner: Planner, pool: WorkerPool, selector: str, faults: list[str]) -
     elif faults:
         jobs = [planned for planned in planner.jobs() if not why_not(planned)]
         if not jobs:
-            raise InputError(f"{selector}: has no case of the engine or of a kernel, whose launches can be seen")
+            raise InputError(f"{selector}: has no case of the engine or of a kernel, so no launches can be seen")
         job = jobs[0].model_copy(update={"fault": faults[0]})
     else:
         job, _ = first_failure(pool, planner.jobs())
@@ -90,7 +88,7 @@ def _job(planner: Planner, pool: WorkerPool, selector: str, faults: list[str]) -
 
 def _print(screen: Console, result: CureResult) -> None:
     screen.print(f"symptom: `{result.oracle}` fires", markup=False)
-    _print_readings(screen, "read without the cure, although nobody wrote it:", result.before)
+    _print_readings(screen, "unwritten memory that is read without the cure:", result.before)
     _print_readings(screen, f"read with {', '.join(result.cures)}:", result.after)
     screen.print(
         f"compared {result.num_compared} live tensors at launches, with the cure, in {result.seconds:.1f} s",

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from harness.accuracy.backends import parse_model
 from harness.accuracy.records import RunHeader
+from harness.cli import making_runs
 from harness.cli.options import Branch, Commit, History, Json, Out, Resume, command_line
-from harness.cli.performing import console, perform, print_json
-from harness.cli.recording import history_file, source_under_test
-from harness.cli.resuming import command_to_resume, reopened
+from harness.cli.output import console, print_json
 from harness.core.catalog import MODELS
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
@@ -30,45 +29,40 @@ FORMS = "|".join(f"{model.name}:{model.where}" for model in MODELS)
 
 
 def epochs(
-    task: Annotated[str | None, typer.Option("--task", help="For example gsm8k, aime25, gsm_symbolic.")] = None,
-    model: Annotated[str | None, typer.Option("--model", metavar=FORMS, help="The model to ask.")] = None,
-    num_epochs: Annotated[
-        int | None, typer.Option("--epochs", min=1, max=1000, help="How often each question is asked [5].")
+    context: typer.Context,
+    task: Annotated[str | None, typer.Option(metavar="TASK", help="For example gsm8k, aime25, gsm_symbolic.")] = None,
+    model: Annotated[str | None, typer.Option(metavar=FORMS, help="Model or server to ask.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=1000, help="Ask each question N times [default: 5].")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", min=1, max=4096, help="Questions in flight [32].")
+        int | None, typer.Option(metavar="N", min=1, max=4096, help="Parallel requests [default: 32].")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many questions.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N questions.")] = None,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="DIR", help="TASK/test.jsonl lies here: no hub is asked.")
+        Path | None, typer.Option(resolve_path=True, metavar="DIR", help="Read DIR/TASK/test.jsonl, not the hub.")
     ] = None,
-    filter_name: Annotated[
-        str | None, typer.Option("--filter", help="The task's filter that counts [its first].")
+    filter: Annotated[str | None, typer.Option(metavar="NAME", help="Filter of the task [default: its first].")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Seed of the questions' order [default: 0].")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Decides the order of each epoch [0].")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Cut answers here, if the task does not before.")
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")] = None,
     kv: Annotated[
-        str | None, typer.Option("--kv", metavar="TYPE", help="KV cache type: fp32, bf16, fp8_e4m3 (not of a server).")
+        str | None, typer.Option(metavar="TYPE", help="KV cache: fp32, bf16, fp8_e4m3; not for servers.")
     ] = None,
-    graph: Annotated[
-        str | None, typer.Option("--graph", metavar="none|full", help="Captured graphs (not of a server).")
-    ] = None,
+    graph: Annotated[str | None, typer.Option(metavar="none|full", help="CUDA graphs; not for servers.")] = None,
     num_blocks: Annotated[
-        int | None, typer.Option("--num-blocks", min=4, help="Blocks of the KV pool: few are recycled often (engine).")
+        int | None, typer.Option(metavar="N", min=4, help="Blocks of the KV pool; only for engine.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="cpu|cuda", help="Where the engine runs [cpu].")
-    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Only for engine [default: cpu].")] = None,
     served_model: Annotated[
-        str | None, typer.Option("--served-model", metavar="NAME", help="Which model of a server that has several.")
+        str | None, typer.Option(metavar="NAME", help="The model, if the server has several.")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0.1, help="Seconds that a server may take for an answer [120].")
+        float | None, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of a server's answer [default: 120].")
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option("--baseline", metavar="FILE", help="Compare with this baseline, or one of a folder.")
+        Path | None, typer.Option(metavar="FILE", help="Baseline, or folder of baselines, to compare with.")
     ] = None,
     out: Out = None,
     resume: Resume = None,
@@ -77,84 +71,64 @@ def epochs(
     branch: Branch = "",
     json: Json = False,
 ) -> None:
-    """Ask the same questions again and again, and judge the accuracy of each epoch."""
-    given = {
-        "task": task, "model": model, "epochs": num_epochs, "concurrency": concurrency, "limit": limit,
-        "data_dir": str(data_dir.resolve()) if data_dir else None, "filter": filter_name, "seed": seed,
-        "max_tokens": max_tokens,
-    }  # fmt: skip
-    settings = {name: value for name, value in given.items() if value is not None}
-    special = {
-        "kv": kv, "graph": graph, "num_blocks": num_blocks, "device": device, "served_model": served_model,
-        "timeout": timeout,
-    }  # fmt: skip
-    options = {name: value for name, value in special.items() if value is not None}
+    """Ask a model the same questions several times, and judge each epoch."""
     store = None
     if resume is not None:
-        store = _resumed(resume, out, [*settings, *options, *(["baseline"] if baseline else [])])
-        questions = ModelParams.model_validate(store.plan.options["epochs"])
+        making_runs.refuse_new_plan(context)
+        store = making_runs.reopened(resume, out, "epochs")
+        params = ModelParams.model_validate(store.plan.options["epochs"])
     else:
-        questions = _checked(settings, options)
+        given = {name: context.params[name] for name in ModelParams.model_fields}
+        given["data_dir"] = data_dir and str(data_dir)
+        params = _checked({name: value for name, value in given.items() if value is not None})
     screen = console(json)
-    with ModelProcess(questions) as process:
+    with ModelProcess(params) as process:
         with screen.status("loading the task and the model"):
             ready = process.wait_until_ready()
         if store is None:
-            store = _created(questions, ready, baseline, out)
-        store.note_source(source_under_test(commit, branch))
+            header = RunHeader.model_validate(ready["header"])
+            store = create(out or DEFAULT_RUNS, header, params, choose_baseline(header, baseline), command_line())
+        store.note_source(making_runs.source_under_test(commit, branch))
         store.note_environment(ready["environment"])
-        kept = history_file(history)
-        code = _perform(store, process, questions, screen, resume=resume is not None, as_json=json, history=kept)
+        kept = making_runs.history_file(history)
+        code = _perform(store, process, params, screen, resume=resume is not None, as_json=json, history=kept)
     raise typer.Exit(code)
 
 
-def _checked(settings: dict[str, Any], options: dict[str, Any]) -> ModelParams:
-    """The questions that the options ask for. Raises InputError for what does not fit together."""
+def _checked(given: dict[str, Any]) -> ModelParams:
+    """The parameters that the options ask for. Raises InputError for options that do not go together."""
     for name, example in (("task", "gsm_symbolic"), ("model", "engine:fixtures/canary-mla")):
-        if name not in settings:
+        if name not in given:
             raise InputError(f"epochs: --{name} is missing; for example --{name} {example}")
-    kind, _ = parse_model(settings["model"])
-    for name in options:
-        if name not in kind.options:
-            kinds = " and ".join(model.name for model in MODELS if name in model.options)
+    kind, _ = parse_model(given["model"])
+    for name in given:
+        kinds = [model.name for model in MODELS if name in model.options]
+        if kinds and name not in kind.options:
             why = "; a server is started with its own settings" if kind.name == "server" else ""
-            raise InputError(f"--{name.replace('_', '-')}: is of {kinds}, not of {kind.name}{why}")
-    return ModelParams(**settings, **options)
-
-
-def _resumed(name: str, out: Path | None, given: list[str]) -> RunStore:
-    if given:
-        changed = ", ".join("--" + option.replace("_", "-") for option in given)
-        raise InputError(f"--resume: continues the run as it was started; leave out {changed}")
-    return reopened(name, out, "epochs")
-
-
-def _created(questions: ModelParams, ready: dict[str, Any], baseline: Path | None, out: Path | None) -> RunStore:
-    header = RunHeader.model_validate(ready["header"])
-    chosen = choose_baseline(header, baseline)
-    return create(out or DEFAULT_RUNS, header, questions, chosen, command_line())
+            raise InputError(f"--{name.replace('_', '-')}: is of {' and '.join(kinds)}, not of {kind.name}{why}")
+    return ModelParams(**given)
 
 
 def _perform(
     store: RunStore,
     process: ModelProcess,
-    questions: ModelParams,
+    params: ModelParams,
     screen: Console,
     *,
     resume: bool,
     as_json: bool,
     history: Path | None,
 ) -> int:
-    """Ask, and whatever ends it: judge, store, report, print, and return the exit code."""
+    """Ask the questions, then judge, store, report and print what there is. Returns the exit code."""
     died: ChildDied | None = None
 
     def work() -> None:
         nonlocal died
-        with EpochProgress(screen, questions.epochs) as live:
+        with EpochProgress(screen, params.epochs) as live:
             try:
-                for said in process.ask(store.path, resume=resume):
-                    if said.progress is not None:
-                        live.update(said.progress)
+                for reply in process.ask(store.path, resume=resume):
+                    if reply.progress is not None:
+                        live.update(reply.progress)
             except ChildDied as error:
                 # A crash of the model is a result: it is judged, and the run goes on to its reports.
                 died = error
@@ -167,7 +141,7 @@ def _perform(
         if as_json:
             print_json(summarise(store.plan, store.results(), store.faults()))
         if died is not None:
-            print(f"{died}; continue with: {command_to_resume(store)}", file=sys.stderr)
+            print(f"{died}; continue with: {making_runs.command_to_resume(store)}", file=sys.stderr)
         return exit_code(store.results())
 
-    return perform(store, work, stop=process.close, tell=tell, history=history, settle=settle)
+    return making_runs.perform(store, work, stop=process.close, tell=tell, history=history, settle=settle)

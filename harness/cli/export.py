@@ -1,4 +1,4 @@
-"""`mla-harness repro CASE --script FILE`: a failing case as a script of its own, checked before it is written."""
+"""`mla-harness repro CASE --script FILE`: export a failing case as a standalone script."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from harness.run.runner import WorkerPool
 
 
 def export(wanted: Wanted, pool: WorkerPool, screen: Console, path: Path, *, is_pytest: bool, seconds: float) -> None:
-    """Find the failure that `wanted` names, make it small, and write it to `path` once the script is seen to show it.
+    """Find the failure that `wanted` names, shrink it, and write a script that was seen to show it.
 
-    Raises InputError when nothing fails or there is no script for it, HarnessError when a script does not fail with
-    the bug and pass without.
+    Raises InputError if nothing fails or no script can show it, HarnessError unless the script fails with the bug and
+    passes without.
     """
     if path.suffix != ".py" or not path.absolute().parent.is_dir():
         raise InputError(f"--script {path}: give a file name that ends in .py, in a folder that exists")

@@ -1,8 +1,7 @@
-"""`mla-harness history`: what became of a scenario, a case or a fault from run to run; takes in run folders."""
+"""`mla-harness history`: the results of a scenario or a case from run to run. Also imports run folders."""
 
 from __future__ import annotations
 
-import json as json_module
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -12,11 +11,11 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.making_runs import NO_HISTORY, history_file
 from harness.cli.options import History, Json
-from harness.cli.recording import NONE, history_file
+from harness.cli.output import console, print_json
 from harness.core.errors import InputError, UnknownNameError
 from harness.core.registry import nearest
-from harness.report.terminal import console_for
 from harness.report.terminal_history import print_case, print_runs, print_scenario
 from harness.report.wording import num
 from harness.store.history.database import opened
@@ -30,14 +29,14 @@ MAX_RUNS = 100_000
 
 def history(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[SCENARIO|CASE]", help="What to follow; without it, runs are listed.")
+        list[str] | None, typer.Argument(metavar="[SCENARIO|CASE]", help="What to follow [default: list all runs].")
     ] = None,
-    since: Annotated[str, typer.Option("--since", metavar="WHEN", help="Only runs since: 7d, 12h, 2w or a date.")] = "",
-    branch: Annotated[str, typer.Option("--branch", metavar="NAME", help="Only runs of this git branch.")] = "",
-    commit: Annotated[str, typer.Option("--commit", metavar="SHA", help="Only runs of this commit.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_RUNS, help="Only the newest so many runs.")] = 20,
+    since: Annotated[str, typer.Option(metavar="WHEN", help="Only newer runs: 7d, 12h, 2w or a date.")] = "",
+    branch: Annotated[str, typer.Option(metavar="NAME", help="Only runs of this git branch.")] = "",
+    commit: Annotated[str, typer.Option(metavar="SHA", help="Only runs of this commit.")] = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=MAX_RUNS, help="Only the newest N runs.")] = 20,
     take_in: Annotated[
-        bool, typer.Option("--import", help="Take in the run folders that are named, such as reports/runs/*.")
+        bool, typer.Option("--import", help="Import the named run folders, such as reports/runs/*.")
     ] = False,
     history: History = None,
     json: Json = False,
@@ -46,7 +45,7 @@ def history(
     path = history_file(history)
     given = names or []
     if path is None:
-        raise InputError(f"--history {NONE}: there is nothing to read; name a file")
+        raise InputError(f"--history {NO_HISTORY}: there is nothing to read; name a file")
     if take_in:
         _take_in(given, path)
         return
@@ -63,9 +62,9 @@ def history(
 def _list(connection: sqlite3.Connection, wanted: Filter, limit: int, *, as_json: bool) -> None:
     found = trends_over(connection, run_ids(connection, wanted, limit=limit)[::-1])
     if as_json:
-        _print_json({"runs": [asdict(run) for run in found.runs], "flaky": [asdict(case) for case in found.flaky]})
+        print_json({"runs": [asdict(run) for run in found.runs], "flaky": [asdict(case) for case in found.flaky]})
     else:
-        print_runs(console_for(), found)
+        print_runs(console(), found)
 
 
 def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: int, *, as_json: bool) -> None:
@@ -76,12 +75,12 @@ def _follow(connection: sqlite3.Connection, name: str, wanted: Filter, limit: in
     found = trends_over(connection, runs, name)
     results = results_of(connection, name, runs) if is_case else []
     if as_json:
-        told = [result and asdict(result) for result in results]
-        _print_json(asdict(found) | ({"results": told} if is_case else {}))
+        own = {"results": [result and asdict(result) for result in results]} if is_case else {}
+        print_json(asdict(found) | own)
     elif is_case:
-        print_case(console_for(), name, found, results)
+        print_case(console(), name, found, results)
     else:
-        print_scenario(console_for(), name, found)
+        print_scenario(console(), name, found)
 
 
 def _refuse_unknown(connection: sqlite3.Connection, name: str) -> None:
@@ -92,7 +91,7 @@ def _refuse_unknown(connection: sqlite3.Connection, name: str) -> None:
 
 
 def _take_in(names: Sequence[str], path: Path) -> None:
-    """Write run folders to the history, in order of time; what is no run folder is told and left out."""
+    """Write run folders to the history, in order of time. Other paths are reported and left out."""
     if not names:
         raise InputError(f"--import: name the run folders, for example {DEFAULT_RUNS}/*")
     stores, refused = [], []
@@ -112,7 +111,3 @@ def _take_in(names: Sequence[str], path: Path) -> None:
     print(f"{num(len(names) - len(refused), 'run')} taken into {path}")
     if len(refused) == len(names):
         raise InputError("--import: none of these is a run folder that can be read")
-
-
-def _print_json(told: object) -> None:
-    sys.stdout.write(json_module.dumps(told, allow_nan=False, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The door: parses the command line, and is the only place that turns errors into one line and an exit code."""
+"""The entry point: parse the command line, and turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXIT_CODES = (
 app = typer.Typer(
     name="mla-harness",
     cls=Commands,
-    help="Finds memory bugs of MLA serving: poisons unwritten memory, judges what comes out, names what to blame.",
+    help="Finds memory bugs in MLA serving: poisons unwritten memory, checks outputs, names the memory to blame.",
     epilog=EXIT_CODES,
     add_completion=False,
     rich_markup_mode=None,
@@ -45,7 +45,7 @@ def _root(
 
 
 def installed_version() -> str:
-    """The version of this package, also where it was never installed."""
+    """The version of this package, or "from a checkout"."""
     try:
         return importlib.metadata.version("mla-harness")
     except importlib.metadata.PackageNotFoundError:
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def exit_code_of(arguments: list[str]) -> int:
-    """The exit code of one command line; whatever goes wrong is one line on standard error."""
+    """Run one command line and return its exit code. An error is printed as one line on standard error."""
     try:
         code = app(args=arguments, standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -67,11 +67,11 @@ def exit_code_of(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _refuse("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output (`| head`) went away; that is its choice and no error.
+        # The reader of the output (`| head`) ended. That is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        # Usage errors are click's, which older typer imports and newer typer has a copy of: told by what they can do.
+        # A usage error is recognized by its method: older typer imports click, and newer typer has a copy of it.
         if hasattr(error, "format_message"):
             return _refuse(f"{error.format_message()} (see mla-harness --help)", 2)
         where = keep_for_reader(traceback.format_exc(), "traceback")

@@ -1,36 +1,35 @@
-"""`mla-harness merge RUN RUN …`: the shards of one plan put together, reported as the one run that they are."""
+"""`mla-harness merge RUN RUN …`: merge the shards of one plan into one run, and report it."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated
 
 import typer
 
-from harness.cli.options import History, Json, Out
-from harness.cli.recording import history_file, keep
+from harness.cli.making_runs import add_to_history, history_file
+from harness.cli.options import History, Json, Out, command_line
+from harness.cli.output import console, print_json
 from harness.diagnose.perform import exit_code
-from harness.report.terminal import console_for, print_run
+from harness.report.terminal import print_run
 from harness.report.write import write_reports
 from harness.store.merge import merge as put_together
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
-from harness.store.summary import summarise, to_json
+from harness.store.summary import summarise
 
 
 def merge(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="The run directories of all shards.")],
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories of all shards.")],
     out: Out = None,
     history: History = None,
     json: Json = False,
 ) -> None:
-    """Put the shards of one run together."""
+    """Merge the shards of one run."""
     root = out or DEFAULT_RUNS
     shards = [RunStore.open(find_run(name, root)) for name in names]
-    merged = put_together(shards, root, command=shlex.join(["mla-harness", *sys.argv[1:]]))
-    write_reports(merged, keep(merged, history_file(history)))
-    print_run(console_for(sys.stderr if json else sys.stdout), merged)
+    merged = put_together(shards, root, command=command_line())
+    write_reports(merged, add_to_history(merged, history_file(history)))
+    print_run(console(json), merged)
     results, faults = merged.results(), merged.faults()
     if json:
-        sys.stdout.write(to_json(summarise(merged.plan, results, faults)))
+        print_json(summarise(merged.plan, results, faults))
     raise typer.Exit(exit_code(results) or int(not all(fault.caught for fault in faults)))

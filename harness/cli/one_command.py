@@ -1,4 +1,4 @@
-"""The child of `mla-harness bisect`: it runs one command line under another interpreter."""
+"""The child process of `mla-harness bisect`, which runs one command line under another interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that several commands share, each with one name, one form and one line of help."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,31 +10,43 @@ from typing import Annotated
 import typer
 
 Selectors = Annotated[
-    list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="A scenario, a case id, a PR number.")
+    list[str] | None,
+    typer.Argument(metavar="[SELECTOR]...", help="Scenarios, case ids, or PR numbers [default: all scenarios]."),
 ]
 Tag = Annotated[str | None, typer.Option("-m", metavar="TAG", help="Only cases with this tag, or 'not TAG'.")]
-Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where the cases run.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of inputs and of drawn cases.")]
-Workers = Annotated[int | None, typer.Option("-n", min=1, max=64, help="Worker processes; default: cores, at most 4.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that one case may take.")]
-Scenarios = Annotated[Path | None, typer.Option("--scenarios", metavar="DIR", help="Another folder of scenarios.")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where cases run; auto: on a GPU if possible.")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, max=2**31 - 1, help="Seed of the inputs and of fuzz cases.")
+]
+Workers = Annotated[
+    int | None, typer.Option("-n", metavar="N", min=1, max=64, help="Worker processes [default: cores, at most 4].")
+]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of one case.")]
+Scenarios = Annotated[Path | None, typer.Option("--scenarios", metavar="DIR", help="Your own folder of scenarios.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Where run directories are made [reports/runs].")
+    Path | None, typer.Option("--out", metavar="DIR", help="Folder of all run directories [default: reports/runs].")
 ]
 Resume = Annotated[
-    str | None, typer.Option("--resume", metavar="RUN", help="Continue a run: its directory, id or 'latest'.")
+    str | None, typer.Option("--resume", metavar="RUN", help="Continue a run: its directory, its id, or 'latest'.")
 ]
-Fault = Annotated[str | None, typer.Option("--fault", metavar="NAME", help="Inject this known bug.")]
-Kernel = Annotated[str | None, typer.Option("--kernel", help="Judge this kernel wherever its op is used.")]
-Plugins = Annotated[list[Path] | None, typer.Option("--plugin", help="A Python file with kernels of yours.")]
+Fault = Annotated[str | None, typer.Option("--fault", metavar="NAME", help="Inject this known bug (see `list`).")]
+Kernel = Annotated[
+    str | None, typer.Option("--kernel", metavar="NAME", help="Use this kernel in all selected cases with its op.")
+]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE", resolve_path=True, help="Python file with your kernels; may be repeated."),
+]
 Executor = Annotated[
-    str, typer.Option("--executor", metavar="local|ray", help="Where cases run: here, or on a Ray cluster.")
+    str, typer.Option("--executor", metavar="local|ray", help="Run cases on this machine, or on a Ray cluster.")
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        "--ray-address", metavar="HOST:PORT|auto", help="A running cluster [$RAY_ADDRESS; else one on this machine]."
+        "--ray-address", metavar="HOST:PORT|auto", help="A running cluster [default: $RAY_ADDRESS, else a local one]."
     ),
 ]
 History = Annotated[
@@ -44,24 +56,21 @@ History = Annotated[
         metavar="FILE|none",
         envvar="MLA_HARNESS_HISTORY",
         show_envvar=True,
-        help="The results of all runs [reports/history.sqlite].",
+        help="Database of all runs [default: reports/history.sqlite].",
     ),
 ]
 Commit = Annotated[
     str,
     typer.Option(
-        "--commit", metavar="SHA", envvar="MLA_HARNESS_COMMIT", show_envvar=True, help="The code under test [git's]."
+        metavar="SHA", envvar="MLA_HARNESS_COMMIT", show_envvar=True, help="Commit under test [default: from git]."
     ),
 ]
 Branch = Annotated[
     str,
-    typer.Option("--branch", metavar="NAME", envvar="MLA_HARNESS_BRANCH", show_envvar=True, help="Its branch [git's]."),
+    typer.Option(
+        metavar="NAME", envvar="MLA_HARNESS_BRANCH", show_envvar=True, help="Branch under test [default: from git]."
+    ),
 ]
-
-
-def resolved(paths: list[Path] | None) -> tuple[Path, ...]:
-    """Files of the user, found from any folder."""
-    return tuple(path.resolve() for path in paths or ())
 
 
 def command_line() -> str:

@@ -1,4 +1,4 @@
-"""`mla-harness report RUN`: the reports of a run that exists, made again from what it stored; also as Markdown."""
+"""`mla-harness report RUN`: make the reports of a stored run again; also as Markdown."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.making_runs import history_file
 from harness.cli.options import History, Json, Out
-from harness.cli.recording import history_file
+from harness.cli.output import console, print_json, warn
 from harness.core.errors import HarnessError, InputError
 from harness.report.markdown import render
-from harness.report.terminal import console_for, fault_line, print_run
+from harness.report.terminal import fault_line, print_run
 from harness.report.write import write_reports
 from harness.store.epochs import take_in
 from harness.store.history.compare import Comparison, compare, previous_of
@@ -20,7 +21,7 @@ from harness.store.history.entry import entry_of
 from harness.store.history.trends import read_trends
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 from harness.store.summary import canonical as canonical_lines
-from harness.store.summary import summarise, to_json
+from harness.store.summary import summarise
 
 
 def report(
@@ -28,14 +29,14 @@ def report(
     out: Out = None,
     history: History = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a summary for a CI job's page, compared with the run before.")
+        bool, typer.Option("--markdown", help="Print Markdown for a CI job, with the changes since the previous run.")
     ] = False,
     canonical: Annotated[
-        bool, typer.Option("--canonical", help="Print what was found in sorted lines without times, to compare runs.")
+        bool, typer.Option("--canonical", help="Print the findings as sorted lines without times, to compare runs.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Render the reports of a run again, and print it."""
+    """Print a stored run, and write its reports again."""
     if markdown + json + canonical > 1:
         raise InputError("report: --markdown, --json and --canonical are ways to print it; give one")
     store = RunStore.open(find_run(name, Path(out) if out else DEFAULT_RUNS))
@@ -51,22 +52,22 @@ def report(
         sys.stdout.write(render(store, _since_before(store, kept), trends))
         return
     if json:
-        sys.stdout.write(to_json(summarise(store.plan, store.results(), store.faults())))
+        print_json(summarise(store.plan, store.results(), store.faults()))
         return
-    console = console_for()
-    print_run(console, store)
+    screen = console()
+    print_run(screen, store)
     for fault in store.faults():
-        console.print(fault_line(fault), soft_wrap=True)
+        screen.print(fault_line(fault), soft_wrap=True)
 
 
 def _since_before(store: RunStore, history: Path | None) -> Comparison | None:
-    """What changed since the run before, where the history knows of one."""
+    """The changes since the previous run, if the history has one."""
     if history is None or not history.is_file():
         return None
     run = entry_of(store)
     try:
         before = previous_of(run, history)
     except HarnessError as error:
-        print(f"mla-harness: warning: nothing to compare with: {' '.join(str(error).split())}", file=sys.stderr)
+        warn(f"nothing to compare with: {error}")
         return None
     return compare(before, run) if before else None

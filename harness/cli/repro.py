@@ -1,7 +1,4 @@
-"""`mla-harness repro PR`: the scenarios of one upstream reference, without and with its faults, side by side.
-
-With `--script`, a failing case as a script of its own instead (see :mod:`harness.cli.export`).
-"""
+"""`mla-harness repro PR`: the scenarios of one upstream reference, without and with its faults, side by side."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harness.cli.export import export
-from harness.cli.options import Device, Json, Plugins, Scenarios, Seed, Timeout, Workers, resolved
-from harness.cli.performing import NOTHING_RAN, console, print_json
+from harness.cli.making_runs import NOTHING_RAN
+from harness.cli.options import Device, Json, Plugins, Scenarios, Seed, Timeout, Workers
+from harness.cli.output import console, print_json, table
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
@@ -39,7 +36,7 @@ from harness.scenario.selection import select, selects_scenario, unknown_referen
 from harness.store.summary import totals
 
 MAX_CASES = 16
-"""Cases of a scenario that are shown; a large matrix says the same many times."""
+"""Cases shown of a scenario: more cases of a large matrix show nothing new."""
 
 
 def repro(
@@ -47,11 +44,11 @@ def repro(
         str, typer.Argument(metavar="PR", help="36540 or OWNER/NAME#36540; with --script also a case id.")
     ],
     script: Annotated[
-        Path | None, typer.Option("--script", metavar="FILE", help="Write a failing case as a script of its own.")
+        Path | None, typer.Option(metavar="FILE", help="Export a failing case as a standalone script.")
     ] = None,
-    as_test: Annotated[bool, typer.Option("--pytest", help="Write the script as a test.")] = False,
-    fault: Annotated[str | None, typer.Option("--fault", metavar="NAME", help="The bug that the script shows.")] = None,
-    kernel: Annotated[str | None, typer.Option("--kernel", help="The kernel that the script judges.")] = None,
+    as_test: Annotated[bool, typer.Option("--pytest", help="Write the script as a pytest test.")] = False,
+    fault: Annotated[str | None, typer.Option(metavar="NAME", help="Bug that the script shows.")] = None,
+    kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Kernel that the script tests.")] = None,
     plugin: Plugins = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -59,14 +56,14 @@ def repro(
     workers: Workers = None,
     scenarios: Scenarios = None,
     shrink_seconds: Annotated[
-        float, typer.Option("--shrink-seconds", min=0.0, help="How long to look for the smallest case of a fault.")
+        float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case.")
     ] = 20.0,
     json: Json = False,
 ) -> None:
-    """Show one upstream bug without and with it, or write a failing case as a script of its own."""
+    """Show an upstream bug, without and with it; or export a failing case."""
     screen = console(json)
     if script is not None:
-        wanted = Wanted((reference,), None, device, kernel, resolved(plugin), fault, seed, timeout, scenarios)
+        wanted = Wanted((reference,), None, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
         with WorkerPool(workers) as pool:
             export(wanted, pool, screen, script, is_pytest=as_test, seconds=shrink_seconds)
         raise typer.Exit(0)
@@ -77,7 +74,7 @@ def repro(
     with WorkerPool(workers) as pool:
         shown = _Reproduction(screen, pool, wanted, reference, shrink_seconds)
         codes = [shown.show(scenario) for scenario in chosen]
-    # A scenario with nothing that ran says nothing; it decides only where all of them are like that.
+    # A scenario that was skipped as a whole decides the code only if all of them were.
     code = next((worst for worst in (1, 3, 0) if worst in codes), 2)
     if json:
         print_json({"ok": code == 0, "scenarios": shown.cases, "faults": shown.faults})
@@ -101,14 +98,14 @@ def _scenarios_of(reference: str, known: list[Scenario]) -> list[Scenario]:
 
 
 def _faults_of(reference: str, scenario: Scenario) -> list[str]:
-    """The scenario's faults that come from `reference`; all of them when it is about a lesson that they teach."""
+    """The scenario's faults that come from `reference`, or all of them if none does."""
     names = list(dict.fromkeys(use.name for use in scenario.faults))
     return [name for name in names if comes_from(reference, name)] or names
 
 
 @dataclass(slots=True)
 class _Reproduction:
-    """Scenarios of one reference, run and printed one after another, with what `--json` prints of them at the end."""
+    """Runs and prints scenarios one after another, and collects what `--json` prints at the end."""
 
     screen: Console
     pool: Pool
@@ -159,31 +156,29 @@ class _Reproduction:
             results = dict(zip([job.key for job in jobs], self.pool.run_in_order(jobs), strict=True))
             failing = [(job, results[job.key]) for job in jobs if results[job.key].findings]
             blames = {key: blame for key, (blame, _) in find_blame(self.pool, failing).items()}
-            shown = [job for job, _ in _first_of_each(failing) if job.key in blames and not why_not_recorded(job)]
+            first = {job.fault: job for job, _ in reversed(failing)}
+            shown = [job for job in reversed(first.values()) if job.key in blames and not why_not_recorded(job)]
             blames |= with_first_nan(self.pool, shown, blames)
         return jobs, results, blames
 
     def _print_smallest(self, tried: list[tuple[Job, CaseResult]], blames: dict[str, Blame]) -> dict[str, Shrunk]:
-        """Shrink the first case that fails with a fault, and print the way, unless a trial would take minutes."""
+        """Shrink the first case that fails with a fault, and print the steps, unless a trial would take minutes."""
         failing = next(((job, result) for job, result in tried if result.findings), None)
         if failing is None or why_not(failing[0]) or not self.shrink_seconds:
             return {}
         job, result = failing
+        blame, oracle = blames.get(job.key), declared_oracle(self.wanted, job)
         with self.screen.status("trying smaller cases"):
-            oracle = declared_oracle(self.wanted, job)
-            shrunk = shrink(
-                self.pool, job, result, blame=blames.get(job.key), oracle=oracle, seconds=self.shrink_seconds
-            )
+            shrunk = shrink(self.pool, job, result, blame=blame, oracle=oracle, seconds=self.shrink_seconds)
         self.screen.print("smaller, for the same reason:")
-        command = reproduce_case(shrunk.case.id, shrunk.fault, self.wanted.reproduction())
-        print_shrunk(self.screen, shrunk, command)
+        print_shrunk(self.screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, self.wanted.reproduction()))
         return {job.key: shrunk}
 
 
 def _judged(
     declared: list[tuple[FaultUse, Case]], results: dict[str, CaseResult], blames: dict[str, Blame]
 ) -> list[FaultResult]:
-    """What became of each fault on the case that its scenario tries it on; those that could not run are left out."""
+    """Judge each declared fault on its case; skipped ones are left out."""
     tried = [(use, results[f"{case.id}!{use.name}"]) for use, case in declared]
     return [
         judge_fault(use, result, blames.get(result.key, Blame()), 0.0)
@@ -211,29 +206,27 @@ def _print_judged(screen: Console, judged: list[FaultResult]) -> None:
         screen.print("not judged: the case that the scenario tries it on was skipped", style="dim")
 
 
-def _side_by_side(pairs: list[tuple[CaseResult, CaseResult]], blames: dict[str, Blame]) -> Any:
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("case", "without", "with", "found by", "blame"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("without", "with"))
+def _side_by_side(pairs: list[tuple[CaseResult, CaseResult]], blames: dict[str, Blame]) -> Table:
+    shown = table("case", "without", "with", "found by", "blame", no_wrap={"without", "with"})
     for clean, faulty in pairs:
         blame = blames.get(faulty.key)
         blamed = Text(", ".join(blame.sites) or "no site", style="bold") if blame else Text("")
         oracles = dict.fromkeys(finding.oracle for finding in faulty.findings)
         verdicts = (verdict_text(clean.verdict.value), verdict_text(faulty.verdict.value))
-        table.add_row(_text(clean.id), *verdicts, _text(", ".join(oracles) or faulty.reason), blamed)
-    return table
+        found_by = ", ".join(oracles) or faulty.reason
+        shown.add_row(printable(clean.id), *verdicts, printable(found_by), blamed)
+    return shown
 
 
 def _print_example(screen: Console, results: list[CaseResult], blames: dict[str, Blame]) -> None:
-    """What each oracle found in the first case that fails, and why the blame is where it is."""
+    """Print what each oracle found in the first failing case, and the reason for its blame."""
     result = next((result for result in results if result.findings), None)
     if result is None and all(result.verdict is Verdict.SKIP for result in results):
         return
     if result is None:
         screen.print("no case fails with this fault: it gets through", style="bold red")
         return
-    screen.print(_text(f"in {result.id}:"), soft_wrap=True)
+    screen.print(printable(f"in {result.id}:"), soft_wrap=True)
     first: dict[str, str] = {}
     for finding in result.findings:
         first.setdefault(finding.oracle, finding_line(finding))
@@ -246,26 +239,11 @@ def _print_example(screen: Console, results: list[CaseResult], blames: dict[str,
             screen.print("  " + line, soft_wrap=True)
 
 
-def _first_of_each(failing: list[tuple[Job, CaseResult]]) -> list[tuple[Job, CaseResult]]:
-    """The failure that is shown for each fault."""
-    first: dict[str | None, tuple[Job, CaseResult]] = {}
-    for job, result in failing:
-        first.setdefault(job.fault, (job, result))
-    return list(first.values())
-
-
-def _text(value: str) -> Any:
-
-    return Text(printable(value))
-
-
 def _as_object(job: Job, result: CaseResult, blame: Blame | None, smallest: Shrunk | None) -> dict[str, Any]:
     return {
         "case": job.case.id,
         "fault": job.fault,
-        "verdict": result.verdict.value,
-        "reason": result.reason,
-        "findings": [finding.model_dump(mode="json") for finding in result.findings],
+        **result.model_dump(mode="json", include={"verdict", "reason", "findings"}),
         "blame": blame.model_dump(mode="json") if blame else None,
         "smallest": smallest.model_dump(mode="json") if smallest else None,
     }
@@ -274,7 +252,6 @@ def _as_object(job: Job, result: CaseResult, blame: Blame | None, smallest: Shru
 def _print_commands(screen: Console, case_id: str, faults: list[str]) -> None:
     screen.print(f"\nsee one case in full: {shlex.join(['mla-harness', 'show', case_id])}", soft_wrap=True)
     for fault in faults:
-        screen.print(
-            f"run it with the bug: {shlex.join(['mla-harness', 'run', case_id, '--fault', fault])}", soft_wrap=True
-        )
+        command = shlex.join(["mla-harness", "run", case_id, "--fault", fault])
+        screen.print(f"run it with the bug: {command}", soft_wrap=True)
     screen.print()

@@ -7,36 +7,12 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.executor import LOCAL, pool_for
-from harness.cli.options import (
-    Branch,
-    Commit,
-    Device,
-    Executor,
-    Fault,
-    History,
-    Json,
-    Kernel,
-    Out,
-    Plugins,
-    RayAddress,
-    Resume,
-    Scenarios,
-    Seed,
-    Selectors,
-    Tag,
-    Timeout,
-    Workers,
-    command_line,
-    resolved,
-)
-from harness.cli.performing import console, is_all_skipped, perform, print_json
-from harness.cli.recording import history_file, source_under_test
-from harness.cli.resuming import refuse_new_plan, reopened
+from harness.cli import making_runs, options
+from harness.cli.output import console, print_json
 from harness.cli.sharding import cut
 from harness.core.errors import InputError
-from harness.diagnose.perform import carry_out, diagnose, exit_code
-from harness.report.terminal import LiveProgress, print_run
+from harness.diagnose.perform import exit_code
+from harness.report.terminal import print_run
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.run.sanitizer import SanitizedPool, check
@@ -46,59 +22,54 @@ from harness.store.summary import summarise
 
 def run(
     context: typer.Context,
-    selectors: Selectors = None,
-    tag: Tag = None,
-    device: Device = "auto",
-    kernel: Kernel = None,
-    plugin: Plugins = None,
-    fault: Fault = None,
-    seed: Seed = 0,
-    out: Out = None,
-    resume: Resume = None,
-    timeout: Timeout = 60.0,
-    workers: Workers = None,
-    executor: Executor = LOCAL,
-    ray_address: RayAddress = None,
-    scenarios: Scenarios = None,
+    selectors: options.Selectors = None,
+    tag: options.Tag = None,
+    device: options.Device = "auto",
+    kernel: options.Kernel = None,
+    plugin: options.Plugins = None,
+    fault: options.Fault = None,
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    resume: options.Resume = None,
+    timeout: options.Timeout = 60.0,
+    workers: options.Workers = None,
+    executor: options.Executor = making_runs.LOCAL,
+    ray_address: options.RayAddress = None,
+    scenarios: options.Scenarios = None,
     sanitizer: Annotated[
-        str | None,
-        typer.Option("--sanitizer", metavar="TOOL", help="Watch one case: initcheck, memcheck or racecheck."),
+        str | None, typer.Option(metavar="TOOL", help="Run one case under initcheck, memcheck or racecheck.")
     ] = None,
-    shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Only part I of N, cut evenly by the history's times.")
-    ] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts of equal time.")] = None,
     shrink_seconds: Annotated[
-        float, typer.Option("--shrink-seconds", min=0.0, help="Also look so long for the smallest failing cases.")
+        float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
     ] = 0.0,
-    history: History = None,
-    commit: Commit = "",
-    branch: Branch = "",
-    json: Json = False,
+    history: options.History = None,
+    commit: options.Commit = "",
+    branch: options.Branch = "",
+    json: options.Json = False,
 ) -> None:
-    """Run cases, blame failures, write reports."""
-    wanted = Wanted(tuple(selectors or ()), tag, device, kernel, resolved(plugin), fault, seed, timeout, scenarios)
-    kept = history_file(history)
+    """Run cases, find the memory to blame for failures, and write reports."""
+    wanted = Wanted(tuple(selectors or ()), tag, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
+    kept = making_runs.history_file(history)
     store = None
     if resume is not None:
-        refuse_new_plan(context)
-        store = reopened(resume, out, "run")
+        making_runs.refuse_new_plan(context)
+        store = making_runs.reopened(resume, out, "run")
         sanitizer = store.plan.sanitizer
         if sanitizer and (left := store.unfinished()):
             check(sanitizer, left)
     with _pool(workers, sanitizer, executor, ray_address) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
-        store.note_source(source_under_test(commit, branch, wanted.plugins))
-        raise typer.Exit(perform_run(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
+        store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
+        raise typer.Exit(finish(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
 
 
 def _pool(workers: int | None, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
     if sanitizer is None:
-        return pool_for(executor, ray_address, workers)
-    if executor != LOCAL:
+        return making_runs.pool_for(executor, ray_address, workers)
+    if executor != making_runs.LOCAL:
         raise InputError("--sanitizer: watches a case on this machine; leave out --executor")
-    pool = SanitizedPool(1)
-    pool.tool = sanitizer
-    return pool
+    return SanitizedPool(sanitizer)
 
 
 def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history: Path | None) -> RunStore:
@@ -114,7 +85,7 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history:
     return RunStore.create(
         root,
         jobs,
-        command=command_line(),
+        command=options.command_line(),
         options=wanted.reproduction(),
         controls=controls,
         sanitizer=tool,
@@ -122,25 +93,22 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history:
     )
 
 
-def perform_run(
-    store: RunStore, pool: Pool, *, as_json: bool = False, shrink_seconds: float = 0.0, history: Path | None = None
+def finish(
+    store: RunStore, pool: Pool, *, as_json: bool, shrink_seconds: float = 0.0, history: Path | None = None
 ) -> int:
-    """Run what is unfinished in `store`, diagnose failures, print and report; returns the exit code."""
+    """Run what is left of a planned run, and print it. Returns the exit code."""
     screen = console(as_json)
 
     def work() -> None:
-        with LiveProgress(screen, len(store.unfinished()) + len(store.untried_controls())) as live:
-            carry_out(store, pool, live)
-        with screen.status("looking for the memory to blame"):
-            diagnose(store, pool, shrink_seconds=shrink_seconds)
+        making_runs.work_on(store, pool, screen, shrink_seconds=shrink_seconds)
 
     def tell() -> int:
         results, faults = store.results(), store.faults()
         print_run(screen, store)
         if as_json:
             print_json(summarise(store.plan, results, faults))
-        if is_all_skipped([result.verdict for result in results]):
+        if making_runs.is_all_skipped([result.verdict for result in results]):
             return 2
         return exit_code(results) or int(not all(fault.caught for fault in faults))
 
-    return perform(store, work, stop=pool.close, tell=tell, history=history)
+    return making_runs.perform(store, work, stop=pool.close, tell=tell, history=history)

@@ -1,4 +1,4 @@
-"""`mla-harness selftest`: each scenario clean, then with each of its faults; a fault that gets through is a failure."""
+"""`mla-harness selftest`: run each scenario clean and with each of its faults, which must be caught."""
 
 from __future__ import annotations
 
@@ -8,33 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.cli.executor import LOCAL, pool_for
-from harness.cli.options import (
-    Branch,
-    Commit,
-    Device,
-    Executor,
-    History,
-    Json,
-    Out,
-    RayAddress,
-    Resume,
-    Scenarios,
-    Seed,
-    Selectors,
-    Tag,
-    Timeout,
-    Workers,
-    command_line,
-)
-from harness.cli.performing import console, is_all_skipped, perform, print_json
-from harness.cli.recording import history_file, source_under_test
-from harness.cli.resuming import refuse_new_plan, reopened
+from harness.cli import making_runs, options
+from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
-from harness.diagnose.perform import carry_out, diagnose, exit_code, judge_faults
+from harness.diagnose.perform import exit_code
 from harness.report.terminal import (
-    LiveProgress,
     fault_line,
     print_accuracy,
     print_failures,
@@ -52,33 +31,33 @@ from harness.store.summary import accuracy_records, summarise, totals
 
 def selftest(
     context: typer.Context,
-    selectors: Selectors = None,
-    tag: Tag = None,
-    device: Device = "auto",
-    seed: Seed = 0,
-    out: Out = None,
-    resume: Resume = None,
-    timeout: Timeout = 60.0,
-    workers: Workers = None,
-    executor: Executor = LOCAL,
-    ray_address: RayAddress = None,
-    scenarios: Scenarios = None,
-    history: History = None,
-    commit: Commit = "",
-    branch: Branch = "",
-    json: Json = False,
-    no_clean: Annotated[bool, typer.Option("--faults-only", help="Leave the clean cases out.")] = False,
+    selectors: options.Selectors = None,
+    tag: options.Tag = None,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    resume: options.Resume = None,
+    timeout: options.Timeout = 60.0,
+    workers: options.Workers = None,
+    executor: options.Executor = making_runs.LOCAL,
+    ray_address: options.RayAddress = None,
+    scenarios: options.Scenarios = None,
+    history: options.History = None,
+    commit: options.Commit = "",
+    branch: options.Branch = "",
+    json: options.Json = False,
+    no_clean: Annotated[bool, typer.Option("--faults-only", help="Skip the clean cases.")] = False,
 ) -> None:
-    """Inject every known bug; each must be caught."""
+    """Inject each known bug, and check that it is caught."""
     wanted = Wanted(tuple(selectors or ()), tag, device, seed=seed, timeout_seconds=timeout, scenarios=scenarios)
     store = None
     if resume is not None:
-        refuse_new_plan(context)
-        store = reopened(resume, out, "selftest")
-    with pool_for(executor, ray_address, workers) as pool:
+        making_runs.refuse_new_plan(context)
+        store = making_runs.reopened(resume, out, "selftest")
+    with making_runs.pool_for(executor, ray_address, workers) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, no_clean=no_clean)
-        store.note_source(source_under_test(commit, branch))
-        raise typer.Exit(perform_selftest(store, pool, as_json=json, history=history_file(history)))
+        store.note_source(making_runs.source_under_test(commit, branch))
+        raise typer.Exit(finish(store, pool, as_json=json, history=making_runs.history_file(history)))
 
 
 def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunStore:
@@ -91,23 +70,16 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunSt
     return RunStore.create(
         root,
         planner.jobs_of(cases),
-        command=command_line(),
+        command=options.command_line(),
         options=wanted.reproduction(),
         controls=[Control(use=use, job=job) for use, job in faults],
         is_selftest=True,
     )
 
 
-def perform_selftest(store: RunStore, pool: Pool, *, as_json: bool = False, history: Path | None = None) -> int:
-    """Run what is unfinished in `store`, judge its faults, print and report; returns the exit code."""
+def finish(store: RunStore, pool: Pool, *, as_json: bool, history: Path | None = None) -> int:
+    """Run what is left of a planned selftest, and print it. Returns the exit code."""
     screen = console(as_json)
-
-    def work() -> None:
-        with LiveProgress(screen, len(store.unfinished()) + len(store.untried_controls())) as live:
-            carry_out(store, pool, live)
-        with screen.status("looking for the memory to blame"):
-            judge_faults(store, pool)
-            diagnose(store, pool)
 
     def tell() -> int:
         code = _code(store)
@@ -116,7 +88,9 @@ def perform_selftest(store: RunStore, pool: Pool, *, as_json: bool = False, hist
             print_json(_object(store, is_good=code == 0))
         return code
 
-    return perform(store, work, stop=pool.close, tell=tell, history=history)
+    return making_runs.perform(
+        store, lambda: making_runs.work_on(store, pool, screen), stop=pool.close, tell=tell, history=history
+    )
 
 
 def _skipped(store: RunStore) -> list[CaseResult]:
@@ -130,7 +104,7 @@ def _code(store: RunStore) -> int:
     """As for `run`: 0 all good, 1 a regression or a missed fault, 2 nothing ran, 3 the harness could not judge."""
     results, tried = store.results(), store.tried()
     verdicts = [result.verdict for result in [*results, *tried.values()]]
-    if is_all_skipped(verdicts) and not store.untried_controls():
+    if making_runs.is_all_skipped(verdicts) and not store.untried_controls():
         return 2
     return exit_code(results, store.faults(), tried.values()) or (3 if _num_unjudged(store) else 0)
 

@@ -1,11 +1,11 @@
-"""`--shard I/N`: one part of a plan, cut by what the history knows of its cases."""
+"""`--shard I/N`: one part of a plan, cut by the times of its cases in the history."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.cli.output import warn
 from harness.core.cases import Job
 from harness.core.errors import HarnessError, InputError
 from harness.scenario.shard import Shard, split
@@ -16,10 +16,10 @@ from harness.store.run_folder import Control, ShardNote
 def cut(
     text: str, jobs: Sequence[Job], controls: Sequence[Control], history: Path | None
 ) -> tuple[list[Job], list[Control], ShardNote]:
-    """The jobs and controls of shard `text` (``I/N``), and what the run must know to be merged with the others.
+    """The jobs and controls of shard `text` (``I/N``), and the note that merging it needs.
 
-    A control stays beside the clean measurement that it belongs to. Without a history all cases count as equally long.
-    Raises InputError for a shard that is none, or that nothing is left for.
+    A control stays in the shard of its clean measurement. Without a history, all cases count as equally long.
+    Raises InputError for a malformed or an empty shard.
     """
     shard = Shard.parsed(text)
     seconds = _durations(history, [*(job.key for job in jobs), *(control.job.key for control in controls)])
@@ -29,7 +29,7 @@ def cut(
     times = {job.key: seconds[job.key] for job in jobs if job.key in seconds}
     for job in jobs:
         if job.key in times:
-            # A control that nobody timed asks the same questions as the clean measurement.
+            # A control without a time asks the same questions as the clean measurement.
             clean = times[job.key]
             times[job.key] += sum(seconds.get(control.job.key, clean) for control in beside.get(job.case.id, ()))
     part = set(split([job.key for job in jobs], shard.count, times)[shard.index - 1])
@@ -52,7 +52,5 @@ def _durations(history: Path | None, keys: Sequence[str]) -> dict[str, float]:
     try:
         return durations(history, keys)
     except HarnessError as error:
-        print(
-            f"mla-harness: warning: the shards are cut without times: {' '.join(str(error).split())}", file=sys.stderr
-        )
+        warn(f"the shards are cut without times: {error}")
         return {}

@@ -1,4 +1,4 @@
-"""`mla-harness shrink CASE`: the smallest case that still fails for the same reason, and the way there."""
+"""`mla-harness shrink CASE`: the smallest case that still fails for the same reason, and the steps to it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.options import (
-    Device,
-    Fault,
-    Json,
-    Kernel,
-    Plugins,
-    Scenarios,
-    Seed,
-    Timeout,
-    Workers,
-    resolved,
-)
-from harness.cli.performing import console, print_json
+from harness.cli import options
+from harness.cli.output import console, print_json
 from harness.core.records import ShrinkStep
 from harness.diagnose.session import candidates, declared_oracle, first_failure
 from harness.diagnose.shrink import shrink as search
@@ -27,24 +16,24 @@ from harness.report.wording import reproduce_case
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
 
-Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="How long to look for smaller cases.")]
+Seconds = Annotated[float, typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for smaller cases.")]
 
 
 def shrink(
-    selector: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario: its first failing case.")],
-    fault: Fault = None,
-    kernel: Kernel = None,
-    plugin: Plugins = None,
+    selector: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario (its first failing case).")],
+    fault: options.Fault = None,
+    kernel: options.Kernel = None,
+    plugin: options.Plugins = None,
     seconds: Seconds = 60.0,
-    device: Device = "auto",
-    seed: Seed = 0,
-    timeout: Timeout = 60.0,
-    workers: Workers = None,
-    scenarios: Scenarios = None,
-    json: Json = False,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    timeout: options.Timeout = 60.0,
+    workers: options.Workers = None,
+    scenarios: options.Scenarios = None,
+    json: options.Json = False,
 ) -> None:
-    """Reduce a failing case to the smallest that fails for the same reason."""
-    wanted = Wanted((selector,), None, device, kernel, resolved(plugin), fault, seed, timeout, scenarios)
+    """Find the smallest case that fails for the same reason."""
+    wanted = Wanted((selector,), None, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
     screen = console(json)
     with WorkerPool(workers) as pool:
         with screen.status("looking for a failing case"):
@@ -61,5 +50,5 @@ def shrink(
 
 
 def step_line(step: ShrinkStep) -> str:
-    """What a live line says of the newest step."""
+    """The live line about the newest step."""
     return f"trying smaller cases: {step.what} is {step.after}"[:100]

@@ -1,4 +1,4 @@
-"""`mla-harness susceptibility`: which kernel lets which unwritten memory through, for every kernel that runs here."""
+"""`mla-harness susceptibility`: which unwritten memory changes which outputs of a kernel."""
 
 from __future__ import annotations
 
@@ -9,21 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness.cli.options import (
-    Branch,
-    Commit,
-    Device,
-    History,
-    Out,
-    Plugins,
-    Seed,
-    Timeout,
-    Workers,
-    command_line,
-    resolved,
-)
-from harness.cli.performing import console, perform
-from harness.cli.recording import history_file, source_under_test
+from harness.cli import options
+from harness.cli.making_runs import history_file, perform, source_under_test
+from harness.cli.output import console
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
@@ -40,29 +28,31 @@ from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
 def susceptibility(
     kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", help="Only this kernel, short or as op/name; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this kernel, as NAME or OP/NAME; may be repeated.")
     ] = None,
-    plugin: Plugins = None,
-    device: Device = "auto",
-    seed: Seed = 0,
-    out: Out = None,
-    timeout: Timeout = 60.0,
-    workers: Workers = None,
-    history: History = None,
-    commit: Commit = "",
-    branch: Branch = "",
+    plugin: options.Plugins = None,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    timeout: options.Timeout = 60.0,
+    workers: options.Workers = None,
+    history: options.History = None,
+    commit: options.Commit = "",
+    branch: options.Branch = "",
 ) -> None:
-    """Try each kernel with each site and pattern, and write the table.
+    """Poison each kernel at each site, and write a table.
 
-    Declared contracts are set aside. The table is written as Markdown, CSV and HTML.
+    A kernel's declared contract does not excuse it here. The table is written as Markdown, CSV and HTML.
     """
-    plugins = resolved(plugin)
+    plugins = tuple(plugin or ())
     wanted = Wanted(device=device, plugins=plugins, seed=seed, timeout_seconds=timeout)
     screen = console()
     with WorkerPool(workers) as pool:
         own = register_plugins(wanted, pool)
         jobs = Planner(wanted, pool).jobs_of(cases(_specs(kernel or (), own), seed=seed))
-        store = RunStore.create(out or DEFAULT_RUNS, jobs, command=command_line(), options=wanted.reproduction())
+        store = RunStore.create(
+            out or DEFAULT_RUNS, jobs, command=options.command_line(), options=wanted.reproduction()
+        )
         store.note_source(source_under_test(commit, branch, plugins))
 
         def work() -> None:
@@ -74,7 +64,7 @@ def susceptibility(
 
 
 def _tell(store: RunStore, screen: Console) -> int:
-    """Write and print the matrix. It is there to show a susceptible kernel, so only a cell without verdict is bad."""
+    """Write and print the matrix. A susceptible kernel is a result; only a cell without verdict is an error (3)."""
     found = report.cells(store)
     paths = report.write(store)
     _print(screen, found)
@@ -82,18 +72,18 @@ def _tell(store: RunStore, screen: Console) -> int:
     return 3 if any(cell.outcome == "error" for cell in found) else 0
 
 
-def _specs(asked: Sequence[str], own: Sequence[str]) -> list[KernelSpec]:
-    """The kernels to try: those asked for, else those of the plug-ins, else all, where the matrix has their op.
+def _specs(requested: Sequence[str], own: Sequence[str]) -> list[KernelSpec]:
+    """The kernels to try, with an op of the matrix: the requested ones, else the plug-ins' ones, else all.
 
-    Raises InputError for a name of --kernel that no kernel has or that adds no cell, and when there is none at all.
+    Raises InputError for an unknown kernel, a kernel without a site, or if there is no kernel to try.
     """
     ops = ", ".join(SITES)
-    for name in asked:
+    for name in requested:
         implemented = KernelOverride.named(name).ops
         if not implemented & SITES.keys():
             what = ", ".join(sorted(implemented))
             raise InputError(f"--kernel {name}: op {what} has no site to try; choose a kernel of {ops}")
-    names = asked or own
+    names = requested or own
     specs = [s for s in KERNELS if s.op in SITES and (not names or s.short_name in names or s.name in names)]
     if not specs:
         raise InputError(f"--plugin: no kernel of it ({', '.join(own)}) has a site to try; give one of op {ops}")

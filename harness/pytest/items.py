@@ -1,4 +1,4 @@
-"""A scenario file and its cases as pytest sees them. A failing case is diagnosed as the command line does it."""
+"""The items of pytest: scenario files and their cases. Failing cases are diagnosed as in `mla-harness run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Shrunk, Verdict
 from harness.diagnose.perform import settled
 from harness.diagnose.session import Limits, Session
-from harness.pytest.plugin import DEVICE_OPTION, PLUGIN_OPTION, POOL, SEED_OPTION, SHRINK_OPTION, TIMEOUT_OPTION
 from harness.report.terminal import outcome_line
 from harness.report.wording import first_nan_lines, one_line, reproduce, reproduce_case
 from harness.run.planning import Wanted, register_plugins
@@ -23,26 +22,26 @@ from harness.scenario.load import default_directory, load_scenario
 
 MAX_FINDINGS_SHOWN = 8
 MAX_SHRINK_SECONDS = 60.0
-"""How long smaller cases are sought in one pytest process, in all."""
+"""The time for smaller cases in one pytest process."""
 
-SESSION: pytest.StashKey[Session] = pytest.StashKey()
+WORKERS = pytest.StashKey[tuple[WorkerPool, Session]]()
 
 
 class ScenarioFile(pytest.File):
-    """A scenario file; a malformed one is one collection error of one line."""
+    """A scenario file. A malformed file is a collection error of one line."""
 
     def collect(self) -> Iterator[CaseItem]:
         try:
             if plugins := _plugins(self.config):
                 register_plugins(Wanted(plugins=plugins), _workers(self.config)[0])
             scenario = load_scenario(self.path)
-            # Where there is no GPU, the first case stands for all of a scenario for GPUs.
-            is_whole = scenario.device == "any" or self.config.getoption(DEVICE_OPTION) == "cuda"
+            # Without a GPU, the first case represents a scenario for GPUs.
+            is_whole = scenario.device == "any" or self.config.option.mla_device == "cuda"
             keep = None if is_whole else lambda place, name: not place
-            cases = expand(scenario, seed=self.config.getoption(SEED_OPTION), keep=keep)
+            cases = expand(scenario, seed=self.config.option.mla_seed, keep=keep)
         except InputError as error:
             raise self.CollectError(str(error)) from None
-        # As in `mla-harness run`: what takes hours is run when it is asked for.
+        # As in `mla-harness run`, cases that need hours run only if the command line names their tag.
         with_nightly = NIGHTLY in str(self.config.getoption("markexpr", ""))
         for case in [case for case in cases if with_nightly or NIGHTLY not in case.tags]:
             item: CaseItem = CaseItem.from_parent(self, name=case.id, case=case)
@@ -52,14 +51,14 @@ class ScenarioFile(pytest.File):
             yield item
 
     def _declare(self, tag: str) -> None:
-        """Tags are markers; `--strict-markers` wants each to be known before it is used."""
+        """Register a tag as a marker, for `--strict-markers`."""
         lines = self.config.getini("markers")
         if not any(line.partition(":")[0].strip() == tag for line in lines):
             self.config.addinivalue_line("markers", f"{tag}: tag of a scenario")
 
 
 class CaseFailed(Exception):
-    """A case that did not pass; carries its result, and what the diagnosis found."""
+    """A case did not pass. Carries its result and its diagnosis."""
 
     def __init__(self, result: CaseResult, blame: Blame | None, shrunk: Shrunk | None) -> None:
         super().__init__(result.reason)
@@ -80,7 +79,7 @@ class CaseItem(pytest.Item):
             case=on_device(self.case, device),
             device=device,
             plugins=tuple(str(path) for path in _plugins(self.config)),
-            timeout_seconds=self.case.params.own_timeout or self.config.getoption(TIMEOUT_OPTION),
+            timeout_seconds=self.case.params.own_timeout or self.config.option.mla_timeout,
         )
         pool, session = _workers(self.config)
         (result,) = pool.run([job])
@@ -103,22 +102,22 @@ class CaseItem(pytest.Item):
             raise CaseFailed(result, blame, next(session.smallest([(job, result)], blames), None))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """A finding explains itself: no traceback of the harness."""
+        """The findings, instead of a traceback of the harness."""
         if isinstance(excinfo.value, CaseFailed):
             return describe(excinfo.value, self._options())
         return super().repr_failure(excinfo, style)
 
     @property
     def _device(self) -> str:
-        return "cuda" if GPU in self.case.tags else str(self.config.getoption(DEVICE_OPTION))
+        return "cuda" if GPU in self.case.tags else str(self.config.option.mla_device)
 
     def _options(self) -> dict[str, Any]:
-        """What `mla-harness run` must be told besides the id: device, seed, and a folder that is not the usual one."""
+        """The options of `mla-harness run` that repeat the case: device, seed, plug-ins, and an unusual folder."""
         folder, here = self.path.parent.resolve(), self.config.invocation_params.dir.resolve()
         scenarios = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
         return {
             "device": self._device,
-            "seed": self.config.getoption(SEED_OPTION),
+            "seed": self.config.option.mla_seed,
             "plugins": [str(path) for path in _plugins(self.config)],
             "scenarios": None if folder == default_directory().resolve() else scenarios,
         }
@@ -128,7 +127,7 @@ class CaseItem(pytest.Item):
 
 
 def describe(failed: CaseFailed, options: dict[str, Any]) -> str:
-    """What went wrong in a case, finding by finding, why, and the commands with these options that show it again."""
+    """The findings of a case, their blame, and the commands that repeat it with these options."""
     result, blame, shrunk = failed.result, failed.blame, failed.shrunk
     lines = [f"{result.verdict.value}: {result.id}"]
     if result.reason:
@@ -154,14 +153,14 @@ def _sentence(finding: Finding) -> str:
 
 
 def _plugins(config: pytest.Config) -> tuple[Path, ...]:
-    """The files with kernels of the user."""
-    return tuple(Path(name).resolve() for name in config.getoption(PLUGIN_OPTION))
+    return tuple(Path(name).resolve() for name in config.option.mla_plugin)
 
 
 def _workers(config: pytest.Config) -> tuple[WorkerPool, Session]:
-    """One worker process for each pytest process, started by the first case, and what diagnoses failures on it."""
-    if POOL not in config.stash:
-        pool, seconds = WorkerPool(1), config.getoption(SHRINK_OPTION)
+    """The worker of this pytest process, and the diagnosis on it. The first case starts the worker."""
+    if WORKERS not in config.stash:
+        pool, seconds = WorkerPool(1), config.option.mla_shrink
         limits = Limits(shrink_seconds=MAX_SHRINK_SECONDS if seconds else 0.0, most_shrink_seconds=seconds)
-        config.stash[POOL], config.stash[SESSION] = pool, Session(pool, limits)
-    return config.stash[POOL], config.stash[SESSION]
+        config.stash[WORKERS] = pool, Session(pool, limits)
+        config.add_cleanup(pool.close)
+    return config.stash[WORKERS]

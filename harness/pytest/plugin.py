@@ -1,9 +1,9 @@
-"""pytest plug-in: each scenario file is collected, each of its cases is a test item, its id is the case id.
+"""pytest plug-in: collects scenario files, with one test item for each case.
 
-A YAML file is taken for a scenario when it is named on the command line (or in `testpaths`), or when a folder called
-`scenarios` that holds it is: `pytest scenarios/`, `pytest my/own.yaml`. Any other YAML file is left alone, because
-this plug-in is loaded wherever the harness is installed. Cases run in a worker process, so a
-crash is one item's failure and torch is never imported by pytest itself.
+A YAML file is a scenario if it is named on the command line (or in `testpaths`), or if its folder is named there and is
+called `scenarios`: `pytest scenarios/`, `pytest my/own.yaml`. Other YAML files are left alone, because this plug-in is
+loaded wherever the harness is installed. Cases run in a worker process: a crash fails one item, and pytest itself
+imports no torch.
 """
 
 from __future__ import annotations
@@ -16,56 +16,35 @@ import pytest
 
 from harness.core.errors import HarnessError
 
-DEVICE_OPTION = "--mla-device"
-SEED_OPTION = "--mla-seed"
-TIMEOUT_OPTION = "--mla-timeout"
-POISON_OPTION = "--poison"
-POISON_SITES_OPTION = "--poison-sites"
-POISON_DIFF_OPTION = "--poison-diff"
-SHRINK_OPTION = "--mla-shrink"
-PLUGIN_OPTION = "--mla-plugin"
 POISON_HOOKS = "harness.pytest.poison.hooks"
 ITEMS = "harness.pytest.items"
-"""Both are loaded by their names when they are needed: this file is loaded wherever the harness is installed."""
+"""Modules that are imported when needed, because this file is loaded wherever the harness is installed."""
 
-POOL: pytest.StashKey[Any] = pytest.StashKey()
 POISONED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of scenario items; without scenario items they do nothing."""
-    group = parser.getgroup("mla", "MLA harness")
-    group.addoption(DEVICE_OPTION, default="cpu", choices=("cpu", "cuda"), help="device that scenario cases run on")
-    group.addoption(SEED_OPTION, type=int, default=0, metavar="N", help="seed of scenario cases (default 0)")
-    group.addoption(
-        TIMEOUT_OPTION, type=float, default=60.0, metavar="SECONDS", help="time limit of one scenario case (default 60)"
-    )
-    group.addoption(
-        PLUGIN_OPTION,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a Python file with kernels that scenarios name",
-    )
-    group.addoption(
-        SHRINK_OPTION, type=float, default=10.0, metavar="SECONDS",
-        help="how long the smallest case of a failure is sought; 0 seeks none (default 10)",
-    )  # fmt: skip
-    own = parser.getgroup("poison", "MLA harness: any suite under poison")
-    own.addoption(
-        POISON_OPTION, metavar="PATTERNS",
-        help="run the tests of any suite with unwritten memory filled: nan,max,inf,random,zeros, one or several",
-    )  # fmt: skip
-    own.addoption(POISON_SITES_OPTION, metavar="SITES", help="memory to fill: code,tests,free (default: all three)")
-    own.addoption(
-        POISON_DIFF_OPTION, action="store_true",
-        help="run each test under two patterns, and compare the tensors it asserts on",
-    )  # fmt: skip
+    """Add the options of scenario items and of poisoned runs."""
+    add = parser.getgroup("mla", "MLA harness").addoption
+    add("--mla-device", default="cpu", choices=("cpu", "cuda"), help="device that scenario cases run on")
+    add("--mla-seed", type=int, default=0, metavar="N", help="seed of scenario cases (default 0)")
+    timeout_help = "time limit of one scenario case (default 60)"
+    add("--mla-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout_help)
+    plugin_help = "a Python file with kernels that scenarios name"
+    add("--mla-plugin", action="append", default=[], metavar="FILE", help=plugin_help)
+    shrink_help = "time for shrinking a failing case; 0 shrinks none (default 10)"
+    add("--mla-shrink", type=float, default=10.0, metavar="SECONDS", help=shrink_help)
+    add = parser.getgroup("poison", "MLA harness: any suite under poison").addoption
+    poison_help = "fill unwritten memory in any test suite with one or more of nan,max,inf,random,zeros"
+    add("--poison", metavar="PATTERNS", help=poison_help)
+    add("--poison-sites", metavar="SITES", help="memory to fill: code,tests,free (default: all three)")
+    diff_help = "run each test under two patterns, and compare its asserted tensors"
+    add("--poison-diff", action="store_true", help=diff_help)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Start the poison before the first conftest.py imports torch's comparing functions."""
+    """Start the poison before a conftest.py imports torch's comparing functions."""
     _start_poison(early_config, early_config.known_args_namespace)
 
 
@@ -81,13 +60,13 @@ def _start_poison(config: pytest.Config, options: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the tag that selects cases for a GPU, so that `-m gpu` is understood where no case has it."""
-    _start_poison(config, config.option)  # where a conftest.py loads this plug-in, this is its first hook
+    """Register the tag of cases for a GPU, so that `-m gpu` works even if no case has it."""
+    _start_poison(config, config.option)  # The first hook if a conftest.py loads this plug-in.
     config.addinivalue_line("markers", "gpu: a scenario that needs a CUDA device")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.File | None:
-    """Collect a YAML file that was asked for."""
+    """Collect a YAML file that the command line names."""
     if file_path.suffix not in (".yaml", ".yml"):
         return None
     session, folder = parent.session, file_path.parent
@@ -95,10 +74,3 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Fil
         return None
     collected: pytest.File = importlib.import_module(ITEMS).ScenarioFile.from_parent(parent, path=file_path)
     return collected
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the worker process, if any case started one."""
-    pool = config.stash.get(POOL, None)
-    if pool is not None:
-        pool.close()

@@ -1,4 +1,4 @@
-"""One child process as its parent sees it: a clock, a log, replies, and how it died."""
+"""A child process, as its parent handles it: requests, replies, time limits, a log, and how it died."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TICK_SECONDS = 0.2
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """The environment of a child that works on small matrices: one thread for each numeric library."""
 CRASH_TITLE = "Fatal Python error: "
-"""What the stack that a crash leaves in the log begins with."""
+"""The first words of the stack that a crash leaves in the log."""
 
 
 class Death(NamedTuple):
@@ -41,23 +41,23 @@ class Death(NamedTuple):
     how: str
     """One sentence."""
     cause: str
-    """The same in two words: "SIGSEGV", "exit code 7"."""
+    """Two words: "SIGSEGV", "exit code 7"."""
     code: int | None
     """The exit code, negative for a signal; None if the harness killed the child."""
     is_hang: bool
     seconds: float
     """Since the last request."""
     log: str
-    """The end of what it printed, and its stack if it crashed or hung."""
+    """The end of its output, and its stack if it crashed or hung."""
 
     @property
     def ended(self) -> str:
-        """For a sentence that begins with the name of the process."""
+        """The end of a sentence that begins with the name of the process."""
         return f"ended with {self.cause}" if self.code is not None and self.code >= 0 else f"died ({self.cause})"
 
 
 class ChildDied(HarnessError):
-    """A child is gone, hung, or wrote garbage instead of a reply."""
+    """A child died, hung, or wrote garbage instead of a reply."""
 
     def __init__(self, name: str, death: Death) -> None:
         super().__init__(f"{name} died ({death.cause})")
@@ -66,7 +66,7 @@ class ChildDied(HarnessError):
 
 
 class Child:
-    """A child in a process group of its own, so that ending it ends what its kernels started too."""
+    """A child in its own process group, so that ending it also ends the processes that its kernels started."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class Child:
     ) -> None:
         """Start `python -P -m module`, where `module` calls :func:`harness.run.protocol.run_child`.
 
-        `name` stands in sentences, such as "the worker". `prefix` is a program that runs the interpreter, with its own
-        arguments. `environ` is added to this process's environment. The log is a temporary file unless `log` names
-        one. `seconds` is the time for the first reply. Raises HarnessError if the program cannot be started.
+        `name` is for sentences, such as "the worker". `prefix` is a program, with its arguments, that runs the
+        interpreter. `environ` is added to this process's environment. The log is a temporary file unless `log` names
+        one. `seconds` limits the time to the first reply. Raises HarnessError if the program cannot be started.
         """
         self.name = name
         self._replies: deque[Reply] = deque()
@@ -120,11 +120,11 @@ class Child:
         self.close()
 
     def fileno(self) -> int:
-        """The descriptor that replies come from, for a selector."""
+        """The descriptor of the replies, for a selector."""
         return self._stream
 
     def send(self, request: Record, seconds: float = math.inf) -> bool:
-        """Hand over one request and start its clock; False when the child was dead before it could begin."""
+        """Send one request and start its clock. Returns False if the child is already dead."""
         self._start_clock(seconds)
         assert self._process.stdin is not None
         try:
@@ -135,7 +135,7 @@ class Child:
         return True
 
     def read(self) -> None:
-        """Take in what has arrived, without waiting."""
+        """Read the replies that have arrived, without waiting."""
         if self._is_closed_stream:
             return
         try:
@@ -156,14 +156,14 @@ class Child:
                 self._is_garbled = True
 
     def take(self) -> Reply | None:
-        """The oldest reply, or None when there is none yet; taking it stops the clock."""
+        """The oldest reply, or None. Taking a reply stops the clock."""
         if not self._replies:
             return None
         self._budget_seconds = math.inf
         return self._replies.popleft()
 
     def ended(self) -> bool:
-        """Whether nothing more can be expected: it died, ran out of time, or wrote garbage."""
+        """Whether no more replies will come: the child died, ran out of time, or wrote garbage."""
         if self._process.poll() is not None:
             self.read()
             return not self._replies
@@ -173,7 +173,7 @@ class Child:
         return self._is_garbled or (self._is_closed_stream and not self._replies)
 
     def receive(self) -> Reply:
-        """Wait for the next reply. Raises ChildDied when none will come."""
+        """Wait for the next reply. Raises ChildDied if none will come."""
         poll = select.poll()
         poll.register(self._stream, select.POLLIN)
         while (reply := self.take()) is None:
@@ -184,7 +184,7 @@ class Child:
         return reply
 
     def answer(self) -> Reply:
-        """As `receive`, but raises InputError when the child refused, and HarnessError when it failed."""
+        """Like `receive`, but raises InputError if the child refused, and HarnessError if it failed."""
         reply = self.receive()
         if reply.refused is not None:
             raise InputError(reply.refused)
@@ -200,7 +200,7 @@ class Child:
         return None
 
     def death(self) -> Death:
-        """How it ended; kills it when it has not. Call it once `ended` is true or the last reply is taken."""
+        """How the child ended; kills a child that still runs. Call it when no reply is expected any more."""
         if self._death is None:
             seconds = self._elapsed()
             self._stack_begins = self._log_size()
@@ -238,28 +238,24 @@ class Child:
         return os.pread(self._log.fileno(), end - begin, begin).decode("utf-8", "replace")
 
     def printed(self, num_bytes: int = LOG_TAIL_BYTES) -> str:
-        """The end of what the child printed itself: without the stack that a crash or a hang left in the log."""
+        """The end of the child's own output, without the stack that a crash or a hang left in the log."""
         text = self.log(num_bytes, self._stack_begins)
         died_of_signal = self._death is not None and self._death.code is not None and self._death.code < 0
         return text.rpartition(CRASH_TITLE)[0] if died_of_signal and CRASH_TITLE in text else text
 
     def last_line(self) -> str:
-        """The end of the last line that it printed itself."""
+        """The end of the last line of the child's own output."""
         lines = [line.strip() for line in self.printed().splitlines() if line.strip()]
         return lines[-1][-300:] if lines else "it printed nothing"
 
-    def empty_log(self) -> None:
-        """Drop what was printed so far."""
-        # Both ends append, so the child goes on writing at the new end.
-        self._log.truncate(0)
-
-    def keep_log_small(self) -> None:
-        """Drop what was printed when a kernel prints without end."""
-        if self._log_size() > MAX_LOG_BYTES:
-            self.empty_log()
+    def empty_log(self, above_bytes: int = 0) -> None:
+        """Empty the log if it is larger than `above_bytes`."""
+        if self._log_size() > above_bytes:
+            # Both ends append, so the child goes on writing at the new end.
+            self._log.truncate(0)
 
     def close(self) -> None:
-        """End the process and everything in its group, and free what it held. Safe to call twice."""
+        """End the process and its group, and close its files. Safe to call twice."""
         if self._log.closed:
             return
         self._kill()
@@ -270,7 +266,7 @@ class Child:
             self._process.stdin.close()
 
     def _kill(self) -> None:
-        # Once only: the group's id is ours until its last member is gone, and another program's some time after.
+        # Only once: after the group's last member is gone, another program may get its id.
         if not self._is_killed:
             self._is_killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -296,9 +292,9 @@ def ask(
     environ: Mapping[str, str] | None = None,
     on_progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Start a child, ask it one thing, and return its result.
+    """Start a child, send it one request, and return the result. `on_progress` gets what it reports meanwhile.
 
-    Raises InputError when it refuses, and HarnessError when it fails or dies.
+    Raises InputError if the child refuses, and HarnessError if it fails or dies.
     """
     with Child(module, name=name, environ=environ) as child:
         child.send(request)
@@ -320,7 +316,7 @@ def _open_log(path: Path | None) -> BinaryIO:
 
 
 def _child_environ(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with `extra`, and this package importable: `python -P` does not look where people stand."""
+    """This environment with `extra`, and with this package importable: `python -P` ignores the working directory."""
     environ = {**os.environ, **extra}
     root = str(Path(__file__).resolve().parents[2])
     return environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))}

@@ -1,4 +1,4 @@
-"""What this machine is and can run, asked once of a worker; `doctor` and every report use the same facts."""
+"""The machine and its versions, as `doctor` and every report show them. A worker gathers them once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -43,10 +42,10 @@ class Environment(Record):
     engines: dict[str, str] = Field(default={})
     """The version of each engine of the catalog that is installed, by its name."""
     engine_paths: dict[str, str] = Field(default={})
-    """The folder that each of them is imported from."""
+    """The folder that each installed engine is imported from."""
     pandas: str | None = None
     cluster: str = ""
-    """What the cluster was at the start of the run, where there is one; the other facts are of one of its nodes."""
+    """The cluster at the start of the run, if there is one. The other facts are about one of its nodes."""
 
     def why_not(self, device: str) -> str:
         """Why `device` cannot be used here, or an empty string when it can."""
@@ -70,24 +69,19 @@ def version_of(distribution: str) -> str | None:
 
 
 def num_usable_cores() -> int:
-    """Cores this process may run on, which a container can make fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
+    """Cores that this process may run on: in a container perhaps fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_machine() -> Environment:
-    """Gather the facts; imports torch, so it is called in a worker only."""
-    cuda, gpus = _cuda_facts()
+    """Gather the facts about this machine. Imports torch, so only workers call it."""
     return Environment(
         harness=version_of("mla-harness"),
         python=platform.python_version(),
         platform=platform.platform(),
         cpu=_cpu_name(),
         num_cores=num_usable_cores(),
-        torch=_torch_version(),
-        cuda=cuda,
-        gpus=gpus,
+        **_torch_facts(),
         triton=version_of("triton"),
         engines=_found((engine.name, version_of(engine.distribution)) for engine in ENGINES),
         engine_paths=_found((engine.name, _path_of(engine.package)) for engine in ENGINES),
@@ -108,36 +102,27 @@ def _path_of(package: str) -> str | None:
     return str(Path(spec.origin).parent) if spec is not None and spec.origin else None
 
 
-def _torch_version() -> str | None:
-    torch = sys.modules.get("torch")
-    return str(torch.__version__) if torch is not None else version_of("torch")
-
-
-def _cuda_facts() -> tuple[str | None, tuple[Gpu, ...]]:
+def _torch_facts() -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        return None, ()
-    gpus: list[Gpu] = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            found: Any = torch.cuda.get_device_properties(index)
-            gpus.append(
-                Gpu(
-                    name=found.name,
-                    capability=f"{found.major}.{found.minor}",
-                    memory_bytes=int(found.total_memory),
-                    uuid=str(getattr(found, "uuid", "")),
-                )
-            )
-    return torch.version.cuda, tuple(gpus)
+        return {"torch": version_of("torch")}
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = tuple(_gpu(torch.cuda.get_device_properties(index)) for index in range(count))
+    return {"torch": str(torch.__version__), "cuda": torch.version.cuda, "gpus": gpus}
+
+
+def _gpu(properties: Any) -> Gpu:
+    return Gpu(
+        name=properties.name,
+        capability=f"{properties.major}.{properties.minor}",
+        memory_bytes=int(properties.total_memory),
+        uuid=str(getattr(properties, "uuid", "")),
+    )
 
 
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())

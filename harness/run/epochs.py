@@ -1,9 +1,10 @@
-"""The child that asks a model: `python -m harness.run.epochs`, started by `harness.run.model_process`."""
+"""The child process that asks a model: `python -m harness.run.epochs`."""
 
 from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.accuracy.backends import Backend, open_backend, parse_model
@@ -15,18 +16,18 @@ from harness.run.protocol import Parent, Reply, run_child
 from harness.run.requests import AskModel, LoadModel
 
 PROGRESS_SECONDS = 0.05
-"""A fast engine answers hundreds of questions a second; a person cannot read so many lines."""
+"""The least time between two reports of progress: a fast engine answers hundreds of questions a second."""
 
 
 def main(parent: Parent) -> None:
-    """Load the task and the model, say what was loaded, wait for the run directory, and ask."""
-    loaded = parent.request(LoadModel)
-    if loaded is None:
+    """Load the task and the model, report what was loaded, wait for the run directory, and ask."""
+    load = parent.request(LoadModel)
+    if load is None:
         return
-    params = loaded.params
+    params = load.params
     task = load_task(
         params.task,
-        Path(loaded.work),
+        Path(load.work),
         data_dir=Path(params.data_dir) if params.data_dir else None,
         filter_name=params.filter,
         limit=params.limit,
@@ -34,41 +35,41 @@ def main(parent: Parent) -> None:
     backend = open_model(params)
     header = make_header(backend, task, seed=params.seed, num_epochs=params.epochs).model_dump(mode="json")
     parent.reply(Reply(ready={"header": header, "environment": describe_machine().model_dump(mode="json")}))
-    asked = parent.request(AskModel)
-    if asked is None:
+    request = parent.request(AskModel)
+    if request is None:
         return
-    # What is loaded stays: a collection that goes through lm-eval and torch again costs as much as some steps.
+    # Loaded modules stay: a collection that walks through lm-eval and torch again is slow.
     gc.freeze()
     run = run_epochs(
         backend,
         task,
-        Path(asked.directory),
+        Path(request.directory),
         num_epochs=params.epochs,
         seed=params.seed,
         max_tokens=params.max_tokens,
-        resume=asked.resume,
-        on_progress=_Reporter(parent),
+        resume=request.resume,
+        on_progress=_reporter(parent),
     )
     parent.reply(Reply(result={"seconds": run.seconds}))
     backend.close()
 
 
-class _Reporter:
-    """Replies with progress, but not more often than a person can see; the end of an epoch always."""
+def _reporter(parent: Parent) -> Callable[[Progress], None]:
+    """A function that reports progress to the parent, not too often, and always at the end of an epoch."""
+    last = 0.0
 
-    def __init__(self, parent: Parent) -> None:
-        self._parent = parent
-        self._last = 0.0
-
-    def __call__(self, progress: Progress) -> None:
+    def report(progress: Progress) -> None:
+        nonlocal last
         now = time.monotonic()
-        if now - self._last >= PROGRESS_SECONDS or progress.answered == progress.num_questions:
-            self._last = now
-            self._parent.reply(Reply(progress=vars(progress)))
+        if now - last >= PROGRESS_SECONDS or progress.answered == progress.num_questions:
+            last = now
+            parent.reply(Reply(progress=vars(progress)))
+
+    return report
 
 
 def open_model(params: ModelParams) -> Backend:
-    """Start the model, with the options that its kind has. Raises InputError for what it lacks."""
+    """Start the model with the options of its kind. Raises InputError if it cannot be started."""
     kind, _ = parse_model(params.model)
     given = {name: getattr(params, name) for name in kind.options}
     options = {name: value for name, value in given.items() if value is not None}

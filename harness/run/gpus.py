@@ -1,9 +1,7 @@
-"""Which GPU a worker may use: one worker a GPU, in this process and among all processes of the machine.
+"""Locks on GPUs: one worker a GPU, in this process and among all processes of the machine.
 
-A case that spans several GPUs holds all of them, or waits with none.
-
-A lock file for each GPU's UUID keeps sessions apart, for example the workers of pytest-xdist; the system frees it when
-its holder dies. Devices are numbered as the workers see them, so CUDA_VISIBLE_DEVICES is respected.
+Each GPU's UUID has a lock file, which keeps sessions apart, for example the workers of pytest-xdist. The system frees
+the lock when its holder dies. Devices are numbered as the workers see them, so CUDA_VISIBLE_DEVICES is respected.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ PATIENCE_SECONDS = 1800.0
 
 
 class GpuBusy(HarnessError):
-    """Other sessions hold every GPU, and kept them too long. Exit code 3."""
+    """Other sessions held the GPUs for too long. Exit code 3."""
 
 
 class GpuLocks:
@@ -36,21 +34,11 @@ class GpuLocks:
     def __len__(self) -> int:
         return len(self._locks)
 
-    def take(self) -> int | None:
-        """The number of a GPU that nobody uses, now held; None when all are in use. Raises GpuBusy after half an hour
-        in which other sessions kept all of them."""
-        for index in range(len(self._locks)):
-            if self._try(index):
-                self._waiting_since = None
-                return index
-        if not self._held:
-            self._check_patience()
-        return None
+    def take(self, count: int = 1) -> tuple[int, ...]:
+        """Lock `count` GPUs and return their numbers; lock none and return () while fewer are free.
 
-    def take_several(self, count: int) -> tuple[int, ...]:
-        """The numbers of `count` GPUs that nobody uses, now held; none of them while fewer are free.
-
-        So two sessions never wait for what the other one holds. Raises GpuBusy after half an hour.
+        All or none: two sessions never wait for GPUs of each other. Raises GpuBusy after half an hour in which this
+        session held no GPU.
         """
         taken: list[int] = []
         for index in range(len(self._locks)):
@@ -61,7 +49,8 @@ class GpuLocks:
             return tuple(taken)
         for index in taken:
             self.give_back(index)
-        self._check_patience()
+        if not self._held:
+            self._check_patience()
         return ()
 
     def _try(self, index: int) -> bool:
@@ -75,7 +64,6 @@ class GpuLocks:
         return True
 
     def _check_patience(self) -> None:
-        """Raise GpuBusy when this session has waited for too long."""
         now = time.monotonic()
         self._waiting_since = self._waiting_since or now
         if now - self._waiting_since > PATIENCE_SECONDS:
@@ -83,7 +71,6 @@ class GpuLocks:
             raise GpuBusy(f"GPUs have been in use by other sessions for {PATIENCE_SECONDS:g} s; see {files}")
 
     def give_back(self, index: int) -> None:
-        """Let others use a GPU that was taken."""
-        if index in self._held:
-            self._held.discard(index)
-            self._locks[index].release()
+        """Unlock a GPU that `take` returned."""
+        self._held.remove(index)
+        self._locks[index].release()

@@ -1,4 +1,4 @@
-"""What travels to the nodes of a cluster: the harness as it is here, its fixtures, and people's plug-in files."""
+"""The files that nodes of a cluster get: the harness, its fixtures, and plug-in files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from harness.core.files import FIXTURES
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LEFT_OUT = ("__pycache__", "_fixtures", "_scenarios")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""One time for all files, so that an archive depends on their content alone."""
+"""One time for all files, so that an archive depends only on their content."""
 
 
 def pack_code() -> bytes:
-    """The package `harness` as a zip archive, without its fixtures and scenarios: a planned case needs no scenario."""
+    """The package `harness` as a zip archive, without fixtures and scenarios, which a planned case does not need."""
     return _packed(
         (path, Path(_PACKAGE.name) / path.relative_to(_PACKAGE))
         for path in sorted(_PACKAGE.rglob("*"))
@@ -27,12 +27,12 @@ def pack_code() -> bytes:
 
 
 def pack_fixtures() -> bytes:
-    """Canaries, tasks and baselines as a zip archive: some tens of MB, for jobs that ask a canary."""
+    """Canaries, tasks and baselines as a zip archive of some tens of MB. Only jobs that ask a canary need it."""
     return _packed((path, path.relative_to(FIXTURES)) for path in _fixture_files())
 
 
 def digest(code: bytes) -> str:
-    """What names this code together with these fixtures."""
+    """The name of this code with these fixtures: 16 hexadecimal digits of a hash."""
     found = hashlib.sha256(code)
     for path in _fixture_files():
         found.update(f"{path.relative_to(FIXTURES)}\0".encode())
@@ -41,7 +41,7 @@ def digest(code: bytes) -> str:
 
 
 def read_plugin(path: str) -> tuple[str, bytes]:
-    """A plug-in file with the path that its owner gave. Raises InputError where there is none."""
+    """The path and content of a plug-in file. Raises InputError if it cannot be read."""
     try:
         return path, Path(path).read_bytes()
     except OSError as error:

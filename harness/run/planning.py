@@ -1,4 +1,4 @@
-"""From what a user asks for to jobs: scenarios, plug-ins, cases, and the device of each. No kernel is executed here."""
+"""Plan the jobs that a user's options ask for: scenarios, plug-ins, cases and devices. No kernel is executed here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.scenario.selection import select, select_scenarios, selects_scenari
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a user asked to run."""
+    """The options of a run."""
 
     selectors: tuple[str, ...] = ()
     tag: str | None = None
@@ -34,7 +34,7 @@ class Wanted:
     scenarios: Path | None = None
 
     def reproduction(self) -> dict[str, Any]:
-        """What decides an outcome besides the case, for `run.json` and the commands in reports."""
+        """The options that decide a case's outcome, for `run.json` and the commands in reports."""
         return {
             "device": self.device,
             "kernel": self.kernel,
@@ -46,7 +46,7 @@ class Wanted:
 
 
 class Planner:
-    """Makes the jobs of one request for the workers of one pool, which say what kernels and devices there are."""
+    """Plans the jobs of one request for one pool, which knows the kernels and devices of its workers."""
 
     def __init__(self, wanted: Wanted, pool: Pool) -> None:
         self.wanted = wanted
@@ -54,11 +54,11 @@ class Planner:
         self._on_gpu: set[str] | None = None
 
     def scenarios(self) -> list[Scenario]:
-        """The scenarios to choose from. Raises InputError for the first thing wrong in a file or an option."""
+        """See :func:`load`."""
         return load(self.wanted)
 
     def jobs(self) -> list[Job]:
-        """The jobs that the options ask for, in order. Raises InputError when they ask for nothing."""
+        """The jobs that the options ask for, in order. Raises InputError if there are none."""
         names, scenarios = register_plugins(self.wanted, self._pool), self.scenarios()
         named = [] if self.wanted.kernel or not names else self._naming(scenarios, names)
         try:
@@ -70,7 +70,7 @@ class Planner:
         return self.jobs_of({case.id: case for case in [*named, *cases]}.values(), fault=self.wanted.fault)
 
     def _naming(self, scenarios: Sequence[Scenario], names: Sequence[str]) -> list[Case]:
-        """The selected cases with a scenario that names a kernel of a plug-in itself."""
+        """The selected cases of scenarios that name a plug-in's kernel themselves."""
         try:
             cases = self._select(scenarios, None)
         except InputError:
@@ -78,11 +78,11 @@ class Planner:
         return [case for case in cases if any(name.partition("/")[2] in names for name in case.kernels().values())]
 
     def jobs_of(self, cases: Iterable[Case], fault: str | None = None) -> list[Job]:
-        """One job for each case, on the device that fits it."""
+        """One job for each case; see `job_of`."""
         return [self.job_of(case, fault) for case in cases]
 
     def job_of(self, case: Case, fault: str | None = None) -> Job:
-        """The job of one case, on the device that fits it."""
+        """The job of one case, on the device that its kernels and the options allow."""
         device = self._device_of(case)
         return Job(
             key=f"{case.id}!{fault}" if fault else case.id,
@@ -99,10 +99,10 @@ class Planner:
         return self._faults_of(scenarios)
 
     def faults_of_accuracy(self, jobs: Sequence[Job]) -> list[tuple[FaultUse, Job]]:
-        """The measurements of accuracy among `jobs` once more, each with the fault that its scenario tries on it.
+        """The measurements of accuracy among `jobs`, each with the fault that its scenario declares.
 
-        For scenarios named as a whole only: a run of everything leaves faults to `selftest`, and a run of one case, of
-        another kernel or under a fault is about that.
+        Only scenarios that a selector names as a whole have some: a run of everything leaves faults to `selftest`, and
+        a run of one case, another kernel or one fault has its own subject.
         """
         wanted = self.wanted
         if wanted.fault or wanted.kernel or wanted.plugins:
@@ -124,16 +124,14 @@ class Planner:
         return select(scenarios, selectors, tag=wanted.tag, seed=wanted.seed, override=override, has_gpu=has_gpu)
 
     def _device_of(self, case: Case) -> str:
-        """`auto` is the GPU for a case with kernels that all run there, else the CPU."""
+        """The device of a case. `auto` is the GPU if all kernels of the case run there, else the CPU."""
         if GPU in case.tags:
             return "cuda"
         if self.wanted.device != "auto":
             return self.wanted.device
-        # A serving process takes the GPU itself, with all its memory stated: several may share one, no worker holds it.
-        can_use_gpu = "cuda" in case.kind.devices
-        return (
-            "cuda" if can_use_gpu and set(on_device(case, "cuda").kernels().values()) <= self._gpu_kernels() else "cpu"
-        )
+        if "cuda" not in case.kind.devices:
+            return "cpu"
+        return "cuda" if set(on_device(case, "cuda").kernels().values()) <= self._gpu_kernels() else "cpu"
 
     def _gpu_kernels(self) -> set[str]:
         """The kernels that run on a GPU here; empty without one."""
@@ -148,7 +146,7 @@ class Planner:
 
 
 def load(wanted: Wanted) -> list[Scenario]:
-    """The scenarios to choose from. Raises InputError for the first thing wrong in a file or an option."""
+    """The scenarios to choose from. Raises InputError for the first error in a file or an option."""
     if wanted.device not in ("auto", *DEVICES):
         raise InputError(f"--device {wanted.device}: unknown device; choose one of auto, {', '.join(DEVICES)}")
     if wanted.fault is not None:
@@ -157,9 +155,9 @@ def load(wanted: Wanted) -> list[Scenario]:
 
 
 def register_plugins(wanted: Wanted, pool: Pool) -> list[str]:
-    """Make the kernels of plug-in files known here without executing them here; returns the kernels to judge."""
+    """Register the kernels of plug-in files, which only workers import. Returns the names of the kernels to judge."""
     if wanted.kernel is not None and not wanted.plugins and not _is_known(wanted.kernel):
-        # It may come from an installed package, which only a worker imports.
+        # It may be in an installed package, which only a worker imports.
         _register(pool.describe_kernels())
     if not wanted.plugins:
         return [wanted.kernel] if wanted.kernel else []
@@ -172,7 +170,11 @@ def register_plugins(wanted: Wanted, pool: Pool) -> list[str]:
 
 def _register(described: list[dict[str, Any]]) -> None:
     for declared in described:
-        fields = {name: _tupled(value) for name, value in declared.items() if name != "why_not"}
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in declared.items()
+            if name != "why_not"
+        }
         spec = KernelSpec(impl="", **fields)
         if spec.name not in KERNELS:
             KERNELS.add(spec)
@@ -180,7 +182,3 @@ def _register(described: list[dict[str, Any]]) -> None:
 
 def _is_known(name: str) -> bool:
     return any(name in (spec.name, spec.short_name) for spec in KERNELS)
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -1,27 +1,34 @@
-"""What carries out jobs, wherever its worker processes are: the promise that plans, blame and shrinking rely on."""
+"""The interface of a pool of workers, on this machine or a cluster."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from harness.core.cases import Job
 from harness.core.records import CaseResult
 from harness.run.environment import Environment
+from harness.run.worker import DEFAULT_EXECUTE
 
 
 class Pool(ABC):
     """Worker processes that live until `close`; use it as a context manager. `run` may be called many times."""
 
     num_workers: int
-    """Jobs that are carried out at one time, at most."""
+    """How many jobs can run at one time."""
+
+    def __init__(
+        self, *, execute: str = DEFAULT_EXECUTE, environ: dict[str, str] | None = None, start_seconds: float = 180.0
+    ) -> None:
+        """Workers call `execute` ("module:function"), have `environ` beside their own, and start in `start_seconds`."""
+        self.environment: Environment | None = None
+        self._execute, self._environ, self._start_seconds = execute, environ or {}, start_seconds
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @abstractmethod
@@ -30,24 +37,24 @@ class Pool(ABC):
 
     @abstractmethod
     def start(self) -> Environment:
-        """Wait until one worker is ready and return what its machine is. Raises WorkerError with the reason."""
+        """Wait until one worker is ready, and describe its machine. Raises WorkerError if no worker can start."""
 
     @abstractmethod
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """What the kernels of plug-in files declare, or, without files, all kernels; with `why_not` by device.
+        """The declarations of the kernels in plug-in files, or of all kernels without files, with `why_not` by device.
 
-        Raises InputError when a file does not load, also when loading it kills or hangs the worker.
+        Raises InputError if a file does not load, kills the worker or hangs it.
         """
 
     @abstractmethod
     def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Iterator[CaseResult]:
         """Yield one result for each job, as they end.
 
-        The worker that produced a result gets its next job only when the caller asks for the next result: what the
-        caller does with a result (writing it to disk) is done before more work starts there.
+        A worker gets its next job only after the caller asked for the next result, so a caller can write a result to
+        disk before that worker goes on.
         """
 
     def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:
-        """All results, in the order of the jobs whatever the number of workers."""
+        """All results, in the order of the jobs."""
         found = {result.key: result for result in self.run(jobs)}
         return [found[job.key] for job in jobs]

@@ -32,7 +32,7 @@ class Reply(Record):
     """One line from a child. Exactly one of the first five fields is set."""
 
     ready: dict[str, Any] | None = None
-    """What a child that loads something first has to say once it can be asked."""
+    """The child has loaded what it needs, and can take requests."""
     progress: dict[str, Any] | None = None
     """The request is not done yet."""
     result: dict[str, Any] | None = None
@@ -40,22 +40,22 @@ class Reply(Record):
     refused: str | None = None
     """One sentence about input that cannot be used."""
     failed: str | None = None
-    """One sentence about what ended the work on a request."""
+    """One sentence about the error that ended the request."""
     traceback: str = ""
-    """The stack of an error that was not foreseen, beside `failed`."""
+    """The stack of an unexpected error, beside `failed`."""
     is_spent: bool = False
-    """The child's CUDA context failed for good with this request. The child ends and must be replaced."""
+    """The child's CUDA context failed for good. The child ends and must be replaced."""
 
 
 def encode(message: Record) -> bytes:
-    """One line of strict JSON. Raises ValueError for a NaN, which JSON has no word for."""
+    """One line of strict JSON. Raises ValueError for NaN."""
     text = json.dumps(message.model_dump(), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    # A kernel's message may hold lone surrogates, which UTF-8 has no bytes for.
+    # A kernel's message may hold lone surrogates, which UTF-8 cannot encode.
     return text.encode("utf-8", "replace") + b"\n"
 
 
 def reply_to_error(error: BaseException) -> Reply:
-    """What a child replies when `error` ended its work on a request. The log gets the stack, if the child failed."""
+    """The reply to a request that ended in `error`. The log gets the stack unless the child refused."""
     if isinstance(error, InputError):
         return Reply(refused=_one_line(error))
     stack = "".join(tracebacks.format_exception(error))
@@ -73,7 +73,7 @@ class Parent:
     """The parent as its child sees it."""
 
     def __init__(self, replies: int) -> None:
-        """Take standard input and the descriptor for replies away from kernels, and from what kernels start."""
+        """Hide standard input and the descriptor for replies from kernels and from the processes they start."""
         self._requests = os.fdopen(os.dup(0), "rb")
         self._replies = replies
         os.set_inheritable(replies, False)
@@ -82,17 +82,17 @@ class Parent:
         os.close(nothing)
 
     def request(self, kind: type[RecordT]) -> RecordT | None:
-        """The next request; None when the parent has no more. Raises ValueError for a line that is none."""
+        """The next request, or None when the parent has no more. Raises ValueError for a line that is no request."""
         line = self._requests.readline()
         return kind.model_validate_json(line) if line else None
 
     def requests(self, kind: type[RecordT]) -> Iterator[RecordT]:
         """All requests, until the parent has no more."""
-        while (request := self.request(kind)) is not None:
-            yield request
+        for line in self._requests:
+            yield kind.model_validate_json(line)
 
     def reply(self, reply: Reply) -> None:
-        """Send one reply. What was printed before is in the log when it arrives."""
+        """Send one reply. Earlier output is in the log before the reply arrives."""
         payload = memoryview(encode(reply))
         sys.stdout.flush()
         sys.stderr.flush()
@@ -100,7 +100,7 @@ class Parent:
             payload = payload[os.write(self._replies, payload) :]
 
     def die_with_it(self) -> None:
-        """End this process and its group when the parent closes its end of the requests, which its death does."""
+        """End this process and its group when the parent closes its end of the requests, or dies."""
         poll = select.poll()
         poll.register(self._requests.fileno(), 0)
 
@@ -112,10 +112,10 @@ class Parent:
 
 
 def run_child(main: Callable[[Parent], None]) -> NoReturn:
-    """Be a child process: do `main`, reply with the error that ends it, and exit with 0, or the error's exit code.
+    """Run `main` as a child process. An error is sent as a reply, and decides the exit code.
 
-    Takes PARENT and REPLIES from `sys.argv` and leaves the other arguments there. The log shows the stack of every
-    thread after a crash, and when the parent sends SIGUSR1 before it kills a child that hangs.
+    Takes PARENT and REPLIES from `sys.argv` and leaves the other arguments there. After a crash, or on SIGUSR1 before
+    the parent kills a hanging child, the log shows the stack of every thread.
     """
     parent_id, replies = int(sys.argv.pop(1)), int(sys.argv.pop(1))
     parent = Parent(replies)
@@ -133,12 +133,12 @@ def run_child(main: Callable[[Parent], None]) -> NoReturn:
         parent.reply(reply_to_error(error))
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads and CUDA contexts that a kernel or an engine left behind must not keep the process alive.
+    # Threads and CUDA contexts of a kernel or an engine must not keep the process alive.
     os._exit(code)
 
 
 def answer_once(kind: type[RecordT], answer: Callable[[RecordT], dict[str, Any]]) -> NoReturn:
-    """Be a child process that answers one request."""
+    """Run as a child process that answers one request."""
 
     def main(parent: Parent) -> None:
         request = parent.request(kind)
@@ -149,7 +149,7 @@ def answer_once(kind: type[RecordT], answer: Callable[[RecordT], dict[str, Any]]
 
 
 def die_with_parent(parent: int = 0) -> None:
-    """Have Linux kill this process when its parent dies, or end now if `parent` is given and is dead already."""
+    """Have Linux kill this process when its parent dies. Ends now if `parent` is given and already dead."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent and os.getppid() != parent:
         os._exit(0)

@@ -1,8 +1,8 @@
-"""What runs on a node of a Ray cluster: it unpacks the harness as the driver has it, and owns one worker process.
+"""The actor on a node of a Ray cluster: it unpacks the driver's copy of the harness, and owns one worker process.
 
-Ray sends this module by value, so a node needs no copy of it: until the driver's code is unpacked and imported, it can
-use the standard library alone. Crashes and hangs are contained by the same :class:`harness.run.runner.WorkerPool` as
-on one machine; what can still end this process is the end of its node.
+Ray sends this module by value, so until the driver's code is unpacked it can use the standard library alone. The same
+:class:`harness.run.runner.WorkerPool` as on one machine contains crashes and hangs. Only the loss of its node can end
+the actor.
 """
 
 from __future__ import annotations
@@ -20,44 +20,38 @@ from pathlib import Path
 from typing import Any
 
 KEPT_SECONDS = 7 * 86_400.0
-"""Copies of code and fixtures that no run used for so long are deleted."""
+"""After this time without use, copies of code and fixtures are deleted."""
 
 Plugin = tuple[str, bytes]
 """A plug-in file: its path on the driver, and its content."""
 
 
 class NodeWorker:
-    """One case process of a node. The driver gives it one thing to do at a time."""
+    """One worker process of a node. The driver sends it one request at a time."""
 
     def __init__(self, digest: str, code: bytes, execute: str, environ: dict[str, str], start_seconds: float) -> None:
         self._root = _own_folder() / digest
         unpack(code, self._root)
         os.utime(self._root)
         _delete_old(self._root.parent)
-        self._options: dict[str, Any] = {
-            "execute": execute,
-            "environ": environ,
-            "start_timeout_seconds": start_seconds,
-        }
+        self._options: dict[str, Any] = dict(execute=execute, environ=environ, start_seconds=start_seconds)
         self._pool: Any = None
 
     def start(self) -> dict[str, Any]:
-        """What this machine is, as `ready`; or `failed`, one sentence on why no case can run here."""
+        """The environment of this node as `ready`, or as `failed` one sentence about why no case can run here."""
         sys.path.insert(0, str(self._root))
         try:
-            from harness.run.runner import WorkerPool
+            from harness.run.runner import WorkerError, WorkerPool
         except ImportError as error:
             return {"failed": f"{error}; install mla-harness there"}
-        from harness.core.errors import HarnessError
-
         self._pool = WorkerPool(1, **self._options)
         try:
             return {"ready": self._pool.start().model_dump(mode="json")}
-        except HarnessError as error:
+        except WorkerError as error:
             return {"failed": f"{error}; install mla-harness there"}
 
     def describe(self, plugins: list[Plugin]) -> dict[str, Any]:
-        """What kernels declare, as `described`; or `refused`, one sentence about a file that does not load."""
+        """What kernels declare as `described`, or as `refused` one sentence about a file that does not load."""
         from harness.core.errors import InputError
 
         here = {path: self._placed(path, content) for path, content in plugins}
@@ -65,49 +59,49 @@ class NodeWorker:
             found: dict[str, Any] = {"described": self._pool.describe_kernels(list(here.values()))}
         except InputError as error:
             found = {"refused": str(error)}
-        told: dict[str, Any] = json.loads(_on_driver(json.dumps(found), here))
-        return told
+        answer: dict[str, Any] = json.loads(_on_driver(json.dumps(found), here))
+        return answer
 
     def run(
         self, job: str, plugins: list[Plugin], fixtures: bytes | None, notes: dict[str, bytes]
     ) -> tuple[str, dict[str, bytes]]:
-        """Run one job, given as JSON; its result as JSON, and what it noted in its directory.
+        """Run one job, given as JSON. Returns the result as JSON, and the files of the job's directory by name.
 
-        `notes` are those of an interrupted run. A directory that this node sees is the driver's own, and its files stay
-        where they are; otherwise the job gets one here.
+        A directory that this node can see is the driver's own: its files stay there and are not returned. Otherwise the
+        job gets a directory here, with the files that an interrupted run left (`notes`).
         """
         from harness.core.cases import Job
 
         if fixtures is not None and unpack(fixtures, self._root / "fixtures"):
-            # Where fixtures lie is decided when the worker starts.
+            # A worker looks for fixtures when it starts.
             self._pool.close()
-        asked = Job.model_validate_json(job)
+        planned = Job.model_validate_json(job)
         here = {path: self._placed(path, content) for path, content in plugins}
-        changes: dict[str, Any] = {"plugins": tuple(here[path] for path in asked.plugins)}
+        changes: dict[str, Any] = {"plugins": tuple(here[path] for path in planned.plugins)}
         with tempfile.TemporaryDirectory(prefix="mla-harness-notes-") as scratch:
-            is_elsewhere = asked.directory is not None and not Path(asked.directory).is_dir()
+            is_elsewhere = planned.directory is not None and not Path(planned.directory).is_dir()
             if is_elsewhere:
                 changes["directory"] = scratch
                 for name, content in notes.items():
                     _write(Path(scratch) / name, content)
-            (result,) = self._pool.run([asked.model_copy(update=changes)])
+            (result,) = self._pool.run([planned.model_copy(update=changes)])
             made = read_files(Path(scratch)) if is_elsewhere else {}
         return _on_driver(result.model_dump_json(), here), made
 
     def close(self) -> None:
-        """End the case process and whatever it started."""
+        """End the worker process and all that it started."""
         if self._pool is not None:
             self._pool.close()
 
     def _placed(self, path: str, content: bytes) -> str:
-        """Where the plug-in file lies on this node; its folder is named by its content."""
-        folder = self._root.parent / f"plugin-{hashlib.sha256(content).hexdigest()[:16]}"
-        _write(folder / Path(path).name, content)
-        return str(folder / Path(path).name)
+        """Write a plug-in file to a folder named by its content. Returns its path on this node."""
+        place = self._root.parent / f"plugin-{hashlib.sha256(content).hexdigest()[:16]}" / Path(path).name
+        _write(place, content)
+        return str(place)
 
 
 def unpack(archive: bytes, folder: Path) -> bool:
-    """Make `folder` from a zip archive, unless it is there, perhaps by another process; returns whether it was made."""
+    """Unpack a zip archive to `folder` unless it exists. Returns whether this process made it."""
     if folder.is_dir():
         return False
     making = tempfile.mkdtemp(dir=folder.parent)
@@ -123,7 +117,7 @@ def unpack(archive: bytes, folder: Path) -> bool:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """The files below a folder, by their path in it."""
+    """The content of all files below a folder, by relative path."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -132,7 +126,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file at once: another process reads the old one or the new one."""
+    """Write a file so that another process reads the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.read_bytes() == content:
         return
@@ -143,11 +137,11 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _own_folder() -> Path:
-    """A folder below the temporary one that belongs to this user: code in it is executed."""
+    """A temporary folder of this user. Its owner is checked, because code in it is executed."""
     folder = Path(tempfile.gettempdir()) / f"mla-harness-ray-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
     return folder
 
 
@@ -162,7 +156,7 @@ def _delete_old(folder: Path) -> None:
 
 
 def _on_driver(text: str, here: dict[str, str]) -> str:
-    """JSON in which plug-in files have the paths that their owner gave."""
+    """JSON with the driver's paths of plug-in files."""
     for path, placed in here.items():
         text = text.replace(json.dumps(placed)[1:-1], json.dumps(path)[1:-1])
     return text

@@ -1,4 +1,4 @@
-"""A Ray cluster as a place for case processes: connecting to it, its slots, and an actor in one of them."""
+"""The connection to a Ray cluster, its slots, and the actors in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import socket
 import time
 import warnings
-from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -19,19 +18,19 @@ from harness.run import ray_actor
 LOCAL = "local"
 CONNECT_SECONDS = 5.0
 LISTED_SECONDS = 1.0
-"""How long the list of nodes is taken to be true."""
+"""How long a list of nodes stays valid."""
 OBJECT_STORE_BYTES = 256 << 20
-"""Of a local cluster: what travels is code and fixtures."""
+"""Memory for objects of a local cluster, which sends only code and fixtures."""
 _FORM = re.compile(r"^(?P<host>[^:/\s]+|\[[^\]]+\]):(?P<port>\d{1,5})$")
 
 
 class Slot(NamedTuple):
-    """Room for one case process: a GPU, or a CPU slot, of one node."""
+    """Room for one worker process: a GPU slot or a CPU slot of a node."""
 
     node: str
     """The node's id."""
     name: str
-    """Its address and the beginning of its id, for people."""
+    """The node's address and the beginning of its id, for people."""
     has_gpu: bool
     number: int
 
@@ -39,8 +38,8 @@ class Slot(NamedTuple):
 class Cluster:
     """A connection to a Ray cluster, or a local one that lives as long as the connection.
 
-    `address` is `auto` or HOST:PORT of a cluster that this machine is part of; None starts a local one with
-    `num_cpus` CPU slots. Raises InputError where Ray is not installed or nobody answers.
+    `address` is `auto` or HOST:PORT of a cluster that this machine is part of. None starts a local one with
+    `num_cpus` CPU slots. Raises InputError if Ray is not installed or no cluster answers.
     """
 
     def __init__(self, address: str | None, num_cpus: int) -> None:
@@ -56,17 +55,13 @@ class Cluster:
         self._listed_at = -LISTED_SECONDS
         self._is_ours = not ray.is_initialized()
         if not self._is_ours:
-            # Whoever embeds the harness has connected already, and goes on with the connection.
+            # The program that embeds the harness has connected already, and keeps the connection.
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         _check_reachable(self.address)
         options: dict[str, Any] = {"address": self.address}
         if self.address == LOCAL:
-            options |= {
-                "num_cpus": num_cpus,
-                "include_dashboard": False,
-                "object_store_memory": OBJECT_STORE_BYTES,
-            }
+            options |= {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
         _keep_standard_output_clean()
         try:
             with warnings.catch_warnings():
@@ -76,21 +71,20 @@ class Cluster:
             raise InputError(_refused(self.address, " ".join(str(error).split()))) from None
 
     def disconnect(self) -> None:
-        """End the connection, and the cluster when it is a local one."""
+        """End the connection, and with it a local cluster."""
         if self._is_ours:
             self._ray.shutdown()
 
     def slots(self) -> list[Slot]:
-        """Room for case processes on the nodes that live: GPUs first, then CPU slots, of each node in turn."""
+        """The slots of all live nodes: first GPU slots, then CPU slots, of each node in turn."""
         if time.monotonic() - self._listed_at > LISTED_SECONDS:
             self._listed, self._listed_at = self._list(), time.monotonic()
         return self._listed
 
     def _list(self) -> list[Slot]:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        on_gpu = [list(_gpu_slots(node)) for node in nodes]
-        on_cpu = [list(_cpu_slots(node)) for node in nodes]
-        return [slot for lists in (on_gpu, on_cpu) for turn in zip_longest(*lists) for slot in turn if slot is not None]
+        by_kind = ([_slots(node, has_gpu=kind) for node in nodes] for kind in (True, False))
+        return [slot for lists in by_kind for turn in zip_longest(*lists) for slot in turn if slot is not None]
 
     def describe(self) -> str:
         """The cluster in a few words."""
@@ -112,18 +106,18 @@ class Cluster:
         return actor.options(
             num_cpus=1,
             num_gpus=int(slot.has_gpu),
-            # A second thread, so that `close` is heard while a case runs.
+            # A second thread takes `close` while a case runs.
             max_concurrency=2,
             scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node, soft=False),
         ).remote(*arguments)
 
     def wait(self, references: list[Any], seconds: float) -> list[Any]:
-        """One of `references` that has its answer, in a list; an empty one when none has within `seconds`."""
+        """A list of one reference that has its answer, or an empty list after `seconds`."""
         ready, _ = self._ray.wait(references, num_returns=1, timeout=seconds)
         return list(ready)
 
     def take(self, reference: Any) -> Any:
-        """The answer of an actor. Raises ActorLost when the actor is gone."""
+        """The answer of an actor. Raises ActorLost if the actor is gone."""
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
@@ -133,7 +127,7 @@ class Cluster:
             raise ActorLost(" ".join(str(error).split())) from None
 
     def end(self, started: list[Any], others: list[Any]) -> None:
-        """End actors, and what those that have started started; those of lost nodes are gone already."""
+        """End actors, and first the worker processes of `started` ones. Actors of lost nodes are gone already."""
         closing = [handle.close.remote() for handle in started]
         if closing:
             self._ray.wait(closing, num_returns=len(closing), timeout=CONNECT_SECONDS)
@@ -143,30 +137,19 @@ class Cluster:
 
 
 class ActorLost(Exception):
-    """An actor is gone, and with it what it was doing: its node was lost, or ended it."""
+    """An actor is gone with its work: its node was lost, or ended it."""
 
 
-def _gpu_slots(node: dict[str, Any]) -> Iterator[Slot]:
-    for number in range(_num_gpu_slots(node)):
-        yield Slot(node["NodeID"], _name(node), True, number)
-
-
-def _cpu_slots(node: dict[str, Any]) -> Iterator[Slot]:
-    """One for each CPU that no GPU slot takes."""
-    for number in range(int(node["Resources"].get("CPU", 0)) - _num_gpu_slots(node)):
-        yield Slot(node["NodeID"], _name(node), False, number)
-
-
-def _num_gpu_slots(node: dict[str, Any]) -> int:
-    return min(int(node["Resources"].get("GPU", 0)), int(node["Resources"].get("CPU", 0)))
-
-
-def _name(node: dict[str, Any]) -> str:
-    return f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+def _slots(node: dict[str, Any], *, has_gpu: bool) -> list[Slot]:
+    """The GPU slots of a node, each with a CPU, or the CPU slots that are left."""
+    num_cpus = int(node["Resources"].get("CPU", 0))
+    num_gpus = min(int(node["Resources"].get("GPU", 0)), num_cpus)
+    name = f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+    return [Slot(node["NodeID"], name, has_gpu, n) for n in range(num_gpus if has_gpu else num_cpus - num_gpus)]
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes."""
+    """Raise InputError if nothing listens at `address`: Ray itself would try for minutes."""
     if address in (LOCAL, "auto"):
         return
     match = _FORM.match(address)
@@ -188,7 +171,7 @@ def _refused(address: str, why: str) -> str:
 
 
 def _keep_standard_output_clean() -> None:
-    """Ray prints the log of a node that it lost to standard output, which is for results, and has no option for it."""
+    """Stop Ray from printing the log of a lost node to standard output, which is for results."""
     from ray._private import worker
 
     if hasattr(worker, "print_to_stdstream"):

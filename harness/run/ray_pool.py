@@ -1,7 +1,7 @@
-"""The plan's jobs on a Ray cluster: a case process for each GPU or CPU slot of its nodes, and the same results.
+"""A pool of workers on a Ray cluster: a worker process for each GPU or CPU slot of its nodes.
 
-A node that is lost costs the cases that it was running. They are planned again elsewhere, and their results name the
-lost nodes. Imports no torch, and Ray only when a pool is opened.
+The cases of a lost node run again on another node, and their results name the lost nodes. Ray is imported when a pool
+is opened.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ from harness.run.pool import Pool
 from harness.run.ray_actor import read_files
 from harness.run.ray_cluster import ActorLost, Cluster, Slot
 from harness.run.runner import WorkerError, default_num_workers
-from harness.run.worker import DEFAULT_EXECUTE
 
 MAX_LOSSES = 3
-"""A case that was running on so many nodes when they were lost is a crash: it may be what ends them."""
+"""A case that lost this many nodes is a crash: it may be what ends them."""
 AVOIDED_SECONDS = 10.0
-"""How long a node that lost an actor is left alone; Ray takes some seconds to know that a node is gone."""
+"""How long a node that lost an actor gets no new one. Ray needs some seconds to notice that a node is gone."""
 SECOND_TRY_SECONDS = 15.0
-"""How long the first worker may take to start before a second is tried elsewhere."""
+"""How long the first worker may start before a second one is tried on another slot."""
 PATIENCE_SECONDS = 60.0
-"""How long a run waits for a node when none is left."""
+"""How long a run waits for a node if none is left."""
 TRAVELLING = ("MLA_HARNESS_", "TRITON_", "TORCH_", "PYTORCH_", *(name for one in ENGINES for name in one.variables))
-"""Environment variables with these prefixes decide what a case does, so nodes get those of the driver."""
+"""Nodes get the driver's environment variables with these prefixes, which can change the outcome of a case."""
 
 
 @dataclass(slots=True, eq=False)
 class RemoteWorker:
-    """One actor as the driver sees it. `pending` is the answer that it owes."""
+    """The driver's view of one actor. `pending` refers to the answer that the actor owes."""
 
     slot: Slot
     handle: Any
@@ -53,27 +52,17 @@ class RemoteWorker:
 
 
 class RayPool(Pool):
-    """Case processes on the nodes of a Ray cluster.
+    """Worker processes on the nodes of a Ray cluster.
 
-    `address` is as in :class:`Cluster`. `num_workers` limits how many cases run at one time; by default all slots of an
-    existing cluster are used, and of a local one as many as :class:`WorkerPool` would use.
+    `address` is as in :class:`Cluster`. `num_workers` limits how many cases run at one time. The default is all slots
+    of an existing cluster, and on a local one the default of :class:`WorkerPool`.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        num_workers: int | None = None,
-        *,
-        execute: str = DEFAULT_EXECUTE,
-        environ: dict[str, str] | None = None,
-        start_timeout_seconds: float = 180.0,
-    ) -> None:
-        self.environment: Environment | None = None
+    def __init__(self, address: str | None = None, num_workers: int | None = None, **options: Any) -> None:
+        """The options are as in :class:`Pool`."""
+        super().__init__(**options)
         self._address = address
         self._limit = num_workers
-        self._execute = execute
-        self._environ = environ or {}
-        self._start_timeout_seconds = start_timeout_seconds
         self._opened: Cluster | None = None
         self._workers: list[RemoteWorker] = []
         self._losses: dict[str, list[str]] = {}
@@ -87,7 +76,7 @@ class RayPool(Pool):
         self._spawned_at = 0.0
 
     def __enter__(self) -> Self:
-        """Connect. Before anything else, as Ray takes the handlers of signals that a run then sets for itself."""
+        """Connect to the cluster, before a run sets its signal handlers: Ray sets its own."""
         self._opened = Cluster(self._address, self._limit or default_num_workers())
         code = parcel.pack_code()
         self._code, self._digest = self._cluster.put(code), parcel.digest(code)
@@ -105,27 +94,25 @@ class RayPool(Pool):
 
     @property
     def num_workers(self) -> int:  # type: ignore[override]
-        """Cases that can run at one time, with the nodes that there are now."""
+        """How many cases can run at one time on the present nodes."""
         return min(self._limit or sys.maxsize, max(1, len(self._cluster.slots())))
 
     def close(self) -> None:
-        """End every worker and whatever it started."""
+        """See :meth:`Pool.close`."""
         workers, self._workers = self._workers, []
         if self._opened is not None:
             self._end(workers)
 
     def start(self) -> Environment:
-        """Wait until one worker is ready, on a node with a GPU where there is one. Raises WorkerError."""
+        """See :meth:`Pool.start`. The worker is on a node with a GPU if there is one."""
         self._stalled_since = None
-        while self.environment is None:
-            self._spawn_first()
-            self._check_patience()
-            for worker in self._answered():
-                self._take_ready(worker)
+        if self.environment is None:
+            self._any_ready()
+        assert self.environment is not None
         return self.environment
 
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """As a node sees them; see :meth:`Pool.describe_kernels`."""
+        """See :meth:`Pool.describe_kernels`."""
         self.start()
         files = [parcel.read_plugin(path) for path in plugins]
         for _ in range(MAX_LOSSES):
@@ -146,7 +133,7 @@ class RayPool(Pool):
         raise InputError(f"plug-in {', '.join(plugins)}: {MAX_LOSSES} nodes were lost while they loaded it")
 
     def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Iterator[CaseResult]:
-        """Yield one result for each job, as they end; see :meth:`Pool.run`."""
+        """See :meth:`Pool.run`."""
         self.start()
         waiting = deque(jobs)
         self._losses, self._stalled_since = {}, None
@@ -162,7 +149,7 @@ class RayPool(Pool):
                     if result is not None:
                         yield result
         finally:
-            # Whoever stops early leaves no worker that would answer the next run with this one's results.
+            # After an early stop, a busy worker would answer the next run with a result of this one.
             busy = [worker for worker in self._workers if worker.job is not None]
             self._workers = [worker for worker in self._workers if worker.job is None]
             self._end(busy)
@@ -172,15 +159,12 @@ class RayPool(Pool):
         for worker in self._workers:
             if not waiting:
                 return
-            if not worker.is_ready or worker.job is not None:
-                continue
-            job = self._next_for(worker, waiting)
-            if job is None:
-                continue
-            waiting.remove(job)
-            self._send(worker, job)
-            if on_start is not None:
-                on_start(job)
+            is_idle = worker.is_ready and worker.job is None
+            if is_idle and (job := self._next_for(worker, waiting)) is not None:
+                waiting.remove(job)
+                self._send(worker, job)
+                if on_start is not None:
+                    on_start(job)
 
     def _send(self, worker: RemoteWorker, job: Job) -> None:
         fixtures = None
@@ -197,7 +181,7 @@ class RayPool(Pool):
         worker.pending = worker.handle.run.remote(job.model_dump_json(), files, fixtures, notes)
 
     def _result_of(self, worker: RemoteWorker, job: Job, waiting: deque[Job]) -> CaseResult | None:
-        """The result that `worker` owes; None when it was lost and the job waits again, before all others."""
+        """The result that `worker` owes, or None if the worker was lost. Then the job waits again, as the first one."""
         worker.job = None
         lost = self._losses.get(job.key, [])
         try:
@@ -222,13 +206,13 @@ class RayPool(Pool):
         return self.environment is not None and bool(self.environment.gpus)
 
     def _needs_gpu(self, job: Job) -> bool:
-        """Whether a job takes a GPU, itself or in a serving process that its worker starts."""
+        """Whether the job, or a serving process that its worker starts, needs a GPU."""
         return job.device == "cuda" or job.case.kind.serves
 
     def _next_for(self, worker: RemoteWorker, waiting: deque[Job]) -> Job | None:
-        """The first job for `worker`: those on a GPU wait for a worker that has one, if the cluster began with one."""
+        """The first job that `worker` can run. In a cluster with GPUs, jobs that need one wait for a GPU slot."""
         if not self._has_gpus:
-            # Whoever runs a job that needs a GPU says that there is none.
+            # A worker reports that there is no GPU.
             return waiting[0]
         on_gpu = [job for job in waiting if self._needs_gpu(job)]
         if worker.slot.has_gpu and on_gpu:
@@ -236,7 +220,7 @@ class RayPool(Pool):
         return next((job for job in waiting if not self._needs_gpu(job)), None)
 
     def _spawn_useful(self, waiting: deque[Job]) -> None:
-        """As many workers as the waiting jobs can keep busy, GPUs for those that need one."""
+        """Start as many workers as the waiting jobs can keep busy, with GPUs for jobs that need one."""
         if not waiting:
             return
         idle = Counter(worker.slot.has_gpu for worker in self._workers if worker.job is None)
@@ -248,7 +232,7 @@ class RayPool(Pool):
                 idle[slot.has_gpu] += 1
 
     def _spawn_first(self) -> None:
-        """One worker, and one more of its kind from time to time: somebody else may hold the slot of the first."""
+        """Start one worker, and from time to time one more of its kind: another job may hold the first slot."""
         now = time.monotonic()
         if self._workers and now - self._spawned_at < SECOND_TRY_SECONDS:
             return
@@ -259,7 +243,7 @@ class RayPool(Pool):
                 return
 
     def _free_slots(self) -> list[Slot]:
-        """Slots that have no worker of ours, as many as the limit leaves."""
+        """Slots without a worker of this pool, as many as the limit allows."""
         taken = {worker.slot for worker in self._workers}
         now = time.monotonic()
         free = [
@@ -270,18 +254,16 @@ class RayPool(Pool):
         return free if self._limit is None else free[: max(0, self._limit - len(self._workers))]
 
     def _spawn(self, slot: Slot) -> None:
-        travelling = {name: value for name, value in os.environ.items() if name.startswith(TRAVELLING)}
-        environ = travelling | self._environ
+        environ = {name: value for name, value in os.environ.items() if name.startswith(TRAVELLING)} | self._environ
         if not slot.has_gpu:
             environ["CUDA_VISIBLE_DEVICES"] = ""
-        handle = self._cluster.spawn(
-            slot, self._digest, self._code, self._execute, environ, self._start_timeout_seconds
-        )
+        arguments = (self._digest, self._code, self._execute, environ, self._start_seconds)
+        handle = self._cluster.spawn(slot, *arguments)
         self._spawned_at = time.monotonic()
         self._workers.append(RemoteWorker(slot, handle, handle.start.remote()))
 
     def _answered(self) -> list[RemoteWorker]:
-        """A worker whose answer is there, in a list; waits a moment for one."""
+        """Wait a moment for an answer. Returns a list of the worker that answered, or an empty list."""
         owing = {worker.pending: worker for worker in self._workers if worker.pending is not None}
         if not owing:
             time.sleep(TICK_SECONDS)
@@ -289,17 +271,17 @@ class RayPool(Pool):
         return [owing[reference] for reference in self._cluster.wait(list(owing), TICK_SECONDS)]
 
     def _take_ready(self, worker: RemoteWorker) -> None:
-        """Take in what a worker says once it has started, or that it cannot."""
+        """Note that a worker has started, or refuse one that cannot run cases."""
         try:
-            told = self._cluster.take(worker.pending)
+            answer = self._cluster.take(worker.pending)
         except ActorLost as error:
             self._forget(worker, error)
             return
         worker.pending = None
-        if "failed" in told:
-            self._refuse(worker, told["failed"])
+        if "failed" in answer:
+            self._refuse(worker, answer["failed"])
             return
-        found = Environment.model_validate(told["ready"])
+        found = Environment.model_validate(answer["ready"])
         first = self.environment or found
         if (found.python, found.torch) != (first.python, first.torch):
             versions = f"Python {found.python} and torch {found.torch}"
@@ -309,7 +291,7 @@ class RayPool(Pool):
         self.environment = self.environment or found.model_copy(update={"cluster": self._cluster.describe()})
 
     def _refuse(self, worker: RemoteWorker, why: str) -> None:
-        """Leave a node alone for good. Raises WorkerError when no other is left."""
+        """Never use this worker's node again. Raises WorkerError if no other node is left."""
         if worker in self._workers:
             self._workers.remove(worker)
         self._end([worker])
@@ -321,18 +303,17 @@ class RayPool(Pool):
         print(f"mla-harness: warning: {self._unusable[worker.slot.node]}", file=sys.stderr)
 
     def _end(self, workers: list[RemoteWorker]) -> None:
-        """End workers; one that never started has nothing to close."""
         self._cluster.end([w.handle for w in workers if w.is_ready], [w.handle for w in workers if not w.is_ready])
 
     def _forget(self, worker: RemoteWorker, error: ActorLost) -> None:
-        """Give up a worker that was lost, and leave its node alone for a while."""
+        """Drop a lost worker, and avoid its node for a while."""
         if worker in self._workers:
             self._workers.remove(worker)
         self._last_loss = str(error)
         self._avoided[worker.slot.node] = time.monotonic() + AVOIDED_SECONDS
 
     def _any_ready(self) -> RemoteWorker:
-        """A worker that has nothing to do, on a GPU where there is one."""
+        """Wait for an idle worker, with a GPU if there is one."""
         while True:
             ready = [worker for worker in self._workers if worker.is_ready and worker.job is None]
             if ready:
@@ -343,13 +324,13 @@ class RayPool(Pool):
                 self._take_ready(worker)
 
     def _check_patience(self) -> None:
-        """Raise WorkerError when nothing ran for too long: nodes are gone, or others hold all slots."""
+        """Raise WorkerError if nothing ran for too long: nodes are gone, or other programs hold all slots."""
         now = time.monotonic()
         if any(worker.job is not None for worker in self._workers):
             self._stalled_since = now
         self._stalled_since = self._stalled_since or now
         is_starting = any(not worker.is_ready for worker in self._workers)
-        allowed = PATIENCE_SECONDS + (self._start_timeout_seconds if is_starting else 0.0)
+        allowed = PATIENCE_SECONDS + (self._start_seconds if is_starting else 0.0)
         if now - self._stalled_since > allowed:
             last = f"; the last was lost: {self._last_loss[:300]}" if self._last_loss else ""
             raise WorkerError(
@@ -360,7 +341,5 @@ class RayPool(Pool):
 
 def _ends_nodes(job: Job, nodes: tuple[str, ...], how: str) -> CaseResult:
     reason = f"{len(nodes)} nodes were lost while they ran it"
-    return CaseResult.of(
-        job, Verdict.CRASH, reason=reason, findings=(Finding(oracle="crash", message=reason),), log=how,
-        lost_nodes=nodes,
-    )  # fmt: skip
+    findings = (Finding(oracle="crash", message=reason),)
+    return CaseResult.of(job, Verdict.CRASH, reason=reason, findings=findings, log=how, lost_nodes=nodes)

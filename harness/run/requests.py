@@ -1,4 +1,4 @@
-"""What child processes of the harness are asked: one record for each line of a request."""
+"""The requests to child processes of the harness."""
 
 from __future__ import annotations
 
@@ -8,41 +8,40 @@ from harness.core.params import Record
 
 
 class WorkerRequest(Record):
-    """A job to carry out, or kernels to describe: `harness.run.worker`.
+    """For `harness.run.worker`: a job to run, or plug-in files with kernels to describe.
 
-    `describe` lists plug-in files to load, to describe their kernels. An empty list asks for all kernels there are,
-    including the ones of installed packages.
+    An empty `describe` asks for all kernels, also of installed packages.
     """
 
     job: Job | None = None
     gpu: int | None = None
-    """Which of the GPUs that the worker sees a job on CUDA runs on."""
+    """The GPU of a job on CUDA, by the worker's numbering."""
     describe: tuple[str, ...] | None = None
 
 
 class LoadModel(Record):
-    """A task and a model to load, with a folder for the task's files: `harness.run.epochs`."""
+    """For `harness.run.epochs`: the task and model to load. `work` is a folder for the task's files."""
 
     params: ModelParams
     work: str
 
 
 class AskModel(Record):
-    """The run directory that gets the answers of the loaded model, and whether it holds some already."""
+    """For `harness.run.epochs`: the run directory for the model's answers; `resume` if it holds some already."""
 
     directory: str
     resume: bool
 
 
 class MeasureCases(Record):
-    """Cases to time, each `repeats` times: `harness.judge.bench`."""
+    """For `harness.judge.bench`: cases to time, each `repeats` times."""
 
     cases: tuple[Case, ...]
     repeats: int
 
 
 class TrainCanary(Record):
-    """A canary to train: `harness.canary.command`. `limit` keeps the first questions, all of them when None."""
+    """For `harness.canary.command`: the canary to train, on the first `limit` questions or on all (None)."""
 
     task: str
     out: str
@@ -55,6 +54,6 @@ class TrainCanary(Record):
 
 
 class CommandLine(Record):
-    """Arguments of `mla-harness`: `harness.cli.one_command`."""
+    """For `harness.cli.one_command`: the arguments of `mla-harness`."""
 
     arguments: tuple[str, ...]

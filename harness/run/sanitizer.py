@@ -1,7 +1,7 @@
 """One case under NVIDIA's compute-sanitizer, which watches a child process, `harness.judge.run_case`.
 
-The sanitizer sees what no poison does, single loads and stores, and costs a factor of ten or more. So it is for one
-case at a time, and its report goes to that case's result.
+The sanitizer sees single loads and stores, and makes a case ten times slower or more. So it watches one case at a
+time, and its report goes to the result of that case.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 
 
 def find() -> str | None:
-    """Where compute-sanitizer is, or None."""
+    """The path of compute-sanitizer, or None."""
     found = shutil.which("compute-sanitizer")
     return found or next((place for place in _PLACES if os.access(place, os.X_OK)), None)
 
 
 def check(tool: str, jobs: list[Job]) -> None:
-    """Raise InputError unless `tool` can watch what was selected: one case, on a GPU, with the sanitizer installed."""
+    """Raise InputError unless `tool` exists and is installed, and `jobs` is one case on CUDA."""
     if tool not in TOOLS:
         raise InputError(f"--sanitizer {tool}: unknown tool; choose one of {', '.join(TOOLS)}")
     if len(jobs) != 1:
@@ -47,10 +47,10 @@ def check(tool: str, jobs: list[Job]) -> None:
 
 
 def run(job: Job, tool: str) -> CaseResult:
-    """Execute `job` in a process that compute-sanitizer watches; its report is the log, its errors are a finding."""
+    """Execute `job` under compute-sanitizer. The report becomes the log, its errors become a finding."""
     program = find()
     assert program is not None
-    # Memory that the allocator gives a second time counts as written; a graph needs its pool, though.
+    # Memory that the allocator reuses counts as written. But a graph needs its pool.
     environ = {} if job.case.params.has_graph else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     limit = SLOWDOWN * job.timeout_seconds
     with tempfile.TemporaryDirectory(prefix="mla-harness-sanitizer-") as folder:
@@ -64,7 +64,7 @@ def run(job: Job, tool: str) -> CaseResult:
 
 
 def _result(job: Job, child: Child, limit: float) -> CaseResult:
-    """The result that the watched process replied with, or the crash that it ended in."""
+    """The reply of the watched process, or its crash."""
     found = None
     with contextlib.suppress(ChildDied):
         found = child.receive().result
@@ -80,7 +80,7 @@ def _result(job: Job, child: Child, limit: float) -> CaseResult:
 
 
 def _watched(job: Job, tool: str) -> Job:
-    """The job as the tool can see it: poison is written memory, in which initcheck would find nothing unwritten."""
+    """The job as `tool` can watch it: without poison for initcheck, to which poisoned memory is written memory."""
     if tool != "initcheck":
         return job
     case = job.case
@@ -90,7 +90,7 @@ def _watched(job: Job, tool: str) -> Job:
 
 
 def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
-    """`result` with the sanitizer's report: its tail as the log, and a finding when it counts any error."""
+    """`result` with the end of the sanitizer's report as its log, and with a finding if the report counts errors."""
     match = _SUMMARY.search(text)
     count = int(match[1]) if match else 0
     changes: dict[str, object] = {"log": text[-LOG_TAIL:]}
@@ -106,12 +106,14 @@ def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
 
 
 class SanitizedPool(WorkerPool):
-    """Runs what was selected under the sanitizer; trials that look for the memory to blame run as ever."""
+    """Runs cases under the sanitizer, but trials of the search for blame without it."""
 
-    tool = ""
+    def __init__(self, tool: str) -> None:
+        super().__init__(1)
+        self.tool = tool
 
     def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Iterator[CaseResult]:
-        """Yield one result for each job, as they end."""
+        """See :meth:`Pool.run`."""
         for job in jobs:
             if job.sites is not None:
                 yield from super().run([job], on_start)

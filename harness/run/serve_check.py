@@ -1,4 +1,4 @@
-"""The child that checks a server: `python -m harness.run.serve_check`, started by `mla-harness serve-check`."""
+"""The child process of `mla-harness serve-check`: `python -m harness.run.serve_check`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.run.protocol import answer_once
 
 
 def check(request: Check) -> dict[str, Any]:
-    """Ask the server everything: what was found, as an object and as lines."""
+    """Check the server. Returns what was found, as an object and as lines."""
     found = check_server(request)
     return {"found": found.as_dict(), "lines": found.lines()}
 

@@ -1,4 +1,4 @@
-"""The child process that runs cases: `python -m harness.run.worker`. It takes jobs, answers results, may die."""
+"""The child process that runs cases: `python -m harness.run.worker`. A kernel may end it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from harness.run.requests import WorkerRequest
 DEFAULT_EXECUTE = "harness.judge.run_case:run_case"
 """The "module:function" that turns a Job into a CaseResult."""
 DESCRIBE = "harness.kernels.plugins:describe_kernels"
-"""The "module:function" that says what the kernels of plug-in files declare."""
+"""The "module:function" that returns what the kernels of plug-in files declare."""
 
 Execute = Callable[[Job], CaseResult]
 
 
 def load(name: str) -> Callable[..., Any]:
-    """Import a "module:function", which may be of a room above this one."""
+    """Import a "module:function", perhaps from a higher floor."""
     module, _, attribute = name.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     return function
 
 
 def answer(job: Job, execute: Execute) -> CaseResult:
-    """Execute one job. What `execute` did not foresee is our error; an exit that a kernel asked for is a crash."""
+    """Execute one job. An unexpected exception is an error of the harness; an exit that a kernel raises is a crash."""
     try:
         return execute(job)
     except Exception as error:
@@ -46,18 +46,13 @@ def _unexpected(job: Job, verdict: Verdict, reason: str, findings: tuple[Finding
     return CaseResult.of(job, verdict, reason=reason, findings=findings, log=traceback.format_exc()[-4000:])
 
 
-def describe_kernels(plugins: tuple[str, ...]) -> Reply:
-    """What kernels declare, and where they can run; of plug-in files, or all. A file that does not load is refused."""
-    try:
-        return Reply(result={"kernels": load(DESCRIBE)(plugins)})
-    except HarnessError as error:
-        return reply_to_error(error)
-
-
 def reply_to(request: WorkerRequest, execute: Execute) -> Reply:
-    """Do what one request asks."""
+    """Carry out one request."""
     if request.describe is not None:
-        return describe_kernels(request.describe)
+        try:
+            return Reply(result={"kernels": load(DESCRIBE)(request.describe)})
+        except HarnessError as error:
+            return reply_to_error(error)
     assert request.job is not None
     if request.gpu is None:
         return Reply(result=answer(request.job, execute).model_dump(mode="json"))
@@ -72,7 +67,7 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
     result = answer(job, execute)
     is_spent = cuda_failures.is_spent()
     if result.verdict is Verdict.ERROR and is_spent:
-        # The context failed where it was not expected, such as in an oracle that was the first to wait for the device.
+        # The context failed at an unexpected place, for example in an oracle that first waited for the device.
         finding = Finding(oracle="crash", message=f"{job.case.id}: {result.reason}")
         result = result.model_copy(update={"verdict": Verdict.CRASH, "findings": (finding,)})
     if result.verdict is Verdict.CRASH and not is_spent:
@@ -81,7 +76,7 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
 
 
 def main(parent: Parent) -> None:
-    """Say what this machine is, then answer until there are no more requests."""
+    """Describe this machine, then answer requests until there are no more."""
     import torch
 
     torch.set_num_threads(1)

@@ -65,7 +65,7 @@ def scenarios(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Callable[[str], Path]:
-    """Write a plug-in whose kernel `mine` for quantize_fp8 has the given body."""
+    """Write a plug-in with a kernel `mine` for quantize_fp8 with this body."""
 
     def write(body: str) -> Path:
         path = tmp_path / "my_kernel.py"

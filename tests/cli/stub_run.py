@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.cli.run import perform_run
-from harness.cli.selftest import perform_selftest
+from harness.cli import run, selftest
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.run.ray_pool import RayPool
@@ -27,7 +26,7 @@ def stub_case(number: int, does: str, seconds: float) -> Case:
 
 
 def planned_selftest(out: Path, does: list[str], faulty: list[str], seconds: float = 0.0) -> RunStore:
-    """A selftest whose clean cases and cases with a fault do what these words say."""
+    """A selftest of stub cases: one clean case for each word of `does`, one with a fault for each of `faulty`."""
     cases = [stub_case(n, word, seconds) for n, word in enumerate([*does, *faulty])]
     uses = [FaultUse(name=name, caught_by="finite", blames=("output",)) for name in FAULTS.names()[: len(faulty)]]
     controls = [
@@ -54,7 +53,7 @@ def main() -> None:
     stubs: dict[str, Any] = {"execute": "stub_execute:execute", "environ": {"PYTHONPATH": stub}}
     address = os.environ.get("STUB_RAY_ADDRESS")
     with RayPool(address, **stubs) if address else WorkerPool(2, **stubs) as pool:
-        sys.exit((perform_selftest if is_selftest else perform_run)(store, pool))
+        sys.exit((selftest if is_selftest else run).finish(store, pool, as_json=False))
 
 
 if __name__ == "__main__":

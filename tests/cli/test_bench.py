@@ -40,9 +40,9 @@ def test_the_cost_of_a_replay_is_measured_on_graph_steps_only() -> None:
 
 def test_a_case_that_does_not_pass_is_named_and_not_measured() -> None:
     broken = first_case("merge-kernel").model_copy(update={"oracles": ("replay",)})
-    told = bench.measure([broken], repeats=1)
-    assert told["num_cases"] == 0 and told["poison"]["median"] is None
-    assert told["skipped"][0].startswith(f"{broken.id}: error: ")
+    found = bench.measure([broken], repeats=1)
+    assert found["num_cases"] == 0 and found["poison"]["median"] is None
+    assert found["skipped"][0].startswith(f"{broken.id}: error: ")
 
 
 def test_the_command_measures_in_a_process_of_its_own_and_prints_one_object(cli: Cli) -> None:

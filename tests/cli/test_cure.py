@@ -50,7 +50,7 @@ def test_a_broken_kernel_of_a_user_is_cured_by_a_file_of_his(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--with", "zero:outptu"), "did you mean 'output'"),
         (("--with", "no.py"), "there is no such file"),
@@ -58,10 +58,10 @@ def test_a_broken_kernel_of_a_user_is_cured_by_a_file_of_his(
         ((), "Missing option '--with'"),
     ],
 )
-def test_a_mistake_is_one_line(cli: Cli, scenarios: Path, words: tuple[str, ...], told: str) -> None:
+def test_a_mistake_is_one_line(cli: Cli, scenarios: Path, words: tuple[str, ...], message: str) -> None:
     code, out, err = cli("cure", "merge", *words, "--scenarios", scenarios)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert told in err
+    assert message in err
 
 
 def test_a_broken_file_is_one_line_too(cli: Cli, scenarios: Path, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_server_that_is_gone_ends_the_run_so_that_it_can_be_resumed(serve: Ser
 
 
 def _listens(process: Path, port: str) -> bool:
-    """Whether a process is the server with this port: its sockets are those of the table of TCP."""
+    """Whether a process is the server with this port: it holds a socket of the kernel's TCP table."""
     wanted = f":{int(port):04X}"
     inodes = {
         line.split()[9]

@@ -59,7 +59,7 @@ def test_nothing_is_written_when_the_script_does_not_show_the_bug(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("quantize", "--script", "out.py"), "only a failing case"),
         (("merge", "--script", "out.txt"), "ends in .py"),
@@ -70,6 +70,6 @@ def test_nothing_is_written_when_the_script_does_not_show_the_bug(
         (("nothing", "--script", "out.py"), "unknown scenario"),
     ],
 )
-def test_what_cannot_be_exported_is_refused_in_one_line(repro: Cli, words: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_exported_is_refused_in_one_line(repro: Cli, words: tuple[str, ...], message: str) -> None:
     code, _, err = repro(*words)
-    assert code == 2 and told in err and err.count("\n") == 1
+    assert code == 2 and message in err and err.count("\n") == 1

@@ -47,9 +47,9 @@ def test_runs_are_recorded_listed_followed_and_compared(cli: Cli, scenarios: Pat
     code, out, err = cli("history")
     assert (code, err) == (0, "") and all(name in out for name in run_ids()) and "abcdef0" in out
     code, out, _ = cli("history", "merge", "--branch", "topic", "--json")
-    told = json.loads(out)
-    assert code == 0 and [run["branch"] for run in told["runs"]] == ["topic"]
-    assert {case["key"]: case["verdicts"] for case in told["cases"]} == {
+    found = json.loads(out)
+    assert code == 0 and [run["branch"] for run in found["runs"]] == ["topic"]
+    assert {case["key"]: case["verdicts"] for case in found["cases"]} == {
         "merge[num_with_context=7]!merge.ignore-context-count": "f",
         "merge[num_with_context=12]!merge.ignore-context-count": "p",
     }
@@ -74,9 +74,9 @@ def test_compare_tells_new_failures_first_and_ends_in_1(cli: Cli, scenarios: Pat
     code, out, _ = cli("compare", "latest", run_ids()[0])
     assert code == 0 and "fixed: " in out
     code, out, _ = cli("compare", *sorted(Path("reports/runs").iterdir()), "--history", "none", "--json")
-    told = json.loads(out)
-    assert code == 1 and told["new_failures"][0]["after"]["verdict"] == "fail"
-    assert told["before"]["commit"] == "abcdef0123456789"
+    found = json.loads(out)
+    assert code == 1 and found["new_failures"][0]["after"]["verdict"] == "fail"
+    assert found["before"]["commit"] == "abcdef0123456789"
     code, out, err = cli("report", "latest", "--markdown")
     assert (code, err) == (0, "") and "**New failures: " in out and "### Flaky in the last 2 runs" in out
 
@@ -151,7 +151,7 @@ def test_the_environment_chooses_the_history(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("history",), "no history there yet"),
         (("history", "--since", "yesterday"), "--since 'yesterday'"),
@@ -162,9 +162,9 @@ def test_the_environment_chooses_the_history(
         (("report", "latest", "--markdown", "--json"), "give one"),
     ],
 )
-def test_bad_input_is_one_line(cli: Cli, words: tuple[str, ...], told: str) -> None:
+def test_bad_input_is_one_line(cli: Cli, words: tuple[str, ...], message: str) -> None:
     code, out, err = cli(*words)
-    assert (code, out) == (2, "") and told in err and len(err.strip().splitlines()) == 1
+    assert (code, out) == (2, "") and message in err and len(err.strip().splitlines()) == 1
 
 
 def test_a_name_that_the_history_does_not_know_is_refused_with_the_nearest(cli: Cli, scenarios: Path) -> None:
@@ -193,7 +193,7 @@ def test_ctrl_c_while_the_history_is_locked_still_leaves_the_reports(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.cli.recording.write_run", interrupted)
+    monkeypatch.setattr("harness.cli.making_runs.write_run", interrupted)
     code, _, err = cli("run", "quantize", "--scenarios", scenarios, "-n", 1)
     assert code == 0 and "not in the history: interrupted" in err
     (folder,) = Path("reports/runs").iterdir()

@@ -36,7 +36,7 @@ def wait_for_results(run: Path, count: int, name: str = "results.jsonl") -> None
 
 
 def workers_of(pid: int) -> list[int]:
-    """Processes whose command line names `pid` as the worker's parent."""
+    """Worker processes with the parent `pid` in their command line."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

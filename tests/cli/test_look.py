@@ -1,4 +1,4 @@
-"""`list` and `show` tell of the cases that a run plans, of somebody's own kernel too."""
+"""`list` and `show` print the cases that a run plans, also for a plug-in's kernel."""
 
 from __future__ import annotations
 

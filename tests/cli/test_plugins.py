@@ -1,4 +1,4 @@
-"""Somebody's own kernel: judged when it works, a finding when it misbehaves, never a broken run."""
+"""A plug-in's kernel is judged, and its crash or error is a finding and never breaks the run."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def test_scenarios_that_cannot_run_here_are_left_out_of_the_verdict(cli: Cli, tm
 def test_a_bug_of_which_nothing_runs_here_is_not_green(cli: Cli, tmp_path: Path) -> None:
     code, out, err = repro(cli, shipped(tmp_path / "shipped", "vllm-mixed-context"), "--json")
     assert code == 2 and "nothing ran" in err
-    told = json.loads(out)
-    assert told["ok"] is False and told["faults"] == [] and {row["verdict"] for row in told["scenarios"]} == {"skip"}
+    found = json.loads(out)
+    assert found["ok"] is False and found["faults"] == [] and {row["verdict"] for row in found["scenarios"]} == {"skip"}
 
 
 @pytest.mark.parametrize(

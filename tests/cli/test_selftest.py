@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.selftest import perform_selftest
+from harness.cli.selftest import finish
 from harness.run.runner import WorkerPool
 from harness.store.run_folder import RunStore
 
@@ -43,7 +43,7 @@ def pool() -> Iterator[WorkerPool]:
 def test_the_exit_code_tells_a_regression_from_nothing_ran_and_from_our_own_fault(
     pool: WorkerPool, tmp_path: Path, capsys: pytest.CaptureFixture[str], clean: list[str], faulty: list[str], code: int
 ) -> None:
-    assert perform_selftest(planned_selftest(tmp_path, clean, faulty), pool, as_json=True) == code
+    assert finish(planned_selftest(tmp_path, clean, faulty), pool, as_json=True) == code
     captured = capsys.readouterr()
     assert json.loads(captured.out)["ok"] is (code == 0)
     assert ("nothing ran" in captured.err) is (code == 2)
@@ -54,10 +54,10 @@ def test_workers_that_cannot_start_leave_reports_and_a_selftest_that_goes_on(
 ) -> None:
     store = planned_selftest(tmp_path, ["pass"], ["fail"])
     with WorkerPool(1, execute="no_such_module:execute") as broken:
-        assert perform_selftest(store, broken) == 3
+        assert finish(store, broken, as_json=False) == 3
     assert (store.path / "report.html").exists()
     assert "faults caught: 0 of 1, 1 not judged yet" in capsys.readouterr().out
-    assert perform_selftest(RunStore.open(store.path), pool) == 0
+    assert finish(RunStore.open(store.path), pool, as_json=False) == 0
 
 
 def test_a_selftest_is_continued_by_selftest_and_by_nothing_else(cli: Cli, scenarios: Path, tmp_path: Path) -> None:

@@ -180,6 +180,6 @@ def test_a_lost_device_is_said_once_and_blamed_on_no_later_test(pytester: pytest
     """)
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     done.assert_outcomes(failed=2)
-    done.stdout.fnmatch_lines(["*CUDA is of no use to this process since this test under pattern nan:*"])
-    done.stdout.fnmatch_lines(["*CUDA is of no use to this process since *::test_reads_an_index*"])
+    done.stdout.fnmatch_lines(["*this process cannot use CUDA since this test under pattern nan:*"])
+    done.stdout.fnmatch_lines(["*this process cannot use CUDA since *::test_reads_an_index*"])
     done.stdout.no_fnmatch_line("*INTERNALERROR*")

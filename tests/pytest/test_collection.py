@@ -1,4 +1,4 @@
-"""Cases are items whose names are case ids."""
+"""Cases are items with their case ids as names."""
 
 from __future__ import annotations
 

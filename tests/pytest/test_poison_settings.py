@@ -1,4 +1,4 @@
-"""The options of a poisoned run, and the poisoned run that nobody asked for."""
+"""The options of a poisoned run; without an option, nothing is poisoned."""
 
 from __future__ import annotations
 

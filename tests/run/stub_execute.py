@@ -21,14 +21,14 @@ def _result(job: Job, verdict: Verdict = Verdict.PASS, **more: object) -> CaseRe
 
 def execute(job: Job) -> CaseResult:
     """Behave as the tags say, such as `does=exit` or `seconds=0.2`."""
-    told = dict(tag.split("=", maxsplit=1) for tag in job.case.tags)
-    does = told.get("does", "pass")
-    time.sleep(float(told.get("seconds", 0.0)))
-    if "started" in told:
-        with Path(told["started"]).open("a") as stream:
+    options = dict(tag.split("=", maxsplit=1) for tag in job.case.tags)
+    does = options.get("does", "pass")
+    time.sleep(float(options.get("seconds", 0.0)))
+    if "started" in options:
+        with Path(options["started"]).open("a") as stream:
             stream.write(job.case.id + "\n")
-    if "until" in told:
-        while not Path(told["until"]).exists():
+    if "until" in options:
+        while not Path(options["until"]).exists():
             time.sleep(0.05)
     if does == "exit":
         os._exit(7)
@@ -39,7 +39,7 @@ def execute(job: Job) -> CaseResult:
     if does == "fork_and_hang":
         if os.fork() == 0:
             time.sleep(3600)
-        Path(told["pid_file"]).write_text(str(os.getpid()))
+        Path(options["pid_file"]).write_text(str(os.getpid()))
         time.sleep(3600)
     if does == "raise":
         raise ValueError("planned by the stub")
@@ -80,7 +80,7 @@ def execute(job: Job) -> CaseResult:
     if does == "read_plugin":
         return _result(job, reason=f"{job.plugins[0]}: {Path(job.plugins[0]).read_text()}")
     if does == "environ":
-        return _result(job, reason=os.environ.get(told["variable"], "not set"))
+        return _result(job, reason=os.environ.get(options["variable"], "not set"))
     if does == "gpus":
         return _result(job, reason=str(job.gpus))
     if does == "pid":

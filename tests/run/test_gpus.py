@@ -1,4 +1,4 @@
-"""One worker a GPU: what a session holds nobody else gets, and what it gives back is free again."""
+"""One worker a GPU: other sessions cannot lock a held GPU, and a GPU is free after it is given back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TWO = tuple(Gpu(name="stub", capability="9.0", memory_bytes=1, uuid=f"uuid-{inde
 def test_a_session_takes_each_gpu_once(tmp_path: Path) -> None:
     locks = GpuLocks(TWO, tmp_path)
     assert len(locks) == 2
-    assert [locks.take(), locks.take(), locks.take()] == [0, 1, None]
+    assert [locks.take(), locks.take(), locks.take()] == [(0,), (1,), ()]
 
 
 def test_a_gpu_that_is_given_back_can_be_taken_again(tmp_path: Path) -> None:
@@ -26,23 +26,21 @@ def test_a_gpu_that_is_given_back_can_be_taken_again(tmp_path: Path) -> None:
     locks.take()
     locks.take()
     locks.give_back(0)
-    assert locks.take() == 0
-    locks.give_back(0)
-    locks.give_back(0)
+    assert locks.take() == (0,)
 
 
 def test_two_sessions_never_hold_one_gpu(tmp_path: Path) -> None:
     ours, theirs = GpuLocks(TWO, tmp_path), GpuLocks(TWO, tmp_path)
-    assert (ours.take(), theirs.take()) == (0, 1)
-    assert ours.take() is None and theirs.take() is None
+    assert (ours.take(), theirs.take()) == ((0,), (1,))
+    assert not ours.take() and not theirs.take()
     theirs.give_back(1)
-    assert ours.take() == 1
+    assert ours.take() == (1,)
 
 
 def test_a_lock_is_the_gpus_own_whatever_number_a_session_sees_it_under(tmp_path: Path) -> None:
     ours, theirs = GpuLocks(TWO, tmp_path), GpuLocks(TWO[::-1], tmp_path)
-    assert (ours.take(), theirs.take()) == (0, 0)
-    assert ours.take() is None
+    assert (ours.take(), theirs.take()) == ((0,), (0,))
+    assert not ours.take()
 
 
 def test_a_session_that_is_killed_leaves_its_gpu_free(tmp_path: Path) -> None:
@@ -53,15 +51,15 @@ def test_a_session_that_is_killed_leaves_its_gpu_free(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout == "0\n" and done.returncode == -9, done.stderr
-    assert GpuLocks(TWO[:1], tmp_path).take() == 0
+    assert done.stdout == "(0,)\n" and done.returncode == -9, done.stderr
+    assert GpuLocks(TWO[:1], tmp_path).take() == (0,)
 
 
 def test_waiting_for_others_ends_with_the_lock_files_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, ours = GpuLocks(TWO, tmp_path), GpuLocks(TWO, tmp_path)
     theirs.take()
     theirs.take()
-    assert ours.take() is None
+    assert not ours.take()
     monkeypatch.setattr(gpus, "PATIENCE_SECONDS", -1.0)
     with pytest.raises(GpuBusy, match=r"mla-harness-gpu-uuid-0\.lock"):
         ours.take()
@@ -70,13 +68,13 @@ def test_waiting_for_others_ends_with_the_lock_files_named(tmp_path: Path, monke
 def test_several_gpus_are_taken_together_or_not_at_all(tmp_path: Path) -> None:
     ours, theirs = GpuLocks(TWO, tmp_path), GpuLocks(TWO, tmp_path)
     theirs.take()
-    assert ours.take_several(2) == ()
+    assert ours.take(2) == ()
     # Nothing was kept while waiting: the other session can have the rest.
-    assert theirs.take() == 1
+    assert theirs.take() == (1,)
     theirs.give_back(0)
     theirs.give_back(1)
-    assert ours.take_several(2) == (0, 1)
-    assert theirs.take() is None
+    assert ours.take(2) == (0, 1)
+    assert not theirs.take()
 
 
 def test_waiting_for_several_gpus_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,4 +82,4 @@ def test_waiting_for_several_gpus_ends_too(tmp_path: Path, monkeypatch: pytest.M
     theirs.take()
     monkeypatch.setattr(gpus, "PATIENCE_SECONDS", -1.0)
     with pytest.raises(GpuBusy, match=r"mla-harness-gpu-uuid-1\.lock"):
-        ours.take_several(2)
+        ours.take(2)

@@ -22,7 +22,7 @@ Start = Callable[..., NodeWorker]
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Start an actor whose folder of code is in the test's own."""
+    """Start an actor that keeps its code in the test's folder."""
     monkeypatch.setattr(ray_actor.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "path", list(sys.path))
     code = parcel.pack_code()
@@ -60,8 +60,8 @@ def test_a_directory_that_the_node_sees_is_the_drivers_own(started: Start, tmp_p
 
 
 def test_a_worker_that_cannot_start_is_a_reason_and_no_exception(started: Start) -> None:
-    told = started("no_such_module:execute").start()
-    assert "no_such_module" in told["failed"] and told["failed"].endswith("install mla-harness there")
+    answer = started("no_such_module:execute").start()
+    assert "no_such_module" in answer["failed"] and answer["failed"].endswith("install mla-harness there")
 
 
 def test_code_that_travels_is_the_package_and_fixtures_lie_beside_it(started: Start, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Nodes:
     def kill(self) -> None:
         """End the node that was added last as the end of its machine would, and all that runs on it."""
         self._cluster.remove_node(self._added.pop(), allow_graceful=False)
-        # Those of a machine end with it; here they notice within two seconds that their node is gone.
+        # On a real machine, its processes end with it. Here they notice within two seconds that their node is gone.
         time.sleep(5.0)
 
     def close(self) -> None:
@@ -73,8 +73,8 @@ def cluster() -> Iterator[Nodes]:
     nodes.close()
 
 
-def job(name: str, does: str = "pass", *, timeout: float = 20.0, **told: Any) -> Job:
-    tags = tuple(f"{name}={value}" for name, value in {"does": does, **told}.items())
+def job(name: str, does: str = "pass", *, timeout: float = 20.0, **options: Any) -> Job:
+    tags = tuple(f"{name}={value}" for name, value in {"does": does, **options}.items())
     case = Case(id=name, scenario="stub", system="kernel", op="write_kv", tags=tags)
     return Job(key=name, case=case, timeout_seconds=timeout)
 
@@ -83,7 +83,7 @@ def on_ray(cluster: Nodes, num_workers: int | None = None, execute: str = "stub_
     return RayPool(cluster.address, num_workers, execute=execute, environ=STUB)
 
 
-def told(result: CaseResult) -> dict[str, Any]:
+def outcome(result: CaseResult) -> dict[str, Any]:
     """What does not depend on how long a case took and where."""
     return result.model_dump(mode="json", exclude={"seconds", "log"})
 
@@ -95,7 +95,7 @@ def test_results_are_those_of_one_machine_crashes_included(cluster: Nodes) -> No
     with on_ray(cluster) as pool:
         assert pool.num_workers == 2
         there = pool.run_in_order(jobs)
-    assert [told(result) for result in there] == [told(result) for result in here]
+    assert [outcome(result) for result in there] == [outcome(result) for result in here]
     assert "Segmentation fault" in there[DOES.index("segfault")].log
 
 

@@ -37,15 +37,15 @@ class Method:
 class Actor:
     """Answers at once: starts as `environment` says, and notes on which slot a job ran as its reason."""
 
-    def __init__(self, slot: Slot, told: dict[str, Any], lost: set[str]) -> None:
+    def __init__(self, slot: Slot, answers: dict[str, Any], lost: set[str]) -> None:
         self._slot, self._lost = slot, lost
-        self.start = Method(slot.node, lambda: self._answer(told))
+        self.start = Method(slot.node, lambda: self._answer(answers))
         self.run = Method(slot.node, self._run)
 
-    def _answer(self, told: Any) -> Any:
+    def _answer(self, answers: Any) -> Any:
         if self._slot.node in self._lost:
             raise ActorLost("made up")
-        return told
+        return answers
 
     def _run(self, text: str, *others: Any) -> Any:
         job = Job.model_validate_json(text)
@@ -61,11 +61,11 @@ class MadeUp:
 
     address = "made-up"
 
-    def __init__(self, slots: list[Slot], told: dict[str, dict[str, Any]], lost: set[str]) -> None:
-        self._slots, self._told, self._lost = slots, told, lost
+    def __init__(self, slots: list[Slot], answers: dict[str, dict[str, Any]], lost: set[str]) -> None:
+        self._slots, self._answers, self._lost = slots, answers, lost
         self.spawned: list[Slot] = []
         self.held: set[str] = set()
-        """Nodes whose slots somebody else has, so that nothing starts there."""
+        """Nodes with slots that other programs hold, so that nothing starts there."""
 
     def slots(self) -> list[Slot]:
         return self._slots
@@ -78,7 +78,7 @@ class MadeUp:
 
     def spawn(self, slot: Slot, *arguments: Any) -> Actor:
         self.spawned.append(slot)
-        return Actor(slot, self._told[slot.node], self._lost)
+        return Actor(slot, self._answers[slot.node], self._lost)
 
     def wait(self, references: list[Any], seconds: float) -> list[Any]:
         return [reference for reference in references if reference.node not in self.held][-1:]
@@ -99,10 +99,10 @@ def slot(node: str, *, gpu: bool = False, number: int = 0) -> Slot:
 
 
 def pool_on(
-    slots: list[Slot], told: dict[str, dict[str, Any]], lost: set[str] | None = None, limit: int | None = None
+    slots: list[Slot], answers: dict[str, dict[str, Any]], lost: set[str] | None = None, limit: int | None = None
 ) -> tuple[RayPool, MadeUp]:
     pool = RayPool("made-up", limit)
-    cluster = MadeUp(slots, told, set() if lost is None else lost)
+    cluster = MadeUp(slots, answers, set() if lost is None else lost)
     pool._opened = cluster  # type: ignore[assignment]
     return pool, cluster
 
@@ -140,7 +140,7 @@ def test_cases_on_a_gpu_are_not_skipped_by_a_cpu_when_the_node_with_the_gpu_is_l
     monkeypatch.setattr(ray_pool, "TICK_SECONDS", 0.01)
     lost: set[str] = set()
     pool, _ = pool_on([slot("a", gpu=True), slot("b")], MIXED_TOLD, lost)
-    pool._start_timeout_seconds = 0.0
+    pool._start_seconds = 0.0
     pool.start()
     lost.add("a")
     results = pool.run([job("cuda", "cuda"), job("cpu")])
@@ -159,7 +159,7 @@ def test_a_slot_that_somebody_else_holds_keeps_nobody_from_the_others(monkeypatc
 def test_where_every_slot_is_held_the_run_ends_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_pool, "PATIENCE_SECONDS", 0.1)
     pool, cluster = pool_on([slot("a")], {"a": ready()})
-    pool._start_timeout_seconds = 0.1
+    pool._start_seconds = 0.1
     cluster.held.add("a")
     with pytest.raises(WorkerError, match=r"has had no free slot that can run the next case for 0\.2 s"):
         pool.start()

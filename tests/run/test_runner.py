@@ -17,8 +17,8 @@ from harness.run.runner import WorkerError, WorkerPool
 STUB = {"PYTHONPATH": str(Path(__file__).parent)}
 
 
-def job(name: str, does: str = "pass", *, timeout: float = 20.0, **told: Any) -> Job:
-    tags = tuple(f"{name}={value}" for name, value in {"does": does, **told}.items())
+def job(name: str, does: str = "pass", *, timeout: float = 20.0, **options: Any) -> Job:
+    tags = tuple(f"{name}={value}" for name, value in {"does": does, **options}.items())
     case = Case(id=name, scenario="stub", system="kernel", op="write_kv", tags=tags)
     return Job(key=name, case=case, timeout_seconds=timeout)
 
@@ -146,7 +146,7 @@ def test_a_worker_that_cannot_start_is_one_clear_error() -> None:
 
 def test_a_worker_that_takes_for_ever_to_start_is_one_clear_error() -> None:
     with (
-        WorkerPool(1, execute="stub_execute:execute", environ=STUB, start_timeout_seconds=0.01) as pool,
+        WorkerPool(1, execute="stub_execute:execute", environ=STUB, start_seconds=0.01) as pool,
         pytest.raises(WorkerError, match="no answer within"),
     ):
         pool.start()

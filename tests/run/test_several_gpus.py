@@ -38,7 +38,7 @@ def with_gpus(pool: WorkerPool, count: int, locks: Path) -> None:
 def test_it_runs_after_the_others_with_gpus_that_nobody_else_can_take(pool: WorkerPool, tmp_path: Path) -> None:
     with_gpus(pool, 2, tmp_path)
     started: list[str] = []
-    free: list[int | None] = []
+    free: list[tuple[int, ...]] = []
 
     def on_start(begun: Job) -> None:
         started.append(begun.key)
@@ -49,9 +49,9 @@ def test_it_runs_after_the_others_with_gpus_that_nobody_else_can_take(pool: Work
     results = {result.key: result for result in pool.run([job("wide", num_gpus=2), *narrow], on_start)}
     assert started[-1] == "wide" and sorted(started) == ["a", "b", "c", "wide"]
     assert results["wide"].reason == "(0, 1)" and results["a"].reason == "()"
-    # Of three, the third is nobody's: the two that the case spans were not to be had.
-    assert free == [2]
-    assert GpuLocks(GPUS, tmp_path).take_several(2) == (0, 1)
+    # Only the third GPU is free while the case holds two.
+    assert free == [(2,)]
+    assert GpuLocks(GPUS, tmp_path).take(2) == (0, 1)
 
 
 def test_two_such_cases_run_one_after_the_other(pool: WorkerPool, tmp_path: Path) -> None:
@@ -73,4 +73,4 @@ def test_gpus_are_given_back_when_the_case_dies(pool: WorkerPool, tmp_path: Path
     with_gpus(pool, 2, tmp_path)
     (result,) = pool.run([job("wide", num_gpus=2, does="exit")])
     assert result.verdict is Verdict.CRASH
-    assert GpuLocks(GPUS, tmp_path).take_several(2) == (0, 1)
+    assert GpuLocks(GPUS, tmp_path).take(2) == (0, 1)

@@ -1,1 +1,1 @@
-"""Somebody's own pytest suite under poison: `pytest --poison nan`. See docs/poison-pytest.md."""
+"""Any pytest suite under poison: `pytest --poison nan`. See docs/poison-pytest.md."""

@@ -1,6 +1,6 @@
-"""The hooks of a poisoned run; `harness.pytest.plugin` registers them when an option asks for it.
+"""The hooks of a poisoned run. `harness.pytest.plugin` registers them if an option asks for poison.
 
-The controlling process of xdist runs no test, so it loads no torch and only adds up what the workers report.
+The controlling process of xdist runs no test. It loads no torch, and only adds up the reports of its workers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from harness.pytest.poison.process.judging import Judge
 
 JUDGING = "harness.pytest.poison.process.judging"
-"""Loaded by its name in processes that run tests: it needs torch."""
+"""Imported by name, only in processes that run tests: it needs torch."""
 
 
 class PoisonHooks:
-    """State of one pytest process: who judges tests (None in a controlling process), and the sums of all reports."""
+    """The state of one pytest process: the sums of all reports, and the judge unless the process only controls."""
 
     def __init__(self, settings: Settings, config: pytest.Config, is_controller: bool) -> None:
         self.settings = settings
@@ -34,12 +34,10 @@ class PoisonHooks:
             self._judge = importlib.import_module(JUDGING).Judge(settings, config.rootpath)
 
     def pytest_report_header(self) -> str:
-        """What is poisoned, where pytest tells its versions."""
         diff = ", compared with each other" if self.settings.is_diff else ""
         return f"poison: {', '.join(self.settings.patterns)} in {', '.join(sorted(self.settings.sites))}{diff}"
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Files that tests were collected from are files of tests."""
         if self._judge is not None:
             self._judge.note_collected({str(item.path) for item in session.items})
 
@@ -47,7 +45,7 @@ class PoisonHooks:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a test under each poison, and report it once."""
         if self._judge is None or not isinstance(item, pytest.Function):
-            return None  # a doctest or an item of another plug-in cannot be run twice
+            return None  # Doctests and items of other plug-ins cannot run twice.
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._judge.run(item, nextitem):
             item.ihook.pytest_runtest_logreport(report=report)
@@ -65,13 +63,12 @@ class PoisonHooks:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add up what each test said, also what xdist's workers send."""
+        """Add up the counts of each report, also from xdist's workers."""
         self.sums.update(getattr(report, "poison", {}))
         if getattr(report, "poison_note", ""):
             self.notes.add(str(getattr(report, "poison_note", "")))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """How much was filled and looked at; a run in which nothing was says so."""
         terminalreporter.section("poison")
         for line in summary(self.sums, self.settings.patterns):
             terminalreporter.line(line)
@@ -79,7 +76,6 @@ class PoisonHooks:
             terminalreporter.line(f"free CUDA memory was not filled: {note}")
 
     def pytest_unconfigure(self) -> None:
-        """Restore torch."""
         if self._judge is not None:
             self._judge.stop()
 
@@ -89,13 +85,13 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
     lines = [
         f"{sums['tests']} tests under {', '.join(patterns)}: {sums['filled']} allocations filled, "
         f"{sums['compared']} comparisons looked at ({sums['elements']} elements), "
-        f"{sums['found']} found on memory that nobody wrote"
+        f"{sums['found']} found on unwritten memory"
     ]
     if sums["failed_anyway"]:
         lines.append(f"{sums['failed_anyway']} failed without poison too")
     if sums["lost"]:
         lines.append(
-            f"{sums['lost']} failed because CUDA was of no use to the process any more; each section 'poison' says why"
+            f"{sums['lost']} failed because the process could not use CUDA any more; each section 'poison' says why"
         )
     if sums["unreadable"]:
         lines.append(f"{sums['unreadable']} sides of comparisons were no dense tensors or arrays, and were not judged")
@@ -105,13 +101,13 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
 
 
 def is_controller(options: Any) -> bool:
-    """Whether this process only hands tests to workers of xdist."""
+    """Whether this process only controls workers of xdist."""
     wants_workers = getattr(options, "numprocesses", None) or getattr(options, "tx", None)
     return bool(wants_workers) and "PYTEST_XDIST_WORKER" not in os.environ
 
 
 def register(config: pytest.Config, options: Any) -> None:
-    """Register the hooks of the run that `options` ask for. Raises HarnessError for words that are none."""
+    """Register the hooks that `options` ask for. Raises InputError for unknown words."""
     settings = read(options.poison, options.poison_sites, options.poison_diff)
     if settings is not None:
         config.pluginmanager.register(PoisonHooks(settings, config, is_controller(options)), "mla-harness-poison")

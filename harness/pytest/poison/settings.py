@@ -1,13 +1,13 @@
-"""What the options of a poisoned pytest run ask for; no torch."""
+"""The settings of a poisoned pytest run."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.errors import InputError
+from harness.core.registry import nearest
 
 PATTERNS = ("nan", "max", "inf", "random", "zeros")
 SITES = {
@@ -15,14 +15,14 @@ SITES = {
     "tests": "what the tests themselves allocate, such as a buffer that a kernel is to fill",
     "free": "free CUDA memory, before each test",
 }
-"""Kinds of memory that the plug-in can fill. Whether an allocation is an output or scratch cannot be known here."""
+"""The memory that the plug-in can fill. It cannot know whether an allocation is an output or scratch."""
 
 TEST_FOLDERS = frozenset({"test", "tests", "testing"})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Patterns in the order in which each test runs under them, sites, and whether two runs are compared."""
+    """The patterns in the order of a test's runs, the sites, and whether two runs are compared."""
 
     patterns: tuple[str, ...]
     sites: frozenset[str]
@@ -30,7 +30,7 @@ class Settings:
 
 
 def read(poison: str | None, sites: str | None, is_diff: bool) -> Settings | None:
-    """The settings of the three options; None when none was given. Raises InputError for a word that is none."""
+    """The settings of the three options, or None without an option. Raises InputError for an unknown word."""
     if poison is None and not is_diff:
         if sites is not None:
             raise InputError("--poison-sites: needs --poison; for example --poison nan --poison-sites code")
@@ -45,18 +45,16 @@ def _words(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     for word in words:
         if word not in known:
-            near = difflib.get_close_matches(word, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"{option}: unknown word {word!r}{hint} (known: {', '.join(known)})")
+            raise InputError(f"{option}: unknown word {word!r}; {nearest(word, list(known), see='')}")
     if not words:
         raise InputError(f"{option}: no word given (known: {', '.join(known)})")
     return words
 
 
 class TestFiles:
-    """Which files hold tests: collected ones, conftest.py, those named like tests, those in a folder of tests."""
+    """Files of tests: collected files, conftest.py, files named like tests, and files in a folder of tests."""
 
-    __test__ = False  # the name is no test class for pytest
+    __test__ = False  # pytest would collect the class by its name
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -68,12 +66,10 @@ class TestFiles:
             return True
         if file.stem.startswith("test_") or file.stem.endswith("_test"):
             return True
-        parts = list(file.parent.parts)
-        if "site-packages" in parts:
-            # What is installed counts from its own package on.
-            parts = parts[len(parts) - parts[::-1].index("site-packages") :]
-        elif file.is_relative_to(self._root):
-            parts = list(file.parent.relative_to(self._root).parts)
+        folders = file.parent.parts
+        if "site-packages" in folders:
+            # Folders outside of an installed package do not count.
+            folders = folders[len(folders) - folders[::-1].index("site-packages") :]
         else:
-            parts = []
-        return not TEST_FOLDERS.isdisjoint(parts)
+            folders = file.parent.relative_to(self._root).parts if file.is_relative_to(self._root) else ()
+        return not TEST_FOLDERS.isdisjoint(folders)

@@ -1,1 +1,1 @@
-"""The part of a poisoned pytest run that needs torch: what fills memory, watches assertions, and judges a test."""
+"""The part of a poisoned pytest run that needs torch: fill memory, watch assertions, judge tests."""

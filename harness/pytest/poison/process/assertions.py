@@ -1,9 +1,9 @@
-"""The assertions that can be seen: torch's and numpy's comparing functions tell an observer what they compare.
+"""Watch assertions: torch's and numpy's comparing functions report the values they compare to an observer.
 
-Nothing is compared here, and no result changes. Seen, however they were imported: `torch.testing.assert_close`,
-`assertEqual` of torch's own test cases, and `numpy.testing.assert_*` of arrays (all end in one method or function each
-that is looked up when they run); `torch.equal`, `torch.allclose` and the methods of those names, unless bound before
-the plug-in started. Not seen: operators, such as `assert (a == b).all()`, which see only their own result.
+Results do not change. Seen, however imported: `torch.testing.assert_close`, `assertEqual` of torch's own test cases,
+and `numpy.testing.assert_*` of arrays. Each ends in one method or function that is looked up when it runs. Also seen,
+unless bound before the plug-in started: `torch.equal`, `torch.allclose` and the methods of these names. Not seen:
+operators, such as `assert (a == b).all()`.
 """
 
 from __future__ import annotations
@@ -15,83 +15,64 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 
-Tell = Callable[[str, FrameType, tuple[Any, ...]], None]
+Observer = Callable[[str, FrameType, tuple[Any, ...]], None]
+"""Called with the name of the comparison, the frame that made it, and the compared values."""
 
 
 class Interception:
-    """Wraps the comparing functions; `remove` puts them back."""
+    """Wraps the comparing functions from `install` to `remove`."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._undo: list[Callable[[], None]] = []
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._patches = contextlib.ExitStack()
 
     def install(self) -> None:
-        """Wrap what this version of torch and numpy has."""
-        self._wrap_pairs()
-        self._wrap_arrays()
+        """Wrap the functions that these versions of torch and numpy have."""
+        self._wrap("torch.testing._comparison:TensorLikePair.compare", "the comparison", _sides_of_pair)
+        self._wrap("numpy.testing._private.utils:assert_array_compare", "numpy.testing", _sides_of_arrays)
         for name in ("equal", "allclose"):
-            wrapped = self._wrapped(getattr(torch, name), f"torch.{name}")
+            wrapped = self._wrap(f"torch:{name}", f"torch.{name}", _sides_of_call)
             with contextlib.suppress(AttributeError):
                 # TorchScript knows its functions by identity.
                 torch.jit._builtins._register_builtin(wrapped, f"aten::{name}")
-            self._set(torch, name, wrapped)
-            self._set(torch.Tensor, name, self._wrapped(getattr(torch.Tensor, name), f"Tensor.{name}"))
+            self._wrap(f"torch:Tensor.{name}", f"Tensor.{name}", _sides_of_call)
 
     def remove(self) -> None:
-        """Put everything back."""
-        while self._undo:
-            self._undo.pop()()
+        """Restore all functions."""
+        self._patches.close()
 
-    def _set(self, owner: Any, name: str, value: Any) -> None:
-        if name in vars(owner):
-            before = vars(owner)[name]
-            self._undo.append(lambda: setattr(owner, name, before))
-        else:
-            self._undo.append(lambda: delattr(owner, name))
-        setattr(owner, name, value)
-
-    def _wrapped(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        tell = self._tell
+    def _wrap(self, place: str, name: str, sides: Callable[..., tuple[Any, ...]]) -> Callable[..., Any] | None:
+        """Wrap the function at MODULE:ATTRIBUTE, if there is one. Returns the wrapper."""
+        module, _, path = place.partition(":")
+        *owners, attribute = path.split(".")
+        try:
+            owner = functools.reduce(getattr, owners, importlib.import_module(module))
+            function: Callable[..., Any] = getattr(owner, attribute)
+        except (ImportError, AttributeError):
+            return None
+        observer = self._observer
 
         @functools.wraps(function)
-        def compare(left: Any, *rest: Any, **named: Any) -> Any:
+        def compare(*values: Any, **named: Any) -> Any:
             if not torch.compiler.is_compiling():
-                right = rest[0] if rest else named.get("other")
-                tell(name, sys._getframe(1), (left, right))
-            return function(left, *rest, **named)
+                observer(name, sys._getframe(1), sides(*values, **named))
+            return function(*values, **named)
 
+        self._patches.enter_context(mock.patch.object(owner, attribute, compare))
         return compare
 
-    def _wrap_pairs(self) -> None:
-        comparison = importlib.import_module("torch.testing._comparison")
-        pair = getattr(comparison, "TensorLikePair", None)
-        if pair is None:
-            return
-        original, tell = pair.compare, self._tell
 
-        @functools.wraps(original)
-        def compare(self: Any) -> Any:
-            tell("the comparison", sys._getframe(1), (self.actual, self.expected))
-            return original(self)
+def _sides_of_pair(pair: Any) -> tuple[Any, ...]:
+    return pair.actual, pair.expected
 
-        self._set(pair, "compare", compare)
 
-    def _wrap_arrays(self) -> None:
-        try:
-            module = importlib.import_module("numpy.testing._private.utils")
-        except ImportError:
-            return
-        original = getattr(module, "assert_array_compare", None)
-        if original is None:
-            return
-        tell = self._tell
+def _sides_of_arrays(comparison: Any, x: Any, y: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+    return x, y
 
-        @functools.wraps(original)
-        def compare(comparison: Any, x: Any, y: Any, *rest: Any, **named: Any) -> Any:
-            tell("numpy.testing", sys._getframe(1), (x, y))
-            return original(comparison, x, y, *rest, **named)
 
-        self._set(module, "assert_array_compare", compare)
+def _sides_of_call(left: Any, right: Any = None, *_: Any, **named: Any) -> tuple[Any, ...]:
+    return left, named.get("other", right)

@@ -1,4 +1,4 @@
-"""Two runs of one test under different poisons: what it asserted on must be the same, bit by bit."""
+"""Compare two runs of one test under different poisons: their asserted values must have the same bits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MAX_SHOWN = 5
 
 
 def differences(first: list[Asserted], second: list[Asserted]) -> list[str]:
-    """What two runs asserted on differently, a sentence each; empty when nothing differs.
+    """A sentence for each difference between the asserted values of two runs.
 
-    An assertion whose two sides are the same bits in each run is left out: a test that sees its own unwritten buffer
-    again has learnt nothing from its content.
+    An assertion is left out if its two sides have the same bits in each run: a test may compare its unwritten buffer
+    with itself.
     """
-    with torch._C.DisableTorchFunction():  # a suite may have set a default device, and these are copies on the CPU
+    with torch._C.DisableTorchFunction():  # A suite may have set a default device; these are copies on the CPU.
         found = _found(first, second)
     return found[:MAX_SHOWN] + ([f"and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else [])
 
@@ -31,9 +31,8 @@ def _found(first: list[Asserted], second: list[Asserted]) -> list[str]:
         if _is_round_trip(one) and _is_round_trip(other):
             continue
         for number, (left, right) in enumerate(zip(one.sides, other.sides, strict=False), start=1):
-            said = _difference(left, right)
-            if said is not None:
-                found.append(f"argument {number} of {one.where}: {said}")
+            if (difference := _difference(left, right)) is not None:
+                found.append(f"argument {number} of {one.where}: {difference}")
     if not found and len(first) != len(second):
         found.append(f"the first run makes {len(first)} assertions on tensors, the second {len(second)}")
     return found

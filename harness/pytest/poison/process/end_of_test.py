@@ -1,4 +1,4 @@
-"""What a test held in its hands when it ended: its own locals, judged where it examined them as a whole."""
+"""Judge the local variables of a test at its end, if the test examined them as a whole."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from harness.pytest.poison.process.observation import Observation, PoisonFound, 
 
 
 def judge(observation: Observation) -> list[PoisonFound]:
-    """Marks in locals of the test's finished frames that the test examined as a whole.
+    """The marks in locals that the test examined as a whole.
 
-    A buffer that the test allocated counts when it is written in part: one that nobody wrote at all is an input whose
-    values do not matter, and comparing functions have seen it if they do.
+    A buffer that the test allocated counts only if a part of it was written. An entirely unwritten buffer is an input
+    that does not matter; if it matters, the comparing functions have seen it.
     """
     frames = [*observation.frames_done, *([observation.frame] if observation.frame is not None else [])]
     found: list[PoisonFound] = []
@@ -37,7 +37,7 @@ def judge(observation: Observation) -> list[PoisonFound]:
 
 
 def in_traceback(observation: Observation, traceback: TracebackType | None) -> list[PoisonFound]:
-    """Marks in locals of the frames of a failure that are the suite's: what the failed assertion may have looked at."""
+    """The marks in locals of the suite's frames of a failure, which the failed assertion may have read."""
     found: list[PoisonFound] = []
     sites = observation.poison.call_sites
     with looking(observation.poison):

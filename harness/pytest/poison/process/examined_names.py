@@ -1,10 +1,10 @@
-"""Which local variables a test examines as a whole, read from its source; no value is needed and nothing is run.
+"""Find the local variables that a test examines as a whole, from its source alone.
 
-A test that gets a padded output and asserts on `out[:n]` has not looked at the rest, and a cache that it hands to a
-kernel is not what it asserts on. So a local counts as examined when its values flow into an assertion: it stands in an
-`assert`, or is handed to a function named like a check, or an examined local is computed from it by operators, torch,
-numpy or tensor methods. It does not count when parts of it are taken anywhere in the test, nor where only its shape,
-dtype or the like is read, nor where another function of the program computes with it.
+A test that asserts on `out[:n]` of a padded output has not examined the padding, and a cache that a test passes to a
+kernel is not asserted on. So a local is examined if its values flow into an assertion: it is in an `assert`, it is an
+argument of a function named like a check, or an examined local is computed from it by operators, torch, numpy or tensor
+methods. A local is not examined if the test takes parts of it, reads only its shape, dtype or the like, or passes it to
+another function of the program.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FACTS = frozenset({
     "data_ptr", "requires_grad", "grad_fn", "is_cuda", "storage_offset", "untyped_storage", "nbytes", "itemsize",
     "names", "grad", "is_leaf",
 })  # fmt: skip
-"""Attributes and methods that tell of a tensor without its values."""
+"""Attributes and methods of a tensor that do not read its values."""
 PARTS = frozenset({
     "narrow", "split", "chunk", "index_select", "masked_select", "select", "unbind", "gather", "take", "tensor_split",
 })  # fmt: skip
 
 
 def examined_whole(frame: FrameType, is_tensor_method: Callable[[str], bool]) -> frozenset[str]:
-    """Names of the locals of a test's finished frame whose whole values it examined; empty where its source is lost."""
+    """The names of the locals that a finished frame examined as a whole; none if its source is not found."""
     tree = _source_of(frame.f_code)
     return _Names(tree, frame.f_globals, is_tensor_method).answer() if tree is not None else frozenset()
 
@@ -49,12 +49,10 @@ class _Names:
     """The analysis of one function."""
 
     def __init__(self, tree: ast.AST, scope: dict[str, Any], is_tensor_method: Callable[[str], bool]) -> None:
-        self._tree = tree
-        self._scope = scope
-        self._is_tensor_method = is_tensor_method
+        self._tree, self._scope, self._is_tensor_method = tree, scope, is_tensor_method
 
     def answer(self) -> frozenset[str]:
-        """Names that flow into an assertion, less those of which parts are taken."""
+        """Names that flow into an assertion, except names that are taken apart."""
         wanted: set[str] = set()
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Assert):
@@ -79,7 +77,7 @@ class _Names:
                 yield set(_names(node.target)), node.value
 
     def _values(self, node: ast.AST) -> Iterator[str]:
-        """Names whose values an expression is made of."""
+        """Names with values that flow into an expression."""
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -89,9 +87,7 @@ class _Names:
             return
         elif isinstance(node, ast.Call):
             yield from self._values_of_call(node)
-        elif isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
-            return
-        else:
+        elif not (isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)):
             for child in ast.iter_child_nodes(node):
                 yield from self._values(child)
 
@@ -110,7 +106,7 @@ class _Names:
             yield from self._values(argument)
 
     def _handed_to(self, node: ast.Call) -> Iterator[str]:
-        """Names handed to a check; none of those that a check of the suite's own takes parts of."""
+        """Names that a check examines as a whole: it must not take its argument apart."""
         function = self._scope.get(node.func.id) if isinstance(node.func, ast.Name) else None
         apart: set[str] = set()
         parameters: list[str] = []
@@ -128,15 +124,13 @@ class _Names:
                 yield from self._values(keyword.value)
 
     def _taken_apart(self) -> set[str]:
-        """Names that something is taken out of: by an index, a loop, unpacking, or a method for it."""
+        """Names that are taken apart: by an index, a loop, unpacking, or a method."""
         apart: set[str] = set()
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Subscript):
+            if isinstance(node, ast.Subscript | ast.Starred):
                 apart.update(_names(node.value))
             elif isinstance(node, ast.For | ast.comprehension):
                 apart.update(_names(node.iter))
-            elif isinstance(node, ast.Starred):
-                apart.update(_names(node.value))
             elif isinstance(node, ast.Call) and _called(node.func) in PARTS:
                 apart.update(_names(node))
         return apart

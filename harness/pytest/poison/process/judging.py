@@ -1,21 +1,26 @@
-"""Each test of a poisoned run: how it is run, and what its report says of memory that it should not have read."""
+"""Run each test under poison, and add findings about unwritten memory to its report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from harness.pytest.poison.process import end_of_test, wording
-from harness.pytest.poison.process.lost_device import lost_cuda
-from harness.pytest.poison.process.passes import SECTION, run_item
+from harness.memory.poison.call_sites import Line, describe, short
+from harness.pytest.poison.process import end_of_test
+from harness.pytest.poison.process.observation import PoisonFound
+from harness.pytest.poison.process.passes import SECTION, lost_cuda, run_item
 from harness.pytest.poison.process.watch import Watch
 from harness.pytest.poison.settings import Settings
 
+MAX_FINDINGS = 5
+MAX_ORIGINS = 3
+OWNERS = {"code": "allocated by the code under test:", "tests": "allocated by the test:"}
+
 
 class Judge:
-    """Runs the tests of one process under poison, from the moment it is made until `stop`."""
+    """Runs the tests of one process under poison, from its creation to `stop`."""
 
     def __init__(self, settings: Settings, root: Path) -> None:
         self._watch = Watch(settings, root)
@@ -26,15 +31,15 @@ class Judge:
         self._watch.stop()
 
     def note_collected(self, paths: set[str]) -> None:
-        """Files that tests were collected from are files of tests."""
+        """Note the collected files as files of tests."""
         self._watch.test_files.collected.update(paths)
 
-    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[pytest.TestReport]:
-        """The reports of one test, run under each poison."""
-        yield from run_item(self._watch, item, nextitem)
+    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        """Run a test under each poison. Returns its reports."""
+        return run_item(self._watch, item, nextitem)
 
     def judge(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
-        """Turn a test that passed on unwritten memory into a failed one, and explain one that failed by itself."""
+        """Fail a test that passed on unwritten memory, and explain a failed one."""
         seen = self._watch.observation
         if seen is None or call.when != "call":
             return
@@ -51,7 +56,7 @@ class Judge:
             report.__dict__["poison_note"] = self._watch.not_swept
         reason = lost_cuda()
         if reason:
-            # Nothing on the device can be read any more.
+            # The device cannot be read any more.
             if report.passed:
                 report.outcome = "failed"
                 report.longrepr = f"this test left CUDA unusable, and ended before that showed: {reason}"
@@ -59,12 +64,44 @@ class Judge:
             found = [*seen.found, *(end_of_test.judge(seen) if not seen.found else [])]
             if found:
                 report.outcome = "failed"
-                report.longrepr = "\n".join(
-                    ["this test passes on memory that nobody wrote:", *wording.sentences(found)]
-                )
+                lines = ["this test passes on unwritten memory:", *sentences(found)]
+                report.longrepr = "\n".join(lines)
                 report.__dict__["poison_found"] = True
                 sums["found"] = 1
         elif report.failed and call.excinfo is not None:
             held = seen.found or end_of_test.in_traceback(seen, call.excinfo.tb)
             if held:
-                report.sections.append((SECTION, "\n".join(wording.sentences(held))))
+                report.sections.append((SECTION, "\n".join(sentences(held))))
+
+
+def sentences(found: Sequence[PoisonFound]) -> list[str]:
+    """Lines for all different findings, each with the stack of its allocation."""
+    unique = list(dict.fromkeys(found))
+    lines: list[str] = []
+    for one in unique[:MAX_FINDINGS]:
+        lines.append(
+            f"{one.what} at {short(one.where)} holds unwritten memory, or values computed from it: "
+            f"{one.count} of {one.total} elements, first at {list(one.index)}, bits {one.bits}"
+        )
+        lines += _origin(one)
+    if len(unique) > MAX_FINDINGS:
+        lines.append(f"and {len(unique) - MAX_FINDINGS} more findings")
+    return lines
+
+
+def _origin(one: PoisonFound) -> list[str]:
+    if one.owner is None:
+        return ["  it was free CUDA memory before the test, and no allocation through torch's dispatcher"]
+    if not one.origins:
+        return ["  its line is not known: it was allocated before this test"]
+    lines = [f"  {OWNERS[one.owner]}"]
+    if len(one.origins) > 1:
+        lines.append(f"  one of {len(one.origins)} lines, as a 6-bit mark does not tell which:")
+    for stack in one.origins[:MAX_ORIGINS]:
+        lines += _stack(stack)
+    return lines
+
+
+def _stack(stack: tuple[Line, ...]) -> list[str]:
+    first, *rest = map(describe, stack)
+    return [f"    {short(first)}", *(f"      from {short(line)}" for line in rest)]

@@ -1,4 +1,4 @@
-"""What one run of one test showed: which marks its assertions and its outputs held, and what it asserted on."""
+"""Observe one run of a test: the marks in its asserted values, and copies of these values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -18,12 +19,12 @@ from harness.memory.poison.marks import FREE_MEMORY, Marked, find, narrow, plain
 from harness.memory.poison.sentinels import bits_view
 
 KEPT_BYTES = 64 << 20
-"""Tensors of one test that a comparison of two runs keeps; of the rest it keeps a digest."""
+"""How much of a test's asserted tensors is kept to compare two runs. Of the rest, a digest is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoisonFound:
-    """A value that a test looked at holds memory that nobody wrote."""
+    """A value that a test examined holds unwritten memory."""
 
     what: str
     where: str
@@ -32,14 +33,14 @@ class PoisonFound:
     index: tuple[int, ...]
     bits: str
     owner: Owner | None
-    """None for free CUDA memory, of which no line is known."""
+    """None for free CUDA memory, which no line allocated."""
     origins: tuple[tuple[Line, ...], ...]
-    """Stacks of the allocations that it can come from, innermost line first; several where a mark has only 6 bits."""
+    """Stacks of the possible allocations, innermost line first. A mark of only 6 bits can have several."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A tensor as it was when a test asserted on it; its digest stands for one too large to keep."""
+    """A tensor at the time of an assertion, or its digest if the tensor is too large to keep."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -49,7 +50,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Asserted:
-    """One assertion on tensors: where, and its sides."""
+    """One assertion on tensors: its place and its sides."""
 
     where: str
     sides: tuple[Kept, ...]
@@ -57,7 +58,7 @@ class Asserted:
 
 @dataclass(slots=True)
 class Counts:
-    """How much was looked at, so that a pass in which nothing was says so."""
+    """How much was filled and examined."""
 
     filled: int = 0
     compared: int = 0
@@ -67,7 +68,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Observation:
-    """Filled while a test runs; `code` is the test function's."""
+    """The state of a running test. `code` is the code of the test function."""
 
     poison: DispatcherPoison
     code: CodeType | None
@@ -85,23 +86,23 @@ class Observation:
     def filled(self, site: CallSite, frame: FrameType | None) -> None:
         """Remember the stack of a line's first allocation in this test."""
         if frame is not None and id(frame) != self._last:
-            # A frame that allocates again has been followed up to the test already. Its id is kept, and not the frame:
-            # that would keep alive what it holds.
+            # Only the first allocation of a frame searches the test. The id is kept, because the frame would keep its
+            # locals alive.
             self.saw(frame)
             self._last = id(frame)
         if site.number not in self.stacks:
             self.stacks[site.number] = self.poison.call_sites.stack(frame) or (site.line,)
 
     def saw(self, frame: FrameType) -> None:
-        """Remember the test's own frame, found from a frame below it: its locals outlive its return."""
+        """Remember the test's own frame above `frame`, so that its locals outlive the test."""
         mine = frame_of(self.code, frame) if self.code is not None else None
         if mine is not None and mine is not self.frame:
-            # A property test calls its function again and again; its last two calls are enough to hold.
+            # A property test calls its function many times. The last two calls are kept.
             self.frames_done[:] = [self.frame] if self.frame is not None else []
             self.frame = mine
 
     def compared(self, name: str, frame: FrameType, sides: tuple[Any, ...]) -> None:
-        """Judge the sides of an assertion made in `frame` (or below); ones made by the code under test are ignored."""
+        """Judge the sides of an assertion in `frame`. Assertions of the code under test are ignored."""
         place, owner = self.poison.call_sites.innermost(frame)
         if place is None or owner != "tests":
             return
@@ -125,7 +126,7 @@ class Observation:
         marks = find(tensor)
         if not marks:
             return
-        # A test that hands its own unwritten buffer about and finds the same bits again has compared nothing unwritten.
+        # A test may compare its own unwritten buffer with itself: equal bits on both sides are no finding then.
         same = find(tensor, _same_bits(tensor, other)) if other is not None else marks
         differing = {mark.bits: mark for mark in same}
         for mark in marks:
@@ -135,7 +136,7 @@ class Observation:
                 self.found.append(described(kept, tensor, what, where, owner, origins))
 
     def origins_of(self, mark: Marked) -> tuple[Owner | None, tuple[tuple[Line, ...], ...]]:
-        """Whose memory a mark is, and the allocations it can stand for: of this test, where 6 bits leave several."""
+        """The owner of a mark's memory, and the stacks of its possible allocations (several for a 6-bit mark)."""
         if mark.is_wide and mark.number == FREE_MEMORY:
             return None, ()
         if mark.is_wide:
@@ -143,7 +144,7 @@ class Observation:
         else:
             candidates = sorted(number for number in self.stacks if narrow(number) == mark.number)
         origins = [site for number in candidates if (site := self.poison.call_sites.numbered(number)) is not None]
-        # Where several lines share the mark and one is a test's, the code is not accused.
+        # If one of several possible lines is a test's, the code is not accused.
         is_code = bool(origins) and all(site.owner == "code" for site in origins)
         stacks = tuple(self.stacks.get(site.number, (site.line,)) for site in origins)
         return "code" if is_code else "tests", stacks
@@ -161,21 +162,17 @@ class Observation:
 
 @contextlib.contextmanager
 def looking(poison: DispatcherPoison) -> Iterator[None]:
-    """Look at values without being seen: no poison, no autograd, no mode of the program under test."""
-    # To put modes aside costs a quarter of a millisecond, and mostly there are none.
+    """Read values without poison, autograd, or modes of the program under test."""
+    # Disabling modes costs a quarter of a millisecond, and mostly there are none.
     aside = _disable_current_modes() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
     with poison.paused(), torch.no_grad(), torch._C.DisableTorchFunction(), aside:
         yield
 
 
 def readable(value: Any) -> torch.Tensor | None:
-    """The plain tensor of a tensor or an array; None for what has no bits to read (sparse, fake, of a transform)."""
+    """The plain tensor of a tensor or an array; None if its bits cannot be read (sparse, fake, of a transform)."""
     try:
-        if not isinstance(value, torch.Tensor):
-            import numpy
-
-            if not isinstance(value, numpy.ndarray):
-                return None
+        if isinstance(value, numpy.ndarray):
             value = torch.from_numpy(numpy.ascontiguousarray(value))
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_quantized:
             return None
@@ -196,15 +193,11 @@ def described(
     owner: Owner | None,
     origins: tuple[tuple[Line, ...], ...],
 ) -> PoisonFound:
-    """A mark in a tensor, in numbers that a reader can look up."""
+    """The finding for a mark in a tensor."""
     size = 8 * tensor.element_size()
     bits = f"0x{mark.bits & ((1 << size) - 1):0{size // 4}x} {str(tensor.dtype).removeprefix('torch.')}"
-    index: list[int] = []
-    rest = mark.first
-    for length in reversed(tensor.shape):
-        index.insert(0, rest % length)
-        rest //= length
-    return PoisonFound(what, where, mark.count, tensor.numel(), tuple(index), bits, owner, origins)
+    index = tuple(map(int, numpy.unravel_index(mark.first, tensor.shape)))
+    return PoisonFound(what, where, mark.count, tensor.numel(), index, bits, owner, origins)
 
 
 def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:

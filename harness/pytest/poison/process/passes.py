@@ -1,4 +1,4 @@
-"""One test, run once for each poison it is to meet, and reported once."""
+"""Run one test once under each poison, and report it once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 from _pytest.runner import runtestprotocol
 
 from harness.pytest.poison.process.difference import differences
-from harness.pytest.poison.process.lost_device import lost_cuda
 from harness.pytest.poison.process.observation import Asserted
 from harness.pytest.poison.process.watch import Watch
 
@@ -23,7 +22,7 @@ SECTION = "poison"
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One run of a test: its reports, and what it asserted on."""
+    """One run of a test: its reports and its asserted values."""
 
     pattern: str | None
     reports: list[pytest.TestReport]
@@ -31,7 +30,7 @@ class Pass:
 
     @property
     def failed(self) -> pytest.TestReport | None:
-        """The report that failed, if one did."""
+        """The failed report, if any."""
         return next((report for report in self.reports if report.failed), None)
 
     @property
@@ -41,13 +40,13 @@ class Pass:
 
 
 def run_item(watch: Watch, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-    """Run `item` under each pattern, and give the reports of the pass that says most: the first failed one."""
+    """Run `item` under each pattern. Returns the reports of the first failed run, or of the first run."""
     rewind = random_state()
 
     def run(pattern: str | None) -> Pass:
         rewind()
         with watch.observing(getattr(item, "obj", None), pattern) as observation:
-            # The only call into pytest's inside: it sets a test up anew each time, which no public function does.
+            # A private function of pytest: no public one sets a test up again for each run.
             reports = runtestprotocol(item, nextitem=nextitem, log=False)
             return Pass(pattern, reports, observation.asserted)
 
@@ -60,41 +59,41 @@ def run_item(watch: Watch, item: pytest.Item, nextitem: pytest.Item | None) -> l
         if other.failed is not None:
             return _explained(watch, item, other, run)
         if watch.settings.is_diff and other.is_whole:
-            said = differences(done.asserted, other.asserted)
-            # A test that differs from itself without any change of the poison tells nothing. Sums of atomics in any
-            # order come out the same now and then, so both are asked.
-            if said and not (
+            found = differences(done.asserted, other.asserted)
+            # A test may differ from itself under one poison. Sums of atomics differ only sometimes, so both patterns
+            # are repeated.
+            if found and not (
                 differences(done.asserted, run(first).asserted) or differences(other.asserted, run(pattern).asserted)
             ):
-                return _failed_by_difference(done, other, said)
+                return _failed_by_difference(done, other, found)
     return done.reports
 
 
 def _explained(
     watch: Watch, item: pytest.Item, done: Pass, run: Callable[[str | None], Pass]
 ) -> list[pytest.TestReport]:
-    """Say of a failure whether the poison is behind it; findings explain themselves."""
+    """Add to a failure without findings whether the test also fails without poison."""
     report = done.failed
     if report is None or getattr(report, "poison_found", False):
         return done.reports
     reason = lost_cuda()
     if reason:
-        # In this process the same test fails from now on without poison too, which would tell nothing.
+        # Without poison the same test would fail in this process too.
         since = f"since {watch.lost_in}" if watch.lost_in else f"since this test under pattern {done.pattern}"
-        report.sections.append((SECTION, f"CUDA is of no use to this process {since}: {reason}"))
+        report.sections.append((SECTION, f"this process cannot use CUDA {since}: {reason}"))
         _counts(report)["lost"] = 1
         watch.lost_in = watch.lost_in or item.nodeid
         return done.reports
     bare = run(None).failed
-    said = "passes without poison" if bare is None else "fails without poison too: no finding of the poison"
-    report.sections.append((SECTION, f"this test {said} (pattern {done.pattern})"))
+    outcome = "passes without poison" if bare is None else "fails without poison too: no finding of the poison"
+    report.sections.append((SECTION, f"this test {outcome} (pattern {done.pattern})"))
     _counts(report)["failed_anyway" if bare is not None else "found"] = 1
     return done.reports
 
 
-def _failed_by_difference(done: Pass, other: Pass, said: list[str]) -> list[pytest.TestReport]:
+def _failed_by_difference(done: Pass, other: Pass, found: list[str]) -> list[pytest.TestReport]:
     under = f"({done.pattern}, then {other.pattern})"
-    lines = [f"what this test asserts on depends on memory that nobody wrote {under}:", *(f"  {one}" for one in said)]
+    lines = [f"the asserted values of this test depend on unwritten memory {under}:", *(f"  {one}" for one in found)]
     for report in done.reports:
         if report.when == "call":
             report.outcome = "failed"
@@ -109,9 +108,9 @@ def _counts(report: pytest.TestReport) -> dict[str, int]:
 
 
 def random_state() -> Callable[[], None]:
-    """A function that sets all random generators back to what they are now, so that runs of a test draw the same."""
+    """A function that resets all random generators to their present state, so that all runs draw the same numbers."""
     python, cpu = random.getstate(), torch.get_rng_state()
-    numpy: Any = sys.modules.get("numpy.random")  # where nobody has loaded it, nobody draws from it
+    numpy: Any = sys.modules.get("numpy.random")  # Without it, no test draws from it.
     array = numpy.get_state() if numpy is not None else None
     cuda = _cuda_states()
 
@@ -120,11 +119,11 @@ def random_state() -> Callable[[], None]:
         torch.set_rng_state(cpu)
         if array is not None:
             numpy.set_state(array)
-        with contextlib.suppress(RuntimeError):  # of CUDA that is lost: a test that uses it fails by itself
+        with contextlib.suppress(RuntimeError):  # If CUDA is lost, a test that uses it fails by itself.
             if cuda is not None:
                 torch.cuda.set_rng_state_all(cuda)
             elif _has_cuda():
-                # The first run was the first to use CUDA: its generators started at the beginning of their seeds.
+                # The first run initialized CUDA, so its generators started at their seeds.
                 for generator in torch.cuda.default_generators:
                     generator.manual_seed(generator.initial_seed())
 
@@ -140,3 +139,27 @@ def _cuda_states() -> list[torch.Tensor] | None:
 
 def _has_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def lost_cuda() -> str:
+    """Why this process cannot use CUDA any more, as after an illegal access; empty if it can, or never used it.
+
+    Waits for all queued kernels, because a kernel's fault shows at the next wait, perhaps in the next test.
+    """
+    if not _has_cuda():
+        return ""
+    try:
+        for index in range(torch.cuda.device_count()):
+            if _is_used(index):
+                torch.cuda.synchronize(index)
+    except RuntimeError as error:
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return ""
+
+
+def _is_used(index: int) -> bool:
+    """Whether torch holds memory of a device. Otherwise a call would create a context, which is slow."""
+    try:
+        return torch.cuda.memory_reserved(index) > 0
+    except RuntimeError:
+        return index == torch.cuda.current_device()  # The allocator keeps no statistics.

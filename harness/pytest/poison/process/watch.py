@@ -1,4 +1,4 @@
-"""The poison of one pytest process: what is filled with what, the sweep before a test, the running observation."""
+"""The poison of one pytest process: filled allocations, the sweep before a test, and the running observation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _folder(module: Any) -> str:
 
 
 class Watch:
-    """Installed once; `test_files` learns the collected files, `observation` is that of the running test."""
+    """Installed once in a process. `observation` is the observation of the running test."""
 
     def __init__(self, settings: Settings, root: Path) -> None:
         import _pytest
@@ -40,7 +40,7 @@ class Watch:
         passed_over = [_folder(module) for module in (torch, numpy, harness.memory.poison, harness.pytest.poison)]
         pytest_itself = [_folder(module) for module in (_pytest, pluggy)]
         self.poison = DispatcherPoison(CallSites(self.test_files, passed_over, pytest_itself))
-        self.poison.wanted = self._is_wanted
+        self.poison.wanted = lambda site: site.owner in settings.sites
         self.poison.on_fill = self._on_fill
         self.observation: Observation | None = None
         self.not_swept = ""
@@ -54,13 +54,13 @@ class Watch:
         self._assertions.install()
 
     def stop(self) -> None:
-        """Put everything back."""
+        """Restore all functions."""
         self._assertions.remove()
         self.poison.remove()
 
     @contextlib.contextmanager
     def observing(self, test: Any, pattern: str | None) -> Iterator[Observation]:
-        """Run a test, its fixtures included, under `pattern` (None: no poison) in this block."""
+        """Poison this block, which runs a test and its fixtures, with `pattern` (None: no poison)."""
         observation = Observation(self.poison, code_of(test), self.settings.is_diff)
         observation.filled_before = self.poison.filled
         self.observation = observation
@@ -73,9 +73,6 @@ class Watch:
             observation.frame = None
             observation.frames_done.clear()
 
-    def _is_wanted(self, site: CallSite) -> bool:
-        return site.owner in self.settings.sites
-
     def _on_fill(self, site: CallSite, frame: FrameType | None) -> None:
         if self.observation is not None:
             self.observation.filled(site, frame)
@@ -85,7 +82,7 @@ class Watch:
             self.observation.compared(name, frame, sides)
 
     def _sweep(self, pattern: str | None) -> None:
-        """Fill free CUDA memory; of a program that has not touched CUDA there is none."""
+        """Fill free CUDA memory, if the program has initialized CUDA."""
         if pattern is None or "free" not in self.settings.sites or self.not_swept:
             return
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -96,14 +93,14 @@ class Watch:
             word = fill_word(Poison(pattern, frozenset({SITE})), SITE)
             for index in range(torch.cuda.device_count()):
                 if torch.cuda.memory_reserved(index):
-                    with looking(self.poison):  # a suite's default device is not the harness's
+                    with looking(self.poison):  # A suite may have set a default device.
                         CudaSweep.of(torch.device("cuda", index))(word)
         except (HarnessError, ImportError, RuntimeError) as error:
             self.not_swept = (str(error) or type(error).__name__).splitlines()[0]
 
 
 def code_of(test: Any) -> CodeType | None:
-    """The code of a test's own function, decorators taken off."""
+    """The code of a test's own function, without its decorators."""
     if test is None:
         return None
     inner = getattr(getattr(test, "hypothesis", None), "inner_test", test)

@@ -1,0 +1,182 @@
+"""What commands that make or continue runs share: workers, history, the code under test, reports, exit codes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from harness.cli.output import warn
+from harness.core.errors import INTERRUPTED, HarnessError, InputError
+from harness.core.records import Verdict
+from harness.diagnose.perform import carry_out, diagnose, judge_faults
+from harness.report.terminal import LiveProgress
+from harness.report.write import write_reports
+from harness.run.pool import Pool
+from harness.run.ray_pool import RayPool
+from harness.run.runner import WorkerPool
+from harness.store.history.database import DEFAULT_HISTORY, opened
+from harness.store.history.entry import entry_of, write_run
+from harness.store.history.trends import Trends, read_trends
+from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
+from harness.store.source import Source, read_source
+
+NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons above"
+LOCAL, RAY = "local", "ray"
+NO_HISTORY = "none"
+
+NOT_OF_THE_PLAN = frozenset(
+    ("resume", "out", "workers", "executor", "ray_address", "shrink_seconds", "history", "commit", "branch", "json")
+)
+"""Parameters of commands that may change when a run is continued."""
+
+
+def pool_for(executor: str, ray_address: str | None, workers: int | None) -> Pool:
+    """The pool that the options ask for, with at most `workers`. Raises InputError for options that do not fit."""
+    if executor not in (LOCAL, RAY):
+        raise InputError(f"--executor {executor}: unknown executor; choose one of {LOCAL}, {RAY}")
+    if executor == LOCAL:
+        if ray_address is not None:
+            raise InputError("--ray-address: is for --executor ray; add it, or leave the address out")
+        return WorkerPool(workers)
+    return RayPool(ray_address or os.environ.get("RAY_ADDRESS") or None, workers)
+
+
+def source_under_test(commit: str = "", branch: str = "", plugins: tuple[Path, ...] = ()) -> Source:
+    """The code under test: the repository of the first plug-in, or of the working directory."""
+    folder = plugins[0].parent if plugins else Path.cwd()
+    return read_source(folder, os.environ, commit=commit, branch=branch)
+
+
+def work_on(store: RunStore, pool: Pool, screen: Console, *, shrink_seconds: float = 0.0) -> None:
+    """Run what is left of a planned run, judge its faults, and diagnose its failures."""
+    with LiveProgress(screen, len(store.unfinished()) + len(store.untried_controls())) as live:
+        carry_out(store, pool, live)
+    with screen.status("looking for the memory to blame"):
+        judge_faults(store, pool)
+        diagnose(store, pool, shrink_seconds=shrink_seconds)
+
+
+def perform(
+    store: RunStore,
+    work: Callable[[], None],
+    *,
+    stop: Callable[[], None],
+    tell: Callable[[], int],
+    history: Path | None,
+    settle: Callable[[str], None] = lambda ended: None,
+) -> int:
+    """Do the `work` of a run, write its reports even if the work ends early, and return the exit code.
+
+    `stop` ends the workers after Ctrl-C. `settle` gets the reason for an early end, or an empty string, and stores what
+    is left to store. `tell` prints the run and returns the exit code of a complete run. `history` is the file that gets
+    the results, or None. InputError is raised before anything is written.
+    """
+    ended, code = "", 0
+    try:
+        with stoppable(store):
+            work()
+    except KeyboardInterrupt:
+        ended, code = "interrupted", INTERRUPTED
+        stop()
+    except InputError:
+        raise
+    except HarnessError as error:
+        ended, code = " ".join(str(error).split()), error.exit_code
+    settle(ended)
+    write_reports(store, add_to_history(store, history))
+    own_code = tell()
+    if ended:
+        print(f"{ended}; continue with: {command_to_resume(store)}", file=sys.stderr)
+    if code == 0 and own_code == 2:
+        print(NOTHING_RAN, file=sys.stderr)
+    return code or own_code
+
+
+@contextmanager
+def stoppable(store: RunStore) -> Iterator[None]:
+    """Add the time of this block to the run, and let SIGTERM end the block as Ctrl-C does."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        store.add_seconds(time.monotonic() - started)
+
+
+def is_all_skipped(verdicts: list[Verdict]) -> bool:
+    """Whether there are results, and each of them is a skip."""
+    return bool(verdicts) and all(verdict is Verdict.SKIP for verdict in verdicts)
+
+
+def history_file(option: str | None) -> Path | None:
+    """The file that `--history` names, or None for `none`."""
+    if option is None:
+        return DEFAULT_HISTORY
+    return None if option == NO_HISTORY else Path(option)
+
+
+def add_to_history(store: RunStore, history: Path | None) -> Trends | None:
+    """Write a run to the history. Returns the trends of its cases, or None without a history.
+
+    An error, or Ctrl-C while another process locks the history, is only a warning: the reports must still be written.
+    """
+    if history is None:
+        return None
+    try:
+        with opened(history, create=True) as connection:
+            write_run(connection, entry_of(store))
+    except (HarnessError, OSError, sqlite3.Error, ValueError, KeyboardInterrupt) as error:
+        warn(f"this run is not in the history: {str(error) or 'interrupted'}")
+        return None
+    return read_trends(history, store.plan.run_id)
+
+
+def refuse_new_plan(context: typer.Context) -> None:
+    """Raise InputError if the command line of a resumed run has options of the plan, even with their default values."""
+    changed = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name in NOT_OF_THE_PLAN or source is None or source.name != "COMMANDLINE":
+            continue
+        if parameter.param_type_name != "argument":
+            changed.append(parameter.opts[0])
+        elif context.params[name]:
+            changed.append("a selector")
+    if changed:
+        raise InputError(f"--resume: continues the run as it was planned; leave out {', '.join(changed)}")
+
+
+def command_to_resume(store: RunStore) -> str:
+    """The command line that continues a run."""
+    return shlex.join(["mla-harness", _kind(store), "--resume", str(store.path)])
+
+
+def reopened(name: str, out: Path | None, command: str) -> RunStore:
+    """The run to continue. Raises InputError unless `command` (run, selftest or epochs) began it."""
+    store = RunStore.open(find_run(name, out or DEFAULT_RUNS))
+    kind = _kind(store)
+    if kind != command:
+        raise InputError(f"{store.path}: a run of `{kind}`; continue it with: {command_to_resume(store)}")
+    return store
+
+
+def _kind(store: RunStore) -> str:
+    if "epochs" in store.plan.options:
+        return "epochs"
+    return "selftest" if store.plan.is_selftest else "run"
