@@ -21,9 +21,8 @@ from pathlib import Path
 
 from markdown_page import row, table
 
-from harness.diagnose.script.check import check
 from harness.diagnose.script.code import MARKER
-from harness.diagnose.script.coverage import refused, scripted, tried
+from harness.diagnose.script.export import check, refused, scripted, tried
 from harness.diagnose.script.recipes import RECIPES
 
 TORCH = "torch==2.13.0"

@@ -22,8 +22,7 @@ from markdown_page import table
 from harness.core.cases import AskFirstNan, Job
 from harness.core.catalog import FAULTS
 from harness.judge.run_case import run_case
-from harness.scenario.device import on_device
-from harness.scenario.expand import fault_cases
+from harness.scenario.expand import fault_cases, on_device
 from harness.scenario.load import load_scenarios
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "first-nan.md"

@@ -25,8 +25,7 @@ from harness.scenario.expand import fault_cases
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 from harness.store.history.database import opened
-from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry
-from harness.store.history.write import write_run
+from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry, write_run
 from harness.store.source import Source
 
 RUNS_A_COMMIT = 3

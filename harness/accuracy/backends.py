@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from harness.core.catalog import MODELS
-from harness.core.engine_spec import ModelSpec
 from harness.core.errors import InputError
-from harness.core.system_spec import attribute_at
+from harness.core.registry import attribute_at
+from harness.core.systems import ModelSpec
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

@@ -14,8 +14,7 @@ from pydantic import Field, ValidationError, field_validator
 from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.records import Measured
 from harness.core.errors import InputError
-from harness.core.files import write_atomic
-from harness.core.fixtures import BASELINES
+from harness.core.files import BASELINES, write_atomic
 
 _HASHES_A_LINE = 8
 

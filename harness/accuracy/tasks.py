@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from harness.core.errors import InputError
-from harness.core.fixtures import TASKS
+from harness.core.files import TASKS
 from harness.core.registry import nearest
 
 INVALID = "[invalid]"

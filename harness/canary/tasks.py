@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.canary import aime
-from harness.core.fixtures import TASKS as TASK_FILES
+from harness.core.files import TASKS as TASK_FILES
 
 DATA_DIR = TASK_FILES / "data"
 TASKS = ("gsm_symbolic", "aime_shaped")

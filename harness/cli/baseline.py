@@ -14,7 +14,7 @@ from harness.cli.commands import new_app
 from harness.cli.options import Json, Out
 from harness.cli.output import console, print_json, table
 from harness.core.errors import InputError
-from harness.core.fixtures import BASELINES
+from harness.core.files import BASELINES
 from harness.core.registry import nearest
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 

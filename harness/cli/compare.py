@@ -13,8 +13,7 @@ from harness.cli.options import History, Json, Out
 from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.report.terminal_history import print_comparison
-from harness.store.history.choose import choose
-from harness.store.history.compare import Change, Comparison
+from harness.store.history.compare import Change, Comparison, choose
 from harness.store.history.compare import compare as compare_runs
 from harness.store.history.entry import Entry, RunEntry
 from harness.store.run_folder import DEFAULT_RUNS

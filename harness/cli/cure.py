@@ -18,7 +18,7 @@ from harness.core.cure_names import parse
 from harness.core.errors import InputError
 from harness.core.records import CureResult, Reading
 from harness.diagnose.cure import REMOVES, judge_cure, why_not
-from harness.diagnose.failing_case import comes_from, declared_oracle, first_failure
+from harness.diagnose.session import comes_from, declared_oracle, first_failure
 from harness.report.wording import one_line
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool

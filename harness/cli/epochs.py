@@ -18,8 +18,7 @@ from harness.core.catalog import MODELS
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
 from harness.diagnose.perform import exit_code
-from harness.report.terminal import print_run
-from harness.report.terminal_accuracy import EpochProgress
+from harness.report.terminal import EpochProgress, print_run
 from harness.run.child import ChildDied
 from harness.run.model_process import ModelProcess
 from harness.store.epochs import choose_baseline, create, judged

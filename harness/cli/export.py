@@ -9,9 +9,9 @@ from rich.console import Console
 from harness.cli.shrink import step_line
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
-from harness.diagnose.failing_case import candidates, first_failure
 from harness.diagnose.script.export import first_that_shows, with_fault
 from harness.diagnose.script.render import why_not
+from harness.diagnose.session import candidates, first_failure
 from harness.diagnose.shrink import shrink
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool

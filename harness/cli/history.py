@@ -19,11 +19,9 @@ from harness.core.registry import nearest
 from harness.report.terminal_history import print_case, print_runs, print_scenario
 from harness.report.wording import num
 from harness.store.history.database import opened
-from harness.store.history.dates import moment
-from harness.store.history.entry import entry_of
-from harness.store.history.runs import Filter, results_of, run_ids, scenarios
+from harness.store.history.entry import entry_of, write_run
+from harness.store.history.runs import Filter, moment, results_of, run_ids, scenarios
 from harness.store.history.trends import trends_over
-from harness.store.history.write import write_run
 from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
 MAX_RUNS = 100_000

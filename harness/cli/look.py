@@ -14,7 +14,7 @@ from harness.cli.options import Json, Kernel, Plugins, Scenarios, Seed
 from harness.cli.output import console, print_json, table
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS, ORACLES, SITES
-from harness.report.command import reproduce_case
+from harness.report.wording import reproduce_case
 from harness.run.environment import DEVICES, Environment
 from harness.run.planning import Wanted, register_plugins
 from harness.run.runner import WorkerPool

@@ -25,9 +25,8 @@ from harness.run.pool import Pool
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerPool
 from harness.store.history.database import DEFAULT_HISTORY, opened
-from harness.store.history.entry import entry_of
+from harness.store.history.entry import entry_of, write_run
 from harness.store.history.trends import Trends, read_trends
-from harness.store.history.write import write_run
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 from harness.store.source import Source, read_source
 

@@ -15,13 +15,12 @@ from harness.core.errors import HarnessError, InputError
 from harness.report.markdown import render
 from harness.report.terminal import fault_line, print_run
 from harness.report.write import write_reports
-from harness.store.canonical import canonical as canonical_lines
 from harness.store.epochs import take_in
-from harness.store.history.choose import previous_of
-from harness.store.history.compare import Comparison, compare
+from harness.store.history.compare import Comparison, compare, previous_of
 from harness.store.history.entry import entry_of
 from harness.store.history.trends import read_trends
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
+from harness.store.summary import canonical as canonical_lines
 from harness.store.summary import summarise
 
 

@@ -21,17 +21,12 @@ from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FaultResult, Shrunk, Verdict
-from harness.diagnose import first_nan
 from harness.diagnose.blame import find_blame
-from harness.diagnose.failing_case import comes_from, declared_oracle
-from harness.diagnose.judge_fault import judge_fault
-from harness.diagnose.perform import exit_code
-from harness.diagnose.session import with_first_nan
+from harness.diagnose.perform import exit_code, judge_fault
+from harness.diagnose.session import comes_from, declared_oracle, why_not_recorded, with_first_nan
 from harness.diagnose.shrink import shrink, why_not
-from harness.report.command import reproduce_case
-from harness.report.terminal import fault_line, finding_line, print_skips, verdict_text
-from harness.report.terminal_shrunk import print_shrunk
-from harness.report.wording import first_nan_lines, num, one_line, printable
+from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, verdict_text
+from harness.report.wording import first_nan_lines, num, one_line, printable, reproduce_case
 from harness.run.planning import Planner, Wanted, load
 from harness.run.pool import Pool
 from harness.run.runner import WorkerPool
@@ -162,7 +157,7 @@ class _Reproduction:
             failing = [(job, results[job.key]) for job in jobs if results[job.key].findings]
             blames = {key: blame for key, (blame, _) in find_blame(self.pool, failing).items()}
             first = {job.fault: job for job, _ in reversed(failing)}
-            shown = [job for job in reversed(first.values()) if job.key in blames and not first_nan.why_not(job)]
+            shown = [job for job in reversed(first.values()) if job.key in blames and not why_not_recorded(job)]
             blames |= with_first_nan(self.pool, shown, blames)
         return jobs, results, blames
 

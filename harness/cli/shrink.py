@@ -9,10 +9,10 @@ import typer
 from harness.cli import options
 from harness.cli.output import console, print_json
 from harness.core.records import ShrinkStep
-from harness.diagnose.failing_case import candidates, declared_oracle, first_failure
+from harness.diagnose.session import candidates, declared_oracle, first_failure
 from harness.diagnose.shrink import shrink as search
-from harness.report.command import reproduce_case
-from harness.report.terminal_shrunk import print_shrunk
+from harness.report.terminal import print_shrunk
+from harness.report.wording import reproduce_case
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
 

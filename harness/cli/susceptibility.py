@@ -14,14 +14,14 @@ from harness.cli.making_runs import history_file, perform, source_under_test
 from harness.cli.output import console
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.diagnose.perform import carry_out
 from harness.report import susceptibility as report
 from harness.report.susceptibility import LEGEND, Cell
 from harness.report.terminal import LiveProgress
 from harness.run.planning import Planner, Wanted, register_plugins
 from harness.run.runner import WorkerPool
-from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.expand import KernelOverride
 from harness.scenario.susceptibility import PATTERNS, SITES, cases
 from harness.store.run_folder import DEFAULT_RUNS, RunStore
 

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, SerializeAsAny, ValidationInfo, model_val
 from harness.core.catalog import SYSTEMS
 from harness.core.errors import UnknownNameError
 from harness.core.params import Params, Record
-from harness.core.system_spec import SystemSpec
+from harness.core.systems import SystemSpec
 
 ParamsT = TypeVar("ParamsT", bound=Params)
 

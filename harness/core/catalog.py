@@ -9,13 +9,12 @@ import importlib
 from typing import Any
 
 from harness.core import faults, kernels, oracles, sites, systems
-from harness.core.engine_spec import EngineSpec, ModelSpec
 from harness.core.faults import FaultSpec
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.core.oracles import OracleSpec
 from harness.core.registry import Registry
 from harness.core.sites import Site
-from harness.core.system_spec import SystemSpec
+from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
 __all__ = ["ENGINES", "FAULTS", "KERNELS", "MODELS", "ORACLES", "SITES", "SYSTEMS"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from harness.core.system_spec import attribute_at
+from harness.core.registry import attribute_at
 
 if TYPE_CHECKING:
     from harness.core.records import Finding

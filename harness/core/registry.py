@@ -1,10 +1,11 @@
-"""A generic table of named things, such as kernels, oracles, faults and sites."""
+"""A generic table of named things, such as kernels, oracles, faults and sites, and the code that its rows name."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from harness.core.errors import InputError, UnknownNameError
 
@@ -80,3 +81,12 @@ class Registry(Generic[EntryT]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def attribute_at(path: str) -> Any:
+    """The object at "module:name" or "module:Class.name". Imports the module."""
+    module, _, name = path.partition(":")
+    found = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -19,8 +19,7 @@ from typing import Any, TypeVar, cast
 
 from harness.core.errors import InputError
 from harness.core.faults import FAULTS, FaultSpec
-from harness.core.registry import Registry, nearest
-from harness.core.system_spec import attribute_at
+from harness.core.registry import Registry, attribute_at, nearest
 
 Function = Callable[..., Any]
 FunctionT = TypeVar("FunctionT", bound=Function)

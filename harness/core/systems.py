@@ -1,10 +1,107 @@
-"""The systems that the harness has itself; engines add their own. No torch here."""
+"""The systems, engines and kinds of models: what a row says, and the rows of the harness. Engines add their own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 from harness.core.engine_params import ENGINE_KERNELS
-from harness.core.engine_spec import ModelSpec
-from harness.core.system_spec import SystemSpec
+from harness.core.errors import UnknownNameError
+from harness.core.params import Params
+from harness.core.registry import attribute_at, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class SystemSpec:
+    """One kind of case. Nothing outside the table of systems compares their names.
+
+    `params` is "module:Model", the model of its parameters; for a system `with_op`, "module:TABLE" of models by op.
+    `target` is "module:Class", a `harness.judge.target.Target` that runs its cases in a worker.
+    `kernels` maps each parameter that names a kernel to its op; a system `with_op` has the one parameter `kernel`.
+    `uses_twins` says that on CUDA each kernel is replaced by its `cuda_twin`, which a graph can capture.
+    `devices` are the devices of its jobs. A case that `serves` starts a process that takes the GPU itself.
+    A case that `asks_canary` takes long, needs the fixtures, and keeps each answer in the folder of its run.
+    A file may name a system with `in_scenarios`, and have an accuracy section if it `has_accuracy`.
+    `shows_launches`: kernel launches can be traced, and a run lasts seconds. Such a case can be shrunk, exported as a
+    script, and used to judge a fix. `records_first_nan`: the first-NaN recorder can watch it.
+    """
+
+    name: str
+    summary: str
+    params: str
+    target: str = ""
+    with_op: bool = False
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    uses_twins: bool = False
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    serves: bool = False
+    asks_canary: bool = False
+    in_scenarios: bool = True
+    has_accuracy: bool = False
+    shows_launches: bool = False
+    records_first_nan: bool = False
+
+    def model(self, op: str | None = None) -> type[Params]:
+        """The model of the parameters of a case. Raises UnknownNameError for an op that has none."""
+        found = attribute_at(self.params)
+        if self.with_op and op not in found:
+            raise UnknownNameError(f"system {self.name} has no op {op!r}; {nearest(str(op), list(found))}")
+        model: type[Params] = found[op] if self.with_op else found
+        return model
+
+    def ops(self) -> list[str]:
+        """The ops that its cases can have; empty for a system without ops."""
+        return list(attribute_at(self.params)) if self.with_op else []
+
+    def kernels_of(self, op: str | None) -> Mapping[str, str]:
+        """Each parameter that names a kernel, with the op of that kernel."""
+        return {"kernel": op or ""} if self.with_op else self.kernels
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """A serving engine, or a package of kernels, that the harness judges.
+
+    `name` is its folder, `title` its name in texts, `distribution` its name for pip, `package` its name for import,
+    `install` the argument for pip if it is not the distribution. Environment variables that begin with one of
+    `variables` change what it does, and are stored with a case.
+    """
+
+    name: str
+    title: str
+    distribution: str
+    package: str
+    install: str = ""
+    variables: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """One sentence for lists."""
+        return f"{self.title}, installed as {self.distribution}"
+
+
+def engine_versions(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> installed version of each engine, from the environment of a run."""
+    versions: dict[str, str] = environment.get("engines") or {}
+    # Runs of version 0.1 have no key `engines`.
+    return versions or {name: environment[name] for name in ("vllm", "flashinfer") if environment.get(name)}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A kind of model that `mla-harness epochs --model NAME:WHERE` can ask.
+
+    `open` is "module:function": (where, *, concurrency, options) -> Backend, called in a child process. `options` are
+    the fields of `ModelParams` for this kind only.
+    """
+
+    name: str
+    where: str
+    summary: str
+    open: str
+    options: tuple[str, ...] = ()
+
 
 SYSTEMS: tuple[SystemSpec, ...] = (
     SystemSpec(

@@ -84,7 +84,8 @@ def _search(pool: Pool, job: Job) -> tuple[tuple[Reading, ...], int]:
     shown = [result for result in shown if _readings([result])]
     found: list[CaseResult] = []
     while shown:
-        halves = [half for result in shown for half in _halves(result.sites or ())]
+        groups = [result.sites or () for result in shown]
+        halves = [half for group in groups for half in (group[: len(group) // 2], group[len(group) // 2 :])]
         results = pool.run_in_order([_reader(job, half) for half in halves])
         num_compared += _num_compared(results)
         pairs = [results[place : place + 2] for place in range(0, len(results), 2)]
@@ -101,10 +102,6 @@ def _search(pool: Pool, job: Job) -> tuple[tuple[Reading, ...], int]:
 
 def _num_compared(results: Sequence[CaseResult]) -> int:
     return sum(sum(result.looked_at.values()) for result in results)
-
-
-def _halves(group: tuple[str, ...]) -> list[tuple[str, ...]]:
-    return [group[: len(group) // 2], group[len(group) // 2 :]]
 
 
 def _reader(job: Job, sites: tuple[str, ...]) -> Job:

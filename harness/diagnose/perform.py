@@ -1,18 +1,21 @@
-"""The work of a run: jobs, judgement of faults, diagnosis of failures. Each result is stored at once."""
+"""The work of a run: jobs, judgement of faults and known failures, diagnosis. Each result is stored at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from harness.core.cases import Job
-from harness.core.records import FAILED, Blame, CaseResult, FaultResult, Verdict
+from harness.core.catalog import FAULTS
+from harness.core.records import FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.diagnose.blame import conclude, find_blame
-from harness.diagnose.judge_fault import judge_fault
-from harness.diagnose.known import settled
 from harness.diagnose.session import Limits, Session
 from harness.run.pool import Pool
+from harness.scenario.schema import FaultUse
 from harness.store.run_folder import RunStore
+
+KNOWN_ORACLE = "known"
+"""The `oracle` of the finding that a known failure is gone."""
 
 
 class Progress(Protocol):
@@ -82,3 +85,55 @@ def exit_code(
     if verdicts & set(FAILED) or missed - errors:
         return 1
     return 3 if errors or Verdict.ERROR in verdicts else 0
+
+
+def judge_fault(use: FaultUse, result: CaseResult, blame: Blame, trial_seconds: float) -> FaultResult:
+    """Compare a result and its blame with the oracle and sites that the scenario declares for a fault."""
+    by = tuple(dict.fromkeys(finding.oracle for finding in result.findings))
+    problems = []
+    if result.verdict not in FAILED:
+        problems.append(f"the case ended in {result.verdict.value}" + (f": {result.reason}" if result.reason else ""))
+    elif use.caught_by not in by and not (use.caught_by == "answers" and by == ("crash",)):
+        # An engine that died gave no answers. The stale memory decides whether it dies.
+        problems.append(f"expected {use.caught_by} to fire, not {', '.join(by)}")
+    if not problems and sorted(blame.sites) != sorted(use.blames):
+        expected, got = ", ".join(use.blames) or "no site", ", ".join(blame.sites) or "no site"
+        problems.append(f"expected the blame on {expected}, not on {got}: {blame.how}")
+    return FaultResult(
+        fault=use.name,
+        scenario=result.scenario,
+        case=result.id,
+        ref=FAULTS.get(use.name).ref,
+        caught=not problems,
+        by=by,
+        blamed=blame.sites,
+        expected_by=use.caught_by,
+        expected_blame=use.blames,
+        seconds=round(result.seconds + trial_seconds, 3),
+        reason="; ".join(problems),
+        how=blame.how,
+        findings=result.findings,
+        accuracy=result.accuracy,
+    )
+
+
+def settled(job: Job, result: CaseResult, versions: Mapping[str, str]) -> CaseResult:
+    """`result` with the verdict that the case's known failure of the installed release gives, if there is one.
+
+    The expected failure gets the verdict `known`. A pass becomes a failure: the entry must go, as it would hide the
+    next regression. `versions` are the installed engines by name. A job with an injected bug is left as it is.
+    """
+    known = (entry for entry in job.case.known if entry.engine in versions)
+    entry = next((entry for entry in known if entry.covers(versions[entry.engine])), None)
+    if entry is None or job.faults:
+        return result
+    where = f"{entry.issue}, known in {entry.engine} {entry.versions}"
+    if result.verdict.value in entry.expect:
+        return result.model_copy(
+            update={"verdict": Verdict.KNOWN, "reason": f"{where}: {result.reason}", "known": entry}
+        )
+    if result.verdict is not Verdict.PASS:
+        return result
+    gone = f"passes on {entry.engine} {versions[entry.engine]}, which is known to fail: {where}; narrow its `versions`"
+    finding = Finding(oracle=KNOWN_ORACLE, message=gone)
+    return result.model_copy(update={"verdict": Verdict.FAIL, "reason": gone, "findings": (finding,), "known": entry})

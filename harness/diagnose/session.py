@@ -1,4 +1,4 @@
-"""Diagnosis of failing jobs within limits, for the command line and pytest: blame, first NaN, smallest case."""
+"""Diagnosis of failures within limits, for the command line and pytest: case, blame, first NaN, smallest case."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.core.cases import Job
+from harness.core.cases import AskFirstNan, Job
+from harness.core.catalog import FAULTS, SYSTEMS
+from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Shrunk
-from harness.diagnose import first_nan
 from harness.diagnose.blame import Failure, find_blame
 from harness.diagnose.shrink import shrink, why_not
+from harness.run.planning import Planner, Wanted, load
 from harness.run.pool import Pool
+from harness.scenario.expand import fault_cases
+from harness.scenario.selection import selects_scenario
 
 NOT_SOUGHT = "not sought: each trial would be a serving process; `mla-harness selftest` takes that time"
+MAX_CASES = 32
+"""Cases of a scenario that are run to find one that fails."""
 
 
 @dataclass(slots=True)
@@ -66,7 +72,7 @@ class Session:
 
     def _with_first_nan(self, failures: Sequence[Failure], blames: dict[str, Blame]) -> dict[str, Blame]:
         left, started = self._left, time.monotonic()
-        able = [job for job, _ in failures if job.key in blames and not first_nan.why_not(job)][: left.num_recorded]
+        able = [job for job, _ in failures if job.key in blames and not why_not_recorded(job)][: left.num_recorded]
         seconds = left.recording_seconds + sum(job.case.kind.serves for job in able) * left.served_seconds
         found = with_first_nan(self._pool, able, blames, seconds)
         left.num_recorded -= len(able)
@@ -98,7 +104,7 @@ def with_first_nan(
     pool: Pool, failing: Iterable[Job], blames: dict[str, Blame], budget_seconds: float = math.inf
 ) -> dict[str, Blame]:
     """Run each failing job again with the recorder. Returns the blames with the first writer and first reader."""
-    jobs = {job.key: first_nan.recorded_job(job, blames[job.key]) for job in failing}
+    jobs = {job.key: recorded_job(job, blames[job.key]) for job in failing}
     keys = {recorded.key: key for key, recorded in jobs.items()}
     found: dict[str, Blame] = {}
     deadline = time.monotonic() + budget_seconds
@@ -109,3 +115,67 @@ def with_first_nan(
         if time.monotonic() > deadline:
             break
     return found
+
+
+def why_not_recorded(job: Job) -> str:
+    """Why a failing job cannot run with the recorder, in a sentence; empty if it can."""
+    if job.case.kind.records_first_nan:
+        return ""
+    able = " and ".join(spec.name for spec in SYSTEMS if spec.records_first_nan)
+    return f"the recorder watches {able}, not system {job.case.system}"
+
+
+def recorded_job(job: Job, blame: Blame) -> Job:
+    """The trial of a failing `job` with all its poison, which also finds the first reader of the memory to blame."""
+    case = job.case.model_copy(update={"params": job.case.params.recorded()})
+    # The search for a reader runs the case several times.
+    return job.model_copy(
+        update={
+            "key": f"{job.key}~first-nan",
+            "case": case,
+            "ask": AskFirstNan(sites=blame.sites or job.poisoned_sites),
+            "timeout_seconds": 4 * job.timeout_seconds,
+            "directory": None,
+        }
+    )
+
+
+def candidates(planner: Planner) -> list[Job]:
+    """The jobs to try for a failure, at most MAX_CASES. The points of a named scenario's faults come first."""
+    wanted = planner.wanted
+    declared = [
+        case
+        for scenario in planner.scenarios()
+        if any(selects_scenario(selector, scenario) for selector in wanted.selectors)
+        for use, case in fault_cases(scenario, seed=wanted.seed)
+        if use.name == wanted.fault and wanted.kernel is None and not wanted.plugins
+    ]
+    jobs = {job.key: job for job in planner.jobs_of(declared, fault=wanted.fault)}
+    jobs |= {job.key: job for job in planner.jobs() if job.key not in jobs}
+    return list(jobs.values())[:MAX_CASES]
+
+
+def first_failure(pool: Pool, jobs: list[Job]) -> tuple[Job, CaseResult]:
+    """The first of `jobs` that fails, with its result. Raises InputError when none does."""
+    able = [job for job in jobs if not why_not(job)]
+    if not able:
+        raise InputError(f"{jobs[0].case.id}: {why_not(jobs[0])}")
+    results = pool.run_in_order(able)
+    for job, result in zip(able, results, strict=True):
+        if result.has_failed:
+            return job, result
+    why = f": {results[0].verdict.value}" + (f", {results[0].reason}" if results[0].reason else "")
+    some = f"{able[0].case.id}{why}" if len(able) == 1 else f"none of {len(able)} cases fails; {able[0].case.id}{why}"
+    hint = "inject a bug with --fault, or name a kernel with --kernel"
+    raise InputError(f"{some}; only a failing case can be reduced: {hint}")
+
+
+def declared_oracle(wanted: Wanted, job: Job) -> str | None:
+    """The oracle that must catch the fault of a job, as its scenario declares, or None."""
+    uses = (use for scenario in load(wanted) if scenario.name == job.case.scenario for use in scenario.faults)
+    return next((use.caught_by for use in uses if use.name == job.fault), None)
+
+
+def comes_from(reference: str, fault: str) -> bool:
+    """Whether a fault is the bug of an upstream reference, which may be a number alone."""
+    return FAULTS.get(fault).ref.rpartition("#")[2] == reference.rpartition("#")[2]

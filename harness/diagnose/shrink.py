@@ -6,24 +6,71 @@ A smaller case counts if
 - it does not fail for this reason with nothing poisoned, unless the first case does too.
 The last two rules exclude cases that are too small to run. Several trials run at a time, and the first reduction that
 counts is taken, so the result does not depend on the number of workers.
+
+A reduction never makes a case larger, so a series of reductions ends. Numbers shrink towards their least. Lists lose
+entries, and their entries shrink. Choices change to the plainest one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
-from harness.core.cases import Job
-from harness.core.catalog import SYSTEMS
+from pydantic import ValidationError
+
+from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.catalog import KERNELS, SYSTEMS
 from harness.core.errors import InputError
 from harness.core.finding_words import kind_of
 from harness.core.records import Blame, CaseResult, Finding, ShrinkStep, Shrunk, Verdict
 from harness.diagnose.blame import find_blame, primary
-from harness.diagnose.reductions import Reduction, fields_of, reductions
 from harness.run.pool import Pool
-from harness.scenario.variant import shown
+from harness.scenario.schema import Given
+from harness.scenario.variant import shown, vary
+
+PLAINEST: dict[str, tuple[Any, ...]] = {
+    "kv": ("fp32", "bf16"),
+    "graph": ("none",),
+    "quantize": ("none",),
+    "capture": ("persistent",),
+    "free_list": ("fifo",),
+    "empty_lse": ("-inf",),
+    "padded": ("none",),
+    "block_format": ("nvfp4",),
+    "planned": (False,),
+    "contiguous_q": (True,),
+    "zero_fill_output": (False,),
+    "drafter": (False,),
+    "dummy_steps": (False,),
+    "max_batched_tokens": (96,),
+    "max_num_seqs": (8,),
+    "context_chunk": (128,),
+    "window": (48,),
+    "index_topk": (16,),
+}
+"""Parameter -> its plain values, the plainest first.
+
+The limits of a batch are choices too: a smaller limit is not simpler, as it cuts prompts into more pieces.
+"""
+
+POWERS = ("hidden_size", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "v_head_dim",
+          "vocab_size", "width")  # fmt: skip
+"""Sizes that must be powers of two in many kernels. They shrink to smaller powers."""
+LEAST_POWER = 8
+
+TOGETHER = {"context_attention": ("query_lens", "context_lens")}
+"""Op -> lists with one entry a request, which lose a request together."""
+
+ONLY_WITH = {"num_experts_per_tok": "num_experts", "capture_sizes": "graph", "capture": "graph"}
+"""Parameter -> the parameter without which it has no effect. It is then left as it is."""
+
+FIRST = ("epochs", "requests", "seq_lens", "query_lens", "context_lens", "layers", "num_tokens", "drafter",
+         "dummy_steps", "graph", "num_experts", "quantize", "zero_fill_output", "shared_prefix", "query_len",
+         "num_heads", "num_blocks", "capture_sizes")  # fmt: skip
+"""The parameters to reduce first, as they make later trials quicker and the case easier to read."""
 
 
 @dataclass(slots=True)
@@ -176,3 +223,148 @@ def _same(search: _Search, result: CaseResult) -> Finding | None:
     """The finding of `result` with the reason of this search, or None."""
     findings = result.findings if result.has_failed else ()
     return next((finding for finding in findings if kind_of(finding) == search.kind), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """One step towards a smaller case: the name of a value, its value before, and its value in `case`."""
+
+    what: str
+    before: Any
+    after: Any
+    case: Case
+
+
+def fields_of(case: Case) -> list[str]:
+    """The values of a case that can be reduced, in the order to try: poison first, then parameters."""
+    names = list(type(case.params).model_fields)
+    together = TOGETHER.get(case.op or "", ())
+    ordered = sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    return ["sites", "patterns", "strict", *(["each request"] if together else []), *ordered]
+
+
+def reductions(base: Case, case: Case, field: str, blamed: Sequence[str] = ()) -> Iterator[Reduction]:
+    """Yield the legal cases that are smaller than `case` in `field`, the largest step first, as variants of `base`.
+
+    `blamed` are the sites to try first.
+    """
+    if field in ("sites", "patterns", "strict"):
+        for value in _smaller_poison(case.poison, field, tuple(blamed)):
+            poison = case.poison.model_copy(update={field: value})
+            yield Reduction(field, getattr(case.poison, field), value, vary(base, case.params, poison))
+        return
+    model, values = type(case.params), case.params.model_dump(mode="json")
+    for before, changes in _smaller_params(case, values, field):
+        try:
+            params = model.model_validate(model.settled(values | changes))
+        except ValidationError:
+            continue
+        if params != case.params:
+            yield Reduction(field, before, changes.get(field, changes), vary(base, params, case.poison))
+
+
+def _smaller_poison(plan: PoisonPlan, field: str, blamed: tuple[str, ...]) -> Iterator[Any]:
+    if field == "strict":
+        yield from (False,) if plan.strict else ()
+    elif field == "sites":
+        chosen = tuple(site for site in plan.sites if site in blamed)
+        if chosen and len(chosen) < len(plan.sites):
+            yield chosen
+        yield from (tuple(fewer) for fewer in _without_some(plan.sites, least=0))
+    else:
+        yield from ((pattern,) for pattern in plan.patterns if len(plan.patterns) > 1)
+        yield from (tuple(fewer) for fewer in _without_some(plan.patterns, least=2))
+
+
+def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any, Given]]:
+    """Yield the value before and the parameters to change, for each reduction of one field."""
+    if field == "each request":
+        yield from _fewer_requests(case, values)
+        return
+    value, needed = values[field], ONLY_WITH.get(field)
+    if needed is not None and values.get(needed, "none") in (0, "none"):
+        return
+    for smaller in _smaller(case, field, value):
+        yield value, {field: smaller}
+
+
+def _fewer_requests(case: Case, values: dict[str, Any]) -> Iterator[tuple[Any, Given]]:
+    names = TOGETHER[case.op or ""]
+    requests = list(zip(*(values[name] for name in names), strict=True))
+    for fewer in _without_some(requests, least=1):
+        yield requests, {name: list(column) for name, column in zip(names, zip(*fewer, strict=True), strict=True)}
+
+
+def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
+    kernels = case.kind.kernels_of(case.op)
+    if field in kernels:
+        yield from _plainer_kernel(case, field, value, kernels[field])
+    elif field in PLAINEST:
+        plainest = PLAINEST[field]
+        yield from plainest[: plainest.index(value)] if value in plainest else plainest
+    elif field in POWERS:
+        yield from (power for place in range(13) if (power := LEAST_POWER << place) < value)
+    elif isinstance(value, list):
+        default = type(case.params).model_fields[field].default
+        least = [0] if field in ("seq_lens", "context_lens") else [1, 1]
+        yield from _smaller_list(value, least, least_length=0 if default == () else 1)
+    elif isinstance(value, bool | str):
+        # Of other choices the default is plainest.
+        default = type(case.params).model_fields[field].default
+        yield from (default,) if default != value else ()
+    elif isinstance(value, int):
+        yield from _smaller_int(value, _least(case, field))
+
+
+def _plainer_kernel(case: Case, field: str, value: str, op: str) -> Iterator[str]:
+    """Yield the engine's default kernel instead of another built-in one. The kernel of a kernel case stays."""
+    default = type(case.params).model_fields[field].default
+    name = f"{op}/{value}"
+    is_built_in = name in KERNELS and KERNELS.get(name).origin == "built in"
+    if not case.kind.with_op and value != default and is_built_in:
+        yield default
+
+
+def _smaller_list(values: list[Any], least: list[int], *, least_length: int) -> Iterator[list[Any]]:
+    """Yield lists with fewer entries, then with one smaller entry: a number, a pair of numbers or a word."""
+    yield from (list(fewer) for fewer in _without_some(values, least=least_length))
+    for place, entry in enumerate(values):
+        for smaller in _smaller_entry(entry, least):
+            yield [*values[:place], smaller, *values[place + 1 :]]
+
+
+def _smaller_entry(entry: Any, least: list[int]) -> Iterator[Any]:
+    if isinstance(entry, int):
+        yield from _smaller_int(entry, least[0])
+    elif isinstance(entry, list):
+        for place, number in enumerate(entry):
+            for smaller in _smaller_int(number, least[place]):
+                yield [*entry[:place], smaller, *entry[place + 1 :]]
+
+
+def _without_some(values: Sequence[Any], *, least: int) -> Iterator[list[Any]]:
+    """Yield `values` without a half, a quarter, … and last without single entries, but with at least `least`."""
+    size = len(values) - least
+    while size >= 1:
+        for start in range(0, len(values), size):
+            fewer = [*values[:start], *values[start + size :]]
+            if least <= len(fewer) < len(values):
+                yield fewer
+        size = min(size - 1, (size + 1) // 2)
+
+
+def _smaller_int(value: int, least: int) -> Iterator[int]:
+    """Yield the least and the next (the least may be illegal), then numbers nearer to `value` by halves."""
+    yield from (smaller for smaller in (least, least + 1) if smaller < value)
+    gap = (value - least) // 2
+    while gap >= 1:
+        yield value - gap
+        gap //= 2
+
+
+def _least(case: Case, field: str) -> int:
+    """The least that a parameter's model allows."""
+    for item in type(case.params).model_fields[field].metadata:
+        if getattr(item, "ge", None) is not None:
+            return int(item.ge)
+    return 1

@@ -34,7 +34,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from packaging.version import InvalidVersion, Version
 
-from harness.core.engine_spec import EngineSpec
+from harness.core.systems import EngineSpec
 
 
 def installed_version(engine: EngineSpec) -> str | None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from harness.core.engine_spec import EngineSpec
 from harness.core.errors import InputError
+from harness.core.systems import EngineSpec
 from harness.engines.base import release_of
 
 

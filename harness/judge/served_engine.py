@@ -15,13 +15,13 @@ from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, h
 from harness.accuracy.identity import describe_directory
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
 from harness.core.errors import InputError
-from harness.core.fixtures import FIXTURES
+from harness.core.files import FIXTURES
 from harness.engine.engine import Engine
 from harness.engine.model import checkpoint
 from harness.engine.schedule.config import PAGE_SIZE, ModelConfig, num_pages
 from harness.engine.schedule.scheduler import Sequence as EngineSequence
 from harness.memory.poison.patterns import NATURAL, Poison
-from harness.scenario.device import cuda_twins
+from harness.scenario.expand import cuda_twins
 
 AS_IT_IS = Poison(NATURAL, frozenset())
 """The poison of a measurement of accuracy: memory keeps the values of its last owner, as in production."""

@@ -7,7 +7,7 @@ from typing import cast
 
 from harness.core.cases import Case, Job
 from harness.core.records import FirstNan
-from harness.core.system_spec import attribute_at
+from harness.core.registry import attribute_at
 from harness.judge.probes.trace import Trace
 from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from harness.core.errors import IllegalAddress, KernelError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.launch import launch

@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast, get_args
 
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
-from harness.core.kernel_spec import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
-from harness.core.loaded_files import execute_file, load_once
+from harness.core.files import execute_file, load_once
+from harness.core.kernels import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
 from harness.core.ops import OPS, Op
 
 ENTRY_POINT_GROUP = "mla_harness.kernels"
@@ -49,7 +49,7 @@ def kernel(
 
     The function's arguments are the op's, as :mod:`harness.core.ops` lists them. It allocates its outputs with torch,
     so that the poison reaches them. The other arguments of the decorator are promises: see
-    :class:`harness.core.kernel_spec.KernelSpec`. Raises InputError for an unknown op, an unknown value of a promise, a
+    :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op, an unknown value of a promise, a
     name that is taken, or a signature that the harness cannot call.
     """
     contract = OPS.get(op)

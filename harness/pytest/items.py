@@ -11,15 +11,13 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Shrunk, Verdict
-from harness.diagnose.known import settled
+from harness.diagnose.perform import settled
 from harness.diagnose.session import Limits, Session
-from harness.report.command import reproduce, reproduce_case
-from harness.report.terminal_shrunk import outcome_line
-from harness.report.wording import first_nan_lines, one_line
+from harness.report.terminal import outcome_line
+from harness.report.wording import first_nan_lines, one_line, reproduce, reproduce_case
 from harness.run.planning import Wanted, register_plugins
 from harness.run.runner import WorkerPool
-from harness.scenario.device import on_device
-from harness.scenario.expand import GPU, NIGHTLY, expand
+from harness.scenario.expand import GPU, NIGHTLY, expand, on_device
 from harness.scenario.load import default_directory, load_scenario
 
 MAX_FINDINGS_SHOWN = 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.catalog import ENGINES
-from harness.core.engine_spec import engine_versions
+from harness.core.systems import engine_versions
 
 FAILED = ("fail", "crash")
 BAD = (*FAILED, "known")

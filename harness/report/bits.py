@@ -7,8 +7,7 @@ import struct
 from dataclasses import dataclass
 
 from harness.core.catalog import SITES
-from harness.core.float_layouts import OUT_OF_RANGE, QUIET_BITS, TAG_MASK
-from harness.core.sites import Site
+from harness.core.sites import OUT_OF_RANGE, QUIET_BITS, TAG_MASK, Site
 
 _TYPED = re.compile(r"\b0x([0-9a-f]{1,16}) ((?:b?float|u?int|bool)\w*)")
 _SITE_OF_TAG = {site.tag: site for site in SITES}

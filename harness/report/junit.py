@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
-from harness.report.command import reproduce
-from harness.report.wording import model_sentence, one_line, printable
+from harness.report.wording import model_sentence, one_line, printable, reproduce
 from harness.store.run_folder import RunStore
 
 FAULT_SUITE = "injected faults"

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
-from harness.report.command import reproduce
 from harness.report.terminal import BAD
 from harness.report.terminal_history import change_groups, change_line, count_line, flaky_line
-from harness.report.wording import accuracy_title, known_line, num, one_line
+from harness.report.wording import accuracy_title, known_line, num, one_line, reproduce
 from harness.store.history.compare import Comparison
 from harness.store.history.trends import Trends
 from harness.store.run_folder import NEVER_RAN, RunStore

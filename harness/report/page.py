@@ -5,18 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from harness.core.records import AccuracyRecord, CaseResult, FaultResult, Verdict
+from harness.core.oracles import most_telling_first
+from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
 from harness.report.accuracy_chart import chart, grid
-from harness.report.case_data import case_data, embedded
-from harness.report.case_view import CaseView, of_fault, of_result
-from harness.report.failure_groups import failure_groups
+from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
 from harness.report.trend_chart import trend_view
 from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable
 from harness.store.history.trends import Trends
@@ -45,6 +45,7 @@ NUM_PRINTED = 20
 """Views that are printed with the overview; any other is printed when it is open."""
 BUDGET = 1_900_000
 """Bytes of the page up to which cases get a view in the markup; the script shows less of the others."""
+MAX_SENTENCE = 360
 
 
 def render(store: RunStore, trends: Trends | None = None) -> str:
@@ -235,3 +236,39 @@ def _facts(store: RunStore) -> list[tuple[str, str]]:
             value = ", ".join(f"{engine} {version}" for engine, version in value.items()) or "none"
         lines.append((name.replace("_", " "), "not installed" if value is None else str(value)))
     return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cases of one scenario that failed by the same oracles on the same tensor, blaming the same memory."""
+
+    members: tuple[CaseResult, ...]
+    sentence: str
+    oracles: tuple[str, ...]
+    sites: tuple[str, ...]
+
+
+def failure_groups(failed: Iterable[CaseResult], blames: dict[str, Blame]) -> list[Group]:
+    """The groups in the order of their first case. `blames` are by job key."""
+    found: dict[tuple[object, ...], list[CaseResult]] = {}
+    for result in failed:
+        found.setdefault(_likeness(result, blames.get(result.key)), []).append(result)
+    return [_group(results, blames.get(results[0].key)) for results in found.values()]
+
+
+def _likeness(result: CaseResult, blame: Blame | None) -> tuple[object, ...]:
+    ordered = most_telling_first(result.findings)
+    first = (ordered[0].oracle, ordered[0].tensor) if ordered else ("", one_line(result.reason, 80))
+    return (result.verdict, result.scenario, result.fault, *first, blame.sites if blame else ())
+
+
+def _group(results: list[CaseResult], blame: Blame | None) -> Group:
+    first = results[0]
+    ordered = most_telling_first(first.findings)
+    named = tuple(dict.fromkeys(finding.site for finding in ordered if finding.site))
+    return Group(
+        members=tuple(results),
+        sentence=one_line((ordered[0].message if ordered else "") or first.reason, MAX_SENTENCE),
+        oracles=tuple(dict.fromkeys(finding.oracle for finding in ordered)),
+        sites=blame.sites if blame and blame.sites else named,
+    )

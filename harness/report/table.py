@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, Finding
-from harness.report.command import reproduce
-from harness.report.wording import printable
+from harness.report.wording import printable, reproduce
 from harness.store.run_folder import RunStore
 
 COLUMNS = (
@@ -73,12 +72,8 @@ def _of_epoch(record: AccuracyRecord, epoch: EpochAccuracy) -> dict[str, object]
 def _columns(result: CaseResult) -> dict[str, object]:
     findings = result.findings
     return {
-        "id": result.id,
-        "scenario": result.scenario,
+        **result.model_dump(mode="json", include={"id", "scenario", "verdict", "seconds", "reason"}),
         "refs": " ".join(result.refs),
-        "verdict": result.verdict.value,
-        "seconds": result.seconds,
-        "reason": result.reason,
         "fault": result.fault or "",
         "num_findings": len(findings),
         "oracles": _distinct(findings, "oracle"),

@@ -1,4 +1,4 @@
-"""A run in a terminal: a live line while it lasts, then tables, failures and totals."""
+"""A run in a terminal: a live line while it lasts, then tables, failures, totals, accuracy and the smallest case."""
 
 from __future__ import annotations
 
@@ -6,18 +6,39 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from harness.core.cases import Job
-from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
-from harness.report.command import reproduce, reproduce_case
-from harness.report.terminal_accuracy import print_accuracy, progress_bar
-from harness.report.wording import first_nan_lines, known_line, num, one_line, printable
+from harness.core.records import (
+    AccuracyRecord,
+    Blame,
+    CaseResult,
+    EpochAccuracy,
+    FaultResult,
+    Finding,
+    ShrinkStep,
+    Shrunk,
+    Verdict,
+)
+from harness.report.wording import (
+    accuracy_title,
+    describe_faulty,
+    first_nan_lines,
+    known_line,
+    model_sentence,
+    num,
+    one_line,
+    printable,
+    reproduce,
+    reproduce_case,
+)
 from harness.store.run_folder import NEVER_RAN, RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
 
@@ -34,6 +55,9 @@ MAX_FAILURES = 20
 MAX_FINDINGS = 3
 MAX_LOG_LINES = 12
 PIPE_WIDTH = 140
+MAX_RECORDS = 30
+SHOWN_EPOCHS = 20
+MAX_VALUE = 60
 
 
 def console_for(stream: IO[str] | None = None) -> Console:
@@ -44,22 +68,38 @@ def console_for(stream: IO[str] | None = None) -> Console:
     return Console(file=target, markup=False, highlight=False, emoji=False, width=width)
 
 
-class LiveProgress:
-    """A progress bar with counts while the cases run; without a terminal only bad results are printed, a line each."""
+class _Bar:
+    """A bar with a count, the time and a note, for the length of a `with`. It shows nothing without a terminal."""
 
-    def __init__(self, console: Console, num_jobs: int, what: str = "cases") -> None:
+    def __init__(self, console: Console, what: str, *, total: int | None = None, note: str = "") -> None:
         self._console = console
-        self._running: dict[str, str] = {}
-        self._counts: Counter[str] = Counter()
-        self._progress = progress_bar(console)
-        self._task = self._progress.add_task(what, total=num_jobs, note="starting workers")
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(what, total=total, note=note)
 
-    def __enter__(self) -> LiveProgress:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self._progress.stop()
+
+
+class LiveProgress(_Bar):
+    """A progress bar with counts while the cases run; without a terminal only bad results are printed, a line each."""
+
+    def __init__(self, console: Console, num_jobs: int) -> None:
+        super().__init__(console, "cases", total=num_jobs, note="starting workers")
+        self._running: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
 
     def on_start(self, job: Job) -> None:
         """A worker took a job."""
@@ -217,3 +257,102 @@ def fault_line(fault: FaultResult) -> Text:
     if not fault.caught:
         line.append(f"\n       {one_line(fault.reason)}", style="default")
     return line
+
+
+class EpochProgress(_Bar):
+    """A bar for the epoch that runs; without a terminal, a line at the end of each epoch."""
+
+    def __init__(self, console: Console, num_epochs: int) -> None:
+        super().__init__(console, f"epoch 1 of {num_epochs}")
+        self._num_epochs = num_epochs
+        self._ended: set[int] = set()
+
+    def update(self, state: dict[str, int]) -> None:
+        """Show the progress in `state`."""
+        epoch, answered, total = state["epoch"], state["answered"], state["num_questions"]
+        share = f"accuracy {state['num_correct'] / answered:.4f}"
+        note = share + (f", {state['unanswered']} unanswered" if state["unanswered"] else "")
+        description = f"epoch {epoch} of {self._num_epochs}"
+        self._progress.update(self._task, description=description, completed=answered, total=total, note=note)
+        if answered == total and epoch not in self._ended:
+            self._ended.add(epoch)
+            self._console.print(f"{description}: {total:,} questions, {note}{_speed(state)}", soft_wrap=True)
+
+
+def _speed(state: dict[str, int]) -> str:
+    tokens, seconds = state.get("num_tokens", 0), state.get("milliseconds", 0) / 1e3
+    return f", {tokens:,} tokens in {seconds:.2f} s, {tokens / seconds:,.0f} a second" if tokens and seconds else ""
+
+
+def print_accuracy(console: Console, records: Sequence[AccuracyRecord]) -> None:
+    """Print the epochs of each record with their intervals, and the judgement."""
+    for record in records[:MAX_RECORDS]:
+        console.print(Text(one_line(accuracy_title(record), 300), style="bold"), soft_wrap=True)
+        if sentence := model_sentence(record):
+            console.print("  " + one_line(sentence), soft_wrap=True)
+        console.print(_table(record))
+        if record.judgement.statement:
+            console.print(" " + one_line(record.judgement.statement, 1000) + "\n", soft_wrap=True)
+    if len(records) > MAX_RECORDS:
+        console.print(f"and {len(records) - MAX_RECORDS} more measurements of accuracy in results.csv\n")
+
+
+def _table(record: AccuracyRecord) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=True)
+    for name in ("epoch", "right", "accuracy", "95 % interval", "lost", "gained", "p", "changed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("not usable", overflow="fold")
+    if use := record.baseline:
+        table.add_row("baseline", f"of {use.num_shared:,}", f"{use.accuracy:.4f}", _interval(use.interval))
+    for epoch in record.epochs[:SHOWN_EPOCHS]:
+        table.add_row(*_row(epoch))
+    if len(record.epochs) > SHOWN_EPOCHS:
+        table.add_row("…", f"{len(record.epochs) - SHOWN_EPOCHS} more")
+    return table
+
+
+def _row(epoch: EpochAccuracy) -> tuple[str, ...]:
+    if not epoch.num_questions:
+        return (str(epoch.epoch), "not asked")
+    flips = epoch.flips
+    compared = (str(flips.lost), str(flips.gained), f"{flips.p_value:.2g}") if flips else ("·", "·", "·")
+    return (
+        str(epoch.epoch),
+        f"{epoch.num_correct:,} of {epoch.num_questions:,}",
+        f"{epoch.accuracy:.4f}",
+        _interval(epoch.interval),
+        *compared,
+        str(epoch.changed),
+        printable(describe_faulty(epoch)),
+    )
+
+
+def _interval(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.4f} to {interval[1]:.4f}"
+
+
+def step_row(step: ShrinkStep) -> tuple[str, str]:
+    """What was reduced, and from what to what."""
+    change = f"{one_line(step.before, MAX_VALUE)} -> {one_line(step.after, MAX_VALUE)}"
+    return printable(step.what), printable(change)
+
+
+def outcome_line(shrunk: Shrunk) -> str:
+    """How the search ended: ``18 steps, 89 trials, 5.4 s; no smaller case fails alike``."""
+    end = "no smaller case fails alike" if shrunk.is_smallest else "the time was up; a smaller one may exist"
+    return f"{num(len(shrunk.steps), 'step')}, {num(shrunk.num_trials, 'trial')}, {shrunk.seconds:.1f} s; {end}"
+
+
+def print_shrunk(console: Console, shrunk: Shrunk, command: str) -> None:
+    """The way to the smallest case, its finding, and the `command` that runs it."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for place, step in enumerate(shrunk.steps, 1):
+        table.add_row(str(place), *(Text(cell) for cell in step_row(step)))
+    console.print(Padding(table, (0, 0, 0, 2)))
+    console.print(f"  {outcome_line(shrunk)}", soft_wrap=True)
+    console.print(Text("smallest: ", style="bold") + Text(printable(shrunk.case.id)), soft_wrap=True)
+    console.print(Text("  " + finding_line(shrunk.finding)), soft_wrap=True)
+    console.print(f"  again: {command}", markup=False, soft_wrap=True)

@@ -1,13 +1,18 @@
-"""Text that is safe to print in a terminal, XML and HTML, and sentences that several reports share."""
+"""Text that is safe to print in a terminal, XML and HTML; sentences and commands that several reports share."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from typing import Any
 
 from harness.core.records import AccuracyRecord, Blame, CaseResult, EpochAccuracy
 
 # XML 1.0 cannot hold these characters, not even escaped. A terminal obeys some of them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
+OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios"}
+EPOCHS = "epochs"
+"""The scenario, and the key of `run.json`, of a run of `mla-harness epochs`."""
 
 
 def printable(text: str) -> str:
@@ -68,3 +73,46 @@ def first_nan_lines(blame: Blame | None) -> list[str]:
         place = f" ({one_line(found.reader_at)})" if found.reader_at else ""
         lines.append(f"first reader: {one_line(found.reader, 200)}{place} of {', '.join(found.sites)}")
     return lines
+
+
+def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
+    """`mla-harness run ID` with all that decides the outcome: fault, kernel, plug-ins, seed, device."""
+    if result.scenario == EPOCHS and EPOCHS in options:
+        return _epochs_command(options[EPOCHS])
+    return reproduce_case(result.id, result.fault, options)
+
+
+def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> str:
+    """`mla-harness run ID` for a case without a result, such as the smallest failing one."""
+    words = ["mla-harness", "run", case_id]
+    for name, flag in OPTION_FLAGS.items():
+        value = options.get(name)
+        if value and (name, value) != ("device", "auto"):
+            words += [flag, str(value)]
+    words += _plugins_and_seed(options)
+    if fault:
+        words += ["--fault", fault]
+    return shlex.join(words)
+
+
+def _epochs_command(questions: dict[str, Any]) -> str:
+    words = ["mla-harness", EPOCHS]
+    settings = {name: value for name, value in questions.items() if name != "options"} | questions.get("options", {})
+    for name, value in settings.items():
+        if value is not None:
+            words += ["--" + name.replace("_", "-"), str(value)]
+    return shlex.join(words)
+
+
+def show(case_id: str, options: dict[str, Any]) -> str:
+    """`mla-harness show ID` with the options that decide which case the id names."""
+    words = ["mla-harness", "show", case_id]
+    for name in ("kernel", "scenarios"):
+        if options.get(name):
+            words += [OPTION_FLAGS[name], str(options[name])]
+    return shlex.join(words + _plugins_and_seed(options))
+
+
+def _plugins_and_seed(options: dict[str, Any]) -> list[str]:
+    words = [word for plugin in options.get("plugins", ()) for word in ("--plugin", str(plugin))]
+    return words + (["--seed", str(options["seed"])] if options.get("seed") else [])

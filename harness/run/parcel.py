@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.core.errors import InputError
-from harness.core.fixtures import FIXTURES
+from harness.core.files import FIXTURES
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LEFT_OUT = ("__pycache__", "_fixtures", "_scenarios")

@@ -10,12 +10,10 @@ from typing import Any
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import InputError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.run.environment import DEVICES
 from harness.run.pool import Pool
-from harness.scenario.device import on_device
-from harness.scenario.expand import GPU, fault_cases
-from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.expand import GPU, KernelOverride, fault_cases, on_device
 from harness.scenario.load import load_scenarios
 from harness.scenario.schema import FaultUse, Scenario
 from harness.scenario.selection import select, select_scenarios, selects_scenario, with_each

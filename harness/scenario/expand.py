@@ -1,16 +1,24 @@
-"""Scenario -> cases. The id of a case names its scenario and its point."""
+"""Scenario -> cases, from the points of its matrix or drawn. The id of a case names its scenario and its point.
+
+`--kernel NAME` judges one kernel instead of the kernels that scenarios name; on CUDA a kernel's twin may replace it.
+The id of a drawn case, such as `fuzz[seed=7,draw=12]`, alone reproduces it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from harness.core.cases import Case, KnownFailure, PoisonPlan
-from harness.core.catalog import SITES, SYSTEMS
+from harness.core.catalog import KERNELS, ORACLES, SITES, SYSTEMS
 from harness.core.engine_params import AccuracyParams
-from harness.core.system_spec import SystemSpec
-from harness.scenario import fuzz
-from harness.scenario.kernel_override import KernelOverride
-from harness.scenario.make_case import make_case
+from harness.core.errors import UnknownNameError
+from harness.core.params import Params
+from harness.core.registry import nearest
+from harness.core.systems import SystemSpec
+from harness.scenario.draws import draw
 from harness.scenario.matrix import ACCURACY, MatrixPoint, accuracy_points, case_id, points
 from harness.scenario.schema import FaultUse, Scenario
 
@@ -20,6 +28,38 @@ NIGHTLY = "nightly"
 """The tag of long cases, which a plain run leaves out."""
 NATURAL = "natural"
 """The pattern of :mod:`harness.memory.poison.patterns` that fills nothing. That module needs torch."""
+_DRAWN_ID = re.compile(
+    r"^(?P<name>[a-z0-9-]+)\[(?:kernel=(?P<kernel>[^,]+),)?seed=(?P<seed>\d{1,18}),draw=(?P<draw>\d{1,9})\]$", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOverride:
+    """A kernel's short name, and the ops that it implements."""
+
+    short_name: str
+    ops: frozenset[str]
+
+    @classmethod
+    def named(cls, name: str) -> KernelOverride:
+        """The registered kernels called `name`, short or as `op/short`. Raises UnknownNameError."""
+        specs = [spec for spec in KERNELS if name in (spec.short_name, spec.name)]
+        if not specs:
+            known = KERNELS.names() if "/" in name else sorted({spec.short_name for spec in KERNELS})
+            raise UnknownNameError(f"--kernel: unknown kernel {name!r}; {nearest(name, known)}")
+        return cls(specs[0].short_name, frozenset(spec.op for spec in specs))
+
+    def apply(self, system: SystemSpec, op: str | None, point: MatrixPoint) -> MatrixPoint | None:
+        """`point` with this kernel for its ops; None if the system uses none of them.
+
+        Its labels begin with `kernel=mine` and have no axis of a replaced kernel.
+        """
+        replaced = [field for field, field_op in system.kernels_of(op).items() if field_op in self.ops]
+        if not replaced:
+            return None
+        kept = {axis: label for axis, label in point.labels.items() if axis not in (*replaced, "kernel")}
+        params = point.params.model_copy(update=dict.fromkeys(replaced, self.short_name))
+        return MatrixPoint({"kernel": self.short_name, **kept}, params)
 
 
 def expand(
@@ -34,7 +74,7 @@ def expand(
     `keep(place, id)` says whether to make a case of the matrix.
     """
     if scenario.fuzz is not None:
-        return fuzz.cases(scenario, seed, override)
+        return drawn_cases(scenario, seed, override)
     found, measured = points(scenario), accuracy_points(scenario)
     if override is not None:
         found = _overridden(scenario, scenario.kind, found, override)
@@ -56,47 +96,105 @@ def fault_cases(scenario: Scenario, *, seed: int = 0) -> list[tuple[FaultUse, Ca
 def _overridden(
     scenario: Scenario, system: SystemSpec, found: list[MatrixPoint], override: KernelOverride
 ) -> list[MatrixPoint]:
-    replaced: dict[str, MatrixPoint] = {}
-    for point in found:
-        params = override.apply(system, scenario.op, point.params)
-        if params is not None:
-            labels = override.relabel(point.labels, system, scenario.op)
-            replaced.setdefault(case_id(scenario.name, labels), MatrixPoint(labels, params))
-    return list(replaced.values())
+    replaced = filter(None, (override.apply(system, scenario.op, point) for point in found))
+    alike: dict[str, MatrixPoint] = {}
+    for point in replaced:
+        alike.setdefault(case_id(scenario.name, point.labels), point)
+    return list(alike.values())
 
 
 def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
     if isinstance(point.params, AccuracyParams):
-        return _accuracy_case(scenario, point, seed)
-    poison = scenario.poison
-    sites = tuple(SITES.names()) if poison.sites is None else poison.sites
-    known = [
-        KnownFailure(issue=use.issue, engine=use.engine, versions=use.versions, expect=use.expect)
-        for use in scenario.known
-        if point.matches(use.on)
-    ]
-    return make_case(
+        # No memory is filled: stale bits have the effect that they have in production.
+        poison, tags = PoisonPlan(patterns=(NATURAL,)), (NIGHTLY,) if "limit" in point.labels else ()
+        return _made(scenario, point, poison, system=ACCURACY, seed=seed, tags=tags, oracles=(ACCURACY,))
+    settings = scenario.poison
+    patterns, sites = point.patterns or settings.patterns, point.sites or settings.sites
+    known = [use.model_dump(exclude={"on"}) for use in scenario.known if point.matches(use.on)]
+    return _made(
         scenario,
-        point.labels,
-        point.params,
-        PoisonPlan(patterns=point.patterns or poison.patterns, sites=point.sites or sites, strict=poison.strict),
+        point,
+        PoisonPlan(patterns=patterns, sites=tuple(SITES.names()) if sites is None else sites, strict=settings.strict),
         system=scenario.kind.name,
         op=scenario.op,
         seed=seed,
         tags=(GPU,) if scenario.device == "cuda" else (),
-        known=tuple(known),
+        known=tuple(map(KnownFailure.model_validate, known)),
     )
 
 
-def _accuracy_case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
-    """A measurement of accuracy. No memory is filled: stale bits have the effect that they have in production."""
-    return make_case(
-        scenario,
-        point.labels,
-        point.params,
-        PoisonPlan(patterns=(NATURAL,)),
-        system=ACCURACY,
-        seed=seed,
-        tags=(NIGHTLY,) if "limit" in point.labels else (),
-        oracles=(ACCURACY,),
+def _made(
+    scenario: Scenario,
+    point: MatrixPoint,
+    poison: PoisonPlan,
+    *,
+    system: str,
+    op: str | None = None,
+    seed: int = 0,
+    tags: tuple[str, ...] = (),
+    oracles: tuple[str, ...] | None = None,
+    known: tuple[KnownFailure, ...] = (),
+) -> Case:
+    """The case of `point`. `tags` are added to the scenario's. Default `oracles`: all usable ones."""
+    identity = case_id(scenario.name, point.labels)
+    return Case(
+        id=identity,
+        scenario=scenario.name,
+        system=system,
+        op=op,
+        refs=scenario.refs,
+        tags=tuple(dict.fromkeys((*scenario.tags, system, *filter(None, (op,)), *tags))),
+        params=point.params,
+        poison=poison,
+        oracles=usable(scenario.oracles, poison.patterns, point.params) if oracles is None else oracles,
+        seed=seed_of(identity, seed),
+        known=known,
     )
+
+
+def usable(oracles: tuple[str, ...], patterns: tuple[str, ...], params: Params) -> tuple[str, ...]:
+    """`oracles` without the ones that would have nothing to judge in a case with these parameters and patterns."""
+    given = params.gives() | {""} | ({"patterns"} if len(patterns) > 1 else set())
+    return tuple(name for name in oracles if ORACLES.get(name).needs in given)
+
+
+def seed_of(identity: str, seed: int = 0) -> int:
+    """The seed (31 bits) of the case `identity` in a run with `--seed`. All random numbers of the case come from it."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{identity}".encode()).digest()[:4], "big") >> 1
+
+
+def drawn_cases(scenario: Scenario, seed: int, override: KernelOverride | None = None) -> list[Case]:
+    """The first `examples` draws of a fuzz scenario; with `override`, only draws that use one of its ops."""
+    assert scenario.fuzz is not None
+    drawn = (_drawn(scenario, seed, number, override) for number in range(scenario.fuzz.examples))
+    return [case for case in drawn if case is not None]
+
+
+def drawn_case(scenario: Scenario, identity: str, override: KernelOverride | None = None) -> Case | None:
+    """The case of a fuzz id with any seed and number; None for any other id."""
+    match = _DRAWN_ID.match(identity)
+    kernel = override.short_name if override else None
+    if match is None or match["name"] != scenario.name or match["kernel"] != kernel:
+        return None
+    return _drawn(scenario, int(match["seed"]), int(match["draw"]), override)
+
+
+def _drawn(scenario: Scenario, seed: int, number: int, override: KernelOverride | None) -> Case | None:
+    drawn = draw(f"{seed}:{number}")
+    whole = MatrixPoint({"seed": str(seed), "draw": str(number)}, drawn.params)
+    point = override.apply(SYSTEMS.get(drawn.system), drawn.op, whole) if override else whole
+    return _made(scenario, point, drawn.poison, system=drawn.system, op=drawn.op) if point else None
+
+
+def on_device(case: Case, device: str) -> Case:
+    """`case` with the kernels that run on `device`. Its id and seed stay the same."""
+    if device != "cuda" or not case.kind.uses_twins:
+        return case
+    twins = cuda_twins(case.kernels())
+    return case.model_copy(update={"params": case.params.model_copy(update=twins)}) if twins else case
+
+
+def cuda_twins(kernels: dict[str, str]) -> dict[str, str]:
+    """Parameter -> short name of the kernel's twin for a GPU, for each of `kernels` that declares one."""
+    twins = {field: KERNELS.get(name).cuda_twin for field, name in kernels.items() if name in KERNELS}
+    return {field: twin for field, twin in twins.items() if twin}

@@ -1,20 +1,30 @@
-"""Scenario files -> checked scenarios, or an InputError with file, line, column and the way to mend it."""
+"""Scenario files -> checked scenarios, or an InputError with file, line, column and the way to mend it.
+
+Tags and code in YAML are refused, and the size is limited. Scalars follow YAML 1.2: `on`, `off`, `yes` and `no` are
+words, dates are text, and only true and false are booleans.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import yaml
 from pydantic import ValidationError
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 import harness
 from harness.core.errors import InputError
-from harness.scenario import document, explain, matrix
-from harness.scenario.document import Document, DocumentError
-from harness.scenario.explain import Problem
-from harness.scenario.schema import Scenario
+from harness.scenario import matrix
+from harness.scenario.schema import Location, Problem, Scenario, explain_problems
 
 SUFFIXES = (".yaml", ".yml")
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 24
+MAX_VALUES = 20_000
 
 
 def shipped_directory() -> Path:
@@ -62,7 +72,7 @@ def _load(path: Path) -> tuple[Scenario, Document]:
     except OSError as error:
         raise InputError(f"{path}:1:1: cannot be read: {error.strerror}") from None
     try:
-        found = document.read(content)
+        found = read_document(content)
     except DocumentError as error:
         raise InputError(f"{path}:{error.line}:{error.column}: {error.message}") from None
     return _checked(found, path), found
@@ -74,7 +84,7 @@ def _checked(found: Document, path: Path) -> Scenario:
     try:
         scenario = Scenario.model_validate_json(json.dumps(found.data), strict=True)
     except ValidationError as error:
-        raise _first(explain.problems(error, Scenario), found, path) from None
+        raise _first(explain_problems(error, Scenario), found, path) from None
     problems = list(matrix.check(scenario))
     if problems:
         raise _first(problems, found, path)
@@ -89,3 +99,138 @@ def _first(problems: list[Problem], found: Document, path: Path) -> InputError:
 def _input_error(problem: Problem, found: Document, path: Path) -> InputError:
     line, column = found.place(problem.location, problem.at_key)
     return InputError(f"{path}:{line}:{column}: {problem.message}")
+
+
+class DocumentError(Exception):
+    """The text is no valid document. Has one clause, and the line and column from 1."""
+
+    def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
+        super().__init__(message)
+        self.message, self.line, self.column = message, line, column
+
+
+@dataclass(slots=True)
+class Document:
+    """Plain data, and the line and column of each value and key by its path."""
+
+    data: Any = None
+    values: dict[Location, tuple[int, int]] = field(default_factory=dict)
+    keys: dict[Location, tuple[int, int]] = field(default_factory=dict)
+
+    def place(self, location: Location, at_key: bool = False) -> tuple[int, int]:
+        """Line and column of the value (or key) at `location`, or of the innermost known one around it."""
+        while location:
+            if at_key and location in self.keys:
+                return self.keys[location]
+            if location in self.values:
+                return self.values[location]
+            location = location[:-1]
+        return self.values.get((), (1, 1))
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2's core scalars only."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _letters in (
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("tag:yaml.org,2002:float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), list(_letters))
+
+
+def read_document(content: bytes) -> Document:
+    """Parse one YAML document. Raises DocumentError."""
+    if len(content) > MAX_BYTES:
+        raise DocumentError(f"the file has {len(content)} bytes; a scenario has at most {MAX_BYTES}")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DocumentError("the text is not UTF-8; save the file as UTF-8", line) from None
+    try:
+        _check_events(text)
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        raise _syntax_error(error) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise DocumentError(f"character U+{error.character:04X} is not allowed; remove it", line) from None
+    if node is None:
+        raise DocumentError("the file is empty; a scenario needs at least a name, a summary and a system")
+    document = Document()
+    document.data = _build(node, (), document)
+    return document
+
+
+def _check_events(text: str) -> None:
+    """Refuse a document that is costly or unsafe to build. Raises DocumentError."""
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        place = _position(event.start_mark)
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise DocumentError("anchors and aliases are not allowed; write the value out", *place)
+        tag = getattr(event, "tag", None)
+        if tag:
+            raise DocumentError(f"the tag {tag} is not allowed; write a plain value", *place)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise DocumentError(f"nested more than {MAX_DEPTH} deep; a scenario needs five", *place)
+        if number > MAX_VALUES:
+            raise DocumentError(f"more than {MAX_VALUES} values; split the scenario", *place)
+
+
+def _syntax_error(error: yaml.MarkedYAMLError) -> DocumentError:
+    place = _position(error.problem_mark or error.context_mark)
+    problem = (error.problem or "not YAML").replace("\n", " ")
+    if "but found another document" in problem:
+        return DocumentError("a second document starts here; write one scenario a file", *place)
+    if "'\\t'" in problem:
+        return DocumentError("a tab cannot indent YAML; use spaces", *place)
+    return DocumentError(f"not YAML: {problem}; mend the syntax here or just above", *place)
+
+
+def _build(node: Node, location: Location, document: Document) -> Any:
+    document.values[location] = _position(node.start_mark)
+    if isinstance(node, MappingNode):
+        return _build_mapping(node, location, document)
+    if isinstance(node, SequenceNode):
+        return [_build(item, (*location, index), document) for index, item in enumerate(node.value)]
+    assert isinstance(node, ScalarNode)
+    return _scalar(node)
+
+
+def _build_mapping(node: MappingNode, location: Location, document: Document) -> dict[str, Any]:
+    mapping: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        place = _position(key_node.start_mark)
+        if not isinstance(key_node, ScalarNode):
+            raise DocumentError("a key must be a word, not a list or a mapping", *place)
+        key = key_node.value
+        if key in mapping:
+            first = document.keys[(*location, key)][0]
+            raise DocumentError(f"duplicate key {key!r}, first on line {first}; remove one", *place)
+        document.keys[(*location, key)] = place
+        mapping[key] = _build(value_node, (*location, key), document)
+    return mapping
+
+
+def _scalar(node: ScalarNode) -> Any:
+    kind = node.tag.rsplit(":", 1)[-1]
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return node.value.lower() == "true"
+    if kind == "int":
+        if len(node.value) > 20:
+            raise DocumentError("the number has more than 20 digits; write a smaller one", *_position(node.start_mark))
+        return int(node.value)
+    return float(node.value) if kind == "float" else node.value
+
+
+def _position(mark: Any) -> tuple[int, int]:
+    """Line and column from 1; the start of the file if YAML gives no place."""
+    return (mark.line + 1, mark.column + 1) if mark else (1, 1)

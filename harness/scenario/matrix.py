@@ -15,9 +15,17 @@ from harness.core.catalog import KERNELS, SITES, SYSTEMS
 from harness.core.engine_params import AccuracyParams
 from harness.core.params import ILLEGAL, Params
 from harness.core.registry import nearest
-from harness.scenario import explain
-from harness.scenario.explain import Location, Problem
-from harness.scenario.schema import LABEL, PATTERNS, AccuracySettings, Given, Scenario
+from harness.scenario.schema import (
+    LABEL,
+    PATTERNS,
+    SCHEMA,
+    AccuracySettings,
+    Given,
+    Location,
+    Problem,
+    Scenario,
+    explain_problems,
+)
 
 ACCURACY = "accuracy"
 """The system of cases that measure accuracy, and their axis, with tasks as labels."""
@@ -164,7 +172,7 @@ def _check_params(
     try:
         model.model_validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
-        found = explain.problems(error, model, at)
+        found = explain_problems(error, model, at)
         for problem in found:
             if is_whole or problem.kind != ILLEGAL:
                 message = problem.message.replace("unknown key", "unknown parameter")
@@ -226,7 +234,7 @@ def _check_axis(scenario: Scenario, axis: str) -> Iterator[Problem]:
                 yield Problem((*here, *problem.location[len(here) + 1 :]), problem.message)
         elif not isinstance(value, dict):
             known = list(scenario.model.model_fields)
-            yield Problem(at, f"unknown parameter {axis!r}; {nearest(axis, known, see=explain.SCHEMA)}", at_key=True)
+            yield Problem(at, f"unknown parameter {axis!r}; {nearest(axis, known, see=SCHEMA)}", at_key=True)
             return
         else:
             yield from _check_params(scenario, value, here)
@@ -240,7 +248,7 @@ def _check_poison_axis(axis: str, values: Any, at: Location) -> Iterator[Problem
         return
     for index, value in enumerate(values):
         if value not in known:
-            hint = nearest(str(value), known, see=explain.SCHEMA)
+            hint = nearest(str(value), known, see=SCHEMA)
             yield Problem((*at, index), f"unknown {axis} {str(value)!r}; {hint}")
         elif value in values[:index]:
             yield Problem((*at, index), f"the label {value!r} is there twice; remove one")

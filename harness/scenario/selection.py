@@ -10,10 +10,9 @@ from harness.core.cases import Case
 from harness.core.catalog import SYSTEMS
 from harness.core.errors import InputError, UnknownNameError
 from harness.core.registry import nearest, some_of
-from harness.scenario import fuzz, variant
 from harness.scenario import susceptibility as probe
-from harness.scenario.expand import GPU, NIGHTLY, expand
-from harness.scenario.kernel_override import KernelOverride
+from harness.scenario import variant
+from harness.scenario.expand import GPU, NIGHTLY, KernelOverride, drawn_case, expand
 from harness.scenario.matrix import ACCURACY
 from harness.scenario.schema import Scenario
 
@@ -136,7 +135,7 @@ def _candidates(
     if scenario.fuzz is None:
         keep = None if has_gpu or scenario.device == "any" else lambda place, name: not place or name in selectors
         return expand(scenario, seed=seed, override=override, keep=keep)
-    named = [fuzz.case_of(scenario, selector, override) for selector in selectors]
+    named = [drawn_case(scenario, selector, override) for selector in selectors]
     drawn = expand(scenario, seed=seed, override=override) if whole else []
     return [*drawn, *(case for case in named if case is not None)]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from harness.core.cases import Case, PoisonPlan
 from harness.core.catalog import KERNELS
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.core.params import KERNEL_PARAMS
-from harness.scenario.make_case import seed_of
+from harness.scenario.expand import seed_of
 
 SCENARIO = "susceptibility"
 PATTERNS = ("nan", "inf", "max", "random")

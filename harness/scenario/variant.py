@@ -17,9 +17,8 @@ from harness.core.catalog import SITES
 from harness.core.errors import InputError
 from harness.core.params import Params
 from harness.core.registry import LIST, nearest
-from harness.scenario.explain import SCHEMA
-from harness.scenario.make_case import usable
-from harness.scenario.schema import PATTERNS, Given
+from harness.scenario.expand import usable
+from harness.scenario.schema import PATTERNS, SCHEMA, Given
 
 MARK = "@"
 POISON_KEYS = ("patterns", "sites", "strict")
@@ -35,12 +34,11 @@ def split(identity: str) -> tuple[str, str]:
 
 
 def changed(case: Case, changes: str) -> Case:
-    """`case` with the `changes` of an id. Raises InputError for a key or value that such a case cannot have."""
-    return with_values(case, _parsed(f"{case.id}{MARK}{changes}", changes))
+    """`case` with the `changes` of an id: other parameters, `patterns`, `sites` or `strict`.
 
-
-def with_values(case: Case, values: Given) -> Case:
-    """`case` with other parameters, `patterns`, `sites` or `strict`, and the id of these. Raises InputError."""
+    Raises InputError for a key or value that such a case cannot have.
+    """
+    values = _parsed(f"{case.id}{MARK}{changes}", changes)
     name = f"{case.id}{MARK}{_written(values)}"
     given = {key: value for key, value in values.items() if key not in POISON_KEYS}
     return vary(case, _params(case, given, name), _poison(case.poison, values, name))

@@ -11,8 +11,7 @@ from harness.accuracy.records import RunHeader
 from harness.core.cases import Case, Job
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
-from harness.core.files import write_atomic
-from harness.core.fixtures import BASELINES
+from harness.core.files import BASELINES, write_atomic
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.store.run_folder import RunStore
 

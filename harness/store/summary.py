@@ -1,4 +1,4 @@
-"""Results -> the content of `summary.json`: the file that other tools read. Pure functions."""
+"""Results -> texts for other tools: `summary.json`, and findings that are equal byte for byte for equal runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from harness.core.records import AccuracyRecord, CaseResult, FaultResult, Verdict
-from harness.store.run_folder import RunPlan
+from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.store.run_folder import RunPlan, RunStore
+
+FAULT_FIELDS = {"fault", "scenario", "case", "caught", "by", "blamed", "seconds"}
 
 
 def shown_verdicts(found: Container[str]) -> list[str]:
@@ -39,7 +41,7 @@ def summarise(plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[Fau
         "environment": {**plan.environment, "command": plan.command, "options": plan.options},
         "totals": totals(results),
         "cases": [_case(result) for result in results],
-        "faults": [_fault(fault) for fault in faults],
+        "faults": [fault.model_dump(mode="json", include=FAULT_FIELDS) for fault in faults],
         "accuracy": [record.model_dump(mode="json") for record in accuracy_records([*results, *faults])],
     }
 
@@ -70,5 +72,44 @@ def _case(result: CaseResult) -> dict[str, Any]:
     return result.model_dump(mode="json", include={**shown, **known})
 
 
-def _fault(fault: FaultResult) -> dict[str, Any]:
-    return fault.model_dump(mode="json", include={"fault", "scenario", "case", "caught", "by", "blamed", "seconds"})
+def canonical(store: RunStore) -> str:
+    """One line of JSON for each case and each fault beside them, sorted: verdict, reason, findings, blame.
+
+    Times, process ids, addresses, logs, machines and the order of cases are left out; they are in `results.jsonl`.
+    """
+    blames = store.blames()
+    lines = [_line(_canonical_case(result, blames.get(result.key))) for result in store.results()]
+    lines += [_line(_canonical_fault(fault)) for fault in store.faults()]
+    return "".join(f"{line}\n" for line in sorted(lines))
+
+
+def _canonical_case(result: CaseResult, blame: Blame | None) -> dict[str, Any]:
+    return {
+        **result.model_dump(mode="json", include={"id", "fault", "verdict", "reason"}),
+        "findings": [_finding(finding) for finding in result.findings],
+        "blame": blame.model_dump(mode="json") if blame else None,
+        "accuracy": _answers(result.accuracy),
+    }
+
+
+def _canonical_fault(fault: FaultResult) -> dict[str, Any]:
+    return {
+        "id": fault.case,
+        **fault.model_dump(include={"fault", "caught", "by", "blamed"}),
+        "findings": [_finding(finding) for finding in fault.findings],
+        "accuracy": _answers(fault.accuracy),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    """A finding without the addresses of oracle `address`, which differ in every process."""
+    return finding.model_dump(mode="json", exclude={"bits"} if finding.oracle == "address" else None)
+
+
+def _answers(record: AccuracyRecord | None) -> list[str] | None:
+    """Question by question, one string for each epoch."""
+    return list(record.grid.rows) if record else None
+
+
+def _line(found: dict[str, Any]) -> str:
+    return json.dumps(found, allow_nan=False, ensure_ascii=False, sort_keys=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.diagnose.script.check import check
 from harness.diagnose.script.code import MARKER
+from harness.diagnose.script.export import check
 
 
 @pytest.mark.parametrize(

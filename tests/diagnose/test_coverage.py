@@ -10,8 +10,7 @@ import pytest
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
 from harness.diagnose.script import recipes
-from harness.diagnose.script.check import check
-from harness.diagnose.script.coverage import NOT_SHOWN, refusal, refused, scripted, tried
+from harness.diagnose.script.export import NOT_SHOWN, check, refusal, refused, scripted, tried
 
 from .cases import declared, script_of  # type: ignore[import-not-found]
 

@@ -9,8 +9,7 @@ import pytest
 from harness.core.cases import Case, Job, KnownFailure
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Finding, Verdict
-from harness.diagnose.known import ORACLE, settled
-from harness.diagnose.perform import exit_code
+from harness.diagnose.perform import KNOWN_ORACLE, exit_code, settled
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario, load_scenarios
 
@@ -42,7 +41,7 @@ def test_a_case_that_passes_although_it_is_known_to_fail_is_a_failure_that_says_
     asked = job(ENTRY)
     found = settled(asked, result(Verdict.PASS, asked), {"vllm": "0.22.1"})
     assert found.verdict is Verdict.FAIL
-    assert [finding.oracle for finding in found.findings] == [ORACLE]
+    assert [finding.oracle for finding in found.findings] == [KNOWN_ORACLE]
     assert "vllm-project/vllm#43961" in found.reason and "0.22.1" in found.reason
     assert exit_code([found]) == 1
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.cases import Case, PoisonPlan
-from harness.diagnose.reductions import fields_of, reductions
+from harness.diagnose.shrink import fields_of, reductions
 from harness.scenario.draws import draw
 
 

@@ -7,7 +7,7 @@ import pytest
 from harness.core.cases import Case
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.diagnose.script.scheduler_snapshots import (
+from harness.diagnose.script.recipes import (
     decode_step,
     dummy_step,
     new_block_step,

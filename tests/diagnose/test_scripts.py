@@ -12,8 +12,8 @@ import pytest
 
 from harness.core.cases import Case
 from harness.core.catalog import FAULTS
-from harness.diagnose.script.check import check
 from harness.diagnose.script.code import MARKER, without_bug
+from harness.diagnose.script.export import check
 from harness.diagnose.script.recipes import RECIPES
 
 from .cases import declared, script_of  # type: ignore[import-not-found]

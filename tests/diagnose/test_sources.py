@@ -11,8 +11,8 @@ import pytest
 from harness.core.cases import Case
 from harness.core.errors import InputError
 from harness.diagnose.script import recipes
-from harness.diagnose.script.check import check
-from harness.diagnose.script.sources import inline
+from harness.diagnose.script.code import inline
+from harness.diagnose.script.export import check
 
 from .cases import declared, script_of  # type: ignore[import-not-found]
 

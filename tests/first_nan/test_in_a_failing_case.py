@@ -10,8 +10,7 @@ import pytest
 
 from harness.core.cases import AskFirstNan, Case, Job, PoisonPlan
 from harness.core.records import Blame, CaseResult, Finding, FirstNan, Verdict
-from harness.diagnose.first_nan import recorded_job, why_not
-from harness.diagnose.session import Session, with_first_nan
+from harness.diagnose.session import Session, recorded_job, why_not, with_first_nan
 from harness.engines.vllm.params import VllmParams
 from harness.report.terminal import console_for, print_failure
 from harness.report.wording import first_nan_lines

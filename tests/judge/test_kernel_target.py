@@ -12,7 +12,7 @@ import torch
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.errors import IllegalAddress, KernelError, UnknownNameError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.core.params import KERNEL_PARAMS
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Run

@@ -12,7 +12,7 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import CaptureError, IllegalAddress, KernelError
 from harness.core.faults import FaultSpec
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.core.records import Verdict
 from harness.core.seams import seam
 from harness.judge import verdict

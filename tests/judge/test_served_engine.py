@@ -14,7 +14,7 @@ from harness.accuracy.identity import CANARY_NOTE
 from harness.accuracy.judge import judge
 from harness.accuracy.tasks import load_task
 from harness.core.errors import InputError
-from harness.core.fixtures import FIXTURES
+from harness.core.files import FIXTURES
 from harness.core.records import Verdict
 from harness.judge.served_engine import open_engine
 from harness.memory.poison.patterns import Poison

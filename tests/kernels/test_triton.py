@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.catalog import KERNELS
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.memory import triton_interpreter
 from harness.memory.triton_interpreter import interpreter_is_on, unavailable
 

@@ -10,7 +10,7 @@ import torch
 
 from harness.core.catalog import SITES
 from harness.core.errors import IllegalAddress, KernelError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.kernels.call import BoundKernel
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits

@@ -13,20 +13,18 @@ import pytest
 
 from harness.core.cases import Case, Job, KnownFailure
 from harness.core.records import CaseResult, Finding, Verdict
-from harness.diagnose.known import settled
+from harness.diagnose.perform import settled
 from harness.report import junit, markdown, page, table
 from harness.report.bisect import Column, first_bad, is_good, rows
 from harness.report.terminal import console_for, print_run
 from harness.report.terminal_history import print_comparison, print_runs, print_scenario
 from harness.report.trend_chart import past_of, trend_view
-from harness.store.canonical import canonical
 from harness.store.history.compare import compare
 from harness.store.history.database import opened
-from harness.store.history.entry import entry_of
+from harness.store.history.entry import entry_of, write_run
 from harness.store.history.trends import Trends, trends_of
-from harness.store.history.write import write_run
 from harness.store.run_folder import RunStore
-from harness.store.summary import summarise
+from harness.store.summary import canonical, summarise
 
 ISSUE = "vllm-project/vllm#43961"
 URL = "https://github.com/vllm-project/vllm/issues/43961"

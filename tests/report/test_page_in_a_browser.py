@@ -25,7 +25,7 @@ from harness.core.records import (
     Verdict,
 )
 from harness.report import page as report
-from harness.report.command import reproduce
+from harness.report.wording import reproduce
 from harness.store.run_folder import RunStore
 
 if TYPE_CHECKING:

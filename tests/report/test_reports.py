@@ -18,10 +18,9 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.params import MlaDecodeParams
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report import junit, page, table
-from harness.report.command import reproduce, show
-from harness.report.failure_groups import failure_groups
+from harness.report.page import failure_groups
 from harness.report.terminal import console_for, fault_line, print_run
-from harness.report.wording import one_line, printable
+from harness.report.wording import one_line, printable, reproduce, show
 from harness.report.write import REPORT_FILES, write_reports
 from harness.store.run_folder import RunStore
 

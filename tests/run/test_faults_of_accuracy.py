@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.cases import Case, Job
 from harness.core.records import Blame, CaseResult, Finding, Verdict
-from harness.diagnose.judge_fault import judge_fault
+from harness.diagnose.perform import judge_fault
 from harness.run.environment import Environment
 from harness.run.planning import Planner, Wanted
 from harness.scenario.load import load_scenarios, shipped_directory

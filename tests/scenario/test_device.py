@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
-from harness.scenario.device import on_device
+from harness.scenario.expand import on_device
 
 ENGINE = {"decode_kernel": "tiled-multiply", "plan_kernel": "tiled", "write_kernel": "torch", "kv": "bf16"}
 

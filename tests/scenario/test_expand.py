@@ -6,9 +6,8 @@ from pathlib import Path
 
 from harness.core.catalog import SITES
 from harness.core.params import MergeAttnStatesParams
-from harness.scenario.expand import expand, fault_cases
+from harness.scenario.expand import expand, fault_cases, seed_of
 from harness.scenario.load import load_scenario
-from harness.scenario.make_case import seed_of
 from harness.scenario.schema import Scenario
 
 

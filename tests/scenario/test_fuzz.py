@@ -13,10 +13,8 @@ from harness.core.cases import Case
 from harness.core.engine_params import EngineParams
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import KERNEL_PARAMS
-from harness.scenario import fuzz
 from harness.scenario.draws import draw
-from harness.scenario.expand import expand
-from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.expand import KernelOverride, drawn_case, expand
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 
@@ -32,7 +30,7 @@ def test_scenario_draws_as_many_cases_as_it_says() -> None:
 
 
 def test_id_alone_reproduces_its_case() -> None:
-    assert fuzz.case_of(FUZZ, "fuzz[seed=7,draw=150]") == DRAWN[150]
+    assert drawn_case(FUZZ, "fuzz[seed=7,draw=150]") == DRAWN[150]
     assert select([FUZZ], ["fuzz[seed=7,draw=150]"]) == [DRAWN[150]]
 
 
@@ -45,7 +43,7 @@ def test_draw_beyond_the_examples_can_be_named() -> None:
     "wrong", ["fuzz[seed=1]", "fuzz[draw=1,seed=1]", "fuzz[seed=x,draw=1]", "other[seed=1,draw=1]"]
 )
 def test_other_ids_are_no_draws(wrong: str) -> None:
-    assert fuzz.case_of(FUZZ, wrong) is None
+    assert drawn_case(FUZZ, wrong) is None
 
 
 def test_draws_are_the_same_in_every_process() -> None:

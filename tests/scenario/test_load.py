@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import InputError
-from harness.scenario import document
-from harness.scenario.load import default_directory, load_scenario, load_scenarios, shipped_directory
+from harness.scenario.load import (
+    MAX_BYTES,
+    MAX_VALUES,
+    default_directory,
+    load_scenario,
+    load_scenarios,
+    read_document,
+    shipped_directory,
+)
 
 GOOD = "name: {name}\nsummary: a scenario\nsystem: kernel\nop: merge_attn_states\n"
 
@@ -51,13 +58,13 @@ def test_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_file_larger_than_any_scenario_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
-    path = write(tmp_path, "x", "#" * (document.MAX_BYTES + 1))
+    path = write(tmp_path, "x", "#" * (MAX_BYTES + 1))
     with pytest.raises(InputError, match="a scenario has at most"):
         load_scenario(path)
 
 
 def test_file_with_more_values_than_any_scenario_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, "x", GOOD.format(name="x") + "tags: [" + "a, " * document.MAX_VALUES + "a]\n")
+    path = write(tmp_path, "x", GOOD.format(name="x") + "tags: [" + "a, " * MAX_VALUES + "a]\n")
     with pytest.raises(InputError, match="more than 20000 values"):
         load_scenario(path)
 
@@ -71,11 +78,11 @@ def test_python_objects_are_neither_built_nor_called(tmp_path: Path) -> None:
 
 def test_on_off_yes_no_and_dates_are_words(tmp_path: Path) -> None:
     path = write(tmp_path, "x", "on: off\nyes: 2026-01-01\nno: 1:30\ntrue: 0x10\n")
-    assert document.read(path.read_bytes()).data == {"on": "off", "yes": "2026-01-01", "no": "1:30", "true": "0x10"}
+    assert read_document(path.read_bytes()).data == {"on": "off", "yes": "2026-01-01", "no": "1:30", "true": "0x10"}
 
 
 def test_numbers_booleans_and_nothing_are_what_they_look_like() -> None:
-    found = document.read(b"a: 12\nb: -3\nc: true\nd: ~\ne: 1.5\nf: '12'\ng: +inf\n")
+    found = read_document(b"a: 12\nb: -3\nc: true\nd: ~\ne: 1.5\nf: '12'\ng: +inf\n")
     assert found.data == {"a": 12, "b": -3, "c": True, "d": None, "e": 1.5, "f": "12", "g": "+inf"}
 
 

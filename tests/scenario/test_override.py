@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError, UnknownNameError
-from harness.scenario.kernel_override import KernelOverride
+from harness.scenario.expand import KernelOverride
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 

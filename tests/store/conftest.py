@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.store.history.database import opened
-from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry
-from harness.store.history.write import write_run
+from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry, write_run
 from harness.store.source import Source
 
 MakeRun = Callable[..., RunEntry]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.core.cases import Case, Job
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
-from harness.store.canonical import canonical
 from harness.store.run_folder import RunStore
+from harness.store.summary import canonical
 
 FINDING = Finding(oracle="finite", site="kv.tail", tensor="out", where="row 1", bits="0x7fc00001", message="NaN")
 

@@ -11,8 +11,7 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Verdict
-from harness.store.history.choose import choose, previous_of
-from harness.store.history.compare import Change, compare
+from harness.store.history.compare import Change, choose, compare, previous_of
 from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry, entry_of
 from harness.store.run_folder import RunStore
 

@@ -10,10 +10,9 @@ import pytest
 
 from harness.core.errors import InputError
 from harness.store.history import database
-from harness.store.history.database import opened
+from harness.store.history.database import APPLICATION_ID, MIGRATIONS, opened
 from harness.store.history.entry import RunEntry
 from harness.store.history.runs import newest, read_run
-from harness.store.history.schema import APPLICATION_ID, MIGRATIONS
 
 MakeRun = Callable[..., RunEntry]
 Fill = Callable[..., Path]

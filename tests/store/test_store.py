@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case, Job
-from harness.core.engine_spec import engine_versions
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.systems import engine_versions
 from harness.store.run_folder import NEVER_RAN, RunStore, find_run, new_run_id
 from harness.store.summary import summarise, to_json
 

@@ -14,9 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.store.history.database import opened
-from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry
+from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry, write_run
 from harness.store.history.runs import newest, number_of, read_run
-from harness.store.history.write import write_run
 from harness.store.source import Source
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +27,7 @@ import sys
 from pathlib import Path
 from harness.store.history.database import opened
 from harness.store.history.entry import CaseEntry, RunEntry
-from harness.store.history.write import write_run
+from harness.store.history.entry import write_run
 
 path, name, count, num_cases = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 cases = tuple(CaseEntry(f"a[x={index}]", "a", "pass", 0.1) for index in range(num_cases))
@@ -42,7 +41,7 @@ import os, signal, sys
 from pathlib import Path
 from harness.store.history.database import opened
 from harness.store.history.entry import CaseEntry, RunEntry
-from harness.store.history.write import write_run
+from harness.store.history.entry import write_run
 
 cases = tuple(CaseEntry(f"a[x={index}]", "a", "pass", 0.1) for index in range(300))
 with opened(Path(sys.argv[1]), create=True) as connection:

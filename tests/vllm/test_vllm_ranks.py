@@ -13,7 +13,7 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError, InputError
 from harness.core.records import Blame, FirstNan, Verdict
-from harness.diagnose.first_nan import recorded_job
+from harness.diagnose.session import recorded_job
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import collected, rank_environ
 from harness.engines.vllm.serve import plugin

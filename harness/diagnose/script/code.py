@@ -1,17 +1,23 @@
 """The only things that a template may print: literals, comments, and code of this project.
 
-So a name or a sentence of a YAML file never becomes code.
+So a name or a sentence of a YAML file never becomes code. The code is the source of a kernel with everything that it
+uses from this project, joined in one place, so the script imports no module of this project. For an engine's kernel it
+is the few lines that call the engine.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import keyword
 import math
 import re
 import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from harness.core.errors import HarnessError
+from harness.core.errors import HarnessError, InputError
 
 WIDTH = 120
 ROOM = WIDTH - 4
@@ -21,6 +27,7 @@ DROPPED = "\x00dropped\x00"
 """Printed at a hook of another bug."""
 
 _TOP_LEVEL = re.compile(r"def |class |if __name__")
+OWN = "harness"
 
 
 class Code(str):
@@ -120,3 +127,164 @@ def tidy(text: str) -> str:
             found += ["", ""]
         found.append(line)
     return "\n".join(found).strip("\n") + "\n"
+
+
+@dataclass(slots=True)
+class Inlined:
+    """Code for a script: its imports, its text, and the name of the function to call."""
+
+    name: Code = field(default_factory=lambda: Code(""))
+    imports: list[Code] = field(default_factory=list)
+    code: Code = field(default_factory=lambda: Code(""))
+    rebinds: bool = False
+    """Whether the code has the script's marked line, which replaces a function by one with the bug."""
+    from_torch: Code = field(default_factory=lambda: Code(""))
+    """Names that it imports from torch."""
+
+
+def inline(target: str, replaced: str = "", replacement: str = "") -> Inlined:
+    """The source of the function `target` ("module:name") and of all that it uses; one line of each docstring.
+
+    With `replaced` and `replacement`, both "module:name", the source of the latter follows, and the marked line binds
+    it to the name of the former. Raises InputError if a source cannot be put into a script.
+    """
+    joined = _Joined()
+    joined.add(*_split(target))
+    if replacement:
+        module, old = _split(replaced)
+        if (module, old) not in joined.seen:
+            raise InputError(f"{target} does not use {replaced}; export a case whose kernel does")
+        joined.add(*_split(replacement))
+        joined.parts.append(f"{name(old)} = {name(_split(replacement)[1])}{MARKER}")
+    first = [f"import {module}" for module in sorted(joined.modules - {"torch"})]
+    own = joined.names.pop("torch", set())
+    rest = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(joined.names.items())]
+    return Inlined(
+        name=name(_split(target)[1]),
+        imports=[Code(line) for line in first + rest],
+        code=Code("\n\n\n".join(joined.parts)),
+        rebinds=bool(replacement),
+        from_torch=Code(", ".join(sorted(own))),
+    )
+
+
+class _Joined:
+    """Definitions from several modules. Each follows the definitions that it uses."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.seen: set[tuple[str, str]] = set()
+        self.modules: set[str] = set()
+        self.names: dict[str, set[str]] = {}
+        self._taken: dict[str, str] = {}
+
+    def add(self, module: str, definition: str) -> None:
+        if (module, definition) in self.seen:
+            return
+        self.seen.add((module, definition))
+        source = _read(module)
+        if definition in source.imported:
+            self._add_import(*source.imported[definition], definition)
+            return
+        node = source.defined.get(definition)
+        if node is None:
+            raise InputError(f"{module} does not define {definition}, so its source cannot be put into a script")
+        if self._taken.setdefault(definition, module) != module:
+            raise InputError(f"{module} and {self._taken[definition]} both define {definition}; a script can hold one")
+        _without_seam(node)
+        _without_annotations(node)
+        for used in sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)}):
+            if used != definition and (used in source.defined or used in source.imported):
+                self.add(module, used)
+        self.parts.append(source.text_of(node))
+
+    def _add_import(self, module: str, attribute: str, alias: str) -> None:
+        if not attribute:
+            if alias != module:
+                raise InputError(f"`import {module} as {alias}` cannot stand in a script")
+            self.modules.add(module)
+        elif module.partition(".")[0] == OWN:
+            if attribute != alias:
+                raise InputError(f"{module}.{attribute} is imported as {alias}, which a script cannot follow")
+            self.add(module, attribute)
+        elif module != "__future__":
+            self.names.setdefault(module, set()).add(attribute if attribute == alias else f"{attribute} as {alias}")
+
+
+def _split(target: str) -> tuple[str, str]:
+    module, _, attribute = target.partition(":")
+    return module, attribute
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The definitions, imports (name -> module and attribute, empty for a module) and lines of a module."""
+
+    defined: dict[str, ast.stmt]
+    imported: dict[str, tuple[str, str]]
+    lines: list[str]
+
+    def text_of(self, node: ast.stmt) -> str:
+        """The lines of a definition, without annotations of arguments and with one line of each docstring."""
+        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+        lines = dict(enumerate(self.lines[first - 1 : node.end_lineno], first))
+        for inner in ast.walk(node):
+            if isinstance(inner, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(inner) is not None:
+                _cut(lines, inner.body[0])
+            if isinstance(inner, ast.FunctionDef):
+                for number in range(inner.lineno + 1, inner.body[0].lineno):
+                    del lines[number]
+                lines[inner.lineno] = _signature(inner)
+        return "\n".join(lines.values())
+
+
+def _cut(lines: dict[int, str], docstring: ast.stmt) -> None:
+    for number in range(docstring.lineno + 1, (docstring.end_lineno or docstring.lineno) + 1):
+        del lines[number]
+    if docstring.end_lineno != docstring.lineno:
+        lines[docstring.lineno] += '"""'
+
+
+def _signature(node: ast.FunctionDef) -> str:
+    """`def name(arguments):` on one line, or on three if it is too long."""
+    indent, arguments = " " * node.col_offset, ast.unparse(node.args)
+    line = f"{indent}def {node.name}({arguments}):"
+    if len(line) <= WIDTH:
+        return line
+    return f"{indent}def {node.name}(\n{indent}    {arguments}\n{indent}):"
+
+
+def _without_seam(node: ast.stmt) -> None:
+    """Drop the mark of a seam. A script replaces a function by its name."""
+    if isinstance(node, ast.FunctionDef):
+        node.decorator_list = [mark for mark in node.decorator_list if not ast.unparse(mark).startswith("seam(")]
+
+
+def _without_annotations(node: ast.stmt) -> None:
+    """Drop annotations, which would need further imports in a script."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef):
+            inner.returns = None
+            for argument in (*inner.args.posonlyargs, *inner.args.args, *inner.args.kwonlyargs):
+                argument.annotation = None
+
+
+def _read(module: str) -> _Source:
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.origin:
+        raise InputError(f"{module} has no source file")
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    source = _Source({}, {}, text.splitlines())
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            source.defined[node.name] = node
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            source.defined[node.targets[0].id] = node
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            source.defined[node.target.id] = node
+        elif isinstance(node, ast.Import):
+            source.imported.update({alias.asname or alias.name: (alias.name, "") for alias in node.names})
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
+            source.imported.update(names)
+    return source

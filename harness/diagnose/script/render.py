@@ -15,21 +15,22 @@ from jinja2 import PackageLoader, StrictUndefined
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS
 from harness.core.errors import InputError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.diagnose.script.code import (
     DROPPED,
     MARKER,
     WIDTH,
     Code,
+    Inlined,
     comment,
     identifier,
+    inline,
     literal,
     long_text,
     only_code,
     tidy,
 )
 from harness.diagnose.script.recipes import OP_SCENES, RECIPES, Recipe, Scene
-from harness.diagnose.script.sources import Inlined, inline
 from harness.scenario.load import load_scenarios
 
 MAX_LINES = 119

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.core.engine_spec import EngineSpec
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
+from harness.core.systems import EngineSpec
 
 ENGINE = EngineSpec("flashinfer", "FlashInfer", distribution="flashinfer-python", package="flashinfer")
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from harness.core.engine_spec import EngineSpec, ModelSpec
 from harness.core.faults import FaultSpec
-from harness.core.kernel_spec import KernelSpec
-from harness.core.system_spec import SystemSpec
+from harness.core.kernels import KernelSpec
+from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
 ENGINE = EngineSpec(
     "vllm", "vLLM", distribution="vllm", package="vllm", install="mla-harness[vllm]", variables=("VLLM_",)

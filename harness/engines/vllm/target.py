@@ -16,7 +16,7 @@ import torch
 from harness.accuracy.answer_log import read_run
 from harness.core.cases import Case
 from harness.core.errors import InputError, KernelError
-from harness.core.fixtures import FIXTURES
+from harness.core.files import FIXTURES
 from harness.core.records import FirstNan
 from harness.engines import base
 from harness.engines.vllm.faults import why_not

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.core.errors import InputError
-from harness.core.loaded_files import execute_file, load_once
+from harness.core.files import execute_file, load_once
 from harness.core.ops import OPS
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.core.cases import Case
 from harness.core.engine_params import AccuracyParams, ServingParams
-from harness.core.fixtures import FIXTURES
+from harness.core.files import FIXTURES
 from harness.judge.run_records import Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison

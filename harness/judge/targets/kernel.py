@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.core.cases import Case
 from harness.core.errors import IllegalAddress, KernelError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.core.params import KernelParams, MlaDecodeParams
 from harness.judge.run_records import Guard, Run
 from harness.judge.target import Target

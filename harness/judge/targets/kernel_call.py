@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.judge.run_records import ChosenExperts, Observed
 from harness.judge.targets.kernel_outputs import Shape, shape_of

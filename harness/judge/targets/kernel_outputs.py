@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import KernelError
-from harness.core.kernel_spec import KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS, Output
 from harness.kernels.call import BoundKernel
 from harness.memory.bounds import bad_index, raise_bad_indices

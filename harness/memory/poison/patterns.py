@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from harness.core.catalog import SITES
-from harness.core.float_layouts import OUT_OF_RANGE as OUT_OF_RANGE
-from harness.core.float_layouts import QUIET_BITS, TAG_MASK
+from harness.core.sites import OUT_OF_RANGE as OUT_OF_RANGE
+from harness.core.sites import QUIET_BITS, TAG_MASK
 
 UNTAGGED = "untagged"
 """The tag of the all-ones pattern, for types without free payload bits (fp8) and for raw bytes."""

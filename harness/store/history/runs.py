@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import pandas as pd
 
+from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.store.history.database import query
 from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry
@@ -32,6 +35,8 @@ _FAULTS = """
     ORDER BY scenario, name, case_id, run"""
 
 E = TypeVar("E", CaseEntry, FaultEntry)
+_AGO = re.compile(r"(\d{1,5})\s*(m|h|d|w)", re.ASCII)
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +198,20 @@ def _entries(kind: type[E], table: pd.DataFrame) -> tuple[E, ...]:
     names = {name: [tuple(filter(None, text.split(","))) for text in table[name]] for name in ("oracles", "blamed")}
     table = table.assign(**names, accuracies=[tuple(json.loads(text)) for text in table["accuracies"]])
     return tuple(kind(**row) for row in table[[field.name for field in fields(kind)]].to_dict("records"))
+
+
+def moment(text: str, now: datetime | None = None) -> str:
+    """`7d`, `12h`, `2w`, `90m`, `2026-11-01` or an ISO time -> UTC, as the history writes it. Raises InputError.
+
+    A time without a zone is UTC, as all times in reports are.
+    """
+    match = _AGO.fullmatch(text.strip().lower())
+    try:
+        if match:
+            when = (now or datetime.now(UTC)) - timedelta(**{_UNITS[match[2]]: int(match[1])})
+        else:
+            when = datetime.fromisoformat(text.strip())
+            when = when if when.tzinfo else when.replace(tzinfo=UTC)
+        return when.astimezone(UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError):
+        raise InputError(f"--since {text!r}: write how long ago (7d, 12h, 90m, 2w) or a date (2026-11-01)") from None

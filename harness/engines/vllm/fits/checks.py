@@ -20,8 +20,8 @@ from typing import Any, get_args
 import griffe
 
 from harness.core.catalog import ENGINES, KERNELS
-from harness.core.fixtures import FIXTURES
-from harness.core.kernel_spec import KernelSpec
+from harness.core.files import FIXTURES
+from harness.core.kernels import KernelSpec
 from harness.engines.base import release_of
 from harness.engines.patches import Patch, PatchRefused, edited_text
 from harness.engines.vllm.faults import PATCHES, patch_for
