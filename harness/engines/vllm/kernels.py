@@ -333,7 +333,10 @@ def _merged(
 def write_kv(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *, kv_scale: float | None = None
 ) -> None:
-    """`concat_and_cache_mla`: kv_c [T, 512] and k_pe [T, 64] to kv_cache [N, 64, 576] at slot_mapping [T], passed as int64 as in vLLM."""
+    """`concat_and_cache_mla`: kv_c [T, 512] and k_pe [T, 64] to kv_cache [N, 64, 576] at slot_mapping [T].
+
+    Slots are passed as int64, as in vLLM.
+    """
     ops = importlib.import_module("vllm._custom_ops")
     is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
     scale = torch.full((1,), 1.0 if kv_scale is None else kv_scale, dtype=torch.float32, device=kv_c.device)

@@ -8,21 +8,39 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
 
 from harness.core.errors import HarnessError
 from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.settings import BLOCKS, CONTEXT, ServePoison
 
-COUNTS = ("steps", "sweeps", "blocks", "context_rows")
-"""The counts of the poison in a process."""
+
+@dataclass(slots=True)
+class Filled:
+    """What the poison of this process has filled so far. A run in which it filled nothing proves nothing."""
+
+    steps: int = 0
+    sweeps: int = 0
+    blocks: int = 0
+    context_rows: int = 0
+
+
+FILLED = Filled()
+COUNTS = tuple(asdict(FILLED))
+
+
+def worker_rank() -> int:
+    """The rank of this worker in its server."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
 
 
 def state_of_worker(worker: Any) -> dict[str, Any]:
     """Run inside a worker: its rank, process, fault, routing and poison counts. Its recorder writes its report."""
-    from harness.engines.vllm.serve.writes import FILLED, worker_rank
-
     first_nan = sys.modules.get("harness.engines.vllm.serve.first_nan")
     if first_nan is not None:
         for recorder in first_nan.RECORDERS:
