@@ -12,7 +12,7 @@ import torch
 from harness.engines.vllm.objects import ATTENTION_MODULE
 from harness.engines.vllm.serve import context_rows
 from harness.engines.vllm.serve.settings import ServePoison
-from harness.engines.vllm.serve.worker_state import FILLED
+from harness.engines.vllm.serve.writes import FILLED
 
 NAN = ServePoison(("context.output", "context.lse"))
 

@@ -14,7 +14,7 @@ import torch
 from harness.engines.vllm.faults import inject
 from harness.engines.vllm.serve import context_rows
 from harness.engines.vllm.serve.settings import ServePoison
-from harness.engines.vllm.serve.worker_state import FILLED
+from harness.engines.vllm.serve.writes import FILLED
 from harness.memory.poison.patterns import Poison
 from harness.memory.triton_interpreter import prepare
 

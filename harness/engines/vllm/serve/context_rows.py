@@ -32,12 +32,9 @@ from harness.engines.vllm.objects import (
     path_of,
 )
 from harness.engines.vllm.serve.settings import ServePoison
-from harness.engines.vllm.serve.worker_state import FILLED, worker_rank
-from harness.memory.poison.sentinels import bits_view, sentinel_bits
+from harness.engines.vllm.serve.writes import FILLED, fill, worker_rank
 
 OUTPUT, LSE = "context.output", "context.lse"
-FINITE = 1.0
-"""Latents are normalized, so an earlier owner of a page leaves values of this size."""
 
 
 def install(poison: ServePoison) -> str:
@@ -149,11 +146,3 @@ class _Unwritten(TorchFunctionMode):
             fill(made, self._pattern, LSE if made.ndim == 2 else OUTPUT)
             self.num_filled += 1
         return made
-
-
-def fill(values: torch.Tensor, pattern: str, site: str, rows: torch.Tensor | slice = slice(None)) -> None:
-    """Fill `rows` of a tensor with the pattern, by default all. No element is read."""
-    if pattern == "nan":
-        bits_view(values)[rows] = sentinel_bits(values.dtype, site)
-    else:
-        values[rows] = FINITE if pattern == "finite" else torch.finfo(values.dtype).max

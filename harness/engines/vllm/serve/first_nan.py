@@ -27,7 +27,7 @@ from torch import nn
 from harness.core.files import write_atomic
 from harness.engines.vllm.objects import InputBatch, Router, RouterHolder, SchedulerOutput
 from harness.engines.vllm.serve.hooks import Runner, runners
-from harness.engines.vllm.serve.worker_state import worker_rank
+from harness.engines.vllm.serve.writes import worker_rank
 from harness.memory.first_nan.modules import ModuleRecorder, layer_of
 from harness.memory.first_nan.report import FirstNan, StepNotes, describe
 from harness.memory.first_nan.scan import can_watch

@@ -28,7 +28,7 @@ from harness.engines.vllm.objects import (
 )
 from harness.engines.vllm.serve import context_rows
 from harness.engines.vllm.serve.settings import CONTEXT, ServePoison
-from harness.engines.vllm.serve.worker_state import FILLED, worker_rank
+from harness.engines.vllm.serve.writes import FILLED, FINITE, worker_rank
 from harness.memory.poison.sentinels import bits_view, sentinel_bits
 
 Runner = FirstRunner | SecondRunner
@@ -129,7 +129,7 @@ class StepPoison:
             bits_view(values)[ids, first:] = sentinel_bits(values.dtype, "kv.new")
             return
         # Older torch cannot index fp8, so the bits of the value are written.
-        value = context_rows.FINITE if self._poison.pattern == "finite" else torch.finfo(values.dtype).max
+        value = FINITE if self._poison.pattern == "finite" else torch.finfo(values.dtype).max
         bits = bits_view(torch.full((1,), value, device=cache.device).to(values.dtype))
         bits_view(values)[ids, first:] = bits
 

@@ -8,35 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
-
-import torch
 
 from harness.core.errors import HarnessError
 from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.settings import BLOCKS, CONTEXT, ServePoison
+from harness.engines.vllm.serve.writes import FILLED, worker_rank
 
-
-@dataclass(slots=True)
-class Filled:
-    """What the poison of this process has filled so far. A run in which it filled nothing proves nothing."""
-
-    steps: int = 0
-    sweeps: int = 0
-    blocks: int = 0
-    context_rows: int = 0
-
-
-FILLED = Filled()
 COUNTS = tuple(asdict(FILLED))
-
-
-def worker_rank() -> int:
-    """The rank of this worker in its server."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0"))
+"""The counts of the poison in a process."""
 
 
 def state_of_worker(worker: Any) -> dict[str, Any]:

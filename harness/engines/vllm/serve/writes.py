@@ -1,0 +1,41 @@
+"""How the poison of this process writes, and its counts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from harness.memory.poison.sentinels import bits_view, sentinel_bits
+
+FINITE = 1.0
+"""Latents are normalized, so an earlier owner of a page leaves values of this size."""
+
+
+@dataclass(slots=True)
+class Filled:
+    """What the poison of this process has filled so far. A run in which it filled nothing proves nothing."""
+
+    steps: int = 0
+    sweeps: int = 0
+    blocks: int = 0
+    context_rows: int = 0
+
+
+FILLED = Filled()
+
+
+def worker_rank() -> int:
+    """The rank of this worker in its server."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def fill(values: torch.Tensor, pattern: str, site: str, rows: torch.Tensor | slice = slice(None)) -> None:
+    """Fill `rows` of a tensor with the pattern, by default all. No element is read."""
+    if pattern == "nan":
+        bits_view(values)[rows] = sentinel_bits(values.dtype, site)
+    else:
+        values[rows] = FINITE if pattern == "finite" else torch.finfo(values.dtype).max
