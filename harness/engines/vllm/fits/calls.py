@@ -1,7 +1,7 @@
 """Calls of our adapters into packages that they import inside functions, and whether a release's functions fit them.
 
-Calls are read from text. In `ops = importlib.import_module(_OPS)` and `ops.decode(q=q, ...)`, names are followed through
-assignments, attributes, objects made of classes, and functions of the same file.
+Calls are read from text. In `ops = importlib.import_module(_OPS)` and `ops.decode(q=q, ...)`, names are followed
+through assignments, attributes, objects made of classes, and functions of the same file.
 """
 
 from __future__ import annotations
