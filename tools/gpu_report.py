@@ -28,7 +28,7 @@ from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 
 ROOT = Path(__file__).resolve().parents[1]
-WATCHED_STEP = ["--plain", "--repeats", "3", "--layers", "1", "--tokens", "512"]
+WATCHED_STEP = ["step", "--plain", "--repeats", "3", "--layers", "1", "--tokens", "512"]
 WATCHED_CASE = (
     "run 'mixed-context[kv=bf16,context_kernel=minus-inf,context_chunk=32]' --fault merge.ignore-context-count "
     "--device cuda --sanitizer initcheck"
@@ -196,7 +196,7 @@ def sanitizer() -> dict[str, Any]:
     program = find()
     if program is None:
         raise Failed("compute-sanitizer is not installed")
-    step = [str(ROOT / "tools" / "gpu_decode_step.py"), *WATCHED_STEP]
+    step = [str(ROOT / "tools" / "gpu_figures.py"), *WATCHED_STEP]
     options = f"--tool initcheck --print-limit 1 --show-backtrace no --log-file {os.devnull}".split()
     found = harness(WATCHED_CASE, seconds=150)
     result = found["results"][0]
@@ -236,8 +236,8 @@ def diagnosis() -> list[dict[str, Any]]:
 
 PARTS = {
     "machine": lambda: python("-c", MACHINE),
-    "bandwidth": lambda: tool("gpu_bandwidth.py"),
-    "step": lambda: tool("gpu_decode_step.py"),
+    "bandwidth": lambda: tool("gpu_figures.py", "bandwidth"),
+    "step": lambda: tool("gpu_figures.py", "step"),
     "matrix": matrix,
     "epochs": epochs,
     "nightly": nightly,
@@ -246,10 +246,10 @@ PARTS = {
     "sanitizer": sanitizer,
     "tests": tests,
     "several": several,
-    "recorder": lambda: tool("gpu_first_nan.py"),
+    "recorder": lambda: tool("gpu_figures.py", "recorder"),
     "first-nan": lambda: {"rows": tool("first_nan_document.py", "--device", "cuda", "--json", seconds=200)},
     "diagnosis": diagnosis,
-    "flashmla": lambda: tool("gpu_flashmla.py"),
+    "flashmla": lambda: tool("gpu_figures.py", "flashmla"),
 }
 
 

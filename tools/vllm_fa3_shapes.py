@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from markdown_page import table
 
-from harness.engines.vllm.kernels.flash_attention import mla_decode
+from harness.engines.vllm.kernels import fa3_decode
 
 PAGE, LENGTH, WIDTH = 64, 100, 576
 TOKENS = (1, 4, 8, 15, 16, 17, 32, 33, 64, 100)
@@ -24,7 +24,7 @@ def outcome(tokens: int, heads: int) -> str:
     cache[2, LENGTH - PAGE :] = torch.nan
     table = torch.tensor([[1, 2]], dtype=torch.int32, device="cuda")
     seq_lens = torch.tensor([LENGTH], dtype=torch.int32, device="cuda")
-    out, _ = mla_decode(q, cache, table, seq_lens, scale=WIDTH**-0.5)
+    out, _ = fa3_decode(q, cache, table, seq_lens, scale=WIDTH**-0.5)
     return "clean" if bool(out.isfinite().all()) else "NaN"
 
 

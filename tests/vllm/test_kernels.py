@@ -11,13 +11,15 @@ import torch
 
 from harness.core.ops import OPS
 from harness.engines import base
-from harness.engines.vllm.kernels import blackwell as vllm_blackwell
-from harness.engines.vllm.kernels import support as vllm_support
-from harness.engines.vllm.kernels.flash_attention import mla_decode as fa3_decode
-from harness.engines.vllm.kernels.flashmla import mla_decode_fp8, mla_decode_sparse
-from harness.engines.vllm.kernels.merge import merge_attn_states_triton
-from harness.engines.vllm.kernels.triton import mla_decode as triton_decode
-from harness.engines.vllm.kernels.write_kv import write_kv
+from harness.engines.vllm import kernels as vllm_kernels
+from harness.engines.vllm.kernels import (
+    fa3_decode,
+    flashmla_decode_fp8,
+    flashmla_decode_sparse,
+    merge_attn_states_triton,
+    triton_decode,
+    write_kv,
+)
 from harness.engines.vllm.tables import ENGINE, KERNELS
 
 
@@ -53,10 +55,10 @@ def test_blackwell_kernels_name_the_gpu_that_they_lack(monkeypatch: pytest.Monke
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.22.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert vllm_support.on_blackwell("cuda") == "built for data-center Blackwell (10.0, 10.3); this GPU is 9.0"
-    assert vllm_support.on_hopper("cuda") is None
+    assert vllm_kernels.on_blackwell("cuda") == "built for data-center Blackwell (10.0, 10.3); this GPU is 9.0"
+    assert vllm_kernels.on_hopper("cuda") is None
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.19.2")
-    assert "older than 0.20" in str(vllm_support.on_any("cuda"))
+    assert "older than 0.20" in str(vllm_kernels.on_any("cuda"))
 
 
 def test_the_fp8_query_is_quantized_with_the_scale_that_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +71,7 @@ def test_the_fp8_query_is_quantized_with_the_scale_that_is_handed_over(monkeypat
     module(monkeypatch, "vllm.v1.attention.ops.flashmla", flash_mla_with_kvcache_fp8=kernel)
     q, cache, table, lens = decode_inputs()
     plan = SimpleNamespace(tile_scheduler_metadata=torch.zeros(1), num_splits=torch.zeros(3))
-    mla_decode_fp8(q, cache.to(torch.float8_e4m3fn), table, lens, scale=0.1, kv_scale=0.5, metadata=plan)
+    flashmla_decode_fp8(q, cache.to(torch.float8_e4m3fn), table, lens, scale=0.1, kv_scale=0.5, metadata=plan)
     assert seen["q"].dtype == torch.float8_e4m3fn and seen["descale_k"].item() == 0.5
     restored = seen["q"].float() * seen["descale_q"]
     assert float((restored - q.float()).abs().max()) < 0.2
@@ -84,7 +86,7 @@ def test_the_sparse_kernel_is_asked_for_exactly_the_slots_of_each_request(monkey
 
     module(monkeypatch, "vllm.v1.attention.ops.flashmla", flash_mla_sparse_fwd=kernel)
     q, cache, table, lens = decode_inputs(num_tokens=2)
-    out, lse = mla_decode_sparse(q, cache, table, lens, scale=0.1)
+    out, lse = flashmla_decode_sparse(q, cache, table, lens, scale=0.1)
     assert out.shape == (2, 2, 4, 512) and lse.shape == (2, 4, 2)
     first, second = seen["indices"][0, 0], seen["indices"][1, 0]
     assert first[first >= 0].tolist() == [*range(64, 128), *range(128, 133)]
@@ -159,7 +161,7 @@ def test_cutlass_plans_its_workspace_for_the_splits_that_it_runs_with(monkeypatc
     )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=148))
     q, cache, table, lens = decode_inputs()
-    out, lse = vllm_blackwell.cutlass_mla_decode(q, cache, table, lens, scale=0.1)
+    out, lse = vllm_kernels.cutlass_mla_decode(q, cache, table, lens, scale=0.1)
     assert out.shape == (2, 1, 4, 512) and lse.shape == (2, 4, 1)
     assert seen["num_kv_splits"] == seen["planned"] and seen["longest"] == 128 and seen["workspace"].numel() == 16
 
@@ -177,7 +179,7 @@ def test_the_ragged_kernels_log_sum_exp_is_taken_as_this_vllm_takes_it(
         **({"log2_lse_to_ln": lambda lse: lse / 2} if converts else {}),
     )  # fmt: skip
     starts = torch.tensor([0, 3], dtype=torch.int32)
-    _, lse = vllm_blackwell.trtllm_ragged_context_attention(
+    _, lse = vllm_kernels.trtllm_ragged_context_attention(
         torch.zeros(3, 2, 192), torch.zeros(5, 2, 192), torch.zeros(5, 2, 128), starts, torch.tensor([0, 5]), scale=0.1
     )
     assert lse.shape == (2, 3) and lse.unique().tolist() == [expected]

@@ -53,38 +53,36 @@ FAULTS = (
 
 
 def _vllm(op: str, name: str, summary: str, impl: str, requires: str, **promises: object) -> KernelSpec:
-    kernels = "harness.engines.vllm.kernels."
+    kernels = "harness.engines.vllm.kernels:"
     fields: dict[str, object] = {"kv": ("bf16",), "devices": ("cuda",), "origin": "vllm", **promises}
-    check = f"{kernels}support:{requires}"
-    return KernelSpec(op, name, summary, kernels + impl, requires=check, **fields)  # type: ignore[arg-type]
+    return KernelSpec(op, name, summary, kernels + impl, requires=kernels + requires, **fields)  # type: ignore[arg-type]
 
 
 KERNELS: tuple[KernelSpec, ...] = (
-    _vllm("mla_decode", "vllm-flashmla", "FlashMLA dense over bf16 pages", "flashmla:mla_decode", "on_hopper",
+    _vllm("mla_decode", "vllm-flashmla", "FlashMLA dense over bf16 pages", "flashmla_decode", "on_hopper",
           needs_finite_tail=True),
-    _vllm("mla_decode_plan", "vllm-flashmla", "lazy: the first decode call plans", "flashmla:mla_decode_plan",
-          "on_hopper"),
+    _vllm("mla_decode_plan", "vllm-flashmla", "lazy: the first decode call plans", "flashmla_plan", "on_hopper"),
     _vllm("mla_decode", "vllm-flashmla-fp8", "FlashMLA dense over e4m3 pages, query quantized too",
-          "flashmla:mla_decode_fp8", "on_hopper", kv=("fp8_e4m3",), fp8_products="fp8", needs_finite_tail=True,
+          "flashmla_decode_fp8", "on_hopper", kv=("fp8_e4m3",), fp8_products="fp8", needs_finite_tail=True,
           needs_valid_table=True),
-    _vllm("mla_decode_plan", "vllm-flashmla-fp8", "planned on the device in each step",
-          "flashmla:mla_decode_plan_fp8", "on_hopper"),
+    _vllm("mla_decode_plan", "vllm-flashmla-fp8", "planned on the device in each step", "flashmla_plan_fp8",
+          "on_hopper"),
     _vllm("mla_decode", "vllm-flashmla-sparse", "FlashMLA sparse over bf16 pages, asked for every token",
-          "flashmla:mla_decode_sparse", "on_hopper_or_blackwell"),
-    _vllm("mla_decode", "vllm-fa3", "FlashAttention-3 with the latent as value (q_v)", "flash_attention:mla_decode",
-          "on_hopper", needs_finite_tail=True),
+          "flashmla_decode_sparse", "on_hopper_or_blackwell"),
+    _vllm("mla_decode", "vllm-fa3", "FlashAttention-3 with the latent as value (q_v)", "fa3_decode", "on_hopper",
+          needs_finite_tail=True),
     _vllm("context_attention", "vllm-fa3", "FlashAttention-3 varlen, as chunked prefill calls it",
-          "flash_attention:context_attention", "on_hopper"),
-    _vllm("mla_decode", "vllm-triton", "split-KV; masked loads; empty rows are 0/0", "triton:mla_decode", "on_any",
+          "fa3_context_attention", "on_hopper"),
+    _vllm("mla_decode", "vllm-triton", "split-KV; masked loads; empty rows are 0/0", "triton_decode", "on_any",
           kv=("bf16", "fp8_e4m3"), fp8_products="bf16", empty_rows="nan"),
-    _vllm("merge_attn_states", "vllm-cuda", "vllm._custom_ops.merge_attn_states", "merge:merge_attn_states", "on_any"),
+    _vllm("merge_attn_states", "vllm-cuda", "vllm._custom_ops.merge_attn_states", "merge_attn_states", "on_any"),
     _vllm("merge_attn_states", "vllm-triton", "the stand-in for head sizes and types that the CUDA kernel lacks",
-          "merge:merge_attn_states_triton", "on_any"),
-    _vllm("write_kv", "vllm-cuda", "concat_and_cache_mla", "write_kv:write_kv", "on_any", kv=("bf16", "fp8_e4m3")),
-    _vllm("mla_decode", "vllm-cutlass", "CUTLASS MLA; leaves empty rows unwritten", "blackwell:cutlass_mla_decode",
+          "merge_attn_states_triton", "on_any"),
+    _vllm("write_kv", "vllm-cuda", "concat_and_cache_mla", "write_kv", "on_any", kv=("bf16", "fp8_e4m3")),
+    _vllm("mla_decode", "vllm-cutlass", "CUTLASS MLA; leaves empty rows unwritten", "cutlass_mla_decode",
           "on_blackwell", kv=("bf16", "fp8_e4m3")),
-    _vllm("mla_decode", "vllm-flashinfer", "FlashInfer's TRT-LLM-gen MLA decode", "blackwell:flashinfer_mla_decode",
+    _vllm("mla_decode", "vllm-flashinfer", "FlashInfer's TRT-LLM-gen MLA decode", "flashinfer_mla_decode",
           "on_blackwell", kv=("bf16", "fp8_e4m3")),
     _vllm("context_attention", "vllm-trtllm-ragged", "TRT-LLM ragged prefill; writes only tokens with context",
-          "blackwell:trtllm_ragged_context_attention", "on_blackwell"),
+          "trtllm_ragged_context_attention", "on_blackwell"),
 )  # fmt: skip

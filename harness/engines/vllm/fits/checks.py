@@ -25,9 +25,8 @@ from harness.core.kernels import KernelSpec
 from harness.engines.base import release_of
 from harness.engines.patches import Patch, PatchRefused, edited_text
 from harness.engines.vllm.faults import PATCHES, patch_for
-from harness.engines.vllm.fits.calls import calls_of
+from harness.engines.vllm.fits.calls import Call, calls_of, declared, mismatches, parameters
 from harness.engines.vllm.fits.release import Release
-from harness.engines.vllm.fits.signatures import Call, declared, mismatches, parameters
 from harness.engines.vllm.objects import RELIED, Relied
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.target import NAMED_IN, llm_options

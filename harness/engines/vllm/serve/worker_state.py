@@ -14,15 +14,14 @@ from typing import Any
 from harness.core.errors import HarnessError
 from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.settings import BLOCKS, CONTEXT, ServePoison
+from harness.engines.vllm.serve.writes import FILLED, worker_rank
 
-COUNTS = ("steps", "sweeps", "blocks", "context_rows")
+COUNTS = tuple(asdict(FILLED))
 """The counts of the poison in a process."""
 
 
 def state_of_worker(worker: Any) -> dict[str, Any]:
     """Run inside a worker: its rank, process, fault, routing and poison counts. Its recorder writes its report."""
-    from harness.engines.vllm.serve.writes import FILLED, worker_rank
-
     first_nan = sys.modules.get("harness.engines.vllm.serve.first_nan")
     if first_nan is not None:
         for recorder in first_nan.RECORDERS:
