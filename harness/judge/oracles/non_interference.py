@@ -16,8 +16,7 @@ import torch
 
 from harness.core.finding_words import place
 from harness.core.records import Finding
-from harness.judge.oracles.compare import Mismatch, blank_rows, compare_bits
-from harness.judge.oracles.spread import explanation, largest_difference
+from harness.judge.oracles.compare import Mismatch, blank_rows, compare_bits, explanation, largest_difference
 from harness.judge.run_records import Evidence, Judgement, Observed, Run
 from harness.memory.poison.sentinels import hex_bits
 
