@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from harness.core.ops import PAGE_SIZE
-from harness.kernels.triton.decode import mla_decode
-from harness.kernels.triton.plan import mla_decode_plan
+from harness.kernels.triton.decode import mla_decode, mla_decode_plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness.kernels.triton.decode import mla_decode
-from harness.kernels.triton.plan import mla_decode_plan
+from harness.kernels.triton.decode import mla_decode, mla_decode_plan
 from harness.memory.poison.cuda_sweep import CudaSweep
 
 BATCH, HEADS, HIDDEN, PAGE = 64, 16, 2048, 64

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from harness.accuracy.answer_log import AccuracyRun
+from harness.accuracy.answer_log import AccuracyRun, QuestionResult
+from harness.accuracy.backends import CANARY_NOTE
 from harness.accuracy.baselines import Baseline
-from harness.accuracy.identity import CANARY_NOTE
-from harness.accuracy.records import QuestionResult
 from harness.accuracy.statistics import adjust, mcnemar_p, smallest_drop, trend_p, wilson_interval
 from harness.accuracy.tasks import STOCK
 from harness.core.errors import InputError

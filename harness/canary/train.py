@@ -1,4 +1,7 @@
-"""Trains a canary: a tiny model memorizes the worked answers of fixed questions."""
+"""Trains a canary: a tiny model memorizes the worked answers of fixed questions.
+
+As a module, it is the child of `mla-harness canary train`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from harness.canary import card, check, tasks, tokenizer
-from harness.canary.examples import IGNORED, Examples, encode
 from harness.canary.recipe import Recipe, default_recipe, model_config
+from harness.canary.tokenizer import IGNORED, Examples, encode
+from harness.core.errors import InputError
 from harness.engine.model import checkpoint
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.mla import CacheTransform
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.model_config import ModelConfig
+from harness.run.protocol import Parent, Reply, run_child
+from harness.run.requests import TrainCanary
 
 Progress = Callable[[str], None]
 
@@ -248,3 +254,19 @@ def _shuffled(examples: Examples, recipe: Recipe, seed: int) -> Iterator[Example
                 window = window[lengths[window].argsort()]
             for rows in torch.split(window, recipe.batch_size):
                 yield examples.take(rows.to(examples.tokens.device))
+
+
+def main(parent: Parent) -> None:
+    """Train; each line of progress is a reply. Raises InputError for bad input."""
+    request = parent.request(TrainCanary)
+    if request is None:
+        return
+    try:
+        train(**request.model_dump(), progress=lambda line: parent.reply(Reply(progress={"line": line})))
+    except ValueError as error:
+        raise InputError(f"canary train: {error}") from error
+    parent.reply(Reply(result={}))
+
+
+if __name__ == "__main__":
+    run_child(main)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from harness.accuracy.answer_log import RunHeader
 from harness.accuracy.backends import parse_model
-from harness.accuracy.records import RunHeader
 from harness.cli.options import Branch, Commit, History, Json, Out, Resume, command_line
 from harness.cli.performing import console, perform, print_json
 from harness.cli.recording import history_file, source_under_test

@@ -42,7 +42,7 @@ class MeasureCases(Record):
 
 
 class TrainCanary(Record):
-    """A canary to train: `harness.canary.command`. `limit` keeps the first questions, all of them when None."""
+    """A canary to train: `harness.canary.train`. `limit` keeps the first questions, all of them when None."""
 
     task: str
     out: str

@@ -75,7 +75,7 @@ class KernelTarget(Target):
         """
         run = Run(poison.pattern)
         try:
-            call = build(self.op, self.params, Setting(self.spec, poison, self.case.seed, self.device))
+            call = _BUILDERS[self.op](self.params, Setting(self.spec, poison, self.case.seed, self.device))
             result = invoke(self.spec, poison, call.args, call.kwargs)
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
         except (IllegalAddress, KernelError) as error:
@@ -87,11 +87,6 @@ class KernelTarget(Target):
         run.chosen = call.chosen(on_host)
         run.guards = [Guard(item.name, item.site, item.before.cpu(), item.watched().cpu()) for item in call.guarded]
         return run
-
-
-def build(op: str, params: KernelParams, setting: Setting) -> KernelCall:
-    """The call of `op` with `params` and the seed. Runs the kernel's planner if the case wants a plan."""
-    return _BUILDERS[op](params, setting)
 
 
 def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
