@@ -58,9 +58,11 @@ ORACLES: tuple[OracleSpec, ...] = (
     _oracle("values:finite", "live rows hold no NaN and no Inf where the reference is finite"),
     _oracle("values:sentinel", "no sentinel is found verbatim in live rows, and guarded memory is untouched"),
     _oracle("reference", "live rows agree with the float64 reference"),
-    _oracle("non_interference", "live rows are bitwise equal under two different poisons", "patterns"),
+    _oracle("bitwise:non_interference", "live rows are bitwise equal under two different poisons", "patterns"),
     _oracle(
-        "replay", "a graph replay equals the same step run eagerly, and its answer moves as its inputs do", "graph"
+        "bitwise:replay",
+        "a graph replay equals the same step run eagerly, and its answer moves as its inputs do",
+        "graph",
     ),
     _oracle(
         "pairs:padding", "live rows of a captured batch are bitwise equal whatever the number of padded ones", "graph"

@@ -19,7 +19,7 @@ from harness.engine.quantize import apply_scales, pad_to_longest_rank
 from harness.judge.oracles.reference import judge
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
-from harness.kernels.torch.blocks import quantize_blocks
+from harness.kernels.torch.quantize import quantize_blocks
 from harness.memory.poison.patterns import Poison
 
 NAN = Poison("nan", frozenset(SITES.names()))

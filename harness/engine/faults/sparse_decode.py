@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.kernels.torch.sparse import gather_slots
+from harness.kernels.torch.decode import gather_slots
 from harness.memory.bounds import check_indices
 from harness.memory.poison.patterns import Poison
 
