@@ -57,7 +57,7 @@ def _oracle(place: str, summary: str, needs: Need = "") -> OracleSpec:
 ORACLES: tuple[OracleSpec, ...] = (
     _oracle("values:finite", "live rows hold no NaN and no Inf where the reference is finite"),
     _oracle("values:sentinel", "no sentinel is found verbatim in live rows, and guarded memory is untouched"),
-    _oracle("reference", "live rows agree with the float64 reference"),
+    _oracle("agreement:reference", "live rows agree with the float64 reference"),
     _oracle("bitwise:non_interference", "live rows are bitwise equal under two different poisons", "patterns"),
     _oracle(
         "bitwise:replay",
@@ -65,11 +65,13 @@ ORACLES: tuple[OracleSpec, ...] = (
         "graph",
     ),
     _oracle(
-        "pairs:padding", "live rows of a captured batch are bitwise equal whatever the number of padded ones", "graph"
+        "agreement:padding",
+        "live rows of a captured batch are bitwise equal whatever the number of padded ones",
+        "graph",
     ),
     _oracle("contracts:address", "the tensor that a graph captured is the one that the engine updates", "graph"),
-    _oracle("pairs:cold_warm", "a prompt is answered alike whether its prefix was cached or not", "warm"),
-    _oracle("pairs:flush", "after a flush of all caches the answers are as they were at first", "flush"),
+    _oracle("agreement:cold_warm", "a prompt is answered alike whether its prefix was cached or not", "warm"),
+    _oracle("agreement:flush", "after a flush of all caches the answers are as they were at first", "flush"),
     _oracle(
         "contracts:zeroed", "each block that the scheduler says to zero holds zeros before its first read", "mixed"
     ),
