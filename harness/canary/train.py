@@ -9,7 +9,6 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -39,26 +38,6 @@ CHECKS: tuple[tuple[str, torch.dtype, CacheTransform | None], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The result of a training.
-
-    accuracy[check][task] is the share of exact answers. sabotaged[name] is this share over all tasks in float32, with
-    every cache row changed by one of `check.SABOTAGES`.
-    """
-
-    directory: Path
-    config: ModelConfig
-    recipe: Recipe
-    seed: int
-    steps: int
-    seconds: float
-    device: str
-    num_questions: int
-    accuracy: dict[str, dict[str, float]]
-    sabotaged: dict[str, float]
-
-
 def train(
     task: str,
     out: str | Path,
@@ -72,7 +51,7 @@ def train(
     recipe: Recipe | None = None,
     config: ModelConfig | None = None,
     progress: Progress = print,
-) -> Trained:
+) -> card.Trained:
     """Train on `task` (a name, `all`, or a .jsonl file), check, and write a checkpoint with its card to `out`.
 
     Runs for `recipe.steps` steps or `minutes`, whichever ends first. The same seed, device and number of steps give the
@@ -106,7 +85,7 @@ def train(
     names = [question.id.rsplit("-", 1)[0] for question in questions]
     gpu = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     checks = (accuracy(out, examples, names, device), sabotaged(out, examples, device))
-    result = Trained(out, config, recipe, seed, steps, seconds, gpu, len(questions), *checks)
+    result = card.Trained(out, config, recipe, seed, steps, seconds, gpu, len(questions), *checks)
     for name, by_task in result.accuracy.items():
         progress(f"{name}: " + ", ".join(f"{task} {value:.4f}" for task, value in by_task.items()))
     progress("sabotaged: " + ", ".join(f"{name} {value:.4f}" for name, value in result.sabotaged.items()))

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, read_run
 from harness.accuracy.baselines import Baseline, plan_update, read_baselines, write_baseline
-from harness.accuracy.statistics import wilson_interval
+from harness.accuracy.judge import wilson_interval
 from harness.cli.options import Json, Out
 from harness.core.errors import InputError
 from harness.core.fixtures import BASELINES

@@ -57,7 +57,6 @@ class EngineTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        """See :meth:`Target.why_not`."""
         params = case.params_as(EngineParams)
         if device == "cuda" and (params.quantize, params.graph) == ("mxfp8", "full"):
             return "quantize_blocks/torch reads its offsets on the host, which a captured CUDA graph cannot"
@@ -69,7 +68,6 @@ class EngineTarget(Target):
         return ""
 
     def first_writer(self, poison: Poison) -> FirstNan:
-        """See :meth:`Target.first_writer`."""
         with recorder_on(self.device) as recorder:
             try:
                 self.run(poison, probe=recorder)
@@ -114,7 +112,6 @@ class EngineTarget(Target):
         return run
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
-        """See :meth:`Target.run_traced`."""
         return self.run(poison, probe=trace)
 
     def _padding_pairs(self, engine: Engine) -> list[Pair]:
@@ -283,7 +280,6 @@ class AccuracyTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        """See :meth:`Target.why_not`."""
         missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
         if missing:
             return f"{', '.join(missing)} not installed: pip install {' '.join(missing)}"

@@ -58,14 +58,12 @@ class KernelTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        """See :meth:`Target.why_not`."""
         spec = find_kernel(case.op or "", case.params_as(KernelParams).kernel)
         needs_window = isinstance(case.params, MlaDecodeParams) and case.params.window is not None
         return f"{spec.name} has no argument `window`" if needs_window and not spec.windowed else ""
 
     @property
     def reader(self) -> str:
-        """See :attr:`Target.reader`."""
         return self.spec.name
 
     def run(self, poison: Poison) -> Run:
