@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.core.records import Finding
-    from harness.judge.cures.plugins import cure
+    from harness.judge.cures import cure
     from harness.kernels.plugins import kernel
     from harness.memory.first_nan.recorder import first_nan
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return kernel
     if name == "cure":
-        from harness.judge.cures.plugins import cure
+        from harness.judge.cures import cure
 
         return cure
     if name == "first_nan":

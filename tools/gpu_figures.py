@@ -27,15 +27,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness.memory.first_nan.recorder import describe
-from harness.memory.poison.patterns import bits_view
 
 from harness.core.ops import PAGE_SIZE
-from harness.kernels.triton.decode import mla_decode
-from harness.kernels.triton.plan import mla_decode_plan
+from harness.kernels.triton.decode import mla_decode, mla_decode_plan
+from harness.memory.first_nan.recorder import describe
 from harness.memory.first_nan.table import Slot, Table
 from harness.memory.poison.cuda_kernels import classify
 from harness.memory.poison.cuda_sweep import CudaSweep, free_blocks
+from harness.memory.poison.patterns import bits_view
 from harness.memory.poison.scan import _layout
 
 BATCH, TOKENS, HEADS, HIDDEN, LAYERS = 64, 4096, 16, 2048, 16

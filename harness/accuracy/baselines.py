@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from harness.accuracy.answer_log import AccuracyRun
-from harness.accuracy.records import Measured
+from harness.accuracy.answer_log import AccuracyRun, Measured
 from harness.core.errors import InputError
 from harness.core.files import BASELINES, write_atomic
 

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, AnswerLog
+from harness.accuracy.answer_log import ANSWER_CHARS, FILE_NAME, AccuracyRun, AnswerLog, QuestionResult, RunHeader
 from harness.accuracy.backends import Answer, Backend
-from harness.accuracy.records import ANSWER_CHARS, QuestionResult, RunHeader
 from harness.accuracy.tasks import Task
 from harness.core.errors import HarnessError
 

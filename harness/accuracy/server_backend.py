@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
-from harness.accuracy.identity import CANARY_NOTE
+from harness.accuracy.backends import CANARY_NOTE, Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
 from harness.core.errors import HarnessError, InputError
 
 RETRIED_STATUS = (408, 429)

@@ -1,12 +1,13 @@
-"""The model card beside a canary's weights."""
+"""The result of a training, and the model card beside a canary's weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from harness.canary.train import Trained
+from harness.canary.recipe import Recipe
+from harness.engine.schedule.config import ModelConfig
 
 _TEXT = """\
 ---
@@ -55,6 +56,26 @@ made by the harness and belong to no contest.
 _MEMORY = """
 The KDA heads' decays were frozen near half-lives of {half_lives} tokens, so that the question
 can reach the answer through the MLA cache alone."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a training.
+
+    accuracy[check][task] is the share of exact answers. sabotaged[name] is this share over all tasks in float32, with
+    every cache row changed by one of `check.SABOTAGES`.
+    """
+
+    directory: Path
+    config: ModelConfig
+    recipe: Recipe
+    seed: int
+    steps: int
+    seconds: float
+    device: str
+    num_questions: int
+    accuracy: dict[str, dict[str, float]]
+    sabotaged: dict[str, float]
 
 
 def render(trained: Trained) -> str:

@@ -1,4 +1,7 @@
-"""Trains a canary: a tiny model memorizes the worked answers of fixed questions."""
+"""Trains a canary: a tiny model memorizes the worked answers of fixed questions.
+
+As a module, it is the child of `mla-harness canary train`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,13 +16,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from harness.canary import card, check, tasks, tokenizer
-from harness.canary.examples import IGNORED, Examples, encode
 from harness.canary.recipe import Recipe, default_recipe, model_config
+from harness.canary.tokenizer import IGNORED, Examples, encode
+from harness.core.errors import InputError
 from harness.engine.model import checkpoint
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.mla import CacheTransform
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import ModelConfig
+from harness.run.protocol import Parent, Reply, run_child
+from harness.run.requests import TrainCanary
 
 Progress = Callable[[str], None]
 
@@ -31,26 +36,6 @@ CHECKS: tuple[tuple[str, torch.dtype, CacheTransform | None], ...] = (
     ("bfloat16, fp8 cache, scale 1", torch.bfloat16, check.fp8_cache(1.0)),
     ("bfloat16, fp8 cache, scale from the largest value", torch.bfloat16, check.fp8_cache(None)),
 )
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The result of a training.
-
-    accuracy[check][task] is the share of exact answers. sabotaged[name] is this share over all tasks in float32, with
-    every cache row changed by one of `check.SABOTAGES`.
-    """
-
-    directory: Path
-    config: ModelConfig
-    recipe: Recipe
-    seed: int
-    steps: int
-    seconds: float
-    device: str
-    num_questions: int
-    accuracy: dict[str, dict[str, float]]
-    sabotaged: dict[str, float]
 
 
 def train(
@@ -66,7 +51,7 @@ def train(
     recipe: Recipe | None = None,
     config: ModelConfig | None = None,
     progress: Progress = print,
-) -> Trained:
+) -> card.Trained:
     """Train on `task` (a name, `all`, or a .jsonl file), check, and write a checkpoint with its card to `out`.
 
     Runs for `recipe.steps` steps or `minutes`, whichever ends first. The same seed, device and number of steps give the
@@ -100,7 +85,7 @@ def train(
     names = [question.id.rsplit("-", 1)[0] for question in questions]
     gpu = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     checks = (accuracy(out, examples, names, device), sabotaged(out, examples, device))
-    result = Trained(out, config, recipe, seed, steps, seconds, gpu, len(questions), *checks)
+    result = card.Trained(out, config, recipe, seed, steps, seconds, gpu, len(questions), *checks)
     for name, by_task in result.accuracy.items():
         progress(f"{name}: " + ", ".join(f"{task} {value:.4f}" for task, value in by_task.items()))
     progress("sabotaged: " + ", ".join(f"{name} {value:.4f}" for name, value in result.sabotaged.items()))
@@ -248,3 +233,19 @@ def _shuffled(examples: Examples, recipe: Recipe, seed: int) -> Iterator[Example
                 window = window[lengths[window].argsort()]
             for rows in torch.split(window, recipe.batch_size):
                 yield examples.take(rows.to(examples.tokens.device))
+
+
+def main(parent: Parent) -> None:
+    """Train; each line of progress is a reply. Raises InputError for bad input."""
+    request = parent.request(TrainCanary)
+    if request is None:
+        return
+    try:
+        train(**request.model_dump(), progress=lambda line: parent.reply(Reply(progress={"line": line})))
+    except ValueError as error:
+        raise InputError(f"canary train: {error}") from error
+    parent.reply(Reply(result={}))
+
+
+if __name__ == "__main__":
+    run_child(main)

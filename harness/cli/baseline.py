@@ -9,7 +9,7 @@ import typer
 
 from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, read_run
 from harness.accuracy.baselines import Baseline, plan_update, read_baselines, write_baseline
-from harness.accuracy.statistics import wilson_interval
+from harness.accuracy.judge import wilson_interval
 from harness.cli.commands import new_app
 from harness.cli.options import Json, Out
 from harness.cli.output import console, print_json, table

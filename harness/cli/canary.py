@@ -57,7 +57,7 @@ def train(
         limit=limit or None,
     )
     name = "canary train: the training process"
-    ask("harness.canary.command", request, name=name, on_progress=lambda progress: print(progress["line"], flush=True))
+    ask("harness.canary.train", request, name=name, on_progress=lambda progress: print(progress["line"], flush=True))
     # lm-eval has no task for the questions of other files.
     asked = task if task in ("gsm_symbolic", "aime_shaped") else "gsm_symbolic"
     print(f"written: {out}; measure it with: mla-harness epochs --task {asked} --model engine:{out}")

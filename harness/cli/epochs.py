@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from harness.accuracy.answer_log import RunHeader
 from harness.accuracy.backends import parse_model
-from harness.accuracy.records import RunHeader
 from harness.cli import making_runs
 from harness.cli.options import Branch, Commit, History, Json, Out, Resume, command_line
 from harness.cli.output import console, print_json

@@ -66,11 +66,11 @@ FAULTS: tuple[FaultSpec, ...] = (
     _fault("router.minus-one-from-the-end", "vllm-project/vllm#46408", "engine.experts:present_experts",
            "id -1, an expert of another rank, is taken to be the last of this one", "experts:ids_from_the_end"),
     # Scales of blocks, of padded batches, of checkpoints.
-    _fault("scale.unwritten-fp4-padding", "vllm-project/vllm#38148", "kernels.torch.blocks:empty_scales",
+    _fault("scale.unwritten-fp4-padding", "vllm-project/vllm#38148", "kernels.torch.quantize:empty_scales",
            "rows that round an FP4 scale tensor up to whole tiles are not written", "experts:scales_unwritten"),
-    _fault("scale.row-groups-mix-rows", "flashinfer-ai/flashinfer#3057", "kernels.torch.blocks:block_amax",
+    _fault("scale.row-groups-mix-rows", "flashinfer-ai/flashinfer#3057", "kernels.torch.quantize:block_amax",
            "a block's scale is reduced over the rows of a warp, padding among them", "experts:amax_of_row_groups"),
-    _fault("scale.orphan-rows-to-expert-zero", "flashinfer-ai/flashinfer#3574", "kernels.torch.blocks:scale_rows",
+    _fault("scale.orphan-rows-to-expert-zero", "flashinfer-ai/flashinfer#3574", "kernels.torch.quantize:scale_rows",
            "rows of no expert are quantized as expert 0's", "experts:orphans_to_expert_zero"),
     _fault("scale.dp-padding-in-amax", "sgl-project/sglang#26133", "engine.kernels:rows_of_this_rank",
            "the fp8 scale covers rows that pad a data-parallel rank to the longest", "experts:all_rows_of_all_ranks"),
@@ -98,7 +98,7 @@ FAULTS: tuple[FaultSpec, ...] = (
     _fault("window.evicted-blocks-in-table", "vllm-project/vllm#42273", "engine.schedule.scheduler:forget_evicted",
            "blocks that left the window stay in the block table after they are given back", "memory:keep_evicted"),
     # Token lists of sparse attention.
-    _fault("sparse.invalid-index-clamped", "vllm-project/vllm#57156", "kernels.torch.sparse:load_chosen",
+    _fault("sparse.invalid-index-clamped", "vllm-project/vllm#57156", "kernels.torch.decode:load_chosen",
            "an index of -1 loads slot 0, and only the scores are masked", "attention:load_clamped"),
     _fault("sparse.topk-from-unwritten", "vllm-project/vllm#49896", "engine.sparse_attention:take_topk",
            "the top-k reads scores that are not written, and leaves positions as memory was",

@@ -48,50 +48,46 @@ class OracleSpec:
         return judgement
 
 
-def _oracle(name: str, summary: str, *, needs: Need = "", at: str = "") -> OracleSpec:
-    """An oracle with its judge in `harness.judge.oracles`: `judge` in the module of its name, or the function `at`."""
-    return OracleSpec(name, summary, f"harness.judge.oracles.{at or f'{name}:judge'}", needs)
+def _oracle(place: str, summary: str, needs: Need = "") -> OracleSpec:
+    """An oracle at `module:name` of `harness.judge.oracles`; a module alone is its name, with the function `judge`."""
+    module, _, name = place.partition(":")
+    return OracleSpec(name or module, summary, f"harness.judge.oracles.{module}:{name or 'judge'}", needs)
 
 
 ORACLES: tuple[OracleSpec, ...] = (
-    _oracle("finite", "live rows hold no NaN and no Inf where the reference is finite"),
-    _oracle("sentinel", "no sentinel is found verbatim in live rows, and guarded memory is untouched"),
-    _oracle("reference", "live rows agree with the float64 reference"),
-    _oracle("non_interference", "live rows are bitwise equal under two different poisons", needs="patterns"),
+    _oracle("values:finite", "live rows hold no NaN and no Inf where the reference is finite"),
+    _oracle("values:sentinel", "no sentinel is found verbatim in live rows, and guarded memory is untouched"),
+    _oracle("agreement:reference", "live rows agree with the float64 reference"),
+    _oracle("bitwise:non_interference", "live rows are bitwise equal under two different poisons", "patterns"),
     _oracle(
-        "replay",
+        "bitwise:replay",
         "a graph replay equals the same step run eagerly, and its answer moves as its inputs do",
-        needs="graph",
+        "graph",
     ),
     _oracle(
-        "padding",
+        "agreement:padding",
         "live rows of a captured batch are bitwise equal whatever the number of padded ones",
-        needs="graph",
-        at="pairs:padding",
+        "graph",
     ),
-    _oracle("address", "the tensor that a graph captured is the one that the engine updates", needs="graph"),
+    _oracle("contracts:address", "the tensor that a graph captured is the one that the engine updates", "graph"),
+    _oracle("agreement:cold_warm", "a prompt is answered alike whether its prefix was cached or not", "warm"),
+    _oracle("agreement:flush", "after a flush of all caches the answers are as they were at first", "flush"),
     _oracle(
-        "cold_warm",
-        "a prompt is answered alike whether its prefix was cached or not",
-        needs="warm",
-        at="pairs:cold_warm",
+        "contracts:zeroed", "each block that the scheduler says to zero holds zeros before its first read", "mixed"
     ),
     _oracle(
-        "flush", "after a flush of all caches the answers are as they were at first", needs="flush", at="pairs:flush"
+        "contracts:distinct_experts", "the experts of each token, padding included, are distinct and exist", "experts"
     ),
-    _oracle("zeroed", "each block that the scheduler says to zero holds zeros before its first read", needs="mixed"),
-    _oracle("distinct_experts", "the experts of each token, padding included, are distinct and exist", needs="experts"),
     _oracle(
         "accuracy",
         "in every epoch the canary answers as many questions right as its baseline, and the same ones",
-        needs="answers",
+        "answers",
     ),
     _oracle(
-        "answers",
+        "accuracy:answers",
         "in every epoch vLLM answers as many questions right as the canary is known to, with no invalid token",
-        needs="answers",
-        at="accuracy:answers",
+        "answers",
     ),
-    _oracle("streams", "vLLM with graphs generates what it generates without them", needs="graph"),
+    _oracle("accuracy:streams", "vLLM with graphs generates what it generates without them", "graph"),
     _oracle("crash", "the worker survives: no illegal address, no signal, no exception, no hang"),
 )

@@ -34,11 +34,10 @@ class ReplayNote:
 
 
 @dataclass(frozen=True, slots=True)
-class BindingNote:
-    """The address of an input that a graph of `size` captured, and the one that the engine updated before a replay."""
+class Binding:
+    """The address where a captured graph reads an input, and the address that the engine updated before a replay."""
 
     step: int
-    size: int
     name: str
     site: str
     captured_address: int
@@ -57,7 +56,7 @@ class NewestLogits:
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroNote:
+class ZeroedBlock:
     """A block that the scheduler listed for zeroing, and how many of its bytes were not zero when the step ran."""
 
     step: int
@@ -105,10 +104,10 @@ class Observations:
     selected: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     rejected: dict[int, list[Tensor]] = field(default_factory=dict)
     routed: list[Tensor] = field(default_factory=list)
-    zeroed: list[ZeroNote] = field(default_factory=list)
+    zeroed: list[ZeroedBlock] = field(default_factory=list)
     written: list[WriteNote] = field(default_factory=list)
     replays: list[ReplayNote] = field(default_factory=list)
-    bindings: list[BindingNote] = field(default_factory=list)
+    bindings: list[Binding] = field(default_factory=list)
     num_mixed_steps: int = 0
     """The number of batches with decodes and prompts."""
 

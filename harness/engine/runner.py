@@ -17,12 +17,12 @@ from harness.engine.kernels import bind
 from harness.engine.memory import CacheLayout, hand_over_blocks, initial_memory
 from harness.engine.model.transformer import CausalLM
 from harness.engine.observations import (
-    BindingNote,
+    Binding,
     ChoiceNotes,
     Observations,
     PaddedTwins,
     ReplayNote,
-    ZeroNote,
+    ZeroedBlock,
     dirty_workspace,
     written_blocks,
 )
@@ -211,13 +211,16 @@ class ModelRunner:
             again = self._model.forward(inputs, memory).logits
         note = ReplayNote(number, len(ordered) * self._query_len, replayed_logits, eager.logits, stale, again)
         self.observations.replays.append(note)
-        self.observations.bindings += [BindingNote(number, size, *binding) for binding in self._graphs.bindings(size)]
+        self.observations.bindings += [
+            Binding(number, f"{name} of the graph of {size}", site, captured, current)
+            for name, site, captured, current in self._graphs.bindings(size)
+        ]
         return replayed
 
     def _note_zeroed(self, step: Step, number: int) -> None:
         for block in step.blocks_to_zero:
             content = self.memory.block(block)
-            note = ZeroNote(number, block, content.numel(), int(content.count_nonzero()))
+            note = ZeroedBlock(number, block, content.numel(), int(content.count_nonzero()))
             self.observations.zeroed.append(note)
 
     def _note_drafts(self, drafts: Tensor, ordered: list[ScheduledSequence]) -> None:

@@ -19,9 +19,9 @@ from harness.core.cases import Case, Job
 from harness.core.engine_params import EngineParams
 from harness.core.records import CaseResult, Verdict
 from harness.engine.probe import Probe
+from harness.judge.answers import poison_of
 from harness.judge.run_case import run_case
 from harness.judge.targets.engine import EngineTarget
-from harness.judge.verdict import poison_of
 from harness.kernels.call import without_interception
 from harness.run.protocol import answer_once
 from harness.run.requests import MeasureCases

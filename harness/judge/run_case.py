@@ -17,8 +17,8 @@ from harness.core.catalog import FAULTS
 from harness.core.errors import HarnessError
 from harness.core.records import CaseResult, Verdict
 from harness.core.seams import Injection, inject
-from harness.judge import first_nan, readers, verdict
-from harness.judge.cures.apply import applied, faults_left
+from harness.judge import answers
+from harness.judge.cures import applied, faults_left
 from harness.judge.run_records import Outcome
 from harness.judge.target import class_of
 from harness.kernels.plugins import find_kernel, load_plugins
@@ -27,9 +27,9 @@ from harness.run.protocol import answer_once
 LOG_TAIL = 4000
 """Characters of a traceback that a result keeps."""
 ANSWERS: dict[type, Callable[[Job], Outcome]] = {
-    AskVerdict: verdict.answer,
-    AskFirstNan: first_nan.answer,
-    AskReaders: readers.answer,
+    AskVerdict: answers.verdict,
+    AskFirstNan: answers.first_nan,
+    AskReaders: answers.first_reader,
 }
 """The function that answers each kind of ask."""
 

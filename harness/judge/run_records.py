@@ -1,4 +1,7 @@
-"""The records that a target gives to the oracles, and the outcome of a case. An oracle knows no target."""
+"""The records that a target gives to the oracles, and the outcome of a case. An oracle knows no target.
+
+Records that the reference engine makes itself are its own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from harness.accuracy.answer_log import AccuracyRun
 from harness.core.cases import Case, Job
 from harness.core.finding_words import merged
 from harness.core.records import AccuracyRecord, CaseResult, Finding, FirstNan, Verdict
+from harness.engine.observations import Binding as Binding
+from harness.engine.observations import ZeroedBlock as ZeroedBlock
 
 
 @dataclass(slots=True)
@@ -62,17 +67,6 @@ class ReplayedStep:
 
 
 @dataclass(slots=True)
-class Binding:
-    """The address where a captured graph reads an input, and the address that the engine updated in this step."""
-
-    step: int
-    name: str
-    site: str
-    captured_address: int
-    current_address: int
-
-
-@dataclass(slots=True)
 class Pair:
     """The same answers twice, from two conditions of the caches; `oracle` names the oracle that judges them."""
 
@@ -83,16 +77,6 @@ class Pair:
     live: torch.Tensor
     bound: str
     describe: str = "row"
-
-
-@dataclass(slots=True)
-class ZeroedBlock:
-    """A block that the engine had to zero before use, and the number of bytes that were not zero at its use."""
-
-    step: int
-    block: int
-    num_bytes: int
-    num_dirty: int
 
 
 @dataclass(slots=True)

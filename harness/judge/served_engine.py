@@ -11,8 +11,7 @@ import torch
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
-from harness.accuracy.identity import describe_directory
+from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, describe_directory, has_invalid_text
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
 from harness.core.errors import InputError
 from harness.core.files import FIXTURES

@@ -109,6 +109,17 @@ class BoundKernel:
         return sites
 
 
+def kernel_of(launched: Callable[..., Any]) -> BoundKernel | None:
+    """The kernel of a launch; None for a function of the engine or an op of torch."""
+    owner = getattr(launched, "__self__", None)
+    return owner if isinstance(owner, BoundKernel) else None
+
+
+def name_of(launched: Callable[..., Any]) -> str:
+    """The name of a launched function."""
+    return str(getattr(launched, "__name__", type(launched).__name__))
+
+
 def _load(spec: KernelSpec) -> Callable[..., Any]:
     function = spec.load()
     for op, wrapper in _wrappers.get():

@@ -41,7 +41,7 @@ class MeasureCases(Record):
 
 
 class TrainCanary(Record):
-    """For `harness.canary.command`: the canary to train, on the first `limit` questions or on all (None)."""
+    """A canary to train: `harness.canary.train`. `limit` keeps the first questions, all of them when None."""
 
     task: str
     out: str

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, read_run
+from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, RunHeader, read_run
 from harness.accuracy.baselines import Baseline, baseline_of, read_baseline
 from harness.accuracy.judge import judge
-from harness.accuracy.records import RunHeader
 from harness.core.cases import Case, Job
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError

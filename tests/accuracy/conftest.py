@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.accuracy.answer_log import AccuracyRun
+from harness.accuracy.answer_log import AccuracyRun, QuestionResult, RunHeader
 from harness.accuracy.backends import Answer, Identity, OnAnswer
-from harness.accuracy.records import QuestionResult, RunHeader
 from harness.accuracy.tasks import Task, load_task
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from harness.accuracy.answer_log import AccuracyRun
+from harness.accuracy.backends import CANARY_NOTE
 from harness.accuracy.baselines import Baseline
-from harness.accuracy.identity import CANARY_NOTE
 from harness.accuracy.judge import judge
 from harness.core.errors import InputError
 from harness.core.records import AccuracyLimits, AccuracyRecord, Verdict

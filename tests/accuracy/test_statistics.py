@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.accuracy.statistics import (
+from harness.accuracy.judge import (
     POWER,
     adjust,
     mcnemar_p,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.canary import aime, tasks
+from harness.canary import tasks
 
 
 @pytest.mark.parametrize(("task", "size"), [("gsm_symbolic", 1319), ("aime_shaped", 30), ("all", 1349)])
@@ -30,12 +30,12 @@ def test_the_gsm_symbolic_file_is_what_its_seed_makes() -> None:
 
 
 def test_contest_shaped_answers_lie_between_0_and_999() -> None:
-    assert all(0 <= answer <= 999 for _, _, answer in aime.problems(80, seed=1))
+    assert all(0 <= answer <= 999 for _, _, answer in tasks.problems(80, seed=1))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_contest_shaped_answers_are_right_where_python_can_tell(seed: int) -> None:
-    for question, _, answer in aime.problems(50, seed):
+    for question, _, answer in tasks.problems(50, seed):
         numbers = [int(number) for number in re.findall(r"\d+", question)]
         if re.search(r"when \d+\^\d+ is", question):
             assert pow(*numbers) == answer

@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer
 
 from harness.canary import check, tasks, tokenizer, train
-from harness.canary.examples import encode
 from harness.canary.recipe import Recipe, model_config
+from harness.canary.tokenizer import encode
 from harness.engine.model import checkpoint
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import route

@@ -16,10 +16,9 @@ from harness.core.kernels import KernelSpec
 from harness.core.params import KERNEL_PARAMS
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Run
-from harness.judge.targets import kernel_calls
+from harness.judge.targets import kernel
 from harness.judge.targets.kernel import KernelTarget
-from harness.judge.targets.kernel_call import placed
-from harness.judge.targets.kernel_outputs import BadOutput
+from harness.judge.targets.kernel_call import BadOutput, placed
 from harness.kernels import plugins
 from harness.kernels.ops import reference
 from harness.memory.poison.patterns import Poison
@@ -180,7 +179,7 @@ def test_a_kernel_that_breaks_its_rule_for_empty_rows_is_found() -> None:
 
 def test_the_kernel_runs_before_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    compute, invoke = reference.quantize_fp8, kernel_calls.invoke
+    compute, invoke = reference.quantize_fp8, kernel.invoke
     monkeypatch.setattr(reference, "quantize_fp8", lambda *a, **k: (order.append("reference"), compute(*a, **k))[1])
     monkeypatch.setattr("harness.judge.targets.kernel.invoke", lambda *a: (order.append("kernel"), invoke(*a))[1])
     KernelTarget(case_of("quantize_fp8")).run(poison())

@@ -15,7 +15,7 @@ from harness.core.faults import FaultSpec
 from harness.core.kernels import KernelSpec
 from harness.core.records import Verdict
 from harness.core.seams import seam
-from harness.judge import verdict
+from harness.judge import answers
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
@@ -260,7 +260,7 @@ def test_a_bad_index_that_a_check_found_is_named_rather_than_the_fault_it_led_to
         raise error
 
     stub.behave = staticmethod(behave)
-    monkeypatch.setattr(verdict, "bad_index", lambda: IllegalAddress("block_table: index outside [0, 4)"))
-    monkeypatch.setattr(verdict, "is_device_failure", lambda raised: True)
+    monkeypatch.setattr(answers, "bad_index", lambda: IllegalAddress("block_table: index outside [0, 4)"))
+    monkeypatch.setattr(answers, "is_device_failure", lambda raised: True)
     result = run_case(job())
     assert result.verdict is Verdict.CRASH and result.findings[0].site == "block_table.pad"

@@ -8,9 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from harness.accuracy.backends import open_backend
+from harness.accuracy.backends import CANARY_NOTE, open_backend
 from harness.accuracy.epochs import run_epochs
-from harness.accuracy.identity import CANARY_NOTE
 from harness.accuracy.judge import judge
 from harness.accuracy.tasks import load_task
 from harness.core.errors import InputError

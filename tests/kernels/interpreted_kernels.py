@@ -15,10 +15,9 @@ from harness.kernels.torch import merge as torch_merge
 from harness.kernels.torch import plan as torch_plan
 from harness.kernels.torch import quantize as torch_quantize
 from harness.kernels.torch import write as torch_write
-from harness.kernels.triton.decode import mla_decode
+from harness.kernels.triton.decode import mla_decode, mla_decode_plan
 from harness.kernels.triton.decode_kernels import INTERPRETED
 from harness.kernels.triton.merge import merge_attn_states
-from harness.kernels.triton.plan import mla_decode_plan
 from harness.kernels.triton.quantize import quantize_fp8
 from harness.kernels.triton.write_kv import write_kv
 

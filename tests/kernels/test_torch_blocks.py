@@ -7,7 +7,7 @@ import torch
 
 from harness.kernels.ops import reference
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values
-from harness.kernels.torch import blocks as torch_blocks
+from harness.kernels.torch import quantize as torch_blocks
 
 ROWS = [3, 0, 130, 1]
 OFFSETS = torch.tensor([0, 3, 3, 133, 134], dtype=torch.int32)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from harness.core.errors import IllegalAddress
 from harness.core.records import Finding
 from harness.kernels.ops import reference
-from harness.kernels.torch.decode import mla_decode
-from harness.kernels.torch.sparse import mla_decode_sparse
+from harness.kernels.torch.decode import mla_decode, mla_decode_sparse
 
 Judge = Callable[..., list[Finding]]
 

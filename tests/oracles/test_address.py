@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from harness.judge.oracles.address import judge
+from harness.judge.oracles.contracts import address as judge
 from harness.judge.run_records import Binding, Run
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from harness.judge.oracles.distinct_experts import judge
+from harness.judge.oracles.contracts import distinct_experts as judge
 from harness.judge.run_records import ChosenExperts, Evidence, Run
 
 GOOD = [[0, 1], [3, 2], [1, 3]]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.judge.oracles.finite import judge
+from harness.judge.oracles.values import finite as judge
 from harness.judge.run_records import Run
 from harness.memory.poison.patterns import bits_view, sentinel_bits
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.judge.oracles.non_interference import judge
+from harness.judge.oracles.bitwise import non_interference as judge
 from harness.judge.run_records import Run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.judge.oracles.pairs import padding as judge
+from harness.judge.oracles.agreement import padding as judge
 from harness.judge.run_records import Pair, Run
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from harness.core.errors import UnknownNameError
-from harness.judge.oracles.reference import judge
+from harness.judge.oracles.agreement import reference as judge
 from harness.judge.run_records import Run
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.judge.oracles.replay import judge
+from harness.judge.oracles.bitwise import replay as judge
 from harness.judge.run_records import ReplayedStep, Run
 
 LIVE = torch.tensor([True, True, True, False])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.judge.oracles.sentinel import judge
+from harness.judge.oracles.values import sentinel as judge
 from harness.judge.run_records import Guard, Run
 from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from harness.judge.oracles.spread import explanation, largest_difference
+from harness.judge.oracles.compare import explanation, largest_difference
 
 LIVE = torch.tensor([True, True, False])
 

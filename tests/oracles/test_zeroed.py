@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from harness.judge.oracles.zeroed import judge
+from harness.judge.oracles.contracts import zeroed as judge
 from harness.judge.run_records import Run, ZeroedBlock
 
 

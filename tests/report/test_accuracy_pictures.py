@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.accuracy.answer_log import AccuracyRun
+from harness.accuracy.answer_log import AccuracyRun, QuestionResult, RunHeader
 from harness.accuracy.baselines import Baseline
 from harness.accuracy.judge import judge
-from harness.accuracy.records import QuestionResult, RunHeader
 from harness.core.cases import Case, Job
 from harness.core.records import AccuracyRecord, CaseResult, Verdict
 from harness.report import junit, page, table

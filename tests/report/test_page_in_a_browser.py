@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.accuracy.statistics import wilson_interval
+from harness.accuracy.judge import wilson_interval
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.records import (
     AccuracyJudgement,

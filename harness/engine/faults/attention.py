@@ -11,7 +11,7 @@ from harness.core.params import KvType
 from harness.engine.batch import DecodeMetadata
 from harness.engine.kernels import Workspace
 from harness.engine.schedule.scheduler import ScheduledSequence
-from harness.kernels.torch.sparse import gather_slots
+from harness.kernels.torch.decode import gather_slots
 from harness.memory.bounds import check_indices
 from harness.memory.poison.patterns import Poison
 

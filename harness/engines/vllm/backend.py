@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
-from harness.accuracy.identity import describe_directory
+from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, describe_directory, has_invalid_text
 from harness.core.errors import InputError
 from harness.engines.vllm.objects import Completion, Vllm
 

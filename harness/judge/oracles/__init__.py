@@ -1,1 +1,1 @@
-"""Oracles, each a small file, and the comparator and tolerance table that they share."""
+"""Oracles, a file for each kind, and the comparator and tolerance table that they share."""

@@ -1,7 +1,8 @@
-"""Oracles `accuracy` and `answers`: every epoch is as accurate as expected.
+"""Oracles of the answers to a task's questions.
 
 `accuracy` compares each epoch with a stored baseline, question by question, and with the first epoch. `answers`, for a
-served engine, compares it with the least accuracy that the case allows.
+served engine, compares it with the least accuracy that the case allows. `streams`: an engine with graphs generates what
+the same engine generates without them.
 """
 
 from __future__ import annotations
@@ -84,3 +85,30 @@ def _epoch(reason: str) -> str:
     """The epoch that a reason names, or all epochs."""
     words = reason.replace(":", " ").split()
     return f"epoch {words[1]}" if words[0] == "epoch" else "all epochs"
+
+
+ALLOWED_SHARE = 0.05
+"""Rounding on a GPU depends on the batch and may decide a near tie otherwise. A stale plan changes all answers."""
+
+
+def streams(evidence: Evidence) -> Judgement:
+    """Compare the text of each answer of the first epoch. One finding when more than the allowed share differ."""
+    judgement = Judgement()
+    for run in evidence.runs:
+        if run.accuracy is None or run.eager is None:
+            continue
+        with_graphs = {result.question: result for result in run.accuracy.epoch(1)}
+        shared = [(with_graphs[other.question], other) for other in run.eager.epoch(1) if other.question in with_graphs]
+        different = [ours.question for ours, other in shared if ours.answer_hash != other.answer_hash]
+        judgement.looked_at += len(shared)
+        if len(different) > ALLOWED_SHARE * len(shared):
+            judgement.findings.append(
+                Finding(
+                    oracle="streams",
+                    tensor="generated text",
+                    where=f"epoch 1, {len(different)} of {len(shared)} questions",
+                    message=f"{len(different)} of {len(shared)} answers with graphs differ from those without "
+                    f"(allowed for rounding: {ALLOWED_SHARE:.0%})",
+                )
+            )
+    return judgement

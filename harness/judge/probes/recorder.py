@@ -21,8 +21,8 @@ from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
 from harness.engine.runner import num_rows
 from harness.engine.schedule.scheduler import ScheduledSequence
-from harness.judge.probes.launches import kernel_of, name_of, with_context
-from harness.kernels.call import BoundKernel
+from harness.kernels.call import BoundKernel, kernel_of, name_of
+from harness.kernels.ops.reference import with_context
 from harness.memory.first_nan.recorder import StepNotes, describe, layer_of
 from harness.memory.first_nan.table import Kind, Slot, Table
 from harness.memory.graph.interface import tensors_of

@@ -21,9 +21,9 @@ import torch
 from harness.core.ops import OPS
 from harness.engine.probe import Probe
 from harness.engine.schedule.scheduler import ScheduledSequence
-from harness.judge.probes.launches import kernel_of, name_of, with_context
 from harness.judge.run_records import Run
-from harness.kernels.call import BoundKernel
+from harness.kernels.call import BoundKernel, kernel_of, name_of
+from harness.kernels.ops.reference import with_context
 from harness.memory.graph.interface import tensors_of
 
 CONSUMED = {"apply_experts": ("x", "ids", "weights")}

@@ -1,10 +1,16 @@
-"""The engine as a target: serves a case's requests under poison and records the evidence for oracles."""
+"""The reference engine as a target: serves a case's requests under poison and records the evidence for oracles.
+
+It is also a target of questions: a canary answers a task in every epoch on one engine.
+"""
 
 from __future__ import annotations
 
 import bisect
 import functools
+import importlib.util
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +18,8 @@ import torch
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cuda_failures import is_device_failure
-from harness.core.engine_params import EngineParams
+from harness.core.engine_params import AccuracyParams, EngineParams, ServingParams
+from harness.core.files import FIXTURES
 from harness.core.params import KvType
 from harness.core.records import FirstNan
 from harness.engine.dense_reference import DenseReference
@@ -25,7 +32,7 @@ from harness.engine.schedule.scheduler import Sequence
 from harness.judge.oracles.crash import CRASHES
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
-from harness.judge.run_records import Binding, ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run, ZeroedBlock
+from harness.judge.run_records import ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
@@ -49,7 +56,6 @@ class EngineTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        """See :meth:`Target.why_not`."""
         params = case.params_as(EngineParams)
         if device == "cuda" and (params.quantize, params.graph) == ("mxfp8", "full"):
             return "quantize_blocks/torch reads its offsets on the host, which a captured CUDA graph cannot"
@@ -61,7 +67,6 @@ class EngineTarget(Target):
         return ""
 
     def first_writer(self, poison: Poison) -> FirstNan:
-        """See :meth:`Target.first_writer`."""
         with recorder_on(self.device) as recorder:
             try:
                 self.run(poison, probe=recorder)
@@ -98,7 +103,7 @@ class EngineTarget(Target):
         run.guards = [Guard("the null block", "kv.null", before.cpu(), after.cpu())]
         run.guards += [Guard(n.name, n.site, n.before.cpu(), n.after.cpu()) for n in engine.observations.written]
         run.pairs = pairs_of(engine, epochs, params, self._bound) + self._padding_pairs(engine)
-        run.zeroed = [ZeroedBlock(n.step, n.block, n.num_bytes, n.num_dirty) for n in engine.observations.zeroed]
+        run.zeroed = engine.observations.zeroed
         if engine.observations.routed:
             ids = torch.cat(engine.observations.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
@@ -106,7 +111,6 @@ class EngineTarget(Target):
         return run
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
-        """See :meth:`Target.run_traced`."""
         return self.run(poison, probe=trace)
 
     def _padding_pairs(self, engine: Engine) -> list[Pair]:
@@ -236,11 +240,7 @@ def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
                 stale_site="sched_meta" if replay.stale_plan else None,
             )
         )
-    for binding in notes.bindings:
-        name = f"{binding.name} of the graph of {binding.size}"
-        run.bindings.append(
-            Binding(binding.step, name, binding.site, binding.captured_address, binding.current_address)
-        )
+    run.bindings = notes.bindings
 
 
 def _length(request: tuple[int, int]) -> int:
@@ -266,3 +266,50 @@ def _model(config: ModelConfig, device: str = "cpu") -> CausalLM:
 @functools.lru_cache(maxsize=8)
 def _reference(config: ModelConfig, tie_margin: float) -> DenseReference:
     return DenseReference(_model(config), tie_margin)
+
+
+NEEDED = {"lm_eval": "lm-eval", "tokenizers": "tokenizers", "scipy": "scipy", "safetensors": "safetensors"}
+"""Modules that a measurement imports -> their packages."""
+ORDER_SEED = 0
+"""Seed of the order of questions in each epoch: the same for all cases, so that curves are comparable."""
+
+
+class AccuracyTarget(Target):
+    """Asks a canary a task's questions, `epochs` times. `directory` keeps the answers of a killed run."""
+
+    @classmethod
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+        missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+        if missing:
+            return f"{', '.join(missing)} not installed: pip install {' '.join(missing)}"
+        canary = _canary(case.params_as(AccuracyParams))
+        return "" if (canary / "config.json").is_file() else f"{canary} is not there: train one with `canary train`"
+
+    def run(self, poison: Poison) -> Run:
+        """Answer the questions without a stored answer in the directory."""
+        # The import of lm-eval needs seconds, and a worker may never get such a case.
+        from harness.accuracy.epochs import run_epochs
+        from harness.accuracy.tasks import load_task
+        from harness.judge.served_engine import open_engine
+
+        params = self.case.params_as(AccuracyParams)
+        options = params.model_dump(include=set(ServingParams.model_fields) - {"max_num_seqs"})
+        backend = open_engine(
+            str(_canary(params)), concurrency=params.max_num_seqs, poison=poison, device=self.device, **options
+        )
+        with tempfile.TemporaryDirectory() as scratch:
+            task = load_task(params.task, Path(scratch), limit=params.limit)
+            found = run_epochs(
+                backend,
+                task,
+                Path(self.directory or scratch),
+                num_epochs=params.epochs,
+                seed=ORDER_SEED,
+                max_tokens=params.max_tokens,
+                resume=True,
+            )
+        return Run(poison.pattern, accuracy=found)
+
+
+def _canary(params: AccuracyParams) -> Path:
+    return FIXTURES / f"canary-{params.canary}"

@@ -1,18 +1,49 @@
-"""The target of one kernel of one op: poisoned inputs, one call, and only then the float64 reference."""
+"""The target of one kernel of one op: poisoned inputs, one call, and only then the float64 reference.
+
+Each op has a builder of its call: the inputs, the shapes that it must return, and the outputs to judge.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from harness.core.cases import Case
+from harness.core.catalog import KERNELS
 from harness.core.errors import IllegalAddress, KernelError
 from harness.core.kernels import KernelSpec
-from harness.core.params import KernelParams, MlaDecodeParams
-from harness.judge.run_records import Guard, Run
+from harness.core.ops import PAGE_SIZE
+from harness.core.params import (
+    ContextAttentionParams,
+    KernelParams,
+    MergeAttnStatesParams,
+    MlaDecodeParams,
+    MlaDecodeSparseParams,
+    QuantizeBlocksParams,
+    QuantizeFp8Params,
+    RouteExpertsParams,
+    WriteKvParams,
+)
+from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
 from harness.judge.target import Target
-from harness.judge.targets.kernel_call import Setting
-from harness.judge.targets.kernel_calls import build
-from harness.judge.targets.kernel_outputs import check_outputs, invoke
+from harness.judge.targets.kernel_call import (
+    Guarded,
+    KernelCall,
+    Setting,
+    attention_rows,
+    by_rows,
+    check_outputs,
+    invoke,
+    keeps,
+    prepared,
+)
+from harness.kernels.ops import inputs as op_inputs
+from harness.kernels.ops import reference
+from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
 from harness.kernels.plugins import find_kernel
 from harness.memory.poison.patterns import Poison
 
@@ -27,14 +58,12 @@ class KernelTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        """See :meth:`Target.why_not`."""
         spec = find_kernel(case.op or "", case.params_as(KernelParams).kernel)
         needs_window = isinstance(case.params, MlaDecodeParams) and case.params.window is not None
         return f"{spec.name} has no argument `window`" if needs_window and not spec.windowed else ""
 
     @property
     def reader(self) -> str:
-        """See :attr:`Target.reader`."""
         return self.spec.name
 
     def run(self, poison: Poison) -> Run:
@@ -44,7 +73,7 @@ class KernelTarget(Target):
         """
         run = Run(poison.pattern)
         try:
-            call = build(self.op, self.params, Setting(self.spec, poison, self.case.seed, self.device))
+            call = _BUILDERS[self.op](self.params, Setting(self.spec, poison, self.case.seed, self.device))
             result = invoke(self.spec, poison, call.args, call.kwargs)
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
         except (IllegalAddress, KernelError) as error:
@@ -56,3 +85,218 @@ class KernelTarget(Target):
         run.chosen = call.chosen(on_host)
         run.guards = [Guard(item.name, item.site, item.before.cpu(), item.watched().cpu()) for item in call.guarded]
         return run
+
+
+def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
+    raw = op_inputs.mla_decode(params, setting.seed)
+    poison = replace(
+        setting.poison,
+        traps={**setting.poison.traps, "block_table.pad": raw.trap_block},
+        strict=setting.poison.strict and not keeps(setting, setting.spec.needs_valid_table),
+    )
+    given, kept = prepared(raw, replace(setting, poison=poison))
+    num_requests, num_query_tokens, num_heads, _ = given.q.shape
+    rows = num_requests * num_query_tokens
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        want = reference.mla_decode(
+            *(kept.q, kept.kv_cache, kept.block_table, kept.seq_lens),
+            scale=kept.scale,
+            kv_scale=kept.kv_scale,
+            window=params.window,
+        )
+        out, lse = outputs
+        return attention_rows(
+            setting.spec,
+            f".{params.kv}",
+            "request" if num_query_tokens == 1 else f"query token (of {num_query_tokens} a request)",
+            "graph.pad_rows",
+            (out.flatten(0, 1), lse.transpose(1, 2).reshape(rows, num_heads)),
+            reference.Attention(
+                want.out.flatten(0, 1), want.lse.transpose(1, 2).reshape(rows, num_heads), want.defined.flatten()
+            ),
+        )
+
+    dims = {"B": num_requests, "S": num_query_tokens, "H": num_heads, "R": params.kv_lora_rank}
+    keywords: dict[str, Any] = {"metadata": _plan(params, setting, given.seq_lens, num_heads)}
+    if params.window is not None:
+        keywords["window"] = params.window
+    if not setting.spec.counted:
+        return KernelCall.of("mla_decode", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords)
+    # Words behind the workspace show a write past its end.
+    words = torch.zeros(num_requests + 4, dtype=torch.int32, device=setting.device)
+    words[num_requests:] = -1
+    before = by_rows(words.cpu().clone())
+    keywords["workspace"] = words[:num_requests]
+    call = KernelCall.of("mla_decode", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords)
+    call.guarded.append(Guarded("the workspace", "workspace", before, lambda: by_rows(words.cpu())))
+    return call
+
+
+def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int) -> Any:
+    """The plan of the planner that has the kernel's name. Built-in kernels without one share a built-in planner."""
+    if not params.planned:
+        return None
+    name = f"mla_decode_plan/{setting.spec.short_name}"
+    if name not in KERNELS:
+        if setting.spec.origin != "built in":
+            return None
+        name = "mla_decode_plan/tiled"
+    planner = KERNELS.get(name)
+    chunked = planner.chunked and setting.spec.chunked
+    options = {"kv_itemsize": op_inputs.KV_DTYPES[params.kv].itemsize} if chunked else {}
+    return invoke(planner, setting.poison, (seq_lens,), {"num_heads": num_heads, **options})
+
+
+def _mla_decode_sparse(params: MlaDecodeSparseParams, setting: Setting) -> KernelCall:
+    strict = setting.poison.strict and not keeps(setting, setting.spec.needs_valid_table)
+    raw = op_inputs.mla_decode_sparse(params, setting.seed)
+    given, kept = prepared(raw, replace(setting, poison=replace(setting.poison, strict=strict)))
+    num_tokens, num_heads, _ = given.q.shape
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        want = reference.mla_decode_sparse(
+            kept.q, kept.kv_cache, kept.indices, scale=kept.scale, kv_scale=kept.kv_scale
+        )
+        return attention_rows(setting.spec, f".{params.kv}", "token", "graph.pad_rows", (outputs[0], outputs[1]), want)
+
+    dims = {"T": num_tokens, "H": num_heads, "R": params.kv_lora_rank}
+    return KernelCall.of("mla_decode_sparse", given, kept, dims, (given.q.dtype, torch.float32), observe)
+
+
+def _context_attention(params: ContextAttentionParams, setting: Setting) -> KernelCall:
+    given, kept = prepared(op_inputs.context_attention(params, setting.seed), setting)
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        want = reference.context_attention(
+            kept.q, kept.k, kept.v, kept.query_start_loc, kept.chunk_start_loc, scale=kept.scale
+        )
+        rows = reference.Attention(want.out, want.lse.T, want.defined)
+        return attention_rows(setting.spec, "", "token", "context.output", (outputs[0], outputs[1].T), rows)
+
+    dims = {"T": given.q.shape[0], "H": params.num_heads, "V": params.v_head_dim}
+    return KernelCall.of("context_attention", given, kept, dims, (given.q.dtype, torch.float32), observe)
+
+
+def _merge_attn_states(params: MergeAttnStatesParams, setting: Setting) -> KernelCall:
+    given, kept = prepared(op_inputs.merge_attn_states(params, setting.seed), setting)
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        sides = (kept.prefix_out, kept.prefix_lse, kept.suffix_out, kept.suffix_lse)
+        want = reference.merge_attn_states(*sides, num_tokens_with_context=kept.num_tokens_with_context)
+        out, lse = outputs
+        return [
+            Observed("out", out, want.defined, want.out, "merge_attn_states.out", "token"),
+            Observed("lse", lse.T, want.defined, want.lse.T, "merge_attn_states.lse", "token"),
+        ]
+
+    dims = {"T": params.num_tokens, "H": params.num_heads, "V": params.v_head_dim}
+    dtypes = (given.prefix_out.dtype, torch.float32)
+    return KernelCall.of("merge_attn_states", given, kept, dims, dtypes, observe)
+
+
+def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
+    given, kept = prepared(op_inputs.write_kv(params, setting.seed), setting)
+    slots = kept.slot_mapping[kept.slot_mapping >= 0]
+    others = torch.ones(given.kv_cache.shape[0] * PAGE_SIZE, dtype=torch.bool, device=slots.device)
+    others[slots] = False
+    others[:PAGE_SIZE] = False
+
+    def slots_of(cache: Tensor, which: Tensor) -> Tensor:
+        # As bytes, because older torch cannot index fp8.
+        raw_bytes = cache.cpu().view(torch.uint8).reshape(others.shape[0], -1)
+        return raw_bytes[which].view(cache.dtype)
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        want = reference.stored_latents(kept.kv_c, kept.k_pe, given.kv_cache.dtype, kept.kv_scale)
+        live = torch.ones(slots.shape[0], dtype=torch.bool, device=slots.device)
+        stored = slots_of(given.kv_cache, slots)
+        return [Observed("kv_cache", stored, live, want[: slots.shape[0]], f"write_kv.{params.kv}", "token")]
+
+    null = slice(op_inputs.NULL_BLOCK, op_inputs.NULL_BLOCK + 1)
+    others_before = slots_of(kept.kv_cache, others)
+    call = KernelCall.of("write_kv", given, kept, {}, (), observe)
+    call.guarded += [
+        Guarded("kv_cache null block", "kv.null", kept.kv_cache[null], lambda: given.kv_cache[null]),
+        Guarded("kv_cache slots of others", "kv.free", others_before, lambda: slots_of(given.kv_cache, others)),
+    ]
+    return call
+
+
+def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
+    given, kept = prepared(op_inputs.quantize_fp8(params, setting.seed), setting)
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        x8, scale = outputs
+        per_token = scale.ndim == 2
+        want = reference.quantize_fp8(kept.x, kept.num_live, per_token=per_token)
+        scales = want.live if per_token else torch.ones(1, dtype=torch.bool, device=scale.device)
+        return [
+            Observed("x8", x8, want.live, want.scaled, "quantize_fp8", "token"),
+            Observed("scale", by_rows(scale), scales, by_rows(want.scale), "quantize_fp8.scale", "scale"),
+        ]
+
+    dims = {"T": params.num_tokens, "K": params.width}
+    call = KernelCall.of("quantize_fp8", given, kept, dims, (torch.float8_e4m3fn, torch.float32), observe)
+    # One scale a row is allowed too: it keeps rows apart, and the scenarios use it as a control.
+    x8_shapes, scale_shapes = call.shapes
+    call.shapes = (x8_shapes, (*scale_shapes, (params.num_tokens, 1)))
+    return call
+
+
+def _route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
+    given, kept = prepared(op_inputs.route_experts(params, setting.seed), setting)
+    live = torch.arange(params.num_tokens) < given.num_live
+    # A kernel that gets the number of live tokens promises nothing about the others. Without it, it routes them all.
+    promised = live if setting.spec.live_only else torch.ones_like(live)
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        want = reference.route_experts(kept.logits, kept.num_experts_per_tok)
+        # A kernel may list a token's experts in any order, so both outputs are sorted by id.
+        order = outputs[0].argsort(dim=1)
+        ids, weights = (output.gather(1, order) for output in outputs)
+        return [
+            Observed("ids", ids, live, want.ids, "", "token", "router.ids"),
+            Observed("weights", weights, live, want.weights, "route_experts.weights", "token", "router.weights"),
+        ]
+
+    dims = {"T": params.num_tokens, "k": params.num_experts_per_tok}
+    num_live = {"num_live": given.num_live} if setting.spec.live_only else {}
+    call = KernelCall.of("route_experts", given, kept, dims, (torch.int32, torch.float32), observe, **num_live)
+    call.chosen = lambda outputs: [ChosenExperts("ids", outputs[0][promised], params.num_experts)]
+    return call
+
+
+def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCall:
+    given, kept = prepared(op_inputs.quantize_blocks(params, setting.seed), setting)
+    form = FORMATS[params.block_format]
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        want = reference.quantize_blocks(kept.x, kept.expert_offsets, block_format=params.block_format)
+        values, scales = decoded_values(outputs[0], form), decoded_scales(outputs[1], form)
+        # Scale rows of padding are promised too: code 0.
+        every = torch.ones(len(scales), dtype=torch.bool)
+        return [
+            Observed("values", values, want.live, want.values, "quantize_blocks", "row"),
+            Observed("scales", scales, every, want.scales, "quantize_blocks", "scale row"),
+        ]
+
+    dims = {
+        "T": len(given.x),
+        "C": params.width // form.codes_per_byte,
+        "S": num_scale_rows(list(params.expert_rows)),
+        "G": params.width // form.block,
+    }
+    return KernelCall.of("quantize_blocks", given, kept, dims, (torch.uint8, torch.uint8), observe)
+
+
+_BUILDERS: dict[str, Callable[[Any, Setting], KernelCall]] = {
+    "mla_decode": _mla_decode,
+    "mla_decode_sparse": _mla_decode_sparse,
+    "context_attention": _context_attention,
+    "merge_attn_states": _merge_attn_states,
+    "write_kv": _write_kv,
+    "quantize_fp8": _quantize_fp8,
+    "route_experts": _route_experts,
+    "quantize_blocks": _quantize_blocks,
+}

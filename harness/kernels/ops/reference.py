@@ -137,6 +137,17 @@ def context_attention(
     return Attention(out, lse, defined)
 
 
+def with_context(query_start_loc: Tensor, chunk_start_loc: Tensor, num_tokens: int) -> Tensor:
+    """The tokens [T] bool that have keys in a context chunk. A context kernel promises no other row.
+
+    query_start_loc and chunk_start_loc: [B + 1] int32, the offsets of the tokens and keys of B prompts.
+    """
+    lengths = query_start_loc.diff().long().cpu()
+    has_keys = (chunk_start_loc.diff() > 0).cpu()
+    rows = torch.repeat_interleave(has_keys, lengths)
+    return torch.cat((rows, torch.zeros(num_tokens - rows.shape[0], dtype=torch.bool)))
+
+
 def merge_attn_states(
     prefix_out: Tensor,
     prefix_lse: Tensor,

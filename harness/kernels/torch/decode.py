@@ -3,6 +3,8 @@
 Whole pages of 64 slots are read tile by tile, unused slots included. Each piece of a request (see
 :mod:`harness.kernels.torch.plan`) leaves a partial result in a scratch buffer. A combine step merges these and writes
 the rows that have keys. Outputs and scratch come from `torch.empty`, so unwritten elements keep their old content.
+
+Sparse decode attends to the slots that an indexer chose for each query token.
 """
 
 from __future__ import annotations
@@ -257,3 +259,51 @@ def _combine(partial_out: Tensor, partial_lse: Tensor, num_splits: Tensor, room:
 
 def _finite_or_zero(maximum: Tensor) -> Tensor:
     return maximum.masked_fill(maximum == _MINUS_INF, 0.0)
+
+
+def mla_decode_sparse(
+    q: Tensor, kv_cache: Tensor, indices: Tensor, *, scale: float, kv_scale: float | Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gather a row of slots for each token and leave tokens without slots unwritten.
+
+    q: [T, H, D], kv_cache: [N, P, D] float32, bfloat16 or float8_e4m3fn (times kv_scale), indices: [T, K] int slots
+    of the pool (page * P + offset), negative for none -> out [T, H, R] in q's dtype, lse [T, H] float32 (natural
+    logarithm). Raises IllegalAddress for a slot past the pool. Reads no value on the host.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    rank, cache_scale = latent_rank(head_dim), 1.0 if kv_scale is None else kv_scale
+    out = torch.empty(num_tokens, num_heads, rank, dtype=q.dtype, device=q.device)
+    lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device)
+    chosen = indices >= 0
+    keys = load_chosen(kv_cache, indices, chosen)
+    scores = torch.bmm(q.float() * (scale * cache_scale), keys.transpose(1, 2))
+    scores = scores.masked_fill(~chosen[:, None], float("-inf"))
+    largest = scores.amax(dim=-1, keepdim=True)
+    weights = (scores - torch.where(largest.isinf(), 0.0, largest)).exp()
+    total = weights.sum(dim=-1)
+    rows = torch.bmm(weights, keys[..., :rank]) * cache_scale / total[..., None]
+    has_keys = chosen.any(dim=1)
+    out.copy_(torch.where(has_keys[:, None, None], rows.to(out.dtype), out))
+    lse.copy_(torch.where(has_keys[:, None], largest.squeeze(-1) + total.log(), lse))
+    return out, lse
+
+
+@seam("sparse.invalid-index-clamped")
+def load_chosen(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
+    """The latents [T, K, D] float32 of the slots `indices` [T, K]; zeros where a slot is not `chosen`.
+
+    No other slot, such as slot 0 of the null block, may be loaded in place of a missing one: the mask of the scores
+    makes its weight 0, and 0 times NaN is NaN (PR 57156).
+    """
+    page_size = kv_cache.shape[1]
+    slots = check_indices(torch.where(chosen, indices, 0), kv_cache.shape[0] * page_size, "indices")
+    return gather_slots(kv_cache, slots).masked_fill(~chosen[..., None], 0.0)
+
+
+def gather_slots(kv_cache: Tensor, slots: Tensor) -> Tensor:
+    """The latents [..., D] float32 of slots [...] int64 of a cache [N, P, D] of any strides, unscaled."""
+    block, offset = slots // kv_cache.shape[1], slots % kv_cache.shape[1]
+    if kv_cache.dtype != torch.float8_e4m3fn:
+        return kv_cache[block, offset].float()
+    # Older torch cannot index fp8, only its bytes.
+    return kv_cache.view(torch.uint8)[block, offset].view(torch.float8_e4m3fn).float()

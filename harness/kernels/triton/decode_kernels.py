@@ -2,7 +2,8 @@
 
 A split program holds up to 64 query rows (query token x head) of one request and loops over a range of its pages. It
 copies tiles of 32 slots asynchronously into shared memory, as keys and as values. Two tiles of a program are in flight,
-and a multiprocessor holds two programs.
+and a multiprocessor holds two programs. The plan is one program: it cuts every request's pages into splits of about
+equal work.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -167,3 +168,38 @@ def combine_splits(
     natural = tl.where(no_keys, float("-inf"), (top + tl.log2(divisor)) * 0.6931471805599453)
     lse_at = (request * num_heads + row % num_heads) * query_len + row // num_heads
     tl.store(lse + lse_at, natural, mask=written)
+
+
+@triton.jit(do_not_specialize=["num_requests", "max_splits", "target"])
+def plan_splits(
+    seq_lens, work, num_splits, num_requests, max_splits, target,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPLITS: tl.constexpr, CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    request = tl.arange(0, BLOCK)
+    live = request < num_requests
+    pages = (tl.maximum(tl.load(seq_lens + request, mask=live, other=0), 0) + PAGE - 1) // PAGE
+    share = tl.maximum((tl.sum(pages, axis=0) + target - 1) // target, 1)
+    # Splits a little longer than the even share often save a whole wave of programs: 65 pages as two splits of 33, not
+    # three of 22. The cost is waves times the longest split, and about two pages of start and end a split.
+    best = share
+    best_cost = share * 0 + 0x7FFFFFFF
+    for candidate in range(CANDIDATES):
+        size = share + (share * candidate + 7) // 8
+        count = tl.sum((pages + size - 1) // size, axis=0)
+        cost = ((count + target - 1) // target) * (size + 2)
+        best = tl.where(cost < best_cost, size, best)
+        best_cost = tl.minimum(cost, best_cost)
+    size = tl.maximum(best, (pages + max_splits - 1) // max_splits)
+    count = (pages + size - 1) // size
+    # Even splits: 33 pages in two are 17 and 16, not 32 and 1.
+    even = (pages + count - 1) // tl.maximum(count, 1)
+    split = tl.arange(0, BLOCK_SPLITS)[None, :]
+    begin = tl.minimum(split * even[:, None], pages[:, None])
+    end = tl.minimum(begin + even[:, None], pages[:, None])
+    used = (begin < end) & (split < max_splits)
+    row = work + (request.to(tl.int64)[:, None] * max_splits + split) * 3
+    mask = live[:, None] & (split < max_splits)
+    tl.store(row, request[:, None] + split * 0, mask=mask)
+    tl.store(row + 1, tl.where(used, begin, 0), mask=mask)
+    tl.store(row + 2, tl.where(used, end, 0), mask=mask)
+    tl.store(num_splits + request, tl.sum(used.to(tl.int32), axis=1), mask=live)

@@ -1,4 +1,7 @@
-"""Oracles of answers that are given twice: a change of the caches or of the padding must not change them.
+"""Oracles of agreement: with the float64 reference, or of answers that are given twice.
+
+`reference`: live rows agree with the reference within the bounds of the tolerance table. A change of the caches or of
+the padding must not change an answer, which the others judge:
 
 `padding` runs the same step with and without padded rows, in a batch of one size. A scale that covers padded rows, or a
 plan made for them, moves live rows by little: the values stay finite, and within most tolerances.
@@ -15,9 +18,42 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.core.records import Finding
-from harness.judge.oracles.compare import Mismatch, compare, compare_bits
+from harness.judge.oracles.compare import Comparison, Mismatch, compare, compare_bits
 from harness.judge.oracles.thresholds import bound
-from harness.judge.run_records import Evidence, Judgement, Pair
+from harness.judge.run_records import Evidence, Judgement, Observed, Pair
+
+
+def compared(observed: Observed) -> Comparison:
+    """Compare an observed tensor with its reference, which must exist."""
+    assert observed.expected is not None
+    allowed = bound(observed.bound) if observed.expected.dtype.is_floating_point else None
+    return compare(observed.tensor, observed.expected, observed.live, allowed)
+
+
+def reference(evidence: Evidence) -> Judgement:
+    """Compare every tensor that has a reference, in every run."""
+    return Judgement.of(
+        _against_reference(observed, run.pattern)
+        for run in evidence.runs
+        for observed in run.observed
+        if observed.expected is not None
+    )
+
+
+def _against_reference(observed: Observed, pattern: str) -> tuple[int, list[Finding]]:
+    comparison = compared(observed)
+    mismatch = comparison.mismatch
+    if mismatch is None:
+        return comparison.looked_at, []
+    finding = Finding(
+        oracle="reference",
+        site=observed.site,
+        tensor=observed.name,
+        where=mismatch.where(observed.describe, "worst"),
+        bits=mismatch.bits(observed.tensor),
+        message=f"{observed.name} is not what the float64 reference says: {mismatch.message} (pattern {pattern})",
+    )
+    return comparison.looked_at, [finding]
 
 
 def padding(evidence: Evidence) -> Judgement:

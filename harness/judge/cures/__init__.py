@@ -1,1 +1,0 @@
-"""Proposed cures: the files of users, and the application of cures."""

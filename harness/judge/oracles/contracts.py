@@ -1,0 +1,79 @@
+"""Oracles of contracts between two parts of an engine, which are judged even if no answer suffers.
+
+`address`: a graph reads the same tensor that the engine updates before a replay.
+
+`zeroed`: a block that the scheduler wants zeroed holds zeros when a step first reads it.
+
+`distinct_experts`: the experts of a token are distinct and exist. Expert kernels sort tokens by expert and rely on both
+for every row, padding included. A row of -1 is masked by the engine and not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from harness.core.finding_words import place
+from harness.core.records import Finding
+from harness.judge.run_records import Binding, ChosenExperts, Evidence, Judgement, ZeroedBlock
+
+
+def address(evidence: Evidence) -> Judgement:
+    """Compare the two addresses of every binding of every step, in every run."""
+    return Judgement.of((1, _other_address(binding, run.pattern)) for run in evidence.runs for binding in run.bindings)
+
+
+def _other_address(binding: Binding, pattern: str) -> Iterator[Finding]:
+    if binding.captured_address != binding.current_address:
+        yield Finding(
+            oracle="address",
+            site=binding.site,
+            tensor=binding.name,
+            where=f"step {binding.step}",
+            bits=f"captured 0x{binding.captured_address:x}, updated 0x{binding.current_address:x}",
+            message=f"the graph reads {binding.name} where it was captured, but the engine updates another tensor "
+            f"(pattern {pattern})",
+        )
+
+
+def zeroed(evidence: Evidence) -> Judgement:
+    """Look at every listed block of every step of every run."""
+    return Judgement.of((block.num_bytes, _dirty(block, run.pattern)) for run in evidence.runs for block in run.zeroed)
+
+
+def _dirty(block: ZeroedBlock, pattern: str) -> Iterator[Finding]:
+    if block.num_dirty:
+        yield Finding(
+            oracle="zeroed",
+            site="kv.new",
+            tensor="new blocks",
+            where=f"block {block.block}",
+            message="a block that the scheduler wants zeroed holds old data: "
+            f"block {block.block} in step {block.step}, {block.num_dirty} of {block.num_bytes} bytes "
+            f"(pattern {pattern})",
+        )
+
+
+def distinct_experts(evidence: Evidence) -> Judgement:
+    """Look at the ids of every routed row of every run."""
+    return Judgement.of(
+        (chosen.ids.numel(), _wrong_experts(chosen, run.pattern)) for run in evidence.runs for chosen in run.chosen
+    )
+
+
+def _wrong_experts(chosen: ChosenExperts, pattern: str) -> Iterator[Finding]:
+    rising = chosen.ids.sort(dim=1).values
+    routed = ~(rising == -1).all(dim=1)
+    repeated = (rising[:, 1:] == rising[:, :-1]).any(dim=1) & routed
+    unknown = ((rising < 0) | (rising >= chosen.num_experts)).any(dim=1) & routed
+    for wrong, what in ((repeated, "one expert more than once"), (unknown, "an expert that does not exist")):
+        rows = torch.nonzero(wrong).flatten().tolist()
+        if rows:
+            yield Finding(
+                oracle="distinct_experts",
+                tensor=chosen.name,
+                where=place("routed token", tuple(rows), (rows[0], 0)),
+                message=f"{len(rows)} of {len(rising)} tokens are given {what}: the first has "
+                f"{chosen.ids[rows[0]].tolist()} of {chosen.num_experts} experts (pattern {pattern})",
+            )
