@@ -34,7 +34,8 @@ def test_a_tag_of_the_user_makes_no_case_a_measurement_of_accuracy() -> None:
     assert refusal("pad.shared-trash-slot", tagged) == ""
 
 
-def test_the_page_names_the_bugs_without_a_script_as_the_tool_does() -> None:
+def test_the_page_names_the_bugs_without_a_script_as_the_tool_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
     spec = importlib.util.spec_from_file_location("export_report", ROOT / "tools" / "export_report.py")
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)

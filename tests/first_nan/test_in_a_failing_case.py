@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.cases import AskFirstNan, Case, Job, PoisonPlan
 from harness.core.records import Blame, CaseResult, Finding, FirstNan, Verdict
-from harness.diagnose.session import Session, recorded_job, why_not, with_first_nan
+from harness.diagnose.session import Session, recorded_job, why_not_recorded, with_first_nan
 from harness.engines.vllm.params import VllmParams
 from harness.report.terminal import console_for, print_failure
 from harness.report.wording import first_nan_lines
@@ -45,7 +45,7 @@ class Pool:
     def run(self, jobs: list[Job], on_start: Any = None) -> Any:
         self.asked += jobs
         for one in jobs:
-            yield failure(one).model_copy(update={"first_nan": SEEN})
+            yield failure(one).model_copy(update={"first_nan": SEEN, "sites": one.sites})
 
 
 def test_a_failing_engine_case_is_run_once_more_for_the_sites_to_blame() -> None:
@@ -79,7 +79,7 @@ def test_what_other_ranks_saw_is_told_below_the_first_writer() -> None:
 @pytest.mark.parametrize("system", ["kernel", "accuracy", "vllm-host"])
 def test_what_is_no_case_of_the_engine_or_of_vllm_is_not_run_again(system: str) -> None:
     pool, own = Pool(), job(system)
-    assert why_not(own)
+    assert why_not_recorded(own)
     (blame,) = Session(pool).explain([(own, failure(own))]).values()  # type: ignore[arg-type]
     assert blame.first_nan is None
     assert not any(isinstance(asked.ask, AskFirstNan) for asked in pool.asked)
