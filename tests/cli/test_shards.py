@@ -13,7 +13,7 @@ KERNELS = Path(__file__).resolve().parents[2] / "fixtures" / "kernels"
 Cli = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kernel", ["multiplies-tail", "segfaults"])
 def test_merged_shards_find_the_same_as_one_run_of_two_processes(cli: Cli, kernel: str, tmp_path: Path) -> None:
     # A case for each shard.

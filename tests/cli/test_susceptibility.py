@@ -20,6 +20,7 @@ def run_directory(root: Path) -> Path:
     return next(root.glob("*/run.json")).parent
 
 
+@pytest.mark.nightly
 def test_a_kernel_that_multiplies_shows_where_and_says_that_it_declares_so(tmp_path: Path) -> None:
     given = ["--kernel", "mla_decode/tiled-multiply", "-n", "1", "--out", str(tmp_path)]
     assert exit_code_of(["susceptibility", *given]) == 0

@@ -65,6 +65,7 @@ def test_a_bug_without_a_script_is_refused_with_the_commands_that_show_it() -> N
         assert all(word in str(told.value) for word in words) and "recipes.py" not in str(told.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", sorted(NOT_SHOWN))
 def test_a_bug_that_its_script_does_not_show_is_known_as_such(fault: str) -> None:
     (case,) = tried()[fault]

@@ -75,6 +75,7 @@ def test_ids_of_32_bits_remove_the_cause_of_38359():
     assert result.num_compared > 0
 
 
+@pytest.mark.nightly
 def test_both_causes_together_need_both_cures():
     one = judged(f"{PADDED},sites=[output]", IDS_AND_AMAX, INT32_IDS)
     assert one.verdict == NO_HELP

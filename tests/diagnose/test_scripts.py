@@ -25,9 +25,14 @@ CORE = (
     "plan.padded-row-block-minus-one",
 )  # fmt: skip
 DECLARED = declared()
-each = pytest.mark.parametrize(
-    ("fault", "case"), DECLARED, ids=[f"{fault}-{case.scenario}" for fault, case in DECLARED]
-)
+IDS = [f"{fault}-{case.scenario}" for fault, case in DECLARED]
+"""In every run of the tests a script of each core fault is executed; all others every night."""
+FIRST = {fault: number for number, (fault, _) in reversed(list(enumerate(DECLARED))) if fault in CORE}
+executed = [
+    pytest.param(fault, case, id=IDS[number], marks=() if FIRST.get(fault) == number else pytest.mark.nightly)
+    for number, (fault, case) in enumerate(DECLARED)
+]
+each = pytest.mark.parametrize(("fault", "case"), DECLARED, ids=IDS)
 
 
 def test_every_core_fault_is_tried() -> None:
@@ -38,7 +43,7 @@ def test_every_recipe_is_of_a_fault_that_exists() -> None:
     assert set(RECIPES) <= set(FAULTS.names())
 
 
-@each
+@pytest.mark.parametrize(("fault", "case"), executed)
 def test_a_script_fails_with_its_bug_and_passes_without_it_where_this_project_is_not(fault: str, case: Case) -> None:
     crashes = fault == "plan.padded-row-block-minus-one"
     done = check(script_of(fault, case), may_crash=crashes)

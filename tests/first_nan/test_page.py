@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_table_of_the_page_is_what_a_run_gives() -> None:
     command = [sys.executable, str(ROOT / "tools" / "first_nan_document.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)

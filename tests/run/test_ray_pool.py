@@ -26,7 +26,6 @@ from harness.run.runner import WorkerError, WorkerPool
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
-    pytest.mark.slow,
     # Ray's own processes and sockets are not ours to mend.
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -88,6 +87,7 @@ def outcome(result: CaseResult) -> dict[str, Any]:
     return result.model_dump(mode="json", exclude={"seconds", "log"})
 
 
+@pytest.mark.nightly
 def test_results_are_those_of_one_machine_crashes_included(cluster: Nodes) -> None:
     jobs = [job(does, does) for does in DOES] + [job("hang", "hang", timeout=1.0)]
     with WorkerPool(1, execute="stub_execute:execute", environ=STUB) as pool:
@@ -135,12 +135,14 @@ def test_both_nodes_work_and_their_workers_end_with_the_pool(cluster: Nodes, tmp
             os.kill(int(pid), 0)
 
 
+@pytest.mark.nightly
 def test_n_limits_how_many_cases_run_at_one_time(cluster: Nodes) -> None:
     with on_ray(cluster, 1) as pool:
         pids = {result.reason for result in pool.run_in_order([job(f"n{n}", "pid", seconds=0.2) for n in range(3)])}
     assert len(pids) == 1
 
 
+@pytest.mark.nightly
 def test_a_node_that_is_killed_costs_only_what_it_was_running_which_is_run_elsewhere_and_marked(
     cluster: Nodes, tmp_path: Path
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_node_that_is_killed_costs_only_what_it_was_running_which_is_run_elsew
     assert running.count(marked[0].key) == 2 and len(running) == 7, "no other case ran twice"
 
 
+@pytest.mark.nightly
 def test_a_case_that_ends_every_node_is_a_crash_and_the_run_goes_on(
     cluster: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +171,7 @@ def test_a_case_that_ends_every_node_is_a_crash_and_the_run_goes_on(
     assert after.verdict is Verdict.PASS and not after.lost_nodes
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_left_early_does_not_answer_the_next_one(cluster: Nodes) -> None:
     with on_ray(cluster) as pool:
         results = pool.run([job("one"), job("two", seconds=2.0)])
@@ -176,6 +180,7 @@ def test_a_run_that_is_left_early_does_not_answer_the_next_one(cluster: Nodes) -
         assert [result.key for result in pool.run([job("three")])] == ["three"]
 
 
+@pytest.mark.nightly
 def test_plugin_files_travel_and_results_name_them_as_their_owner_does(cluster: Nodes, tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("nothing to run")
@@ -184,6 +189,7 @@ def test_plugin_files_travel_and_results_name_them_as_their_owner_does(cluster: 
     assert result.reason == f"{plugin}: nothing to run"
 
 
+@pytest.mark.nightly
 def test_a_plugin_that_does_not_load_is_refused_with_the_path_that_was_given(cluster: Nodes, tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("import there_is_no_such_module")
@@ -196,6 +202,7 @@ def test_a_plugin_that_does_not_load_is_refused_with_the_path_that_was_given(clu
         assert [kernel["short_name"] for kernel in pool.describe_kernels([correct])] == ["correct"]
 
 
+@pytest.mark.nightly
 def test_variables_that_decide_what_a_case_does_travel(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_STUB", "as on the driver")
     with on_ray(cluster) as pool:
@@ -203,6 +210,7 @@ def test_variables_that_decide_what_a_case_does_travel(cluster: Nodes, monkeypat
     assert result.reason == "as on the driver"
 
 
+@pytest.mark.nightly
 def test_a_node_that_cannot_run_cases_is_named_in_one_line(cluster: Nodes) -> None:
     with (
         on_ray(cluster, execute="stub_execute:misspelt") as pool,
@@ -211,6 +219,7 @@ def test_a_node_that_cannot_run_cases_is_named_in_one_line(cluster: Nodes) -> No
         list(pool.run([job("never")]))
 
 
+@pytest.mark.nightly
 def test_the_command_line_finds_the_same_with_a_plugin_that_fails(
     cluster: Nodes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +237,7 @@ def test_the_command_line_finds_the_same_with_a_plugin_that_fails(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.nightly
 def test_an_interrupted_run_keeps_its_results_and_is_resumed(
     cluster: Nodes, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -14,7 +14,7 @@ from harness.store.history.entry import RunEntry
 NUM_RUNS, NUM_CASES = 200, 500
 LIMIT_SECONDS = 3.0
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_every_command_that_reads_a_large_history_is_quick(

@@ -17,7 +17,6 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 FAULT = "vllm.merge-ignore-context-count"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.21.0", "0.22.1", "0.24.0", "0.33.0"])
 def test_a_bug_is_put_back_in_every_process_of_vllms_executor(release: str) -> None:
     root = os.environ.get("MLA_HARNESS_VLLM_SITES")

@@ -37,7 +37,6 @@ INJECTED = {
 }
 
 
-@pytest.mark.slow
 def test_each_bug_shows_on_the_release_that_has_it_and_not_on_the_one_that_does_not() -> None:
     root = os.environ.get("MLA_HARNESS_VLLM_SITES")
     if not root:

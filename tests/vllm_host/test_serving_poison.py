@@ -48,7 +48,6 @@ def told_by(release: str, *words: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.24.0", "0.27.1", "0.33.0"])
 def test_rows_without_context_show_their_poison_with_the_bug_alone(release: str) -> None:
     script = str(Path(__file__).with_name("poison_in_prefill.py"))
@@ -58,7 +57,6 @@ def test_rows_without_context_show_their_poison_with_the_bug_alone(release: str)
     assert faulty["rows"] == FRESH_ROWS and not faulty["finite"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.29.0", "0.33.0"])
 def test_a_new_block_is_filled_in_every_layer_and_nothing_else_is_however_caches_are_laid_out(release: str) -> None:
     told = told_by(release, str(Path(__file__).with_name("poison_in_pages.py")))
@@ -67,7 +65,6 @@ def test_a_new_block_is_filled_in_every_layer_and_nothing_else_is_however_caches
     assert told["BLNHC"] == {"whole": [[5], [5]], "touched": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("release", "monolithic"), [("0.24.0", None), ("0.33.0", False)])
 def test_the_routing_strategy_answers_what_this_vllm_asks_of_one(release: str, monolithic: bool | None) -> None:
     assert told_by(release, "-c", STRATEGY) == {"ids": [[1, 3]], "monolithic": monolithic}
