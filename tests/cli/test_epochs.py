@@ -134,6 +134,7 @@ def children_of(pid: int) -> list[str]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_run_killed_in_an_epoch_is_reported_and_resumed_and_counts_no_question_twice(
     cli: Cli, serve: Serve, data: Path, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def test_a_known_bug_is_found_made_small_and_written_once_it_is_seen(repro: Cli,
     assert "# See vllm-project/vllm#36540." in text and "NUM_TOKENS, WITH_CONTEXT, HEADS, V_DIM = 1, 0, 1, " in text
 
 
+@pytest.mark.nightly
 def test_a_kernel_of_somebodys_own_is_imported_from_its_file(
     repro: Cli, plugin: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -48,6 +49,7 @@ def test_a_kernel_of_somebodys_own_is_imported_from_its_file(
     assert "def test_quantize" in text
 
 
+@pytest.mark.nightly
 def test_nothing_is_written_when_the_script_does_not_show_the_bug(
     repro: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

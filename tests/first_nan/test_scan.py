@@ -170,6 +170,7 @@ def test_the_request_is_the_one_whose_row_it_was() -> None:
 
 @pytest.mark.skipif(interpreter_is_on(), reason="this process interprets: the file runs by itself")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.nightly
 def test_the_triton_scan_leaves_the_buffers_that_the_cpu_leaves() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",

@@ -75,6 +75,7 @@ def test_a_worker_that_lacks_the_fault_makes_the_case_an_error(tmp_path: Path, m
     assert "rank 1" in result.reason and f"runs with no fault, not with {FAULT}" in result.reason
 
 
+@pytest.mark.nightly
 def test_the_recorder_names_the_rank_on_which_a_nan_began(tmp_path: Path) -> None:
     failing = job(tmp_path, poison_rank=1, max_num_seqs=4)
     assert run_case(failing).verdict is Verdict.FAIL
