@@ -1,4 +1,4 @@
-"""The table of ops: the contract of a kernel under test. No torch here, so that lists are instant.
+"""The table of ops: the contract of a kernel under test, and the parameters of a call. No torch here.
 
 Letters: B requests, S query tokens a request, T tokens, H heads, P page size, R latent rank (`kv_lora_rank`),
 E rope dim, D = R + E, V value dim, N blocks, M block-table columns, X experts, k experts a token, C context tokens
@@ -7,8 +7,13 @@ E rope dim, D = R + E, V value dim, N blocks, M block-table columns, X experts, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from harness.core.params import Count, KvType, Length, Params
 from harness.core.registry import Registry
 
 PAGE_SIZE = 64
@@ -124,3 +129,176 @@ OPS: Registry[Op] = Registry(
         ),
     ),
 )
+
+
+def rank_problem(kv_lora_rank: int, rope_dim: int) -> Iterator[str]:
+    """Kernels know only D = R + E, so R must follow from D."""
+    if latent_rank(kv_lora_rank + rope_dim) != kv_lora_rank:
+        yield (
+            f"kv_lora_rank {kv_lora_rank} is not the largest power of two below kv_lora_rank + qk_rope_head_dim "
+            f"({kv_lora_rank + rope_dim})"
+        )
+
+
+class KernelParams(Params):
+    """Common to all ops: the kernel under test."""
+
+    kernel: str = "torch"
+
+
+class MlaDecodeParams(KernelParams):
+    """One call of `mla_decode`."""
+
+    kernel: str = "tiled"
+    kv: KvType = "bf16"
+    seq_lens: tuple[Length, ...] = (1, 63, 64, 65, 130)
+    query_len: Count = 1
+    num_heads: Count = 16
+    kv_lora_rank: Count = 512
+    qk_rope_head_dim: Count = 64
+    num_spare_blocks: int = Field(default=4, ge=1, description="pages that belong to no request")
+    table_pad: Annotated[int, Field(ge=0, le=64)] = 3
+    planned: bool = Field(default=True, description="pass a plan made by the kernel's own mla_decode_plan")
+    contiguous_q: bool = Field(default=True, description="false: q is a slice of a wider tensor")
+    window: Count | None = Field(default=None, description="keys that a query sees at most, for kernels that can")
+    page_stride: Annotated[int, Field(ge=0, le=2**32)] = Field(
+        default=0, description="elements from page to page; 0: one behind the other"
+    )
+
+    def problems(self) -> Iterator[str]:
+        if not any(self.seq_lens):
+            yield "seq_lens has no live request; give one a length"
+        if any(0 < length < self.query_len for length in self.seq_lens):
+            yield (
+                f"seq_lens holds a length below query_len {self.query_len}; the query tokens are part of a request's "
+                "length"
+            )
+        yield from rank_problem(self.kv_lora_rank, self.qk_rope_head_dim)
+
+
+class MlaDecodeSparseParams(KernelParams):
+    """One call of `mla_decode_sparse`. Token i attends to `num_chosen[i]` slots, at most `topk`."""
+
+    kernel: str = "gather"
+    kv: KvType = "bf16"
+    num_chosen: tuple[Length, ...] = (16, 0, 1, 5)
+    topk: Count = 16
+    num_blocks: Annotated[int, Field(ge=2, le=4096)] = 4
+    num_heads: Count = 16
+    kv_lora_rank: Count = 512
+    qk_rope_head_dim: Count = 64
+
+
+class ContextAttentionParams(KernelParams):
+    """One call of `context_attention`: new tokens and context tokens of each request in this chunk."""
+
+    query_lens: tuple[Length, ...] = (5, 3, 4)
+    context_lens: tuple[Length, ...] = (70, 17, 0)
+    num_heads: Count = 4
+    qk_head_dim: Count = 192
+    v_head_dim: Count = 128
+
+    def problems(self) -> Iterator[str]:
+        queries, contexts = self.query_lens, self.context_lens
+        if len(queries) != len(contexts):
+            yield f"query_lens has {len(queries)} requests and context_lens {len(contexts)}; give each one of both"
+        if not queries or min(queries) < 1:
+            yield "query_lens holds a request without new tokens"
+        if not any(contexts):
+            yield "context_lens has no token; give one request some context"
+
+
+class MergeAttnStatesParams(KernelParams):
+    """One call of `merge_attn_states`: the first `num_with_context` of `num_tokens` tokens have context."""
+
+    LIMITS: ClassVar[dict[str, str]] = {
+        "num_with_context": "num_tokens",
+        "empty_prefix_rows": "num_with_context",
+        "empty_suffix_rows": "num_with_context",
+    }
+
+    num_tokens: Count = 12
+    num_with_context: Length = 7
+    empty_prefix_rows: Length = Field(default=0, description="rows of the context part that the lse marks empty")
+    empty_suffix_rows: Length = Field(default=0, description="how many of these rows have an empty suffix too")
+    empty_lse: Literal["-inf", "+inf"] = "-inf"
+    padded: Literal["none", "suffix", "both"] = Field(
+        default="none",
+        description="which sides are columns of a wider tensor: both in a first merge, the suffix alone in later ones",
+    )
+    num_heads: Count = 4
+    v_head_dim: Count = 128
+
+
+class WriteKvParams(KernelParams):
+    """One call of `write_kv` for `num_tokens` tokens; the last `num_padded` of them have slot -1."""
+
+    kv: KvType = "bf16"
+    num_tokens: Count = 9
+    num_padded: Length = 3
+    kv_lora_rank: Count = 512
+    qk_rope_head_dim: Count = 64
+
+    def problems(self) -> Iterator[str]:
+        if self.num_padded >= self.num_tokens:
+            yield "num_padded leaves no token to store"
+
+    @classmethod
+    def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return values | {"num_padded": min(values["num_padded"], values["num_tokens"] - 1)}
+
+
+class QuantizeFp8Params(KernelParams):
+    """One call of `quantize_fp8` on `num_tokens` rows; the first `num_live` of them are live."""
+
+    LIMITS: ClassVar[dict[str, str]] = {"num_live": "num_tokens"}
+
+    num_tokens: Count = 8
+    num_live: Annotated[int, Field(ge=1, le=100_000)] = 5
+    width: Count = 256
+
+
+class RouteExpertsParams(KernelParams):
+    """One call of `route_experts`. Tokens from `num_live` on are padding."""
+
+    LIMITS: ClassVar[dict[str, str]] = {"num_experts_per_tok": "num_experts", "num_live": "num_tokens"}
+
+    num_tokens: Count = 12
+    num_live: Count | None = Field(default=None, description="tokens that are live; all when left out")
+    num_experts: Count = 16
+    num_experts_per_tok: Count = 4
+
+    def gives(self) -> frozenset[str]:
+        return frozenset({"experts"})
+
+
+class QuantizeBlocksParams(KernelParams):
+    """One call of `quantize_blocks`: rows of `expert_rows` experts one after another, then rows of no expert."""
+
+    block_format: Literal["nvfp4", "mxfp4", "mxfp8"] = "nvfp4"
+    expert_rows: tuple[Length, ...] = (5,)
+    orphan_rows: Length = Field(default=3, description="rows behind the rows of all experts, which belong to none")
+    width: Count = 64
+
+    BLOCKS: ClassVar[dict[str, int]] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
+    """Elements of a block, as in :mod:`harness.kernels.ops.block_formats`, which needs torch."""
+
+    def problems(self) -> Iterator[str]:
+        block = self.BLOCKS[self.block_format]
+        if self.width % block:
+            yield f"width {self.width} is no multiple of the block of {block}"
+        if not any(self.expert_rows):
+            yield "expert_rows has no row; give one expert some"
+
+
+KERNEL_PARAMS: dict[str, type[KernelParams]] = {
+    "mla_decode": MlaDecodeParams,
+    "mla_decode_sparse": MlaDecodeSparseParams,
+    "context_attention": ContextAttentionParams,
+    "merge_attn_states": MergeAttnStatesParams,
+    "write_kv": WriteKvParams,
+    "quantize_fp8": QuantizeFp8Params,
+    "route_experts": RouteExpertsParams,
+    "quantize_blocks": QuantizeBlocksParams,
+}
+"""The parameters of a kernel case, by op. A planner is judged through its decode."""

@@ -10,8 +10,8 @@ from typing import Any
 from harness.core.cases import PoisonPlan
 from harness.core.catalog import KERNELS, SITES, SYSTEMS
 from harness.core.engine_params import ENGINE_KERNELS
-from harness.core.ops import PAGE_SIZE
-from harness.core.params import KERNEL_PARAMS, Params
+from harness.core.ops import KERNEL_PARAMS, PAGE_SIZE
+from harness.core.params import Params
 
 Given = dict[str, Any]
 

@@ -16,8 +16,8 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.errors import IllegalAddress, KernelError
 from harness.core.kernels import KernelSpec
-from harness.core.ops import PAGE_SIZE
-from harness.core.params import (
+from harness.core.ops import (
+    PAGE_SIZE,
     ContextAttentionParams,
     KernelParams,
     MergeAttnStatesParams,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import InputError
-from harness.core.ops import PAGE_SIZE, latent_rank
-from harness.core.params import (
+from harness.core.ops import (
+    PAGE_SIZE,
     ContextAttentionParams,
     MergeAttnStatesParams,
     MlaDecodeParams,
@@ -21,6 +21,7 @@ from harness.core.params import (
     QuantizeFp8Params,
     RouteExpertsParams,
     WriteKvParams,
+    latent_rank,
 )
 from harness.kernels.ops.block_formats import FORMATS
 from harness.kernels.ops.large_cache import empty_cache
