@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, TypeVar
 
 from packaging.specifiers import SpecifierSet
@@ -91,6 +92,10 @@ class Case(Record):
         """Parameter -> kernel that it names, as `op/short_name`."""
         named = self.kind.kernels_of(self.op)
         return {field: f"{op}/{getattr(self.params, field)}" for field, op in named.items()}
+
+    def uses_kernel(self, short_names: Collection[str]) -> bool:
+        """Whether one of its kernels has a name of `short_names`."""
+        return any(name.partition("/")[2] in short_names for name in self.kernels().values())
 
 
 class AskVerdict(Record):

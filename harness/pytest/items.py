@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from harness.run.planning import Wanted, register_plugins
 from harness.run.runner import WorkerPool
 from harness.scenario.expand import GPU, NIGHTLY, expand, on_device
 from harness.scenario.load import default_directory, load_scenario
+from harness.scenario.selection import with_each
 
 MAX_FINDINGS_SHOWN = 8
 MAX_SHRINK_SECONDS = 60.0
@@ -32,13 +34,19 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterator[CaseItem]:
         try:
-            if plugins := _plugins(self.config):
-                register_plugins(Wanted(plugins=plugins), _workers(self.config)[0])
+            plugins = _plugins(self.config)
+            names = register_plugins(Wanted(plugins=plugins), _workers(self.config)[0]) if plugins else []
             scenario = load_scenario(self.path)
             # Without a GPU, the first case represents a scenario for GPUs.
             is_whole = scenario.device == "any" or self.config.option.mla_device == "cuda"
             keep = None if is_whole else lambda place, name: not place
-            cases = expand(scenario, seed=self.config.option.mla_seed, keep=keep)
+            choose = partial(expand, scenario, seed=self.config.option.mla_seed, keep=keep)
+            cases = choose()
+            if names:
+                # As in `mla-harness run --plugin`: the plug-in's kernels alone, and where the scenario names them.
+                named = [case for case in cases if case.uses_kernel(names)]
+                judged = with_each(names, lambda override: choose(override=override))
+                cases = list({case.id: case for case in [*named, *judged]}.values())
         except InputError as error:
             raise self.CollectError(str(error)) from None
         # As in `mla-harness run`, cases that need hours run only if the command line names their tag.

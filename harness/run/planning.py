@@ -75,7 +75,7 @@ class Planner:
             cases = self._select(scenarios, None)
         except InputError:
             return []
-        return [case for case in cases if any(name.partition("/")[2] in names for name in case.kernels().values())]
+        return [case for case in cases if case.uses_kernel(names)]
 
     def jobs_of(self, cases: Iterable[Case], fault: str | None = None) -> list[Job]:
         """One job for each case; see `job_of`."""

@@ -91,3 +91,23 @@ def test_properties_of_a_case_reach_junit(project: pytest.Pytester, merge: Path)
     assert '<property name="case" value="merge[num_tokens=9]"' in text
     assert '<property name="verdict" value="pass"' in text
     assert '<property name="refs" value="vllm-project/vllm#36540"' in text
+
+
+BAD_KERNEL = """
+    from harness import kernel
+
+    @kernel(op="merge_attn_states", name="mine")
+    def mine(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_context):
+        return prefix_out + suffix_out, suffix_lse
+"""
+
+
+def test_a_plug_in_kernel_is_judged_alone_and_its_item_shows_blame_and_the_smallest_case(
+    project: pytest.Pytester, merge: Path
+) -> None:
+    path = project.makepyfile(my_kernel=BAD_KERNEL)
+    done = project.runpytest_subprocess(f"--mla-plugin={path}", "--mla-shrink=5", "scenarios/")
+    outcomes = done.parseoutcomes()
+    assert outcomes["failed"] >= 1 and "passed" not in outcomes
+    done.stdout.fnmatch_lines(["*merge[[]kernel=mine,*", "*blame: *", "*smallest: *"])
+    assert "kernel=torch" not in str(done.stdout)
