@@ -169,6 +169,7 @@ def test_ctrl_c_keeps_the_answers_writes_reports_and_says_how_to_go_on(
     assert not children_of(process.pid)
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_gone_ends_the_run_so_that_it_can_be_resumed(serve: Serve, data: Path, tmp_path: Path) -> None:
     model = serve(delay=0.2)
     port = model.rpartition(":")[2].split("/")[0]

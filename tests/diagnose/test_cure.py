@@ -60,6 +60,7 @@ IDS = ("router.int64-ids",)
 IDS_AND_AMAX = ("router.int64-ids", "graph.padded-rows-in-amax")
 
 
+@pytest.mark.nightly
 def test_zero_filled_output_hides_the_nan_of_38359_and_the_expert_ids_are_named():
     result = judged(f"{PADDED},sites=[output]", IDS_AND_AMAX, "zero:output")
     assert result.verdict == HIDES

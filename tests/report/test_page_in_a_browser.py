@@ -317,12 +317,14 @@ def test_going_back_returns_to_the_link_and_the_place(opened: Open) -> None:
     link.scroll_into_view_if_needed()
     place = tab.evaluate("scrollY")
     link.click()
+    tab.locator(".view.open h2").wait_for()
     assert visible(tab, ".view h2") == ["skip merge[skipped]"] and tab.evaluate("scrollY") == 0
     tab.keyboard.press("Escape")
     wait_until(tab, "() => !document.documentElement.classList.contains('in-case')")
     assert tab.evaluate("scrollY") == place > 0
     assert tab.evaluate("document.activeElement.textContent") == "merge[skipped]"
     tab.go_back()
+    tab.locator(".view.open h2").wait_for()
     assert visible(tab, ".view h2") == ["skip merge[skipped]"]
 
 
@@ -343,9 +345,9 @@ def test_the_curve_of_a_case_is_on_its_page_and_returns_to_the_overview(opened: 
     tab = opened()
     assert tab.locator("#accuracy .acc").count() == 1
     tab.locator("#failures a", has_text="measured[").click()
-    assert tab.locator(".view.open .acc svg").first.is_visible()
+    tab.locator(".view.open .acc svg").first.wait_for()
     tab.locator(".view.open a", has_text="All results").click()
-    assert tab.locator("#accuracy .acc svg").first.is_visible()
+    tab.locator("#accuracy .acc svg").first.wait_for()
 
 
 def test_the_command_is_copied_and_said_to_be(opened: Open) -> None:

@@ -84,6 +84,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*start, *words], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.nightly
 def test_the_command_fails_where_something_is_missing_and_refuses_a_folder_without_a_release(
     release: Maker, tmp_path: Path
 ) -> None:
