@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.engines.vllm.fits.checks import Fit, fits
 from harness.engines.vllm.fits.page import cell, document, missing, refreshed, run_on_a_cpu, run_on_a_gpu, table
 from tests.vllm_fits.conftest import Maker
