@@ -22,7 +22,7 @@ functions, because the engine may not be installed.
 - `SITES`, `ORACLES`: memory to poison and checks of results that only this engine has.
 
 Scenarios in `scenarios/` then name the systems, kernels and faults. `tests/architecture` checks that the tables import
-no torch; a test of the engine checks that its kernels load without it, as `tests/vllm/test_kernels.py` does.
+no torch; a test of the engine checks that its kernels load without it.
 """
 
 from __future__ import annotations
