@@ -54,7 +54,7 @@ def test_each_bug_shows_on_the_release_that_has_it_and_not_on_the_one_that_does_
     told = json.loads(done.stdout)
     assert [column["label"] for column in told["columns"]] == [f"vLLM {release}" for release in RELEASES]
     for column, site in zip(told["columns"], sites, strict=True):
-        assert column["environment"]["vllm_path"] == str(site.resolve() / "vllm")
+        assert column["environment"]["engine_paths"]["vllm"] == str(site.resolve() / "vllm")
     cells = {row["name"]: tuple(row["cells"]) for row in told["rows"]}
     assert {name: cells[name] for name in AS_RELEASED} == AS_RELEASED
     shortened = {
