@@ -26,7 +26,7 @@ from harness.diagnose.perform import exit_code, judge_fault
 from harness.diagnose.session import comes_from, declared_oracle, why_not_recorded, with_first_nan
 from harness.diagnose.shrink import shrink, why_not
 from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, verdict_text
-from harness.report.wording import first_nan_lines, num, one_line, printable, reproduce_case
+from harness.report.wording import blame_lines, num, one_line, printable, reproduce_case
 from harness.run.planning import Planner, Wanted, load
 from harness.run.pool import Pool
 from harness.run.runner import WorkerPool
@@ -232,11 +232,8 @@ def _print_example(screen: Console, results: list[CaseResult], blames: dict[str,
         first.setdefault(finding.oracle, finding_line(finding))
     for line in first.values():
         screen.print("  " + line, soft_wrap=True)
-    blame = blames.get(result.key)
-    if blame is not None:
-        screen.print(f"  blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})", soft_wrap=True)
-        for line in first_nan_lines(blame):
-            screen.print("  " + line, soft_wrap=True)
+    for line in blame_lines(blames.get(result.key)):
+        screen.print("  " + line, soft_wrap=True)
 
 
 def _as_object(job: Job, result: CaseResult, blame: Blame | None, smallest: Shrunk | None) -> dict[str, Any]:

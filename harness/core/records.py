@@ -27,6 +27,7 @@ class Verdict(str, Enum):
 
 
 FAILED = (Verdict.FAIL, Verdict.CRASH)
+BAD = (*FAILED, Verdict.ERROR)
 
 
 class Finding(Record):

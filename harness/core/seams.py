@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
-from harness.core.faults import FAULTS, FaultSpec
-from harness.core.registry import Registry, attribute_at, nearest
+from harness.core.faults import FaultSpec
+from harness.core.registry import attribute_at, nearest
 
 Function = Callable[..., Any]
 FunctionT = TypeVar("FunctionT", bound=Function)
 
-_FAULTS: Registry[FaultSpec] = Registry("fault", FAULTS)
 _seams: dict[str, Seam] = {}
 _injected: set[str] = set()
 
@@ -54,7 +54,7 @@ def seam(*faults: str) -> Callable[[FunctionT], FunctionT]:
     def mark(function: FunctionT) -> FunctionT:
         place = f"{function.__module__}:{function.__qualname__}"
         for fault in faults:
-            target = _FAULTS.get(fault).target
+            target = FAULTS.get(fault).target
             if target != place:
                 raise ValueError(f"@seam({fault!r}) marks {place}, but the table of faults says {target}")
         marked = _seams[place] = Seam(function)

@@ -25,16 +25,17 @@ from harness.core.records import Finding, Verdict
 from harness.judge.oracles.crash import CRASHES
 from harness.judge.probes.trace import Event, Trace, first_difference
 from harness.judge.run_records import Evidence, Outcome, Run
-from harness.judge.target import target_of
+from harness.judge.target import Target, target_of
 from harness.memory.bounds import bad_index
 from harness.memory.poison.patterns import Poison
 
 
 def verdict(job: Job) -> Outcome:
     """Run the case and judge it."""
-    evidence = Evidence(job.case, list(_runs(job)))
-    if target_of(job).may_differ:
-        evidence.repeat = lambda: next(_runs(job))
+    target = target_of(job)
+    evidence = Evidence(job.case, list(_runs(target, job)))
+    if target.may_differ:
+        evidence.repeat = lambda: next(_runs(target, job))
     outcome = judge(evidence)
     if outcome.verdict is Verdict.CRASH and job.device == "cuda":
         # The driver's log lists errors of many processes, so the message names its case.
@@ -75,9 +76,9 @@ def judge(evidence: Evidence) -> Outcome:
     return outcome
 
 
-def _runs(job: Job) -> Iterator[Run]:
+def _runs(target: Target, job: Job) -> Iterator[Run]:
     """One run for each poison pattern, the main one first. A crashed run is the last one."""
-    target, plan = target_of(job), job.case.poison
+    plan = job.case.poison
     for pattern in plan.patterns:
         try:
             run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,19 @@ from harness.core.records import Blame, CaseResult, Finding, Shrunk, Verdict
 from harness.diagnose.perform import settled
 from harness.diagnose.session import Limits, Session
 from harness.report.terminal import outcome_line
-from harness.report.wording import first_nan_lines, one_line, reproduce, reproduce_case
+from harness.report.wording import blame_lines, reproduce, reproduce_case
 from harness.run.planning import Wanted, register_plugins
 from harness.run.runner import WorkerPool
-from harness.scenario.expand import GPU, NIGHTLY, expand, on_device
+from harness.scenario.expand import GPU, NIGHTLY, KernelOverride, expand, on_device
 from harness.scenario.load import default_directory, load_scenario
-from harness.scenario.selection import with_each
+from harness.scenario.matrix import ACCURACY
+from harness.scenario.selection import is_for_a_plain_run, with_plugins
 
 MAX_FINDINGS_SHOWN = 8
 MAX_SHRINK_SECONDS = 60.0
 """The time for smaller cases in one pytest process."""
 
+KERNELS = pytest.StashKey[list[str]]()
 WORKERS = pytest.StashKey[tuple[WorkerPool, Session]]()
 
 
@@ -34,24 +35,24 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterator[CaseItem]:
         try:
-            plugins = _plugins(self.config)
-            names = register_plugins(Wanted(plugins=plugins), _workers(self.config)[0]) if plugins else []
+            names = _kernels_of_plugins(self.config)
             scenario = load_scenario(self.path)
             # Without a GPU, the first case represents a scenario for GPUs.
             is_whole = scenario.device == "any" or self.config.option.mla_device == "cuda"
             keep = None if is_whole else lambda place, name: not place
-            choose = partial(expand, scenario, seed=self.config.option.mla_seed, keep=keep)
-            cases = choose()
-            if names:
-                # As in `mla-harness run --plugin`: the plug-in's kernels alone, and where the scenario names them.
-                named = [case for case in cases if case.uses_kernel(names)]
-                judged = with_each(names, lambda override: choose(override=override))
-                cases = list({case.id: case for case in [*named, *judged]}.values())
+            # As in `mla-harness run`, cases that need hours run only if the command line names their tag.
+            expression = str(self.config.getoption("markexpr", ""))
+            tag = next((tag for tag in (NIGHTLY, ACCURACY) if tag in expression), None)
+
+            def choose(override: KernelOverride | None) -> list[Case]:
+                cases = expand(scenario, seed=self.config.option.mla_seed, override=override, keep=keep)
+                return [case for case in cases if is_for_a_plain_run(case, tag, override)]
+
+            # As in `mla-harness run --plugin`: the plug-in's kernels alone, and where the scenario names them.
+            cases = with_plugins(names, choose) if names else choose(None)
         except InputError as error:
             raise self.CollectError(str(error)) from None
-        # As in `mla-harness run`, cases that need hours run only if the command line names their tag.
-        with_nightly = NIGHTLY in str(self.config.getoption("markexpr", ""))
-        for case in [case for case in cases if with_nightly or NIGHTLY not in case.tags]:
+        for case in cases:
             item: CaseItem = CaseItem.from_parent(self, name=case.id, case=case)
             for tag in case.tags:
                 self._declare(tag)
@@ -143,9 +144,7 @@ def describe(failed: CaseFailed, options: dict[str, Any]) -> str:
     lines += [f"  - {_sentence(finding)}" for finding in result.findings[:MAX_FINDINGS_SHOWN]]
     if len(result.findings) > MAX_FINDINGS_SHOWN:
         lines.append(f"  - and {len(result.findings) - MAX_FINDINGS_SHOWN} more findings")
-    if blame is not None:
-        lines.append(f"  blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})")
-        lines += [f"  {line}" for line in first_nan_lines(blame)]
+    lines += [f"  {line}" for line in blame_lines(blame)]
     if result.refs:
         lines.append("  see " + ", ".join(result.refs))
     lines.append(f"  reproduce: {reproduce(result, options)}")
@@ -162,6 +161,14 @@ def _sentence(finding: Finding) -> str:
 
 def _plugins(config: pytest.Config) -> tuple[Path, ...]:
     return tuple(Path(name).resolve() for name in config.option.mla_plugin)
+
+
+def _kernels_of_plugins(config: pytest.Config) -> list[str]:
+    """The kernels of the plug-in files, registered once in this process."""
+    if KERNELS not in config.stash:
+        plugins = _plugins(config)
+        config.stash[KERNELS] = register_plugins(Wanted(plugins=plugins), _workers(config)[0]) if plugins else []
+    return config.stash[KERNELS]
 
 
 def _workers(config: pytest.Config) -> tuple[WorkerPool, Session]:

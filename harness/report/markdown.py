@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
-from harness.report.terminal import BAD
+from harness.core.records import BAD, AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
 from harness.report.terminal_history import change_groups, change_line, count_line, flaky_line
 from harness.report.wording import accuracy_title, known_line, num, one_line, reproduce
 from harness.store.history.compare import Comparison

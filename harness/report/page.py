@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from harness.core.oracles import most_telling_first
-from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
+from harness.core.records import BAD, AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
 from harness.report.accuracy_chart import chart, grid
 from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
 from harness.report.trend_chart import trend_view
@@ -34,7 +34,6 @@ VERDICT_WORDS = {
 }
 """What the page calls each verdict, in the order of the list of cases: what needs a look comes first."""
 ORDER = tuple(VERDICT_WORDS)
-BAD = ORDER[:3]
 IN_FULL = ORDER[:4]
 """Cases that get a view in the markup while there is room; the script makes the view of any other."""
 MAX_PICTURES = 40

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from harness.core.cases import Job
 from harness.core.records import (
+    BAD,
     AccuracyRecord,
     Blame,
     CaseResult,
@@ -29,8 +30,8 @@ from harness.core.records import (
 )
 from harness.report.wording import (
     accuracy_title,
+    blame_lines,
     describe_faulty,
-    first_nan_lines,
     known_line,
     model_sentence,
     num,
@@ -50,7 +51,6 @@ STYLES = {
     "error": "bold yellow",
     "known": "cyan",
 }
-BAD = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR)
 MAX_FAILURES = 20
 MAX_FINDINGS = 3
 MAX_LOG_LINES = 12
@@ -197,10 +197,8 @@ def print_failure(
         console.print("  " + finding_line(finding), soft_wrap=True)
     if len(result.findings) > MAX_FINDINGS:
         console.print(f"  and {num(len(result.findings) - MAX_FINDINGS, 'more finding')}")
-    if blame is not None:
-        console.print(f"  blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})", soft_wrap=True)
-        for line in first_nan_lines(blame):
-            console.print("  " + line, soft_wrap=True)
+    for line in blame_lines(blame):
+        console.print("  " + line, soft_wrap=True)
     if with_log and result.log and result.verdict is not Verdict.FAIL:
         for line in printable(result.log).strip().splitlines()[-MAX_LOG_LINES:]:
             console.print("  | " + line, style="dim", soft_wrap=True)

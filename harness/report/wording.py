@@ -62,6 +62,13 @@ def describe_faulty(epoch: EpochAccuracy) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
+def blame_lines(blame: Blame | None) -> list[str]:
+    """The memory to blame and how it was found, then the lines of `first_nan_lines`. Empty without a blame."""
+    if blame is None:
+        return []
+    return [f"blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})", *first_nan_lines(blame)]
+
+
 def first_nan_lines(blame: Blame | None) -> list[str]:
     """The writer of the first NaN and the first reader of the memory to blame, a line each. Empty without a search."""
     found = blame.first_nan if blame else None

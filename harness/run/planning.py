@@ -16,7 +16,7 @@ from harness.run.pool import Pool
 from harness.scenario.expand import GPU, KernelOverride, fault_cases, on_device
 from harness.scenario.load import load_scenarios
 from harness.scenario.schema import FaultUse, Scenario
-from harness.scenario.selection import select, select_scenarios, selects_scenario, with_each
+from harness.scenario.selection import select, select_scenarios, selects_scenario, with_each, with_plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +60,9 @@ class Planner:
     def jobs(self) -> list[Job]:
         """The jobs that the options ask for, in order. Raises InputError if there are none."""
         names, scenarios = register_plugins(self.wanted, self._pool), self.scenarios()
-        named = [] if self.wanted.kernel or not names else self._naming(scenarios, names)
-        try:
-            cases = with_each(names, lambda override: self._select(scenarios, override))
-        except InputError:
-            if not named:
-                raise
-            cases = []
-        return self.jobs_of({case.id: case for case in [*named, *cases]}.values(), fault=self.wanted.fault)
-
-    def _naming(self, scenarios: Sequence[Scenario], names: Sequence[str]) -> list[Case]:
-        """The selected cases of scenarios that name a plug-in's kernel themselves."""
-        try:
-            cases = self._select(scenarios, None)
-        except InputError:
-            return []
-        return [case for case in cases if case.uses_kernel(names)]
+        cases_of = with_each if self.wanted.kernel or not names else with_plugins
+        cases = cases_of(names, lambda override: self._select(scenarios, override))
+        return self.jobs_of(cases, fault=self.wanted.fault)
 
     def jobs_of(self, cases: Iterable[Case], fault: str | None = None) -> list[Job]:
         """One job for each case; see `job_of`."""

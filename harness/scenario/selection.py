@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +55,7 @@ def select(
         for case in _candidates(scenario, hits, whole, seed, override, has_gpu):
             if case.id in hits:
                 matched.add(case.id)
-            is_chosen = case.id in hits or (whole and _is_for_a_plain_run(case, tag, override))
+            is_chosen = case.id in hits or (whole and is_for_a_plain_run(case, tag, override))
             if is_chosen and keep(case):
                 found.setdefault(case.id, case)
     for selector in wanted:
@@ -82,6 +83,20 @@ def with_each(kernels: Iterable[str], choose: Callable[[KernelOverride | None], 
     if reason is not None and not found:
         raise reason
     return list(found.values())
+
+
+def with_plugins(kernels: Sequence[str], choose: Callable[[KernelOverride | None], list[Case]]) -> list[Case]:
+    """As :func:`with_each`, after the cases whose scenarios name one of `kernels` themselves."""
+    named: list[Case] = []
+    with contextlib.suppress(InputError):
+        named = [case for case in choose(None) if case.uses_kernel(kernels)]
+    try:
+        cases = with_each(kernels, choose)
+    except InputError:
+        if not named:
+            raise
+        cases = []
+    return list({case.id: case for case in [*named, *cases]}.values())
 
 
 def select_scenarios(
@@ -118,7 +133,8 @@ def _variant(scenarios: Sequence[Scenario], selector: str, seed: int, override: 
     return variant.changed(case, changes)
 
 
-def _is_for_a_plain_run(case: Case, tag: str | None, override: KernelOverride | None) -> bool:
+def is_for_a_plain_run(case: Case, tag: str | None, override: KernelOverride | None) -> bool:
+    """Whether a run includes `case` without its id: nightly cases and, with `override`, accuracy need their `tag`."""
     if NIGHTLY in case.tags:
         return tag == NIGHTLY
     return not case.kind.asks_canary or override is None or tag == ACCURACY

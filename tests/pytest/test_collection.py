@@ -35,3 +35,21 @@ def test_yaml_that_nobody_asked_for_is_left_alone(
     for folder in (project.path, tests):
         (folder / "compose.yaml").write_text("services: {}\n", encoding="utf-8")
     project.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
+
+
+def test_with_a_plug_in_an_accuracy_case_needs_its_tag_as_on_the_command_line(pytester: pytest.Pytester) -> None:
+    shipped = Path(__file__).parents[2] / "scenarios" / "kv-cache-full.yaml"
+    path = pytester.makepyfile(
+        my_kernel="""
+        from harness import kernel
+
+        @kernel(op="mla_decode", name="mine", devices=("cpu",))
+        def mine(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, metadata=None): ...
+    """
+    )
+    options = ("--collect-only", "-q", f"--mla-plugin={path}", str(shipped))
+    plain = pytester.runpytest_subprocess(*options).stdout
+    plain.fnmatch_lines(["*kv-cache-full[[]kernel=mine,*"])
+    plain.no_fnmatch_line("*accuracy=*")
+    tagged = pytester.runpytest_subprocess(*options, "-m", "accuracy").stdout
+    tagged.fnmatch_lines(["*kv-cache-full[[]kernel=mine,*accuracy=*"])

@@ -151,11 +151,10 @@ class DispatcherPoison:
             self._library = None
 
     @contextlib.contextmanager
-    def filling(self, pattern: str | None) -> Iterator[None]:
+    def filling(self, pattern: str) -> Iterator[None]:
         """Fill with `pattern` within the block. `nan` marks memory with the number of its line."""
         before = self.pattern, self._poison
-        self.pattern = pattern
-        self._poison = Poison(pattern, frozenset({SITE})) if pattern is not None else None
+        self.pattern, self._poison = pattern, Poison(pattern, frozenset({SITE}))
         try:
             yield
         finally:

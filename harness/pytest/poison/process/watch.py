@@ -59,8 +59,8 @@ class Watch:
         self.poison.remove()
 
     @contextlib.contextmanager
-    def observing(self, test: Any, pattern: str | None) -> Iterator[Observation]:
-        """Poison this block, which runs a test and its fixtures, with `pattern` (None: no poison)."""
+    def observing(self, test: Any, pattern: str) -> Iterator[Observation]:
+        """Poison this block, which runs a test and its fixtures, with `pattern`."""
         observation = Observation(self.poison, code_of(test), self.settings.is_diff)
         observation.filled_before = self.poison.filled
         self.observation = observation
@@ -81,9 +81,9 @@ class Watch:
         if self.observation is not None and not self.poison.is_paused:
             self.observation.compared(name, frame, sides)
 
-    def _sweep(self, pattern: str | None) -> None:
+    def _sweep(self, pattern: str) -> None:
         """Fill free CUDA memory, if the program has initialized CUDA."""
-        if pattern is None or "free" not in self.settings.sites or self.not_swept:
+        if "free" not in self.settings.sites or self.not_swept:
             return
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
