@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -11,10 +11,8 @@ from pydantic import Field, JsonValue, SerializeAsAny, ValidationInfo, model_val
 
 from harness.core.catalog import SYSTEMS
 from harness.core.errors import UnknownNameError
-from harness.core.params import Params, Record
+from harness.core.params import Params, ParamsT, Record
 from harness.core.systems import SystemSpec
-
-ParamsT = TypeVar("ParamsT", bound=Params)
 
 
 class PoisonPlan(Record):

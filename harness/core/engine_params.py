@@ -114,6 +114,23 @@ class EngineParams(ServingParams):
         # A model without experts keeps its choice of them.
         return super().settled(values) if values["num_experts"] else values
 
+    page_size: ClassVar[int] = PAGE_SIZE
+
+    @property
+    def query_len(self) -> int:
+        """Query tokens of a request in a decode."""
+        return 1 + self.speculative_tokens
+
+    @property
+    def qk_head_dim(self) -> int:
+        """The width of a query head outside the absorbed form."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def resized(self, size: str, value: int, changes: dict[str, Any]) -> dict[str, Any]:
+        if size != "qk_head_dim":
+            return {size: value}
+        return {"qk_nope_head_dim": value - changes.get("qk_rope_head_dim", self.qk_rope_head_dim)}
+
     @property
     def longest(self) -> int:
         """Cached tokens of the longest request at its end, drafts included. The last token is never cached."""

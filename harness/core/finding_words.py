@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from harness.core.records import Finding
 
 MAX_RANGES = 6
+DECLARE_SHAPES = "declare shapes="
+"""The end of the message of a kernel that runs at DeepSeek's sizes only, and does not say so."""
 
 
 def ranges(rows: Iterable[int]) -> str:

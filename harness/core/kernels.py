@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from harness.core.params import Params, ParamsT
 from harness.core.registry import attribute_at
+from harness.core.shapes import ANY, RESIZABLE, Shapes, misfit, sizes_of
 
 EmptyRows = Literal["undefined", "identity", "nan"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
@@ -18,14 +20,15 @@ Bf16Step = Literal["partials", "sums"]
 class KernelSpec:
     """One implementation of one op, with the promises on which kernels legitimately differ.
 
-    - `kv`: the cache types that it reads.
+    - `kv`: the cache types that it reads. `shapes`: the sizes that it accepts; None if it declares none.
     - `empty_rows`: its output for empty requests; `identity` is output 0, `undefined` promises nothing. `empty_lse`:
       its log-sum-exp for these rows.
     - `needs_finite_tail`: it masks unused KV slots by multiplying, so the owner of the cache must keep them finite.
     - `needs_valid_table`: it looks up table entries of empty requests, so each must be the number of a block.
-    - `windowed`: this `mla_decode` has the argument `window`. `live_only`: this `route_experts` has `num_live`, and
-      leaves rows past it unwritten. `counted`: this `mla_decode` has `workspace`, words that are zero on entry and on
-      return. `chunked`: this `mla_decode` or its planner counts work in chunks of pages; the planner has `kv_itemsize`.
+    - `capturable`: a CUDA graph can hold it. It reads no device value on the host.
+    - `takes`: the optional keywords of the op that it has, such as `window`, `kv_lora_rank`, or `workspace`, words that
+      are zero on entry and on return. A `route_experts` with `num_live` leaves rows past it unwritten.
+    - `chunked`: this `mla_decode` or its planner counts work in chunks of pages; the planner has `kv_itemsize`.
     - `fp8_products`: the type in which an e4m3 cache is multiplied; it decides the tolerance. `float32` and `bf16`
       convert the dequantized cache, `fp8` rounds query and probabilities to e4m3 as well.
     - `bf16_steps`: further values that are rounded to bfloat16: `partials` of split requests before they are merged,
@@ -41,14 +44,14 @@ class KernelSpec:
     impl: str | Callable[..., Any]
     devices: tuple[str, ...] = ("cpu",)
     kv: tuple[str, ...] = ("fp32", "bf16", "fp8_e4m3")
+    shapes: Shapes | None = None
     empty_rows: EmptyRows = "undefined"
     empty_lse: EmptyLse = "undefined"
     needs_finite_tail: bool = False
     needs_valid_table: bool = False
-    windowed: bool = False
+    capturable: bool = True
+    takes: tuple[str, ...] = ()
     chunked: bool = False
-    counted: bool = False
-    live_only: bool = False
     fp8_products: Fp8Products = "float32"
     bf16_steps: tuple[Bf16Step, ...] = ()
     cuda_twin: str = ""
@@ -67,6 +70,43 @@ class KernelSpec:
         reason: str | None = attribute_at(self.requires)(device) if self.requires else None
         return reason
 
+    def why_not_graph(self, device: str) -> str:
+        """Why no captured graph can hold this kernel on `device`, as one clause; empty if one can."""
+        if device == "cpu" or (self.capturable and not self.cuda_twin):
+            return ""
+        return f"{self.name} reads device values on the host, which a captured CUDA graph cannot"
+
+    def why_not_params(self, params: Params) -> str:
+        """Why this kernel cannot run the calls of a case with these parameters, as one clause; empty if it can."""
+        kv = getattr(params, "kv", None)
+        if kv is not None and kv not in self.kv:
+            return f"{self.name} reads a cache of {', '.join(self.kv)}, not of {kv}"
+        if missing := [
+            word for word in params.KEYWORDS if getattr(params, word) is not None and word not in self.takes
+        ]:
+            return f"{self.name} has no argument `{missing[0]}`"
+        problem = misfit(self.shapes or ANY, sizes_of(self.op, params))
+        return f"{self.name} {problem}" if problem else ""
+
+    def fit(self, params: ParamsT, fixed: Container[str]) -> ParamsT:
+        """`params` with the nearest sizes, cache type and optional keywords that this kernel accepts.
+
+        Parameters in `fixed` stay. The result is `params` itself where such changes do not suffice or are not legal.
+        """
+        shapes = self.shapes or ANY
+        changes: dict[str, Any] = {}
+        for size, value in sizes_of(self.op, params).items():
+            if size in RESIZABLE and isinstance(value, int) and not shapes.accepts(size, value):
+                changes |= params.resized(size, shapes.nearest(size, value), changes)
+        changes |= {word: None for word in params.KEYWORDS if word not in self.takes and word not in fixed}
+        if getattr(params, "kv", self.kv[0]) not in self.kv and "kv" not in fixed:
+            changes["kv"] = self.kv[0]
+        try:
+            found = type(params).model_validate(params.model_dump() | changes)
+        except ValueError:
+            return params
+        return params if self.why_not_params(found) else found
+
     def load(self) -> Callable[..., Any]:
         """The kernel function; imports its module on first use."""
         found: Callable[..., Any] = attribute_at(self.impl) if isinstance(self.impl, str) else self.impl
@@ -79,28 +119,31 @@ TRITON = "harness.memory.triton_interpreter:unavailable"
 def _torch(op: str, short_name: str, summary: str, impl: str, **promises: Any) -> KernelSpec:
     """A kernel of `harness.kernels.torch`, where `impl` is its "module:function"."""
     devices = promises.pop("devices", ("cpu", "cuda"))
-    return KernelSpec(op, short_name, summary, f"harness.kernels.torch.{impl}", devices=devices, **promises)
+    impl = f"harness.kernels.torch.{impl}"
+    return KernelSpec(op, short_name, summary, impl, devices=devices, shapes=ANY, **promises)
 
 
 def _triton(op: str, short_name: str, summary: str, impl: str, **promises: Any) -> KernelSpec:
     """A kernel of `harness.kernels.triton`, where `impl` is its "module:function". The interpreter runs it on a CPU."""
     impl = f"harness.kernels.triton.{impl}"
-    return KernelSpec(op, short_name, summary, impl, devices=("cuda", "cpu"), requires=TRITON, **promises)
+    devices = ("cuda", "cpu")
+    return KernelSpec(op, short_name, summary, impl, devices=devices, shapes=ANY, requires=TRITON, **promises)
 
 
 KERNELS: tuple[KernelSpec, ...] = (
     _torch("mla_decode", "tiled", "whole pages, split-KV; selects used slots; leaves empty rows unwritten",
-           "decode:mla_decode", windowed=True, cuda_twin="triton-unwritten"),
+           "decode:mla_decode", takes=("window",), cuda_twin="triton-unwritten"),
     _torch("mla_decode", "tiled-multiply", "as tiled, but multiplies unused values by 0: needs a finite cache",
-           "decode:mla_decode_multiply", windowed=True, needs_finite_tail=True, cuda_twin="triton-multiply"),
+           "decode:mla_decode_multiply", takes=("window",), needs_finite_tail=True, cuda_twin="triton-multiply"),
     _torch("mla_decode", "tiled-identity", "as tiled, but empty rows get the empty attention: out 0, lse -inf",
-           "decode:mla_decode_identity", windowed=True, empty_rows="identity", empty_lse="-inf", cuda_twin="triton"),
+           "decode:mla_decode_identity",
+           takes=("window",), empty_rows="identity", empty_lse="-inf", cuda_twin="triton"),
     _torch("mla_decode", "tiled-prefetch",
            "as tiled, but looks up a page of empty requests too: their table entries must be valid",
-           "decode:mla_decode_prefetch", windowed=True, needs_valid_table=True, cuda_twin="triton-prefetch"),
+           "decode:mla_decode_prefetch", takes=("window",), needs_valid_table=True, cuda_twin="triton-prefetch"),
     _torch("mla_decode", "tiled-counted",
            "as tiled, in chunks of pages; the piece that arrives last combines them, by counters that are zero",
-           "decode:mla_decode_counted", windowed=True, chunked=True, counted=True, devices=("cpu",)),
+           "decode:mla_decode_counted", takes=("window", "workspace"), chunked=True, devices=("cpu",)),
     _triton("mla_decode", "triton", "split-KV on tensor cores; masked loads; empty rows get out 0, lse -inf",
             "decode:mla_decode", empty_rows="identity", empty_lse="-inf"),
     _triton("mla_decode", "triton-unwritten", "as triton, but leaves empty rows unwritten, as FlashMLA does",
@@ -145,7 +188,7 @@ KERNELS: tuple[KernelSpec, ...] = (
            "route:route_experts"),
     _torch("route_experts", "torch-live",
            "as torch, but writes live tokens only, as kernels that know their number do",
-           "route:route_experts_live", live_only=True),
+           "route:route_experts_live", takes=("num_live",)),
     _torch("quantize_blocks", "torch",
            "nvfp4, mxfp4 and mxfp8; scales of each expert in tiles of their own, padded with code 0",
            "quantize:quantize_blocks"),

@@ -45,6 +45,10 @@ class Op:
     summary: str
     optional: tuple[str, ...] = ()
     """Keywords that a kernel need not have. It is then called without them."""
+    activations: tuple[str, ...] = ()
+    """The positional arguments of the model's dtype. The first output has it too."""
+    dtypes: str = ""
+    """The types of tensors and of keywords, in words."""
 
     @property
     def signature(self) -> str:
@@ -62,8 +66,12 @@ OPS: Registry[Op] = Registry(
             (Output("out", "B S H R", "output"), Output("lse", "B H S", "lse")),
             "absorbed MLA decode over a paged latent cache; causal over the last S positions; slots past "
             "seq_lens[b], unused pages and padded table entries influence no live row; R is the largest power of two "
-            "below D, lse is a natural logarithm; with `window`, a query sees the last keys only",
-            optional=("window", "workspace"),
+            "below D, also given as `kv_lora_rank`; lse is a natural logarithm; with `window`, a query sees the last "
+            "keys only",
+            optional=("window", "workspace", "kv_lora_rank"),
+            activations=("q",),
+            dtypes="q and out: float32 with a float32 cache, else bfloat16, or the only type that `shapes` declares; "
+            "lse float32; block_table and seq_lens int32; kv_scale a float for fp8_e4m3, else None",
         ),
         Op(
             "mla_decode_sparse",
@@ -71,7 +79,10 @@ OPS: Registry[Op] = Registry(
             ("scale", "kv_scale"),
             (Output("out", "T H R", "output"), Output("lse", "T H", "lse")),
             "absorbed MLA of each query token over the slots in `indices` [T, K] of a paged latent cache; a negative "
-            "index stands for no slot and influences no row",
+            "index stands for no slot and influences no row; lse is a natural logarithm",
+            optional=("kv_lora_rank",),
+            activations=("q",),
+            dtypes="as mla_decode; indices int32",
         ),
         Op(
             "mla_decode_plan",
@@ -79,6 +90,7 @@ OPS: Registry[Op] = Registry(
             ("num_heads",),
             (Output("metadata", "", "sched_meta"),),
             "split-KV schedule for mla_decode; graph-safe only if its address is stable or it is captured",
+            dtypes="seq_lens int32; metadata is any object, and reaches mla_decode as it is",
             optional=("kv_itemsize",),
         ),
         Op(
@@ -86,7 +98,11 @@ OPS: Registry[Op] = Registry(
             ("q", "k", "v", "query_start_loc", "chunk_start_loc"),
             ("scale",),
             (Output("out", "T H V", "context.output"), Output("lse", "H T", "context.lse")),
-            "attention of new tokens over one chunk of cached context; writes only tokens that have context in it",
+            "attention of new tokens over one chunk of cached context; writes only tokens that have context in it; "
+            "lse is a natural logarithm",
+            activations=("q", "k", "v"),
+            dtypes="q, k, v and out: bfloat16; in the reference engine float32, unless `shapes` declares bfloat16 "
+            "alone; lse float32; offsets int32",
         ),
         Op(
             "merge_attn_states",
@@ -94,7 +110,9 @@ OPS: Registry[Op] = Registry(
             ("num_tokens_with_context",),
             (Output("out", "T H V", "output"), Output("lse", "H T", "lse")),
             "merges two partial attentions; tokens at or past num_tokens_with_context are copied from the suffix; "
-            "an lse of -inf or +inf marks an empty side; its output is not read",
+            "an lse of -inf or +inf marks an empty side; its output is not read; lse is a natural logarithm",
+            activations=("prefix_out", "suffix_out"),
+            dtypes="outputs as context_attention; lse float32; num_tokens_with_context an int, or None for all tokens",
         ),
         Op(
             "write_kv",
@@ -102,6 +120,8 @@ OPS: Registry[Op] = Registry(
             ("kv_scale",),
             (),
             "stores new latents in the paged cache; negative slots are skipped",
+            activations=("kv_c", "k_pe"),
+            dtypes="kv_c and k_pe as q of mla_decode; slot_mapping int64; kv_scale a float for fp8_e4m3, else None",
         ),
         Op(
             "quantize_fp8",
@@ -109,6 +129,8 @@ OPS: Registry[Op] = Registry(
             ("num_live",),
             (Output("x8", "T K", "output"), Output("scale", "1", "output")),
             "per-tensor e4m3 quantization; the amax covers live rows only",
+            dtypes="x bfloat16 (float32 in the reference engine); x8 float8_e4m3fn; scale float32; num_live an int, an "
+            "int32 tensor [1], or None for all rows",
         ),
         Op(
             "route_experts",
@@ -118,6 +140,7 @@ OPS: Registry[Op] = Registry(
             "softmax top-k routing; ids are int32 and distinct for each token; with `num_live`, only the first so many "
             "tokens are written",
             optional=("num_live",),
+            dtypes="logits float32; ids int32; weights float32",
         ),
         Op(
             "quantize_blocks",
@@ -126,6 +149,7 @@ OPS: Registry[Op] = Registry(
             (Output("values", "T C", "output"), Output("scales", "S G", "scale.blocks")),
             "codes with a scale for each block of a row (nvfp4, mxfp4, mxfp8), rows sorted by expert; rows past "
             "expert_offsets[-1] influence nothing, and scale rows that round an expert's up to tiles of 128 are code 0",
+            dtypes="x bfloat16 (float32 in the reference engine); expert_offsets int32; values and scales uint8",
         ),
     ),
 )
@@ -144,10 +168,18 @@ class KernelParams(Params):
     """Common to all ops: the kernel under test."""
 
     kernel: str = "torch"
+    page_size: ClassVar[int] = PAGE_SIZE
+
+    @property
+    def dtype(self) -> str:
+        """The type of queries, keys and latents: float32 beside a float32 cache, else bfloat16."""
+        return "fp32" if getattr(self, "kv", None) == "fp32" else "bf16"
 
 
 class MlaDecodeParams(KernelParams):
     """One call of `mla_decode`."""
+
+    KEYWORDS: ClassVar[tuple[str, ...]] = ("window",)
 
     kernel: str = "tiled"
     kv: KvType = "bf16"
@@ -158,16 +190,28 @@ class MlaDecodeParams(KernelParams):
     qk_rope_head_dim: Count = 64
     num_spare_blocks: int = Field(default=4, ge=1, description="pages that belong to no request")
     table_pad: Annotated[int, Field(ge=0, le=64)] = 3
+    table_entries: Literal["filled", "zero", "out_of_range"] = Field(
+        default="filled", description="entries of the table past a request's pages: as the poison fills them, or these"
+    )
     planned: bool = Field(default=True, description="pass a plan made by the kernel's own mla_decode_plan")
     contiguous_q: bool = Field(default=True, description="false: q is a slice of a wider tensor")
     window: Count | None = Field(default=None, description="keys that a query sees at most, for kernels that can")
     page_stride: Annotated[int, Field(ge=0, le=2**32)] = Field(
         default=0, description="elements from page to page; 0: one behind the other"
     )
+    graph: Literal["none", "full"] = Field(
+        default="none", description="full: the kernel is captured with the rows of the batch in another order"
+    )
+    launches: Annotated[int, Field(ge=1, le=1000)] = Field(default=1, description="launches on the same inputs")
+
+    def gives(self) -> frozenset[str]:
+        return super().gives() | ({"repeats"} if self.launches > 1 else set())
 
     def problems(self) -> Iterator[str]:
-        if not any(self.seq_lens):
-            yield "seq_lens has no live request; give one a length"
+        if not self.seq_lens:
+            yield "seq_lens is empty; give at least one length"
+        if self.has_graph and len(set(self.seq_lens)) < 2:
+            yield "a graph needs two different seq_lens, so that its inputs change"
         if any(0 < length < self.query_len for length in self.seq_lens):
             yield (
                 f"seq_lens holds a length below query_len {self.query_len}; the query tokens are part of a request's "

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from harness.core.records import Finding
     from harness.judge.run_records import Evidence, Judgement
 
-Need = Literal["", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts"]
+Need = Literal["", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats"]
 
 TELLING_ORDER = (
     "crash", "address", "replay", "padding", "zeroed", "distinct_experts", "sentinel", "finite", "reference",
-    "cold_warm", "flush", "non_interference", "accuracy", "streams", "answers",
+    "cold_warm", "flush", "repeats", "non_interference", "accuracy", "streams", "answers",
 )  # fmt: skip
 """Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a stale address or plan,
 unwritten memory), then a symptom."""
@@ -34,7 +34,8 @@ class OracleSpec:
 
     `needs` is what a case must have: `graph` a captured graph, `patterns` two poison patterns or more, `answers` a
     task's questions, `warm` prompts that come again to an engine with prefix caching, `flush` a flush, `mixed` layers
-    of different types that share one pool, `experts` tokens that are routed to experts.
+    of different types that share one pool, `experts` tokens that are routed to experts, `repeats` several launches on
+    equal inputs.
     """
 
     name: str
@@ -72,6 +73,7 @@ ORACLES: tuple[OracleSpec, ...] = (
     _oracle("contracts:address", "the tensor that a graph captured is the one that the engine updates", "graph"),
     _oracle("agreement:cold_warm", "a prompt is answered alike whether its prefix was cached or not", "warm"),
     _oracle("agreement:flush", "after a flush of all caches the answers are as they were at first", "flush"),
+    _oracle("agreement:repeats", "each launch on equal inputs gives the same bits", "repeats"),
     _oracle(
         "contracts:zeroed", "each block that the scheduler says to zero holds zeros before its first read", "mixed"
     ),

@@ -7,7 +7,7 @@ parameters cannot be made, so a failure is never the fault of the case.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 KvType = Literal["fp32", "bf16", "fp8_e4m3"]
 Length = Annotated[int, Field(ge=0, le=100_000)]
 Count = Annotated[int, Field(ge=1, le=4096)]
+
+ParamsT = TypeVar("ParamsT", bound="Params")
 
 ILLEGAL = "illegal"
 """The type of pydantic's error for parameters that do not go together."""
@@ -33,6 +35,8 @@ class Params(Record):
 
     LIMITS: ClassVar[dict[str, str]] = {}
     """Counts that may not exceed another: a parameter -> the parameter that bounds it."""
+    KEYWORDS: ClassVar[tuple[str, ...]] = ()
+    """Parameters that are optional keywords of the kernel. None stands for a call without it."""
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each thing that is wrong with the combination of these values."""
@@ -74,6 +78,10 @@ class Params(Record):
     def gives(self) -> frozenset[str]:
         """What the case offers to oracles, in the words of `OracleSpec.needs`."""
         return frozenset({"graph"} if self.has_graph else ())
+
+    def resized(self, size: str, value: int, changes: dict[str, Any]) -> dict[str, Any]:
+        """The parameters that give the case `value` as its `size`, beside `changes` that are made already."""
+        return {size: value}
 
     def recorded(self) -> Self:
         """The parameters for a run that only looks for the first NaN."""

@@ -46,7 +46,7 @@ class RoutedExperts:
 
     def _route(self, logits: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
         """Expert ids and weights [T, k] of logits [T, X]; ids of padding may be -1."""
-        if not self._kernels.route_experts.spec.live_only:
+        if "num_live" not in self._kernels.route_experts.spec.takes:
             ids, weights = self._kernels.route_experts(logits, num_experts_per_tok=k)
             return ids, weights
         num_live = live_rows(batch)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from harness.core.catalog import KERNELS
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
+from harness.core.kernels import KernelSpec
+from harness.core.ops import OPS
 from harness.core.params import KvType
 from harness.core.seams import seam
 from harness.engine.batch import Batch
@@ -67,6 +69,25 @@ def num_counters(params: EngineParams) -> int:
     return max(params.max_num_seqs, *params.capture_sizes)
 
 
+class EngineKernel(BoundKernel):
+    """A kernel as the engine calls it: in the dtype that it declares, with `kv_lora_rank` if it takes that.
+
+    The engine computes in float32. A kernel that declares bfloat16 alone gets rounded activations.
+    """
+
+    def __init__(self, spec: KernelSpec, poison: Poison, kv_lora_rank: int) -> None:
+        super().__init__(spec, poison)
+        op = OPS.get(spec.op)
+        is_bf16 = spec.shapes is not None and not spec.shapes.accepts("dtype", "fp32")
+        self._rounded = [is_bf16 and name in op.activations for name in op.positional]
+        self._keywords = {"kv_lora_rank": kv_lora_rank} if "kv_lora_rank" in spec.takes else {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = [arg.to(torch.bfloat16) if rounded else arg for arg, rounded in zip(args, self._rounded, strict=False)]
+        result = super().__call__(*given, *args[len(given) :], **kwargs, **self._keywords)
+        return (result[0].to(args[0].dtype), *result[1:]) if any(self._rounded) and result is not None else result
+
+
 _ITEMSIZE: dict[KvType, int] = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1}
 
 
@@ -92,14 +113,15 @@ def bind(params: EngineParams, poison: Poison) -> Kernels:
     names = {op: getattr(params, field) for field, op in ENGINE_KERNELS.items()}
     if params.quantize == "fp8_per_token":
         names["quantize_fp8"] = "per-token"
-    bound = {op: BoundKernel(KERNELS.get(f"{op}/{name}"), poison) for op, name in names.items()}
+    rank = params.kv_lora_rank
+    bound = {op: EngineKernel(KERNELS.get(f"{op}/{name}"), poison, rank) for op, name in names.items()}
     decode, plan = bound["mla_decode"].spec, bound["mla_decode_plan"].spec
     # One plan serves all layers, so chunks of pages need caches of one type.
     has_one_type = "window" not in params.layers or params.window_kv in (None, params.kv)
     in_chunks = decode.chunked and plan.chunked and has_one_type
     return Kernels(
         **bound,
-        workspace=Workspace(params) if decode.counted else None,
+        workspace=Workspace(params) if "workspace" in decode.takes else None,
         plan_options={"kv_itemsize": planned_itemsize(params.kv)} if in_chunks else {},
     )
 

@@ -83,13 +83,12 @@ def why_not(case: Case, device: str, fault: str | None = None) -> str:
     """Why this machine or a kernel of the case cannot run it, in a sentence; empty if it can."""
     if device == "cuda" and not torch.cuda.is_available():
         return "no CUDA device on this machine"
-    kv = getattr(case.params, "kv", None)
     for parameter, op in case.kind.kernels_of(case.op).items():
         spec = find_kernel(op, getattr(case.params, parameter))
         if reason := spec.why_not(device):
             return reason
-        if kv is not None and kv not in spec.kv:
-            return f"{spec.name} reads a cache of {', '.join(spec.kv)}, not of {kv}"
+        if reason := spec.why_not_params(case.params):
+            return reason
     return class_of(case).why_not(case, device, fault)
 
 

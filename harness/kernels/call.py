@@ -13,6 +13,7 @@ import torch
 from harness.core.errors import IllegalAddress, KernelError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
+from harness.kernels.undeclared import hint
 from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.launch import launch
 from harness.memory.poison.allocations import AllocationPoison
@@ -95,7 +96,8 @@ class BoundKernel:
         except IllegalAddress:
             raise
         except (Exception, SystemExit) as error:
-            raise KernelError(f"{self.spec.name} raised {type(error).__name__}: {error}") from error
+            plain = f"{self.spec.name} raised {type(error).__name__}: {error}"
+            raise KernelError(hint(self.spec, self._function, args, error) or plain) from error
 
     def _sites_of_outputs(self, allocations: list[int], result: Any) -> dict[int, str]:
         """Ordinal of an allocation -> site, for the allocations that became outputs."""

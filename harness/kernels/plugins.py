@@ -7,17 +7,20 @@ imports no torch; a plug-in imports what it needs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
+
+from pydantic import ValidationError
 
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
 from harness.core.files import execute_file, load_once
 from harness.core.kernels import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
 from harness.core.ops import OPS, Op
+from harness.core.shapes import NAMED, Shapes
 
 ENTRY_POINT_GROUP = "mla_harness.kernels"
 """An entry point of this group names a module, or an object in it. The import of the module registers kernels."""
@@ -38,19 +41,22 @@ def kernel(
     summary: str = "",
     devices: Iterable[str] = ("cpu",),
     kv: Iterable[str] = KV_TYPES,
+    shapes: str | Mapping[str, Any] | None = None,
     empty_rows: EmptyRows = "undefined",
     empty_lse: EmptyLse = "undefined",
     needs_finite_tail: bool = False,
     needs_valid_table: bool = False,
+    capturable: bool = True,
     fp8_products: Fp8Products = "float32",
     bf16_steps: Iterable[Bf16Step] = (),
 ) -> Callable[[FunctionT], FunctionT]:
     """Register the decorated function as a kernel called `name` for `op`. Returns the function unchanged.
 
     The function's arguments are the op's, as :mod:`harness.core.ops` lists them. It allocates its outputs with torch,
-    so that the poison reaches them. The other arguments of the decorator are promises: see
-    :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op, an unknown value of a promise, a
-    name that is taken, or a signature that the harness cannot call.
+    so that the poison reaches them. `shapes` are the sizes that it accepts: "deepseek", "kimi-linear", "any", or a dict
+    such as `{"like": "deepseek", "num_heads": 16}` (see :class:`harness.core.shapes.Shapes`). The other arguments of
+    the decorator are promises: see :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op,
+    an unknown value of a promise, a name that is taken, or a signature that the harness cannot call.
     """
     contract = OPS.get(op)
     _check_choice(name, "empty_rows", (empty_rows,), get_args(EmptyRows))
@@ -73,15 +79,15 @@ def kernel(
                 impl=function,
                 devices=runs_on,
                 kv=reads,
+                shapes=None if shapes is None else declared_shapes(name, shapes),
                 empty_rows=empty_rows,
                 empty_lse=empty_lse,
                 needs_finite_tail=needs_finite_tail,
                 needs_valid_table=needs_valid_table,
+                capturable=capturable,
                 fp8_products=fp8_products,
                 bf16_steps=cast("tuple[Bf16Step, ...]", steps),
-                windowed="window" in inspect.signature(function).parameters,
-                counted="workspace" in inspect.signature(function).parameters,
-                live_only=op == "route_experts" and "num_live" in inspect.signature(function).parameters,
+                takes=tuple(word for word in contract.optional if word in inspect.signature(function).parameters),
                 origin=inspect.getfile(function),
             )
         )
@@ -121,6 +127,29 @@ def load_plugins(paths: Iterable[str | Path]) -> tuple[KernelSpec, ...]:
     return tuple(spec for path in paths for spec in load_plugin(path))
 
 
+def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
+    """The shapes that a kernel declares. Raises InputError for an unknown name, size or value."""
+    if not isinstance(given, str | Mapping):
+        raise InputError(f'kernel {kernel_name!r}: shapes={given!r}; write "deepseek" or a dict of sizes')
+    values = {"like": given} if isinstance(given, str) else dict(given)
+    like = values.pop("like", "any")
+    _check_choice(kernel_name, "shapes", (like,), tuple(NAMED))
+    base = NAMED[like]
+    if not values:
+        return base
+    listed = {
+        size: value if isinstance(value, list | tuple) or size == "heads_multiple_of" else (value,)
+        for size, value in values.items()
+    }
+    try:
+        return Shapes.model_validate(base.model_dump() | {"name": "own"} | listed)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        at, known = str(problem["loc"][0]), ", ".join(size for size in Shapes.model_fields if size != "name")
+        mend = f"the sizes are {known}" if problem["type"] == "extra_forbidden" else problem["msg"].lower()
+        raise InputError(f"kernel {kernel_name!r}: shapes[{at!r}]={values.get(at)!r}: {mend}") from None
+
+
 def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
     """The declarations of the kernels of plug-in files, of all kernels without files, and `why_not` by device.
 
@@ -132,6 +161,7 @@ def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
     names = [field.name for field in fields(KernelSpec) if field.name != "impl"]
     return [
         {name: getattr(spec, name) for name in names}
+        | {"shapes": None if spec.shapes is None else spec.shapes.model_dump(mode="json")}
         | {"why_not": {device: spec.why_not(device) or "" for device in DEVICES}}
         for spec in specs
     ]

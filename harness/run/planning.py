@@ -11,6 +11,7 @@ from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
+from harness.core.shapes import Shapes
 from harness.run.environment import DEVICES
 from harness.run.pool import Pool
 from harness.scenario.expand import GPU, KernelOverride, fault_cases, on_device
@@ -160,9 +161,10 @@ def _register(described: list[dict[str, Any]]) -> None:
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in declared.items()
-            if name != "why_not"
+            if name not in ("why_not", "shapes")
         }
-        spec = KernelSpec(impl="", **fields)
+        shapes = None if declared["shapes"] is None else Shapes.model_validate(declared["shapes"])
+        spec = KernelSpec(impl="", shapes=shapes, **fields)
         if spec.name not in KERNELS:
             KERNELS.add(spec)
 

@@ -29,7 +29,8 @@ NIGHTLY = "nightly"
 NATURAL = "natural"
 """The pattern of :mod:`harness.memory.poison.patterns` that fills nothing. That module needs torch."""
 _DRAWN_ID = re.compile(
-    r"^(?P<name>[a-z0-9-]+)\[(?:kernel=(?P<kernel>[^,]+),)?seed=(?P<seed>\d{1,18}),draw=(?P<draw>\d{1,9})\]$", re.ASCII
+    r"^(?P<name>[a-z0-9-]+)\[(?:kernel=(?P<kernel>[^,]+),(?:shapes=[^,]+,)?)?seed=(?P<seed>\d{1,18}),draw=(?P<draw>\d{1,9})\]$",
+    re.ASCII,
 )
 
 
@@ -52,14 +53,20 @@ class KernelOverride:
     def apply(self, system: SystemSpec, op: str | None, point: MatrixPoint) -> MatrixPoint | None:
         """`point` with this kernel for its ops; None if the system uses none of them.
 
-        Its labels begin with `kernel=mine` and have no axis of a replaced kernel.
+        Its labels begin with `kernel=mine` and have no axis of a replaced kernel. A kernel that declares shapes gets a
+        variant with sizes that it accepts: `kernel=mine,shapes=deepseek`.
         """
-        replaced = [field for field, field_op in system.kernels_of(op).items() if field_op in self.ops]
+        replaced = {field: op for field, op in system.kernels_of(op).items() if op in self.ops}
         if not replaced:
             return None
-        kept = {axis: label for axis, label in point.labels.items() if axis not in (*replaced, "kernel")}
-        params = point.params.model_copy(update=dict.fromkeys(replaced, self.short_name))
-        return MatrixPoint({"kernel": self.short_name, **kept}, params)
+        named = point.params.model_copy(update=dict.fromkeys(replaced, self.short_name))
+        params, name = named, ""
+        for spec in (KERNELS.get(f"{op}/{self.short_name}") for op in replaced.values()):
+            if spec.shapes is not None:
+                params, name = spec.fit(params, point.labels), spec.shapes.name
+        changed = {field for field, value in named if getattr(params, field) != value}
+        kept = {axis: label for axis, label in point.labels.items() if axis not in {*replaced, *changed, "kernel"}}
+        return MatrixPoint({"kernel": self.short_name} | ({"shapes": name} if changed else {}) | kept, params)
 
 
 def expand(

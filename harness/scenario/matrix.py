@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import re
@@ -11,7 +12,7 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from harness.core.catalog import KERNELS, SITES, SYSTEMS
+from harness.core.catalog import ENGINES, KERNELS, SITES, SYSTEMS
 from harness.core.engine_params import AccuracyParams
 from harness.core.params import ILLEGAL, Params
 from harness.core.registry import nearest
@@ -108,12 +109,19 @@ def num_points(scenario: Scenario) -> int:
 def _given(scenario: Scenario) -> Iterator[tuple[Labels, Given]]:
     """Yield the labels of each point, and its parameters as in the file."""
     axes = [[(axis, label, given) for label, given in _axis(scenario, axis)] for axis in scenario.matrix]
+    fits: dict[str, bool] = {}
     for choice in itertools.product(*axes):
         merged = dict(scenario.params)
         for _, _, given in choice:
             merged.update(given)
         labels = {axis: label for axis, label, _ in choice}
-        if not any(is_selected(labels, exception) for exception in scenario.exclude):
+        if any(is_selected(labels, exception) for exception in scenario.exclude):
+            continue
+        if scenario.has_all_kernels:
+            # Many points differ in their poison only.
+            key = json.dumps(merged, sort_keys=True)
+            fits[key] = fits[key] if key in fits else _runs_here(scenario, merged)
+        if not scenario.has_all_kernels or fits[key]:
             yield labels, merged
 
 
@@ -131,11 +139,27 @@ def check(scenario: Scenario) -> Iterator[Problem]:
     yield from found
 
 
+def _runs_here(scenario: Scenario, given: Given) -> bool:
+    """Whether an installed kernel of a `kernel: [all]` axis runs on the scenario's device, with these parameters."""
+    try:
+        params = scenario.model.model_validate(given)
+    except ValidationError:
+        # The check of all points reports it.
+        return True
+    spec = KERNELS.get(f"{scenario.op}/{given['kernel']}")
+    engine = ENGINES.get(spec.origin) if spec.origin in ENGINES else None
+    is_installed = engine is None or importlib.util.find_spec(engine.package) is not None
+    devices = set(spec.devices) if scenario.device == "any" else {scenario.device} & set(spec.devices)
+    return is_installed and bool(devices) and not spec.why_not_params(params)
+
+
 def _axis(scenario: Scenario, axis: str) -> list[tuple[str, Given]]:
     """The labels of an axis, each with the parameters it sets."""
     values = scenario.matrix[axis]
     if axis in POISON_AXES:
         return [(as_label(value), {}) for value in values]
+    if axis == "kernel" and scenario.has_all_kernels:
+        values = [spec.short_name for spec in KERNELS if spec.op == scenario.op]
     pairs = values.items() if isinstance(values, dict) else ((as_label(value), value) for value in values)
     is_parameter = axis in scenario.model.model_fields
     return [(label, {axis: value} if is_parameter else dict(value)) for label, value in pairs]
@@ -229,6 +253,8 @@ def _check_axis(scenario: Scenario, axis: str) -> Iterator[Problem]:
             yield Problem(here, f"the label {label!r} may hold letters, digits and _ . + - only", at_key=True)
         elif label in labels:
             yield Problem(here, f"the label {label!r} is there twice, which gives duplicate case ids; remove one")
+        elif axis == "kernel" and scenario.has_all_kernels:
+            continue
         elif is_parameter:
             for problem in _check_params(scenario, {axis: value}, here):
                 yield Problem((*here, *problem.location[len(here) + 1 :]), problem.message)
@@ -261,7 +287,7 @@ def _check_points(scenario: Scenario) -> Iterator[Problem]:
     found = list(_given(scenario))
     if not found:
         yield Problem(("except",), "every point of the matrix is excepted; leave one in", at_key=True)
-    for _, given in found:
+    for given in {json.dumps(given, sort_keys=True): given for _, given in found}.values():
         yield from _check_params(scenario, given, ("matrix",), is_whole=True)
     for index, use in enumerate(scenario.faults):
         if ACCURACY not in use.on and not any(is_selected(labels, use.on) for labels, _ in found):

@@ -162,7 +162,8 @@ class Scenario(Record):
         default={},
         description="axes, each a list of values or a mapping from label to value; an axis that is no parameter "
         "maps each label to several parameters; the axes `pattern` and `site` are the poison's: each label is a fill "
-        "pattern, compared with zeros, or the only site that is filled",
+        "pattern, compared with zeros, or the only site that is filled; `kernel: [all]` stands for every kernel of the "
+        "op that is installed, each where its promises fit",
     )
     exclude: tuple[Point, ...] = Field(default=(), alias="except", description="points of the matrix to leave out")
     poison: PoisonSettings = PoisonSettings()
@@ -181,6 +182,11 @@ class Scenario(Record):
     def kind(self) -> SystemSpec:
         """The row of its system. Raises UnknownNameError for a scenario with drawn cases."""
         return SYSTEMS.get(self.system or "")
+
+    @property
+    def has_all_kernels(self) -> bool:
+        """Whether its axis of kernels stands for all that are installed."""
+        return self.matrix.get("kernel") == ["all"]
 
     @property
     def model(self) -> type[Params]:

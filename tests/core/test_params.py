@@ -14,8 +14,8 @@ from harness.core.params import STORED
 ILLEGAL: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("kernel", "mla_decode", {"kv_lora_rank": 48}, "kv_lora_rank 48 is not the largest power of two below"),
     ("kernel", "mla_decode", {"qk_rope_head_dim": 513}, "kv_lora_rank 512 is not the largest power of two below"),
-    ("kernel", "mla_decode", {"seq_lens": ()}, "no live request; give one a length"),
-    ("kernel", "mla_decode", {"seq_lens": (0, 0)}, "no live request; give one a length"),
+    ("kernel", "mla_decode", {"seq_lens": ()}, "seq_lens is empty; give at least one length"),
+    ("kernel", "mla_decode", {"seq_lens": (5, 5), "graph": "full"}, "a graph needs two different seq_lens"),
     ("kernel", "mla_decode", {"seq_lens": (3, 9), "query_len": 4}, "a length below query_len 4"),
     ("kernel", "context_attention", {"query_lens": (1, 2), "context_lens": (3,)}, "2 requests and context_lens 1"),
     ("kernel", "context_attention", {"query_lens": (0,), "context_lens": (3,)}, "a request without new tokens"),

@@ -5,13 +5,21 @@ from __future__ import annotations
 import pytest
 
 from harness.core.catalog import KERNELS
+from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError, UnknownNameError
+from harness.core.kernels import KernelSpec
+from harness.core.shapes import DEEPSEEK
 from harness.scenario.expand import KernelOverride
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 
 SCENARIOS = [s for s in load_scenarios(shipped_directory()) if s.fuzz is None]
 MINE = KernelOverride("mine", frozenset({"mla_decode"}))
+
+
+@pytest.fixture(autouse=True)
+def mine() -> None:
+    KERNELS.add(KernelSpec("mla_decode", "mine", "a kernel", "nowhere:nothing"))
 
 
 def test_kernel_is_judged_by_kernel_and_engine_scenarios_alike() -> None:
@@ -38,6 +46,17 @@ def test_scenarios_of_other_ops_are_left_out() -> None:
 def test_case_of_an_override_is_named_by_its_id() -> None:
     wanted = "decode-empty-rows[kernel=mine,kv=bf16]"
     assert [case.id for case in select(SCENARIOS, [wanted], override=MINE)] == [wanted]
+
+
+def test_a_kernel_of_fixed_sizes_gets_a_variant_of_each_case_that_fits_it() -> None:
+    KERNELS.add(KernelSpec("mla_decode", "fixed", "a kernel", "nowhere:nothing", kv=("bf16",), shapes=DEEPSEEK))
+    cases = select(SCENARIOS, override=KernelOverride("fixed", frozenset({"mla_decode"})))
+    # An axis of cache types keeps its label, so those cases are skipped with a reason.
+    engine = [case for case in cases if case.system == "engine" and case.params_as(EngineParams).kv == "bf16"]
+    assert len(engine) > 50 and all("[kernel=fixed,shapes=deepseek" in case.id for case in engine)
+    assert {(case.params_as(EngineParams).kv_lora_rank) for case in engine} == {512}
+    wanted = engine[0].id
+    assert select(SCENARIOS, [wanted], override=KernelOverride("fixed", frozenset({"mla_decode"}))) == [engine[0]]
 
 
 def test_name_of_several_kernels_means_all_of_their_ops() -> None:

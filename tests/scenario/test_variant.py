@@ -65,7 +65,7 @@ def test_an_oracle_that_would_see_nothing_is_left_out(known):
         ("num_heads", "write key=value"),
         ("num_heads=1,num_heads=2", "given twice"),
         ("num_heads=[1", "cannot be read"),
-        ("seq_lens=[0]", "no live request"),
+        ("seq_lens=[]", "seq_lens is empty; give at least one length"),
         ("query_len=4", "below query_len 4"),
         ("sites=kv.tail", "sites is a list"),
         ("sites=[kv.tai]", "did you mean 'kv.tail'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.core.faults import FaultSpec
 from harness.core.kernels import KernelSpec
+from harness.core.shapes import ANY, DEEPSEEK
 from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
 ENGINE = EngineSpec(
@@ -52,10 +53,14 @@ FAULTS = (
 )  # fmt: skip
 
 
+ONE_TOKEN = DEEPSEEK.model_copy(update={"name": "own", "query_len": (1,)})
+CONTIGUOUS = DEEPSEEK.model_copy(update={"name": "own", "layout": ("contiguous",)})
+
+
 def _vllm(op: str, name: str, summary: str, impl: str, requires: str, **promises: object) -> KernelSpec:
     kernels = "harness.engines.vllm.kernels:"
-    fields: dict[str, object] = {"kv": ("bf16",), "devices": ("cuda",), "origin": "vllm", **promises}
-    return KernelSpec(op, name, summary, kernels + impl, requires=kernels + requires, **fields)  # type: ignore[arg-type]
+    fields: dict[str, object] = {"kv": ("bf16",), "shapes": DEEPSEEK, "devices": ("cuda",), **promises}
+    return KernelSpec(op, name, summary, kernels + impl, requires=kernels + requires, origin="vllm", **fields)  # type: ignore[arg-type]
 
 
 KERNELS: tuple[KernelSpec, ...] = (
@@ -68,19 +73,20 @@ KERNELS: tuple[KernelSpec, ...] = (
     _vllm("mla_decode_plan", "vllm-flashmla-fp8", "planned on the device in each step", "flashmla_plan_fp8",
           "on_hopper"),
     _vllm("mla_decode", "vllm-flashmla-sparse", "FlashMLA sparse over bf16 pages, asked for every token",
-          "flashmla_decode_sparse", "on_hopper_or_blackwell"),
+          "flashmla_decode_sparse", "on_hopper_or_blackwell", shapes=CONTIGUOUS),
     _vllm("mla_decode", "vllm-fa3", "FlashAttention-3 with the latent as value (q_v)", "fa3_decode", "on_hopper",
           needs_finite_tail=True),
     _vllm("context_attention", "vllm-fa3", "FlashAttention-3 varlen, as chunked prefill calls it",
           "fa3_context_attention", "on_hopper"),
     _vllm("mla_decode", "vllm-triton", "split-KV; masked loads; empty rows are 0/0", "triton_decode", "on_any",
           kv=("bf16", "fp8_e4m3"), fp8_products="bf16", empty_rows="nan"),
-    _vllm("merge_attn_states", "vllm-cuda", "vllm._custom_ops.merge_attn_states", "merge_attn_states", "on_any"),
+    _vllm("merge_attn_states", "vllm-cuda", "vllm._custom_ops.merge_attn_states", "merge_attn_states", "on_any",
+          shapes=ANY),
     _vllm("merge_attn_states", "vllm-triton", "the stand-in for head sizes and types that the CUDA kernel lacks",
-          "merge_attn_states_triton", "on_any"),
+          "merge_attn_states_triton", "on_any", shapes=ANY),
     _vllm("write_kv", "vllm-cuda", "concat_and_cache_mla", "write_kv", "on_any", kv=("bf16", "fp8_e4m3")),
     _vllm("mla_decode", "vllm-cutlass", "CUTLASS MLA; leaves empty rows unwritten", "cutlass_mla_decode",
-          "on_blackwell", kv=("bf16", "fp8_e4m3")),
+          "on_blackwell", shapes=ONE_TOKEN, kv=("bf16", "fp8_e4m3")),
     _vllm("mla_decode", "vllm-flashinfer", "FlashInfer's TRT-LLM-gen MLA decode", "flashinfer_mla_decode",
           "on_blackwell", kv=("bf16", "fp8_e4m3")),
     _vllm("context_attention", "vllm-trtllm-ragged", "TRT-LLM ragged prefill; writes only tokens with context",

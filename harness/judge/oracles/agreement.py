@@ -73,6 +73,11 @@ def flush(evidence: Evidence) -> Judgement:
     return _judge(evidence, "flush", lambda *found: _cache_finding(sentence, *found))
 
 
+def repeats(evidence: Evidence) -> Judgement:
+    """Compare each further launch on equal inputs with the first, bit by bit."""
+    return _judge(evidence, "repeats", _repeat_finding)
+
+
 def _judge(evidence: Evidence, oracle: str, finding_of: Callable[[Pair, Mismatch, str], Finding]) -> Judgement:
     def look(pair: Pair, pattern: str) -> tuple[int, list[Finding]]:
         if pair.bound:
@@ -83,6 +88,16 @@ def _judge(evidence: Evidence, oracle: str, finding_of: Callable[[Pair, Mismatch
         return comparison.looked_at, [finding_of(pair, mismatch, pattern)] if mismatch else []
 
     return Judgement.of(look(pair, run.pattern) for run in evidence.runs for pair in run.pairs if pair.oracle == oracle)
+
+
+def _repeat_finding(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:
+    return Finding(
+        oracle=pair.oracle,
+        tensor=pair.name,
+        where=mismatch.where(pair.describe),
+        bits=mismatch.bits(pair.second, pair.first, "first launch "),
+        message=f"{pair.name} differs from the first launch on equal inputs: {mismatch.message} (pattern {pattern})",
+    )
 
 
 def _padding_finding(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:

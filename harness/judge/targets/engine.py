@@ -62,7 +62,7 @@ class EngineTarget(Target):
         if reason := why_not_together(model_config(params), params):
             return reason
         kernel = KERNELS.get(f"mla_decode/{params.decode_kernel}")
-        if "window" in params.layers and not kernel.windowed:
+        if "window" in params.layers and "window" not in kernel.takes:
             return f"{kernel.name} has no argument `window`, which layers with a sliding window need"
         return ""
 

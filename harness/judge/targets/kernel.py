@@ -14,7 +14,6 @@ from torch import Tensor
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
-from harness.core.errors import IllegalAddress, KernelError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import (
     PAGE_SIZE,
@@ -28,6 +27,7 @@ from harness.core.ops import (
     RouteExpertsParams,
     WriteKvParams,
 )
+from harness.judge.oracles.crash import CRASHES
 from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
 from harness.judge.target import Target
 from harness.judge.targets.kernel_call import (
@@ -41,6 +41,8 @@ from harness.judge.targets.kernel_call import (
     keeps,
     prepared,
 )
+from harness.judge.targets.kernel_graph import repeated, replayed
+from harness.kernels.call import BoundKernel
 from harness.kernels.ops import inputs as op_inputs
 from harness.kernels.ops import reference
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
@@ -59,8 +61,7 @@ class KernelTarget(Target):
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
         spec = find_kernel(case.op or "", case.params_as(KernelParams).kernel)
-        needs_window = isinstance(case.params, MlaDecodeParams) and case.params.window is not None
-        return f"{spec.name} has no argument `window`" if needs_window and not spec.windowed else ""
+        return spec.why_not_graph(device) if case.params.has_graph else ""
 
     @property
     def reader(self) -> str:
@@ -74,9 +75,13 @@ class KernelTarget(Target):
         run = Run(poison.pattern)
         try:
             call = _BUILDERS[self.op](self.params, Setting(self.spec, poison, self.case.seed, self.device))
-            result = invoke(self.spec, poison, call.args, call.kwargs)
+            if self.params.has_graph:
+                result, run.replays = replayed(self.spec, poison, call)
+            else:
+                result = invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
-        except (IllegalAddress, KernelError) as error:
+            run.pairs = repeated(self.spec, poison, call, outputs, getattr(self.params, "launches", 1))
+        except CRASHES as error:
             run.error = error
             return run
         # Oracles read small tensors many times, and each read would wait for the GPU.
@@ -91,8 +96,10 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
     raw = op_inputs.mla_decode(params, setting.seed)
     poison = replace(
         setting.poison,
+        sites=setting.poison.sites - ({"block_table.pad"} if params.table_entries == "zero" else set()),
         traps={**setting.poison.traps, "block_table.pad": raw.trap_block},
-        strict=setting.poison.strict and not keeps(setting, setting.spec.needs_valid_table),
+        strict=(setting.poison.strict or params.table_entries == "out_of_range")
+        and not keeps(setting, setting.spec.needs_valid_table),
     )
     given, kept = prepared(raw, replace(setting, poison=poison))
     num_requests, num_query_tokens, num_heads, _ = given.q.shape
@@ -118,23 +125,29 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
         )
 
     dims = {"B": num_requests, "S": num_query_tokens, "H": num_heads, "R": params.kv_lora_rank}
-    keywords: dict[str, Any] = {"metadata": _plan(params, setting, given.seq_lens, num_heads)}
+    keywords = {"metadata": None} | _rank(setting, params)
     if params.window is not None:
         keywords["window"] = params.window
-    if not setting.spec.counted:
-        return KernelCall.of("mla_decode", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords)
-    # Words behind the workspace show a write past its end.
-    words = torch.zeros(num_requests + 4, dtype=torch.int32, device=setting.device)
-    words[num_requests:] = -1
-    before = by_rows(words.cpu().clone())
-    keywords["workspace"] = words[:num_requests]
     call = KernelCall.of("mla_decode", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords)
-    call.guarded.append(Guarded("the workspace", "workspace", before, lambda: by_rows(words.cpu())))
+    call.by_request = [given.q, given.block_table, given.seq_lens]
+    call.plan = _plan(params, setting, given.seq_lens, num_heads)
+    if "workspace" in setting.spec.takes:
+        # Words behind the workspace show a write past its end.
+        words = torch.zeros(num_requests + 4, dtype=torch.int32, device=setting.device)
+        words[num_requests:] = -1
+        before = by_rows(words.cpu().clone())
+        call.kwargs["workspace"] = words[:num_requests]
+        call.guarded.append(Guarded("the workspace", "workspace", before, lambda: by_rows(words.cpu())))
     return call
 
 
-def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int) -> Any:
-    """The plan of the planner that has the kernel's name. Built-in kernels without one share a built-in planner."""
+def _rank(setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams) -> dict[str, Any]:
+    """`kv_lora_rank` for a kernel that takes it."""
+    return {"kv_lora_rank": params.kv_lora_rank} if "kv_lora_rank" in setting.spec.takes else {}
+
+
+def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int) -> Callable[[bool], Any] | None:
+    """What plans with the planner of the kernel's name. Built-in kernels without one share a built-in planner."""
     if not params.planned:
         return None
     name = f"mla_decode_plan/{setting.spec.short_name}"
@@ -145,7 +158,14 @@ def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads
     planner = KERNELS.get(name)
     chunked = planner.chunked and setting.spec.chunked
     options = {"kv_itemsize": op_inputs.KV_DTYPES[params.kv].itemsize} if chunked else {}
-    return invoke(planner, setting.poison, (seq_lens,), {"num_heads": num_heads, **options})
+    keywords = {"num_heads": num_heads, **options}
+
+    def plan(is_captured: bool) -> Any:
+        if is_captured:
+            return BoundKernel(planner, setting.poison)(seq_lens, **keywords)
+        return invoke(planner, setting.poison, (seq_lens,), keywords)
+
+    return plan
 
 
 def _mla_decode_sparse(params: MlaDecodeSparseParams, setting: Setting) -> KernelCall:
@@ -161,7 +181,8 @@ def _mla_decode_sparse(params: MlaDecodeSparseParams, setting: Setting) -> Kerne
         return attention_rows(setting.spec, f".{params.kv}", "token", "graph.pad_rows", (outputs[0], outputs[1]), want)
 
     dims = {"T": num_tokens, "H": num_heads, "R": params.kv_lora_rank}
-    return KernelCall.of("mla_decode_sparse", given, kept, dims, (given.q.dtype, torch.float32), observe)
+    keywords = _rank(setting, params)
+    return KernelCall.of("mla_decode_sparse", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords)
 
 
 def _context_attention(params: ContextAttentionParams, setting: Setting) -> KernelCall:
@@ -248,7 +269,7 @@ def _route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
     given, kept = prepared(op_inputs.route_experts(params, setting.seed), setting)
     live = torch.arange(params.num_tokens) < given.num_live
     # A kernel that gets the number of live tokens promises nothing about the others. Without it, it routes them all.
-    promised = live if setting.spec.live_only else torch.ones_like(live)
+    promised = live if "num_live" in setting.spec.takes else torch.ones_like(live)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         want = reference.route_experts(kept.logits, kept.num_experts_per_tok)
@@ -261,7 +282,7 @@ def _route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
         ]
 
     dims = {"T": params.num_tokens, "k": params.num_experts_per_tok}
-    num_live = {"num_live": given.num_live} if setting.spec.live_only else {}
+    num_live = {"num_live": given.num_live} if "num_live" in setting.spec.takes else {}
     call = KernelCall.of("route_experts", given, kept, dims, (torch.int32, torch.float32), observe, **num_live)
     call.chosen = lambda outputs: [ChosenExperts("ids", outputs[0][promised], params.num_experts)]
     return call

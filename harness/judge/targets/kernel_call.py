@@ -6,7 +6,7 @@ A wrong shape of an output is a finding about the kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -120,6 +120,18 @@ class KernelCall:
     guarded: list[Guarded]
     observe: Observe
     chosen: Callable[[tuple[Tensor, ...]], list[ChosenExperts]] = lambda outputs: []
+    by_request: list[Tensor] = field(default_factory=list)
+    """Arguments with one row for each request, the lengths last. A graph is captured with these rows reordered."""
+    plan: Callable[[bool], Any] | None = None
+    """Makes `metadata`; called with whether a graph captures it."""
+
+    def keywords(self, *, is_captured: bool) -> dict[str, Any]:
+        """The keywords of a launch, with a fresh plan."""
+        return self.kwargs if self.plan is None else self.kwargs | {"metadata": self.plan(is_captured)}
+
+    def live_requests(self) -> Tensor:
+        """[B] bool: whether a request has a length."""
+        return self.by_request[-1] > 0
 
     @classmethod
     def of(
@@ -138,11 +150,11 @@ class KernelCall:
         the op's output shapes.
         """
         row = OPS.get(op)
-        fields = {name: getattr(given, name) for name in row.keywords if name not in keywords}
+        own = {name: getattr(given, name) for name in row.keywords if name not in keywords}
         readonly = [name for name in row.positional if (op, name) != ("write_kv", "kv_cache")]
         return cls(
             args=tuple(getattr(given, name) for name in row.positional),
-            kwargs=fields | keywords,
+            kwargs=own | keywords,
             shapes=tuple((shape_of(output, dims),) for output in row.outputs),
             dtypes=dtypes,
             guarded=[_guard(name, getattr(given, name), getattr(kept, name)) for name in readonly],

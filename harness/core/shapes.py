@@ -1,0 +1,91 @@
+"""The sizes that a kernel accepts. Planning adapts a case to them, or skips it with the reason. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from harness.core.params import Count, Params, Record
+
+Dtype = Literal["fp32", "bf16"]
+
+_LATENT = ("kv_lora_rank", "qk_rope_head_dim")
+_HEADS = ("num_heads", "qk_head_dim", "v_head_dim")
+SIZES: dict[str, tuple[str, ...]] = {
+    "mla_decode": (*_LATENT, "num_heads", "query_len", "page_size", "layout", "dtype"),
+    "mla_decode_sparse": (*_LATENT, "num_heads", "page_size", "layout", "dtype"),
+    "context_attention": (*_HEADS, "dtype"),
+    "merge_attn_states": ("num_heads", "v_head_dim", "dtype"),
+    "write_kv": (*_LATENT, "page_size", "layout", "dtype"),
+}
+"""Op -> the sizes that a kernel of it can declare. Kernels of other ops accept every size."""
+
+RESIZABLE = (*_LATENT, *_HEADS)
+"""Sizes that say nothing about what a case tests, in the order in which they are adapted."""
+
+
+class Shapes(Record):
+    """The sizes that a kernel accepts. An empty tuple accepts every size. See :data:`SIZES` for the sizes of an op.
+
+    `dtype` is the type of queries, keys and new latents. `v_head_dim` and `qk_head_dim` are sizes of attention over
+    a context and of its merge; the value of a latent decode is `kv_lora_rank` wide. `heads_multiple_of` holds beside
+    `num_heads`.
+    """
+
+    name: str = "own"
+    kv_lora_rank: tuple[Count, ...] = ()
+    qk_rope_head_dim: tuple[Count, ...] = ()
+    qk_head_dim: tuple[Count, ...] = ()
+    v_head_dim: tuple[Count, ...] = ()
+    num_heads: tuple[Count, ...] = ()
+    heads_multiple_of: Count = 1
+    query_len: tuple[Count, ...] = ()
+    page_size: tuple[Count, ...] = ()
+    layout: tuple[str, ...] = ()
+    dtype: tuple[Dtype, ...] = ()
+
+    def accepts(self, size: str, value: int | str) -> bool:
+        """Whether a call may have `value` as its `size`."""
+        allowed: tuple[int | str, ...] = getattr(self, size)
+        is_multiple = size != "num_heads" or (isinstance(value, int) and value % self.heads_multiple_of == 0)
+        return is_multiple and (not allowed or value in allowed)
+
+    def words(self, size: str) -> str:
+        """The accepted values of a size: `512 or 576`, or `a multiple of 16`."""
+        values = [str(value) for value in getattr(self, size)]
+        multiple = [f"a multiple of {self.heads_multiple_of}"] if size == "num_heads" and not values else []
+        return " or ".join([*values, *multiple])
+
+    def nearest(self, size: str, value: int) -> int:
+        """The accepted size that is nearest to `value`, the larger of two."""
+        step = self.heads_multiple_of if size == "num_heads" else 1
+        allowed: list[int] = [found for found in getattr(self, size) if found % step == 0]
+        return min(allowed or [-(-value // step) * step], key=lambda found: (abs(found - value), -found))
+
+
+ANY = Shapes(name="any")
+DEEPSEEK = Shapes(
+    name="deepseek",
+    kv_lora_rank=(512,),
+    qk_rope_head_dim=(64,),
+    qk_head_dim=(192,),
+    v_head_dim=(128,),
+    page_size=(64,),
+    dtype=("bf16",),
+)
+"""DeepSeek-V2, V3 and R1 with any number of heads, as tensor parallelism divides them (arXiv 2405.04434)."""
+KIMI_LINEAR = DEEPSEEK.model_copy(update={"name": "kimi-linear", "num_heads": (4, 8, 16, 32)})
+"""Kimi Linear: the latents of DeepSeek, and 32 heads divided by tensor parallelism (arXiv 2510.26692)."""
+NAMED: dict[str, Shapes] = {shapes.name: shapes for shapes in (ANY, DEEPSEEK, KIMI_LINEAR)}
+
+
+def sizes_of(op: str, params: Params) -> dict[str, int | str]:
+    """The sizes of the calls of `op` in a case."""
+    found = {size: getattr(params, size, None) for size in SIZES.get(op, ())}
+    return {size: value for size, value in found.items() if value is not None}
+
+
+def misfit(shapes: Shapes, sizes: Mapping[str, int | str]) -> str:
+    """The first size that a kernel does not accept, in words; empty if it accepts all."""
+    wrong = (size for size, value in sizes.items() if not shapes.accepts(size, value))
+    return next((f"takes {size} {shapes.words(size)}, not {sizes[size]}" for size in wrong), "")

@@ -1,0 +1,60 @@
+"""Further launches of a kernel call: replays of a captured graph with new inputs, and repeats with equal ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from harness.core.kernels import KernelSpec
+from harness.judge.run_records import Pair, ReplayedStep
+from harness.judge.targets.kernel_call import KernelCall, invoke
+from harness.kernels.call import BoundKernel
+from harness.memory.graph.recording import new_pool
+from harness.memory.poison.patterns import Poison
+
+
+def replayed(spec: KernelSpec, poison: Poison, call: KernelCall) -> tuple[tuple[Tensor, ...], list[ReplayedStep]]:
+    """Capture the call on the inputs of other requests, and replay it on these and on its own.
+
+    Returns the outputs of the last replay, and each replay beside the same call run eagerly. A request's inputs are the
+    rows of its arguments, so the other inputs are the rows in another order. The graph plans in each replay. Raises
+    CaptureError for a kernel that no graph can hold.
+    """
+    kernel, device = BoundKernel(spec, poison), call.args[0].device
+
+    def step() -> Any:
+        return kernel(*call.args, **call.keywords(is_captured=True))
+
+    own = [argument.clone() for argument in call.by_request]
+    contents = [[values.roll(1, 0) for values in own], own]
+    _store(contents[0], call.by_request)
+    step()
+    graph = new_pool(device, poison).capture(step)
+    steps: list[ReplayedStep] = []
+    outputs: tuple[Tensor, ...] = ()
+    for number, values in enumerate(contents):
+        _store(values, call.by_request)
+        graph.replay()
+        outputs = tuple(output.clone() for output in graph.outputs)
+        eager = invoke(spec, poison, call.args, call.keywords(is_captured=False))
+        live = call.live_requests().cpu()
+        steps.append(ReplayedStep(number, "the output of the graph", outputs[0].cpu(), eager[0].cpu(), live))
+    return outputs, steps
+
+
+def repeated(
+    spec: KernelSpec, poison: Poison, call: KernelCall, first: tuple[Tensor, ...], launches: int
+) -> list[Pair]:
+    """`launches` calls in all on equal inputs: the output of each beside the first."""
+    live, before = call.live_requests().cpu(), first[0].cpu()
+    pairs = []
+    for number in range(1, launches):
+        again = invoke(spec, poison, call.args, call.keywords(is_captured=False))
+        pairs.append(Pair("repeats", f"out of launch {number}", before, again[0].cpu(), live, "", "request"))
+    return pairs
+
+
+def _store(values: list[Tensor], arguments: list[Tensor]) -> None:
+    for value, argument in zip(values, arguments, strict=True):
+        argument.copy_(value)

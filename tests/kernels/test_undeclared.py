@@ -1,0 +1,55 @@
+"""A kernel that is made for DeepSeek's sizes and does not say so: one message with what to declare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from harness.core.errors import KernelError
+from harness.core.kernels import KernelSpec
+from harness.core.ops import MlaDecodeParams, WriteKvParams
+from harness.core.shapes import ANY
+from harness.kernels.call import BoundKernel
+from harness.kernels.ops import inputs
+
+
+def made_for_576(q: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    if q.shape[-1] != 576:
+        raise RuntimeError(f"expanded size 512 must match {q.shape[-1]}\n in a second line")
+    return q[..., :512], q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+
+
+def never_right(q: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("no such device")
+
+
+def message(function: Any, **more: Any) -> str:
+    spec = KernelSpec("mla_decode", "mine", "", function, **more)
+    given = inputs.mla_decode(MlaDecodeParams(kv_lora_rank=32, qk_rope_head_dim=16, num_heads=4), seed=0)
+    with pytest.raises(KernelError) as raised:
+        BoundKernel(spec, None)(given.q, given.kv_cache, given.block_table, given.seq_lens, scale=1.0)
+    return str(raised.value)
+
+
+def test_a_kernel_that_runs_at_512_and_64_only_is_asked_to_declare_it() -> None:
+    assert message(made_for_576) == (
+        "mla_decode/mine runs at 512+64, 16 heads, raises at 32+16, 4 heads "
+        '(RuntimeError: expanded size 512 must match 48 in a second line): declare shapes="deepseek"'
+    )
+
+
+def test_a_kernel_that_raises_everywhere_or_declares_its_shapes_keeps_its_own_message() -> None:
+    assert message(never_right) == "mla_decode/mine raised RuntimeError: no such device"
+    assert message(made_for_576, shapes=ANY).startswith("mla_decode/mine raised RuntimeError: expanded size")
+
+
+def test_a_writer_is_asked_too() -> None:
+    def write(kv_c: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        assert kv_c.shape[1] == 512
+
+    given = inputs.write_kv(WriteKvParams(kv_lora_rank=64, qk_rope_head_dim=16), seed=0)
+    spec = KernelSpec("write_kv", "mine", "", write)
+    with pytest.raises(KernelError, match=r"runs at 512\+64, raises at 64\+16 \(AssertionError: .*\): declare shapes="):
+        BoundKernel(spec, None)(given.kv_c, given.k_pe, given.kv_cache, given.slot_mapping, kv_scale=None)
