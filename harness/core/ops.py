@@ -47,8 +47,8 @@ class Op:
     """Keywords that a kernel need not have. It is then called without them."""
     activations: tuple[str, ...] = ()
     """The positional arguments of the model's dtype. The first output has it too."""
-    dtypes: str = ""
-    """The types of tensors and of keywords, in words."""
+    arguments: str = ""
+    """The shapes and types of the arguments, and the types of the outputs, in words."""
 
     @property
     def signature(self) -> str:
@@ -70,8 +70,9 @@ OPS: Registry[Op] = Registry(
             "keys only",
             optional=("window", "workspace", "kv_lora_rank"),
             activations=("q",),
-            dtypes="q and out: float32 with a float32 cache, else bfloat16, or the only type that `shapes` declares; "
-            "lse float32; block_table and seq_lens int32; kv_scale a float for fp8_e4m3, else None",
+            arguments="q [B, S, H, D] and out: float32 with a float32 cache, else bfloat16, or the only type that `shapes` "
+            "declares; kv_cache [N, P, D]; block_table [B, M] and seq_lens [B] int32; lse float32; kv_scale a float for "
+            "fp8_e4m3, else None",
         ),
         Op(
             "mla_decode_sparse",
@@ -82,7 +83,7 @@ OPS: Registry[Op] = Registry(
             "index stands for no slot and influences no row; lse is a natural logarithm",
             optional=("kv_lora_rank",),
             activations=("q",),
-            dtypes="as mla_decode; indices int32",
+            arguments="q [T, H, D], kv_cache [N, P, D], types as in mla_decode; indices int32, a slot is page * P + place",
         ),
         Op(
             "mla_decode_plan",
@@ -90,7 +91,7 @@ OPS: Registry[Op] = Registry(
             ("num_heads",),
             (Output("metadata", "", "sched_meta"),),
             "split-KV schedule for mla_decode; graph-safe only if its address is stable or it is captured",
-            dtypes="seq_lens int32; metadata is any object, and reaches mla_decode as it is",
+            arguments="seq_lens [B] int32; metadata is any object, and reaches mla_decode as it is",
             optional=("kv_itemsize",),
         ),
         Op(
@@ -101,8 +102,8 @@ OPS: Registry[Op] = Registry(
             "attention of new tokens over one chunk of cached context; writes only tokens that have context in it; "
             "lse is a natural logarithm",
             activations=("q", "k", "v"),
-            dtypes="q, k, v and out: bfloat16; in the reference engine float32, unless `shapes` declares bfloat16 "
-            "alone; lse float32; offsets int32",
+            arguments="q [T, H, E'], k [C, H, E'], v [C, H, V] and out: bfloat16; in the reference engine float32, unless `shapes` declares bfloat16 "
+            "alone; lse float32; query_start_loc and chunk_start_loc [B + 1] int32",
         ),
         Op(
             "merge_attn_states",
@@ -112,7 +113,7 @@ OPS: Registry[Op] = Registry(
             "merges two partial attentions; tokens at or past num_tokens_with_context are copied from the suffix; "
             "an lse of -inf or +inf marks an empty side; its output is not read; lse is a natural logarithm",
             activations=("prefix_out", "suffix_out"),
-            dtypes="outputs as context_attention; lse float32; num_tokens_with_context an int, or None for all tokens",
+            arguments="outputs [T, H, V] as in context_attention; lse [H, T] float32; num_tokens_with_context an int, or None for all tokens",
         ),
         Op(
             "write_kv",
@@ -121,7 +122,7 @@ OPS: Registry[Op] = Registry(
             (),
             "stores new latents in the paged cache; negative slots are skipped",
             activations=("kv_c", "k_pe"),
-            dtypes="kv_c and k_pe as q of mla_decode; slot_mapping int64; kv_scale a float for fp8_e4m3, else None",
+            arguments="kv_c [T, R] and k_pe [T, E] as q of mla_decode; kv_cache [N, P, D]; slot_mapping [T] int64; kv_scale a float for fp8_e4m3, else None",
         ),
         Op(
             "quantize_fp8",
@@ -129,7 +130,7 @@ OPS: Registry[Op] = Registry(
             ("num_live",),
             (Output("x8", "T K", "output"), Output("scale", "1", "output")),
             "per-tensor e4m3 quantization; the amax covers live rows only",
-            dtypes="x bfloat16 (float32 in the reference engine); x8 float8_e4m3fn; scale float32; num_live an int, an "
+            arguments="x [T, K] bfloat16 (float32 in the reference engine); x8 float8_e4m3fn; scale float32; num_live an int, an "
             "int32 tensor [1], or None for all rows",
         ),
         Op(
@@ -140,7 +141,7 @@ OPS: Registry[Op] = Registry(
             "softmax top-k routing; ids are int32 and distinct for each token; with `num_live`, only the first so many "
             "tokens are written",
             optional=("num_live",),
-            dtypes="logits float32; ids int32; weights float32",
+            arguments="logits [T, X] float32; ids int32; weights float32",
         ),
         Op(
             "quantize_blocks",
@@ -149,7 +150,7 @@ OPS: Registry[Op] = Registry(
             (Output("values", "T C", "output"), Output("scales", "S G", "scale.blocks")),
             "codes with a scale for each block of a row (nvfp4, mxfp4, mxfp8), rows sorted by expert; rows past "
             "expert_offsets[-1] influence nothing, and scale rows that round an expert's up to tiles of 128 are code 0",
-            dtypes="x bfloat16 (float32 in the reference engine); expert_offsets int32; values and scales uint8",
+            arguments="x [T, K] bfloat16 (float32 in the reference engine); expert_offsets [X + 1] int32; values and scales uint8",
         ),
     ),
 )

@@ -1,0 +1,62 @@
+"""Write docs/ops.md, the contracts of the ops, from the code: python tools/ops_document.py > docs/ops.md"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from markdown_page import table
+
+from harness.core.ops import OPS, Op
+from harness.core.shapes import NAMED, SIZES, Shapes
+
+LETTERS = {
+    "B": "requests", "S": "query tokens a request", "T": "tokens", "H": "heads", "P": "slots of a page, 64",
+    "N": "pages", "M": "columns of the block table", "R": "`kv_lora_rank`", "E": "`qk_rope_head_dim`",
+    "D": "R + E", "V": "`v_head_dim`", "K": "columns", "X": "experts", "k": "experts a token", "C": "bytes of a row",
+    "G": "scales of a row", "W": "elements of a record", "E'": "`qk_head_dim`",
+}  # fmt: skip
+
+
+def document() -> str:
+    """The whole page."""
+    letters = table(("letter", "means"), [(f"`{letter}`", words) for letter, words in LETTERS.items()])
+    sets = table(("set", *SIZES["mla_decode"][:5], "qk_head_dim", "v_head_dim", "dtype"), map(_set, NAMED.values()))
+    return f"""# Ops
+
+Written by `python tools/ops_document.py` from `harness/core/ops.py` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm.
+
+R is the largest power of two below D, so a kernel that sees only D = 576 knows R = 512. A kernel with the argument `kv_lora_rank` is given R.
+
+{letters}
+
+{chr(10).join(part for op in OPS for part in _section(op))}
+## Named shapes
+
+`shapes="deepseek"` of `@kernel` stands for a row of this table; `shapes={{"like": "deepseek", "num_heads": 16}}` changes a size. A size is a value or a list of values, `heads_multiple_of` a number. A case of other sizes is adapted, and its id says so (`shapes=deepseek`); what cannot be adapted (`query_len`, `page_size`, `layout`, `dtype`) is skipped with the reason.
+
+{sets}
+"""
+
+
+def _section(op: Op) -> Iterator[str]:
+    yield f"## {op.name}\n"
+    yield f"`{op.signature}`\n"
+    yield f"{op.summary[:1].upper()}{op.summary[1:]}.\n"
+    rows = [("arguments", op.arguments)]
+    rows += [
+        ("returns", ", ".join(f"`{out.name} [{', '.join(out.shape.split())}]`" for out in op.outputs) or "nothing")
+    ]
+    if op.optional:
+        rows.append(("optional keywords", ", ".join(f"`{word}`" for word in op.optional)))
+    if op.name in SIZES:
+        rows.append(("sizes to declare", ", ".join(f"`{size}`" for size in SIZES[op.name])))
+    yield table(("", ""), rows) + "\n"
+
+
+def _set(shapes: Shapes) -> list[str]:
+    names = (*SIZES["mla_decode"][:5], "qk_head_dim", "v_head_dim", "dtype")
+    return [f"`{shapes.name}`", *(shapes.words(name) if getattr(shapes, name) else "any" for name in names)]
+
+
+if __name__ == "__main__":
+    print(document(), end="")
