@@ -70,9 +70,9 @@ OPS: Registry[Op] = Registry(
             "keys only",
             optional=("window", "workspace", "kv_lora_rank"),
             activations=("q",),
-            arguments="q [B, S, H, D] and out: float32 with a float32 cache, else bfloat16, or the only type that `shapes` "
-            "declares; kv_cache [N, P, D]; block_table [B, M] and seq_lens [B] int32; lse float32; kv_scale a float for "
-            "fp8_e4m3, else None",
+            arguments="q [B, S, H, D] and out: float32 with a float32 cache, else bfloat16, or the only type that "
+            "`shapes` declares; kv_cache [N, P, D]; block_table [B, M] and seq_lens [B] int32; lse float32; "
+            "kv_scale a float for fp8_e4m3, else None",
         ),
         Op(
             "mla_decode_sparse",
@@ -83,7 +83,8 @@ OPS: Registry[Op] = Registry(
             "index stands for no slot and influences no row; lse is a natural logarithm",
             optional=("kv_lora_rank",),
             activations=("q",),
-            arguments="q [T, H, D], kv_cache [N, P, D], types as in mla_decode; indices int32, a slot is page * P + place",
+            arguments="q [T, H, D], kv_cache [N, P, D], types as in mla_decode; indices int32, a slot is page * P + "
+            "place",
         ),
         Op(
             "mla_decode_plan",
@@ -102,8 +103,9 @@ OPS: Registry[Op] = Registry(
             "attention of new tokens over one chunk of cached context; writes only tokens that have context in it; "
             "lse is a natural logarithm",
             activations=("q", "k", "v"),
-            arguments="q [T, H, E'], k [C, H, E'], v [C, H, V] and out: bfloat16; in the reference engine float32, unless `shapes` declares bfloat16 "
-            "alone; lse float32; query_start_loc and chunk_start_loc [B + 1] int32",
+            arguments="q [T, H, E'], k [C, H, E'], v [C, H, V] and out: bfloat16; in the reference engine float32, "
+            "unless `shapes` declares bfloat16 alone; lse float32; query_start_loc and chunk_start_loc [B + "
+            "1] int32",
         ),
         Op(
             "merge_attn_states",
@@ -113,7 +115,8 @@ OPS: Registry[Op] = Registry(
             "merges two partial attentions; tokens at or past num_tokens_with_context are copied from the suffix; "
             "an lse of -inf or +inf marks an empty side; its output is not read; lse is a natural logarithm",
             activations=("prefix_out", "suffix_out"),
-            arguments="outputs [T, H, V] as in context_attention; lse [H, T] float32; num_tokens_with_context an int, or None for all tokens",
+            arguments="outputs [T, H, V] as in context_attention; lse [H, T] float32; num_tokens_with_context an int, "
+            "or None for all tokens",
         ),
         Op(
             "write_kv",
@@ -122,7 +125,8 @@ OPS: Registry[Op] = Registry(
             (),
             "stores new latents in the paged cache; negative slots are skipped",
             activations=("kv_c", "k_pe"),
-            arguments="kv_c [T, R] and k_pe [T, E] as q of mla_decode; kv_cache [N, P, D]; slot_mapping [T] int64; kv_scale a float for fp8_e4m3, else None",
+            arguments="kv_c [T, R] and k_pe [T, E] as q of mla_decode; kv_cache [N, P, D]; slot_mapping [T] int64; "
+            "kv_scale a float for fp8_e4m3, else None",
         ),
         Op(
             "quantize_fp8",
@@ -130,8 +134,8 @@ OPS: Registry[Op] = Registry(
             ("num_live",),
             (Output("x8", "T K", "output"), Output("scale", "1", "output")),
             "per-tensor e4m3 quantization; the amax covers live rows only",
-            arguments="x [T, K] bfloat16 (float32 in the reference engine); x8 float8_e4m3fn; scale float32; num_live an int, an "
-            "int32 tensor [1], or None for all rows",
+            arguments="x [T, K] bfloat16 (float32 in the reference engine); x8 float8_e4m3fn; scale float32; num_live "
+            "an int, an int32 tensor [1], or None for all rows",
         ),
         Op(
             "route_experts",
@@ -150,7 +154,8 @@ OPS: Registry[Op] = Registry(
             (Output("values", "T C", "output"), Output("scales", "S G", "scale.blocks")),
             "codes with a scale for each block of a row (nvfp4, mxfp4, mxfp8), rows sorted by expert; rows past "
             "expert_offsets[-1] influence nothing, and scale rows that round an expert's up to tiles of 128 are code 0",
-            arguments="x [T, K] bfloat16 (float32 in the reference engine); expert_offsets [X + 1] int32; values and scales uint8",
+            arguments="x [T, K] bfloat16 (float32 in the reference engine); expert_offsets [X + 1] int32; values and "
+            "scales uint8",
         ),
     ),
 )
