@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from harness.core.records import Finding
 
 MAX_RANGES = 6
+DECLARE_SHAPES = "declare shapes="
+"""In the reason of a crash: the kernel raises at these sizes, which it should declare."""
 
 
 def ranges(rows: Iterable[int]) -> str:
