@@ -34,9 +34,8 @@ NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons abo
 LOCAL, RAY = "local", "ray"
 NO_HISTORY = "none"
 
-NOT_OF_THE_PLAN = frozenset(
-    ("resume", "out", "workers", "executor", "ray_address", "shrink_seconds", "exhaustive", "history", "commit", "branch", "json")
-)
+_HOW_TO_RUN = ("resume", "out", "workers", "executor", "ray_address", "shrink_seconds", "exhaustive")
+NOT_OF_THE_PLAN = frozenset((*_HOW_TO_RUN, "history", "commit", "branch", "json"))
 """Parameters of commands that may change when a run is continued."""
 
 

@@ -62,9 +62,7 @@ def run(
     with _pool(workers, sanitizer, executor, ray_address) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
         store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
-        code = finish(
-            store, pool, as_json=json, is_exhaustive=exhaustive, shrink_seconds=shrink_seconds, history=kept
-        )
+        code = finish(store, pool, as_json=json, is_exhaustive=exhaustive, shrink_seconds=shrink_seconds, history=kept)
     raise typer.Exit(code)
 
 

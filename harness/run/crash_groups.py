@@ -52,9 +52,10 @@ class CrashGroups:
                 )
         else:
             self._streaks.pop(group, None)
-        if result.verdict in FAILED and DECLARE_SHAPES in result.reason:
+        text = " ".join((result.reason, *(finding.message for finding in result.findings)))
+        if result.verdict in FAILED and DECLARE_SHAPES in text:
             for kernel, rank, rope in _sized(job):
-                if kernel in result.reason:
+                if kernel in text:
                     why = f"{NOT_RUN}{kernel} raises at {rank}+{rope} ({result.id}); {DECLARE_SHAPES}"
                     self._why[kernel, rank, rope] = why
 
