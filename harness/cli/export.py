@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -9,6 +11,7 @@ from rich.console import Console
 from harness.cli.shrink import step_line
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
+from harness.core.records import Verdict
 from harness.diagnose.script.export import first_that_shows, with_fault
 from harness.diagnose.script.render import why_not
 from harness.diagnose.session import candidates, first_failure
@@ -16,24 +19,48 @@ from harness.diagnose.shrink import shrink
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
 
+BAR_SECONDS = 60.0
+"""An export takes at most this, unless finding a failure or one run of the script takes half of it."""
+MAX_SHRINK_SECONDS = 20.0
 
-def export(wanted: Wanted, pool: WorkerPool, screen: Console, path: Path, *, is_pytest: bool, seconds: float) -> None:
+
+def export(
+    wanted: Wanted, pool: WorkerPool, screen: Console, path: Path, *, is_pytest: bool, seconds: float | None
+) -> None:
     """Find the failure that `wanted` names, shrink it, and write a script that was seen to show it.
 
-    Raises InputError if nothing fails or no script can show it, HarnessError unless the script fails with the bug and
-    passes without.
+    `seconds` is the time for smaller cases. None: what is left of BAR_SECONDS after the script was run, at most
+    MAX_SHRINK_SECONDS. Raises InputError if nothing fails or no script can show it, HarnessError unless the script
+    fails with the bug and passes without.
     """
     if path.suffix != ".py" or not path.absolute().parent.is_dir():
         raise InputError(f"--script {path}: give a file name that ends in .py, in a folder that exists")
-    wanted = with_fault(wanted)
+    wanted, started = with_fault(wanted), time.monotonic()
     with screen.status("looking for a failing case"):
         job, result = first_failure(pool, candidates(Planner(wanted, pool)))
     with_bug = f" with {job.fault}" if job.fault else ""
     screen.print(f"{job.case.id}{with_bug} fails", markup=False, soft_wrap=True)
     if reason := why_not(job.case, job.fault):
         raise InputError(f"{job.case.id}: {reason}")
+    blame_seconds = math.inf
+    if seconds is None:
+        # The script imports what the first case imported. A trial that kills its worker has the next one import it too.
+        spent = time.monotonic() - started
+        left = BAR_SECONDS - spent * (3 if result.verdict is Verdict.CRASH else 2)
+        blame_seconds = max(0.0, left / 2)
+        seconds = min(MAX_SHRINK_SECONDS, blame_seconds)
+    if job.device == "cuda":
+        # One worker for all trials: a worker on another GPU would import an engine again.
+        pool.num_workers = 1
     with screen.status("trying smaller cases") as status:
-        shrunk = shrink(pool, job, result, seconds=seconds, on_step=lambda step: status.update(step_line(step)))
+        shrunk = shrink(
+            pool,
+            job,
+            result,
+            seconds=seconds,
+            blame_seconds=blame_seconds,
+            on_step=lambda step: status.update(step_line(step)),
+        )
     with screen.status("running the script with and without the bug"):
         text, case, check = first_that_shows(job, result, shrunk, pool.start(), is_pytest=is_pytest)
     write_atomic(path, text)

@@ -34,9 +34,8 @@ NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons abo
 LOCAL, RAY = "local", "ray"
 NO_HISTORY = "none"
 
-NOT_OF_THE_PLAN = frozenset(
-    ("resume", "out", "workers", "executor", "ray_address", "shrink_seconds", "history", "commit", "branch", "json")
-)
+_HOW_TO_RUN = ("resume", "out", "workers", "executor", "ray_address", "shrink_seconds", "exhaustive")
+NOT_OF_THE_PLAN = frozenset((*_HOW_TO_RUN, "history", "commit", "branch", "json"))
 """Parameters of commands that may change when a run is continued."""
 
 
@@ -57,10 +56,13 @@ def source_under_test(commit: str = "", branch: str = "", plugins: tuple[Path, .
     return read_source(folder, os.environ, commit=commit, branch=branch)
 
 
-def work_on(store: RunStore, pool: Pool, screen: Console, *, shrink_seconds: float = 0.0) -> None:
+def work_on(
+    store: RunStore, pool: Pool, screen: Console, *, is_exhaustive: bool = False, shrink_seconds: float = 0.0
+) -> None:
     """Run what is left of a planned run, judge its faults, and diagnose its failures."""
-    with LiveProgress(screen, len(store.unfinished()) + len(store.untried_controls())) as live:
-        carry_out(store, pool, live)
+    num_left = len(store.unfinished(is_exhaustive=is_exhaustive)) + len(store.untried_controls())
+    with LiveProgress(screen, num_left) as live:
+        carry_out(store, pool, live, is_exhaustive=is_exhaustive)
     with screen.status("looking for the memory to blame"):
         judge_faults(store, pool)
         diagnose(store, pool, shrink_seconds=shrink_seconds)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.export import export
+from harness.cli.export import MAX_SHRINK_SECONDS, export
 from harness.cli.making_runs import NOTHING_RAN
 from harness.cli.options import Device, Json, Plugins, Scenarios, Seed, Timeout, Workers
 from harness.cli.output import console, print_json, table
@@ -56,8 +56,9 @@ def repro(
     workers: Workers = None,
     scenarios: Scenarios = None,
     shrink_seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case.")
-    ] = 20.0,
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case [default: at most 20]."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show an upstream bug, without and with it; or export a failing case."""
@@ -72,7 +73,9 @@ def repro(
     wanted = Wanted(device=device, seed=seed, timeout_seconds=timeout, scenarios=scenarios)
     chosen = _scenarios_of(reference, load(wanted))
     with WorkerPool(workers) as pool:
-        shown = _Reproduction(screen, pool, wanted, reference, shrink_seconds)
+        shown = _Reproduction(
+            screen, pool, wanted, reference, MAX_SHRINK_SECONDS if shrink_seconds is None else shrink_seconds
+        )
         codes = [shown.show(scenario) for scenario in chosen]
     # A scenario that was skipped as a whole decides the code only if all of them were.
     code = next((worst for worst in (1, 3, 0) if worst in codes), 2)

@@ -43,6 +43,7 @@ def run(
     shrink_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
     ] = 0.0,
+    exhaustive: options.Exhaustive = False,
     history: options.History = None,
     commit: options.Commit = "",
     branch: options.Branch = "",
@@ -61,7 +62,8 @@ def run(
     with _pool(workers, sanitizer, executor, ray_address) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
         store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
-        raise typer.Exit(finish(store, pool, as_json=json, shrink_seconds=shrink_seconds, history=kept))
+        code = finish(store, pool, as_json=json, is_exhaustive=exhaustive, shrink_seconds=shrink_seconds, history=kept)
+    raise typer.Exit(code)
 
 
 def _pool(workers: int | None, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
@@ -94,13 +96,19 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history:
 
 
 def finish(
-    store: RunStore, pool: Pool, *, as_json: bool, shrink_seconds: float = 0.0, history: Path | None = None
+    store: RunStore,
+    pool: Pool,
+    *,
+    as_json: bool,
+    is_exhaustive: bool = False,
+    shrink_seconds: float = 0.0,
+    history: Path | None = None,
 ) -> int:
     """Run what is left of a planned run, and print it. Returns the exit code."""
     screen = console(as_json)
 
     def work() -> None:
-        making_runs.work_on(store, pool, screen, shrink_seconds=shrink_seconds)
+        making_runs.work_on(store, pool, screen, is_exhaustive=is_exhaustive, shrink_seconds=shrink_seconds)
 
     def tell() -> int:
         results, faults = store.results(), store.faults()

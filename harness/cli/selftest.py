@@ -42,6 +42,7 @@ def selftest(
     executor: options.Executor = making_runs.LOCAL,
     ray_address: options.RayAddress = None,
     scenarios: options.Scenarios = None,
+    exhaustive: options.Exhaustive = False,
     history: options.History = None,
     commit: options.Commit = "",
     branch: options.Branch = "",
@@ -57,7 +58,8 @@ def selftest(
     with making_runs.pool_for(executor, ray_address, workers) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, no_clean=no_clean)
         store.note_source(making_runs.source_under_test(commit, branch))
-        raise typer.Exit(finish(store, pool, as_json=json, history=making_runs.history_file(history)))
+        kept = making_runs.history_file(history)
+        raise typer.Exit(finish(store, pool, as_json=json, is_exhaustive=exhaustive, history=kept))
 
 
 def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunStore:
@@ -77,7 +79,9 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunSt
     )
 
 
-def finish(store: RunStore, pool: Pool, *, as_json: bool, history: Path | None = None) -> int:
+def finish(
+    store: RunStore, pool: Pool, *, as_json: bool, is_exhaustive: bool = False, history: Path | None = None
+) -> int:
     """Run what is left of a planned selftest, and print it. Returns the exit code."""
     screen = console(as_json)
 
@@ -88,9 +92,10 @@ def finish(store: RunStore, pool: Pool, *, as_json: bool, history: Path | None =
             print_json(_object(store, is_good=code == 0))
         return code
 
-    return making_runs.perform(
-        store, lambda: making_runs.work_on(store, pool, screen), stop=pool.close, tell=tell, history=history
-    )
+    def work() -> None:
+        making_runs.work_on(store, pool, screen, is_exhaustive=is_exhaustive)
+
+    return making_runs.perform(store, work, stop=pool.close, tell=tell, history=history)
 
 
 def _skipped(store: RunStore) -> list[CaseResult]:

@@ -9,7 +9,7 @@ from harness.core.records import Finding
 
 MAX_RANGES = 6
 DECLARE_SHAPES = "declare shapes="
-"""The end of the message of a kernel that runs at DeepSeek's sizes only, and does not say so."""
+"""In the reason of a crash: the kernel raises at these sizes, which it should declare."""
 
 
 def ranges(rows: Iterable[int]) -> str:

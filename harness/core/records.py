@@ -28,6 +28,8 @@ class Verdict(str, Enum):
 
 FAILED = (Verdict.FAIL, Verdict.CRASH)
 BAD = (*FAILED, Verdict.ERROR)
+NOT_RUN = "not run: "
+"""The first words of the reason of a skipped case that would have repeated a crash."""
 
 
 class Finding(Record):
@@ -221,6 +223,11 @@ class CaseResult(Record):
         case = job.case
         names = {"key": job.key, "id": case.id, "scenario": case.scenario, "refs": case.refs, "fault": job.fault}
         return cls(**names, sites=job.sites, verdict=verdict, **more)
+
+    @property
+    def was_left_out(self) -> bool:
+        """Whether the case was not run, as it would have repeated a crash."""
+        return self.verdict is Verdict.SKIP and self.reason.startswith(NOT_RUN)
 
     @property
     def has_failed(self) -> bool:

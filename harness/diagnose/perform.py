@@ -10,6 +10,7 @@ from harness.core.catalog import FAULTS
 from harness.core.records import FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.diagnose.blame import conclude, find_blame
 from harness.diagnose.session import Limits, Session
+from harness.run.crash_groups import CrashGroups
 from harness.run.pool import Pool
 from harness.scenario.schema import FaultUse
 from harness.store.run_folder import RunStore
@@ -25,18 +26,23 @@ class Progress(Protocol):
     def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
 
 
-def carry_out(store: RunStore, pool: Pool, progress: Progress) -> None:
-    """Run what is left of a run: its jobs, and its controls (the same cases with a fault)."""
+def carry_out(store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive: bool = True) -> None:
+    """Run what is left of a run: its jobs, and its controls (the same cases with a fault).
+
+    Unless it is exhaustive, cases that would repeat a crash are not run (:class:`CrashGroups`). Their results are kept
+    when the run is continued, but an exhaustive run has them run.
+    """
     environment = pool.start()
     store.note_environment(environment.model_dump(mode="json"))
     planned = store.jobs_by_key()
     controls = {control.job.key: control for control in store.untried_controls()}
     # A long case must not be the last to start, as all other workers would wait for it.
     jobs = sorted(
-        [*store.unfinished(), *(control.job for control in controls.values())],
+        [*store.unfinished(is_exhaustive=is_exhaustive), *(control.job for control in controls.values())],
         key=lambda job: not job.case.kind.asks_canary,
     )
-    for result in pool.run([store.placed(job) for job in jobs], progress.on_start):
+    groups = None if is_exhaustive else CrashGroups(planned.values(), store.finished().values())
+    for result in pool.run([store.placed(job) for job in jobs], progress.on_start, groups):
         if result.key not in controls:
             result = settled(planned[result.key], result, environment.engines)
             store.add(result)

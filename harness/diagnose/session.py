@@ -160,11 +160,14 @@ def first_failure(pool: Pool, jobs: list[Job]) -> tuple[Job, CaseResult]:
     able = [job for job in jobs if not why_not(job)]
     if not able:
         raise InputError(f"{jobs[0].case.id}: {why_not(jobs[0])}")
-    results = pool.run_in_order(able)
-    for job, result in zip(able, results, strict=True):
-        if result.has_failed:
-            return job, result
-    why = f": {results[0].verdict.value}" + (f", {results[0].reason}" if results[0].reason else "")
+    passed: list[CaseResult] = []
+    while len(passed) < len(able):
+        batch = able[len(passed) :][: pool.num_workers]
+        for job, result in zip(batch, pool.run_in_order(batch), strict=True):
+            if result.has_failed:
+                return job, result
+            passed.append(result)
+    why = f": {passed[0].verdict.value}" + (f", {passed[0].reason}" if passed[0].reason else "")
     some = f"{able[0].case.id}{why}" if len(able) == 1 else f"none of {len(able)} cases fails; {able[0].case.id}{why}"
     hint = "inject a bug with --fault, or name a kernel with --kernel"
     raise InputError(f"{some}; only a failing case can be reduced: {hint}")

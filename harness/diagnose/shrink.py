@@ -13,6 +13,7 @@ entries, and their entries shrink. Choices change to the plainest one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.core.cases import Case, Job, PoisonPlan
-from harness.core.catalog import KERNELS, SYSTEMS
+from harness.core.catalog import ENGINES, KERNELS, SYSTEMS
 from harness.core.errors import InputError
 from harness.core.finding_words import kind_of
 from harness.core.records import Blame, CaseResult, Finding, ShrinkStep, Shrunk, Verdict
@@ -106,12 +107,14 @@ def shrink(
     blame: Blame | None = None,
     oracle: str | None = None,
     seconds: float = 60.0,
+    blame_seconds: float = math.inf,
     on_step: Callable[[ShrinkStep], None] | None = None,
 ) -> Shrunk:
     """The smallest variant of `job.case` that fails as `result` does, with the steps to it.
 
     The reason is the first finding of `oracle`, or else the primary finding. A missing `result` or `blame` is found
-    first, in extra time. The answer is always the same, unless `seconds` end the search (then `is_smallest` is false).
+    first, in extra time; a blame that is not found in `blame_seconds` is done without. The answer is always the same,
+    unless `seconds` end the search (then `is_smallest` is false).
     Raises InputError if the job does not fail or its system cannot be shrunk.
     """
     if reason := why_not(job):
@@ -122,7 +125,8 @@ def shrink(
         reason = f" ({result.reason})" if result.reason else ""
         raise InputError(f"{job.case.id}: ends in {result.verdict.value}{reason}; only a failing case can be shrunk")
     if blame is None or (not blame.trials and job.case.poison.sites):
-        blame, _ = find_blame(pool, [(job, result)])[job.key]
+        found = find_blame(pool, [(job, result)], budget_seconds=blame_seconds) if blame_seconds > 0 else {}
+        blame, _ = found.get(job.key, (Blame(), 0.0))
     symptom = next((f for f in result.findings if f.oracle == oracle), primary(result.findings))
     needs_poison = blame.trials.get("nothing") == Verdict.PASS.value
     search = _Search(pool, job, kind_of(symptom), needs_poison, deadline=time.monotonic() + seconds)
@@ -303,7 +307,11 @@ def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
         plainest = PLAINEST[field]
         yield from plainest[: plainest.index(value)] if value in plainest else plainest
     elif field in POWERS:
-        yield from (power for place in range(13) if (power := LEAST_POWER << place) < value)
+        # An engine's kernel is made for its sizes. With others it may take the worker down, and a new one imports the
+        # engine again.
+        named = [name for name in case.kernels().values() if name in KERNELS]
+        if not any(KERNELS.get(name).origin in ENGINES for name in named):
+            yield from (power for place in range(13) if (power := LEAST_POWER << place) < value)
     elif isinstance(value, list):
         default = type(case.params).model_fields[field].default
         least = [0] if field in ("seq_lens", "context_lens") else [1, 1]

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -132,10 +132,9 @@ class RayPool(Pool):
             return described
         raise InputError(f"plug-in {', '.join(plugins)}: {MAX_LOSSES} nodes were lost while they loaded it")
 
-    def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Iterator[CaseResult]:
-        """See :meth:`Pool.run`."""
+    def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
+        """See :meth:`Pool._run`."""
         self.start()
-        waiting = deque(jobs)
         self._losses, self._stalled_since = {}, None
         try:
             while waiting or any(worker.job for worker in self._workers):

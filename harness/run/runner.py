@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import selectors
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from harness.run.pool import Pool
 from harness.run.requests import WorkerRequest
 
 MAX_WORKERS = 4
+MAX_SPARES = 2
+"""Spare workers for each GPU, or for the CPU, once a worker there was lost. A machine of few cores has one."""
 DESCRIBE_SECONDS = 30.0
 
 
@@ -41,8 +43,10 @@ def default_num_workers() -> int:
 class WorkerPool(Pool):
     """Worker processes of this machine.
 
-    A worker that died is replaced when the next job needs it. A worker that dies before it is ready raises
-    WorkerError, because the next one would die as well.
+    A spare worker takes the place of a worker that a case took down, so that the next case need not wait for torch and
+    CUDA. Spares start in the background, the first ones when the first worker is lost. On a GPU they share the GPU of
+    the lost worker and its lock. A worker that dies before it is ready raises WorkerError, because the next one would
+    die as well.
     """
 
     def __init__(self, num_workers: int | None = None, **options: Any) -> None:
@@ -53,24 +57,33 @@ class WorkerPool(Pool):
         self._selector = selectors.DefaultSelector()
         self._gpus: GpuLocks | None = None
         self._gpu_of: dict[Worker, int] = {}
+        self._spares: defaultdict[int | None, list[Worker]] = defaultdict(list)
 
     def close(self) -> None:
         """End every worker and whatever it started."""
-        while self._workers:
-            self._retire(self._workers[-1])
+        for worker in self._all():
+            self._retire(worker)
+
+    def _all(self) -> list[Worker]:
+        return [*self._workers, *(spare for spares in self._spares.values() for spare in spares)]
 
     def start(self) -> Environment:
         """See :meth:`Pool.start`."""
-        if self.environment is None and not self._workers:
-            self._spawn()
-        while self.environment is None:
-            self._select()
+        if self.environment is None:
+            self._first_ready()
+        assert self.environment is not None
         return self.environment
+
+    def _first_ready(self) -> Worker:
+        while not (ready := [worker for worker in self._workers if worker.is_ready]):
+            if not self._workers:
+                self._workers.append(self._spawn())
+            self._select()
+        return ready[0]
 
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
         """See :meth:`Pool.describe_kernels`."""
-        self.start()
-        worker, what = self._workers[0], f"plug-in {', '.join(plugins)}" if plugins else "installed kernels"
+        worker, what = self._first_ready(), f"plug-in {', '.join(plugins)}" if plugins else "installed kernels"
         if not worker.send(WorkerRequest(describe=tuple(plugins)), DESCRIBE_SECONDS):
             raise WorkerError(f"{what}: the worker died before it was asked")
         try:
@@ -82,17 +95,21 @@ class WorkerPool(Pool):
         kernels: list[dict[str, Any]] = result["kernels"]
         return kernels
 
-    def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Iterator[CaseResult]:
-        """See :meth:`Pool.run`. Jobs that span several GPUs come last, each alone."""
-        spanning = [job for job in jobs if job.case.params.num_gpus > 1]
+    def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
+        """See :meth:`Pool._run`. Jobs that span several GPUs come last, each alone."""
+        spanning = [job for job in waiting if job.case.params.num_gpus > 1]
         if not spanning or len(self.start().gpus) < 2:
             # On one GPU, the worker reports that the job needs several.
-            yield from self._run(jobs, on_start)
+            yield from self._feed(waiting, on_start)
             return
-        yield from self._run([job for job in jobs if job.case.params.num_gpus == 1], on_start)
         for job in spanning:
+            waiting.remove(job)
+        yield from self._feed(waiting, on_start)
+        waiting.extend(spanning)
+        while waiting:
+            job = waiting.popleft()
             with self._holding(job.case.params.num_gpus) as gpus:
-                yield from self._run([job.model_copy(update={"gpus": gpus})], on_start)
+                yield from self._feed(deque([job.model_copy(update={"gpus": gpus})]), on_start)
 
     @contextmanager
     def _holding(self, count: int) -> Iterator[tuple[int, ...]]:
@@ -112,8 +129,7 @@ class WorkerPool(Pool):
             for gpu in gpus:
                 self._gpus.give_back(gpu)
 
-    def _run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None) -> Iterator[CaseResult]:
-        waiting = deque(jobs)
+    def _feed(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
         busy: dict[Worker, Job] = {}
         try:
             while waiting or busy:
@@ -132,9 +148,9 @@ class WorkerPool(Pool):
     def _dispatch(self, waiting: deque[Job], busy: dict[Worker, Job], on_start: Callable[[Job], None] | None) -> None:
         for worker in [worker for worker in self._workers if worker not in busy]:
             if worker.is_ready and worker.ended():
-                self._retire(worker)
+                self._replace(worker)
         while len(self._workers) < min(self.num_workers, self._num_useful(waiting) + len(busy)):
-            self._spawn()
+            self._workers.append(self._spawn())
         for worker in self._workers:
             if waiting and worker not in busy and worker.is_ready:
                 job = self._next_for(worker, waiting)
@@ -188,7 +204,7 @@ class WorkerPool(Pool):
                 return self._bury(worker, job, f"the worker answered for another job ({result.key!r})")
             if reply.is_spent:
                 # The CUDA context has failed for good; the next case needs a new process.
-                self._retire(worker)
+                self._replace(worker)
             return result
         if worker.ended():
             return self._bury(worker, job, None)
@@ -197,7 +213,7 @@ class WorkerPool(Pool):
     def _bury(self, worker: Worker, job: Job, how: str | None) -> CaseResult:
         """End `worker`, and return the crash of its job."""
         death = worker.death()
-        self._retire(worker)
+        self._replace(worker)
         reason, seconds = how or death.how, round(death.seconds, 3)
         message = f"{job.case.id}: {reason}" if job.device == "cuda" else reason
         finding = Finding(oracle="crash", message=message)
@@ -206,38 +222,57 @@ class WorkerPool(Pool):
     def _select(self) -> None:
         for key, _ in self._selector.select(TICK_SECONDS):
             key.data.read()
-        for worker in list(self._workers):
+        for worker in self._all():
             worker.empty_log(above_bytes=MAX_LOG_BYTES)
             if not worker.is_ready:
                 self._check_ready(worker)
 
     def _check_ready(self, worker: Worker) -> None:
-        """Note that a worker is ready. Raises WorkerError if it failed to start."""
+        """Note that a worker is ready. Raises WorkerError if it failed to start, unless it is a spare."""
         reply = worker.take()
         if reply is not None and reply.ready is not None:
             worker.is_ready = True
             self.environment = self.environment or Environment.model_validate(reply.ready)
         elif reply is not None or worker.ended():
+            is_spare = worker not in self._workers
             reason = (reply.refused or reply.failed) if reply else f"{worker.death().how}; {worker.last_line()}"
             self._retire(worker)
+            if is_spare:
+                return
             raise WorkerError(f"a worker could not start: {reason} (try `mla-harness doctor`)")
 
-    def _spawn(self) -> None:
+    def _spawn(self, *arguments: str) -> Worker:
         worker = Worker(
             "harness.run.worker",
             self._execute,
+            *arguments,
             name="the worker",
             environ={**self._environ, **ONE_THREAD},
             seconds=self._start_seconds,
         )
-        self._workers.append(worker)
         self._selector.register(worker.fileno(), selectors.EVENT_READ, worker)
+        return worker
+
+    def _replace(self, worker: Worker) -> None:
+        """End a worker that a case took down. A spare takes its place and its GPU."""
+        gpu = self._gpu_of.pop(worker, None)
+        self._retire(worker)
+        spares = self._spares[gpu]
+        # One of these takes the place at once, so as many spares as there should be are left.
+        while len(spares) <= min(MAX_SPARES, max(1, num_usable_cores() // 4)):
+            spares.append(self._spawn(*(() if gpu is None else (str(gpu),))))
+        self._workers.append(spares.pop(0))
+        if gpu is not None:
+            self._gpu_of[self._workers[-1]] = gpu
 
     def _retire(self, worker: Worker) -> None:
-        if worker in self._workers:
-            self._workers.remove(worker)
-            self._selector.unregister(worker.fileno())
+        for group in (self._workers, *self._spares.values()):
+            if worker in group:
+                group.remove(worker)
+                self._selector.unregister(worker.fileno())
         worker.close()
         gpu = self._gpu_of.pop(worker, None)
         if gpu is not None and self._gpus is not None:
+            for spare in list(self._spares[gpu]):
+                self._retire(spare)
             self._gpus.give_back(gpu)

@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from harness.core.cases import Job
@@ -112,11 +113,12 @@ class SanitizedPool(WorkerPool):
         super().__init__(1)
         self.tool = tool
 
-    def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Iterator[CaseResult]:
-        """See :meth:`Pool.run`."""
-        for job in jobs:
+    def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
+        """See :meth:`Pool._run`."""
+        while waiting:
+            job = waiting.popleft()
             if job.sites is not None:
-                yield from super().run([job], on_start)
+                yield from super()._run(deque([job]), on_start)
                 continue
             if on_start is not None:
                 on_start(job)

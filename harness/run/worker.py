@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import traceback
@@ -75,12 +76,24 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
     return Reply(result=result.model_dump(mode="json"), is_spent=is_spent)
 
 
+def _warm_up(gpu: int) -> None:
+    """Load what a spare's first case on this GPU needs. The spare is of use without it."""
+    import torch
+
+    with contextlib.suppress(Exception):
+        importlib.import_module("triton")
+    with contextlib.suppress(RuntimeError, AssertionError):
+        torch.ones(1, 1, device=f"cuda:{gpu}").matmul(torch.ones(1, 1, device=f"cuda:{gpu}")).item()
+
+
 def main(parent: Parent) -> None:
     """Describe this machine, then answer requests until there are no more."""
     import torch
 
     torch.set_num_threads(1)
     execute = load(sys.argv[1])
+    if sys.argv[2:]:
+        _warm_up(int(sys.argv[2]))
     parent.reply(Reply(ready=describe_machine().model_dump(mode="json")))
     for request in parent.requests(WorkerRequest):
         reply = reply_to(request, execute)

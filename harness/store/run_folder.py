@@ -178,10 +178,10 @@ class RunStore:
         finished = self.finished()
         return [finished.get(job.key) or CaseResult.of(job, Verdict.ERROR, reason=NEVER_RAN) for job in self.plan.jobs]
 
-    def unfinished(self) -> list[Job]:
-        """The jobs that a resumed run still has to do."""
-        finished = self.finished()
-        return [job for job in self.plan.jobs if job.key not in finished]
+    def unfinished(self, *, is_exhaustive: bool = False) -> list[Job]:
+        """The jobs that a resumed run still has to do; in an exhaustive run also jobs left out as repeated crashes."""
+        done = {key for key, result in self.finished().items() if not (is_exhaustive and result.was_left_out)}
+        return [job for job in self.plan.jobs if job.key not in done]
 
     def tried(self) -> dict[str, CaseResult]:
         """The results of the controls of a selftest, by job key."""

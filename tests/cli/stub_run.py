@@ -47,7 +47,7 @@ def main() -> None:
     elif is_selftest:
         store = planned_selftest(out, ["pass"] * 2, ["fail"] * 6, seconds)
     else:
-        cases = [stub_case(n, "pass", seconds) for n in range(8)]
+        cases = [stub_case(n, os.environ.get("STUB_DOES", "pass"), seconds) for n in range(8)]
         store = RunStore.create(out, [Job(key=case.id, case=case) for case in cases], command="stub")
     print(store.path, flush=True)
     stubs: dict[str, Any] = {"execute": "stub_execute:execute", "environ": {"PYTHONPATH": stub}}

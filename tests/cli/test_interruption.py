@@ -75,6 +75,18 @@ def test_an_interrupted_run_keeps_its_results_writes_reports_and_says_how_to_go_
     assert_no_workers(process.pid)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_spare_worker(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_DOES", "exit")
+    process, run = start(tmp_path, 0.4)
+    wait_for_results(run, 1)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert_no_workers(process.pid)
+
+
 def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
     process, run = start(tmp_path, 0.4)
     wait_for_results(run, 2)

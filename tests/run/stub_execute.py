@@ -65,6 +65,9 @@ def execute(job: Job) -> CaseResult:
         return _result(job, Verdict.FAIL, findings=(finding,))
     if does == "error":
         return _result(job, Verdict.ERROR, reason="an oracle looked at nothing")
+    if does == "crash":
+        reason = options.get("reason", "raised RuntimeError: bad address 0xabc1 of block 17")
+        return _result(job, Verdict.CRASH, reason=reason, findings=(Finding(oracle="crash", message=reason),))
     if does == "skip":
         return _result(job, Verdict.SKIP, reason="this machine has no GPU")
     if does == "end_the_node":

@@ -242,7 +242,8 @@ def _cut(lines: dict[int, str], docstring: ast.stmt) -> None:
     for number in range(docstring.lineno + 1, (docstring.end_lineno or docstring.lineno) + 1):
         del lines[number]
     if docstring.end_lineno != docstring.lineno:
-        lines[docstring.lineno] += '"""'
+        line = lines[docstring.lineno]
+        lines[docstring.lineno] = (line if len(line) + 3 <= WIDTH else line[: WIDTH - 6] + "...") + '"""'
 
 
 def _signature(node: ast.FunctionDef) -> str:
@@ -265,7 +266,9 @@ def _without_annotations(node: ast.stmt) -> None:
     for inner in ast.walk(node):
         if isinstance(inner, ast.FunctionDef):
             inner.returns = None
-            for argument in (*inner.args.posonlyargs, *inner.args.args, *inner.args.kwonlyargs):
+            arguments = inner.args
+            rest = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+            for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *rest):
                 argument.annotation = None
 
 

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,20 +73,25 @@ def first_that_shows(
 ) -> tuple[str, Case, Check]:
     """The script of the smallest case, or else of the original case, with the case and its check.
 
-    Raises HarnessError if neither script fails with the bug and passes without it.
+    All runs of the scripts go on at once, as each may import an engine. Raises HarnessError if neither script fails
+    with the bug and passes without it.
     """
-    problems = []
-    for case, steps in ((shrunk.case, len(shrunk.steps)), (job.case, 0)):
+    problems: list[HarnessError] = []
+    scripts: list[tuple[str, Case]] = []
+    for case, steps in {shrunk.case.id: (shrunk.case, len(shrunk.steps)), job.case.id: (job.case, 0)}.values():
         story = _story(job, case, _telling(result, shrunk), environment, steps)
         try:
-            text = render(Export(case, job.fault, story, device=job.device, is_pytest=is_pytest))
+            scripts.append((render(Export(case, job.fault, story, device=job.device, is_pytest=is_pytest)), case))
         except HarnessError as error:
             problems.append(error)
-            continue
-        done = check(text, may_crash=result.verdict is Verdict.CRASH, is_pytest=is_pytest)
-        if done.holds:
-            return text, case, done
-        problems.append(HarnessError(f"{case.id}: no script is written, as it does not show the bug: {done.sentence}"))
+    may_crash = result.verdict is Verdict.CRASH
+    with ThreadPoolExecutor(max(1, len(scripts))) as threads:
+        checks = threads.map(lambda script: check(script[0], may_crash=may_crash, is_pytest=is_pytest), scripts)
+        for (text, case), done in zip(scripts, checks, strict=True):
+            if done.holds:
+                return text, case, done
+            why = f"{case.id}: no script is written, as it does not show the bug: {done.sentence}"
+            problems.append(HarnessError(why))
     raise problems[-1]
 
 
@@ -221,11 +227,14 @@ def check(
     with tempfile.TemporaryDirectory(prefix="mla-harness-script-") as folder:
 
         def ran(label: str, content: str) -> Outcome:
-            path = Path(folder) / f"test_{label}_bug.py"
+            path = Path(folder) / label / f"test_{label}_bug.py"
+            path.parent.mkdir()
             path.write_text(content, encoding="utf-8")
             return run(path, is_pytest=is_pytest, python=python, seconds=seconds)
 
-        return Check(ran("with", text), ran("without", without_bug(text)), may_crash)
+        with ThreadPoolExecutor(2) as threads:
+            with_bug, without = threads.map(ran, ("with", "without"), (text, without_bug(text)))
+        return Check(with_bug, without, may_crash)
 
 
 def run(path: Path, *, is_pytest: bool = False, python: str | None = None, seconds: float = SECONDS) -> Outcome:

@@ -1,0 +1,88 @@
+"""Cases that need not run, because cases before them crashed for the same reason. The rule stands above the pools."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+
+from harness.core.cases import AskVerdict, Job
+from harness.core.finding_words import DECLARE_SHAPES
+from harness.core.records import FAILED, NOT_RUN, CaseResult, Verdict
+
+MOST_ALIKE = 3
+"""Crashes in a row for one reason, after which the rest of a group is not run."""
+
+
+class CrashGroups:
+    """Holds waiting cases back after crashes, for one run. `mla-harness run --exhaustive` does without it.
+
+    A group is a scenario with the same kernels on the same device. After MOST_ALIKE crashes in a row with the same
+    reason, apart from numbers and addresses, the rest of the group is not run. "In a row" is by the order in which
+    results come, and a skipped case is no result. A kernel that raises at sizes that it should declare (DECLARE_SHAPES)
+    is not run again at these sizes, in any scenario.
+
+    Trials, cases with an injected bug or a proposed fix, cases with a known failure, and cases that name no kernel
+    neither count nor are held back.
+    """
+
+    def __init__(self, jobs: Iterable[Job], results: Iterable[CaseResult] = ()) -> None:
+        """`jobs` are all jobs of the run. `results` are stored results of a run that is continued."""
+        self._jobs = {job.key: job for job in jobs if _is_plain(job)}
+        self._streaks: dict[Hashable, tuple[str, str, int]] = {}
+        self._why: dict[Hashable, str] = {}
+        for result in results:
+            self.note(result)
+
+    def note(self, result: CaseResult) -> None:
+        """Count one result."""
+        job = self._jobs.get(result.key)
+        if job is None or result.verdict is Verdict.SKIP:
+            return
+        group, kernels = _group(job), ", ".join(_kernels(job))
+        if result.verdict is Verdict.CRASH:
+            reason = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", result.reason.replace(result.id, ""))
+            before, first, count = self._streaks.get(group, ("", "", 0))
+            first, count = (first, count + 1) if reason == before else (result.id, 1)
+            self._streaks[group] = (reason, first, count)
+            if count >= MOST_ALIKE:
+                self._why[group] = (
+                    f"{NOT_RUN}{MOST_ALIKE} cases before it crashed in {kernels} with the same reason ({first}); "
+                    "--exhaustive runs it"
+                )
+        else:
+            self._streaks.pop(group, None)
+        text = " ".join((result.reason, *(finding.message for finding in result.findings)))
+        if result.verdict in FAILED and DECLARE_SHAPES in text:
+            for kernel, rank, rope in _sized(job):
+                if kernel in text:
+                    why = f"{NOT_RUN}{kernel} raises at {rank}+{rope} ({result.id}); {DECLARE_SHAPES}"
+                    self._why[kernel, rank, rope] = why
+
+    def take_from(self, waiting: deque[Job]) -> Iterator[CaseResult]:
+        """Remove the jobs that need not run from `waiting`. Yields their results, with verdict `skip`."""
+        for job in list(waiting) if self._why else ():
+            keys = (_group(job), *_sized(job)) if job.key in self._jobs else ()
+            why = next((self._why[key] for key in keys if key in self._why), None)
+            if why is not None:
+                waiting.remove(job)
+                yield CaseResult.of(job, Verdict.SKIP, reason=why)
+
+
+def _is_plain(job: Job) -> bool:
+    is_trial = job.faults or job.cures or job.sites is not None or not isinstance(job.ask, AskVerdict)
+    return not is_trial and not job.case.known and bool(job.case.kernels())
+
+
+def _kernels(job: Job) -> list[str]:
+    return list(dict.fromkeys(job.case.kernels().values()))
+
+
+def _group(job: Job) -> Hashable:
+    return job.case.scenario, job.device, *_kernels(job)
+
+
+def _sized(job: Job) -> list[tuple[str, int, int]]:
+    """Each kernel of a job with the sizes of the latent: kv_lora_rank, qk_rope_head_dim. Empty without such sizes."""
+    rank, rope = (getattr(job.case.params, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim"))
+    return [] if rank is None or rope is None else [(kernel, rank, rope) for kernel in _kernels(job)]
