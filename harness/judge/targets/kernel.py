@@ -217,7 +217,7 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
         return [Observed("kv_cache", stored, live, want[: slots.shape[0]], f"write_kv.{params.kv}", "token")]
 
     null = slice(op_inputs.NULL_BLOCK, op_inputs.NULL_BLOCK + 1)
-    others_before, numbers = slots_of(kept.kv_cache, others), others.nonzero().flatten().tolist()
+    before, numbers = slots_of(kept.kv_cache, others), others.nonzero().flatten().tolist()
 
     def slot_name(row: int) -> str:
         return f"slot {numbers[row] % PAGE_SIZE} of page {numbers[row] // PAGE_SIZE}"
@@ -225,9 +225,7 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
     call = KernelCall.of("write_kv", given, kept, {}, (), observe)
     call.guarded += [
         Guarded("kv_cache null block", "kv.null", kept.kv_cache[null], lambda: given.kv_cache[null]),
-        Guarded(
-            "kv_cache slots of others", "kv.free", others_before, lambda: slots_of(given.kv_cache, others), slot_name
-        ),
+        Guarded("kv_cache slots of others", "kv.free", before, lambda: slots_of(given.kv_cache, others), slot_name),
     ]
     return call
 

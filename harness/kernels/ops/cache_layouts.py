@@ -47,7 +47,7 @@ def empty_cache(
     if page_stride:
         return _reserved(num_blocks, head_dim, dtype, page_stride)
     if layout == "padded_pages":
-        return torch.zeros(num_blocks, page + PADDING, dtype=dtype)[:, :page].unflatten(1, (PAGE_SIZE, head_dim))
+        return torch.zeros(num_blocks, page + PADDING, dtype=dtype)[:, :page].view(-1, PAGE_SIZE, head_dim)
     if layout in ("block_major", "manager_blocks"):
         return torch.zeros(num_blocks, LAYERS, PAGE_SIZE, head_dim, dtype=dtype)[:, OWN_LAYER]
     return torch.zeros(num_blocks, PAGE_SIZE, head_dim, dtype=dtype)
