@@ -9,6 +9,7 @@ stride of dim 0 is a page's, not a manager block's (PR 51718). `padded_pages` ha
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -77,10 +78,18 @@ def neighbors(cache: Tensor, layout: CacheLayout) -> dict[str, Tensor]:
     return {}
 
 
-def pages_of(blocks: Tensor, layout: CacheLayout) -> Tensor:
-    """The pages [n * K] of the manager's blocks [n], in order; K is 1 except for `manager_blocks`."""
-    pages = torch.arange(pages_in_block(layout), dtype=blocks.dtype)
-    return (blocks[:, None] * len(pages) + pages).flatten()
+def allotted(
+    num_pages: Sequence[int], num_spare_blocks: int, layout: CacheLayout, generator: torch.Generator
+) -> list[Tensor]:
+    """The pages [n] int32 of each request, and last the pages that belong to no request, in random order.
+
+    A request that needs `num_pages` pages gets whole blocks of the manager. Block 0 belongs to no request.
+    """
+    size = pages_in_block(layout)
+    num_blocks = [*(-(-count // size) for count in num_pages), num_spare_blocks]
+    blocks = 1 + torch.randperm(sum(num_blocks), generator=generator)
+    pages = (blocks[:, None] * size + torch.arange(size)).to(torch.int32).flatten()
+    return list(torch.split(pages, [count * size for count in num_blocks]))
 
 
 def pages_in_block(layout: CacheLayout) -> int:

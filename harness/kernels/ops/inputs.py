@@ -24,17 +24,8 @@ from harness.core.ops import (
     WriteKvParams,
     latent_rank,
 )
+from harness.kernels.ops import cache_layouts
 from harness.kernels.ops.block_formats import FORMATS
-from harness.kernels.ops.cache_layouts import (
-    KV_DTYPES,
-    KV_SCALE,
-    empty_cache,
-    laid_out,
-    neighbors,
-    pages_in_block,
-    pages_of,
-    rounded_latents,
-)
 
 NULL_BLOCK = 0
 """The block that belongs to no request: unused entries of block tables point to it."""
@@ -150,33 +141,29 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     if not params.seq_lens:
         raise InputError("mla_decode: seq_lens is empty; give at least one length")
     generator = torch.Generator().manual_seed(seed)
-    pages, per_block = [-(-length // PAGE_SIZE) for length in params.seq_lens], pages_in_block(params.layout)
-    owned = [-(-count // per_block) * per_block for count in pages]
-    num_given = sum(owned) // per_block + params.num_spare_blocks
-    num_blocks = (1 + num_given + 1) * per_block
-    trap = num_blocks - 1
-    order = pages_of((1 + torch.randperm(num_given, generator=generator)).to(torch.int32), params.layout)
-    kv_dtype, q_dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
-    kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
-    kv_cache = empty_cache(num_blocks, head_dim, kv_dtype, params.layout, params.page_stride)
-    table = torch.zeros(len(pages), max(owned) + params.table_pad, dtype=torch.int32)
+    counts = [-(-length // PAGE_SIZE) for length in params.seq_lens]
+    per_block = cache_layouts.pages_in_block(params.layout)
+    *owned, free = cache_layouts.allotted(counts, params.num_spare_blocks, params.layout, generator)
+    # The null block is the first, the trap the last.
+    num_blocks = sum(map(len, (*owned, free))) + 2 * per_block
+    kv_dtype, q_dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
+    kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
+    kv_cache = cache_layouts.empty_cache(num_blocks, head_dim, kv_dtype, params.layout, params.page_stride)
+    table = torch.zeros(len(counts), max(map(len, owned)) + params.table_pad, dtype=torch.int32)
     unowned = [Unowned("kv.null", kv_cache[:per_block])]
-    used = 0
-    for b, (length, count, num_owned) in enumerate(zip(params.seq_lens, pages, owned, strict=True)):
-        blocks = order[used : used + num_owned]
-        used += num_owned
-        table[b, :num_owned] = blocks
+    for b, (length, count, pages) in enumerate(zip(params.seq_lens, counts, owned, strict=True)):
+        table[b, : len(pages)] = pages
         latents = torch.randn(count * PAGE_SIZE, head_dim, generator=generator)
-        stored = rounded_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
+        stored = cache_layouts.rounded_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
         # As bytes, because older torch cannot index fp8.
-        kv_cache.view(torch.uint8)[blocks[:count].long()] = stored.view(torch.uint8)
+        kv_cache.view(torch.uint8)[pages[:count].long()] = stored.view(torch.uint8)
         if length % PAGE_SIZE:
-            unowned.append(Unowned("kv.tail", kv_cache[int(blocks[count - 1]), length % PAGE_SIZE :]))
-        unowned.extend(Unowned("kv.tail", kv_cache[int(block)]) for block in blocks[count:])
-        unowned.append(Unowned("block_table.pad", table[b, num_owned:]))
-    unowned.extend(Unowned("kv.free", kv_cache[int(block)]) for block in order[used:])
+            unowned.append(Unowned("kv.tail", kv_cache[int(pages[count - 1]), length % PAGE_SIZE :]))
+        unowned.extend(Unowned("kv.tail", kv_cache[int(page)]) for page in pages[count:])
+        unowned.append(Unowned("block_table.pad", table[b, len(pages) :]))
+    unowned.extend(Unowned("kv.free", kv_cache[int(page)]) for page in free)
     unowned.append(Unowned("block_table.pad", kv_cache[-per_block:]))
-    shape = (len(pages), params.query_len, params.num_heads, head_dim)
+    shape = (len(counts), params.query_len, params.num_heads, head_dim)
     return DecodeInputs(
         q=_queries(shape, q_dtype, generator, contiguous=params.contiguous_q),
         kv_cache=kv_cache,
@@ -184,7 +171,7 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
         seq_lens=torch.tensor(params.seq_lens, dtype=torch.int32),
         scale=head_dim**-0.5,
         kv_scale=kv_scale,
-        trap_block=trap,
+        trap_block=num_blocks - 1,
         unowned=unowned + _beside(kv_cache, params.layout),
         layout=params.layout,
     )
@@ -201,10 +188,10 @@ def mla_decode_sparse(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
             "give one count for each token, none of them larger than either"
         )
     generator = torch.Generator().manual_seed(seed)
-    kv_dtype, q_dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
-    kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
+    kv_dtype, q_dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
+    kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
     latents = torch.randn(params.num_blocks, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = laid_out(rounded_latents(latents, kv_dtype, kv_scale), params.layout)
+    kv_cache = cache_layouts.laid_out(cache_layouts.rounded_latents(latents, kv_dtype, kv_scale), params.layout)
     indices = torch.full((len(params.num_chosen), params.topk), -1, dtype=torch.int32)
     for token, count in enumerate(params.num_chosen):
         slots = PAGE_SIZE + torch.randperm(num_slots, generator=generator)[:count]
@@ -295,10 +282,10 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
     head_dim = _checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     num_live = params.num_tokens - params.num_padded
     num_pages = 2 + -(-num_live // PAGE_SIZE)
-    kv_dtype, dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
-    kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
+    kv_dtype, dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
+    kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
     others = torch.randn(1 + num_pages + 1, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = laid_out(rounded_latents(others, kv_dtype, kv_scale), params.layout)
+    kv_cache = cache_layouts.laid_out(cache_layouts.rounded_latents(others, kv_dtype, kv_scale), params.layout)
     slots = PAGE_SIZE + torch.randperm(num_pages * PAGE_SIZE, generator=generator)[:num_live]
     kv_c = _randn((params.num_tokens, params.kv_lora_rank), dtype, generator)
     k_pe = _randn((params.num_tokens, params.qk_rope_head_dim), dtype, generator)
@@ -375,7 +362,7 @@ def _checked_head_dim(rank: int, rope_dim: int) -> int:
 
 
 def _beside(kv_cache: Tensor, layout: CacheLayout) -> list[Unowned]:
-    return [Unowned("kv.neighbor", memory) for memory in neighbors(kv_cache, layout).values()]
+    return [Unowned("kv.neighbor", memory) for memory in cache_layouts.neighbors(kv_cache, layout).values()]
 
 
 def _activation_dtype(kv: str) -> torch.dtype:
