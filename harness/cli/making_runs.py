@@ -34,19 +34,24 @@ NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons abo
 LOCAL, RAY = "local", "ray"
 NO_HISTORY = "none"
 
-_HOW_TO_RUN = ("resume", "out", "workers", "executor", "ray_address", "shrink_seconds", "exhaustive")
+_HOW_TO_RUN = ("resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "exhaustive")
 NOT_OF_THE_PLAN = frozenset((*_HOW_TO_RUN, "history", "commit", "branch", "json"))
 """Parameters of commands that may change when a run is continued."""
 
 
-def pool_for(executor: str, ray_address: str | None, workers: int | None) -> Pool:
-    """The pool that the options ask for, with at most `workers`. Raises InputError for options that do not fit."""
+def pool_for(executor: str, ray_address: str | None, workers: int | None, per_gpu: int = 1) -> Pool:
+    """The pool that the options ask for, with at most `workers`, and `per_gpu` on one GPU.
+
+    Raises InputError for options that do not fit.
+    """
     if executor not in (LOCAL, RAY):
         raise InputError(f"--executor {executor}: unknown executor; choose one of {LOCAL}, {RAY}")
     if executor == LOCAL:
         if ray_address is not None:
             raise InputError("--ray-address: is for --executor ray; add it, or leave the address out")
-        return WorkerPool(workers)
+        return WorkerPool(workers, per_gpu=per_gpu)
+    if per_gpu > 1:
+        raise InputError("--per-gpu: is for workers of this machine; leave out --executor")
     return RayPool(ray_address or os.environ.get("RAY_ADDRESS") or None, workers)
 
 

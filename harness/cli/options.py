@@ -23,6 +23,12 @@ Seed = Annotated[
 Workers = Annotated[
     int | None, typer.Option("-n", metavar="N", min=1, max=64, help="Worker processes [default: cores, at most 4].")
 ]
+PerGpu = Annotated[
+    int,
+    typer.Option(
+        "--per-gpu", metavar="N", min=1, max=16, help="Workers that share each GPU; each has its own context."
+    ),
+]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of one case.")]
 Scenarios = Annotated[Path | None, typer.Option("--scenarios", metavar="DIR", help="Your own folder of scenarios.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]

@@ -33,6 +33,7 @@ def run(
     resume: options.Resume = None,
     timeout: options.Timeout = 60.0,
     workers: options.Workers = None,
+    per_gpu: options.PerGpu = 1,
     executor: options.Executor = making_runs.LOCAL,
     ray_address: options.RayAddress = None,
     scenarios: options.Scenarios = None,
@@ -59,16 +60,16 @@ def run(
         sanitizer = store.plan.sanitizer
         if sanitizer and (left := store.unfinished()):
             check(sanitizer, left)
-    with _pool(workers, sanitizer, executor, ray_address) as pool:
+    with _pool(workers, per_gpu, sanitizer, executor, ray_address) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
         store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
         code = finish(store, pool, as_json=json, is_exhaustive=exhaustive, shrink_seconds=shrink_seconds, history=kept)
     raise typer.Exit(code)
 
 
-def _pool(workers: int | None, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
+def _pool(workers: int | None, per_gpu: int, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
     if sanitizer is None:
-        return making_runs.pool_for(executor, ray_address, workers)
+        return making_runs.pool_for(executor, ray_address, workers, per_gpu)
     if executor != making_runs.LOCAL:
         raise InputError("--sanitizer: watches a case on this machine; leave out --executor")
     return SanitizedPool(sanitizer)

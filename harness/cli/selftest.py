@@ -39,6 +39,7 @@ def selftest(
     resume: options.Resume = None,
     timeout: options.Timeout = 60.0,
     workers: options.Workers = None,
+    per_gpu: options.PerGpu = 1,
     executor: options.Executor = making_runs.LOCAL,
     ray_address: options.RayAddress = None,
     scenarios: options.Scenarios = None,
@@ -55,7 +56,7 @@ def selftest(
     if resume is not None:
         making_runs.refuse_new_plan(context)
         store = making_runs.reopened(resume, out, "selftest")
-    with making_runs.pool_for(executor, ray_address, workers) as pool:
+    with making_runs.pool_for(executor, ray_address, workers, per_gpu) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, no_clean=no_clean)
         store.note_source(making_runs.source_under_test(commit, branch))
         kept = making_runs.history_file(history)

@@ -115,6 +115,16 @@ FAULTS: tuple[FaultSpec, ...] = (
            "ids of state blocks past the end are clipped, and requests share a state", "attention:clipped_rows"),
     _fault("index.slot-minus-one-wraps", "vllm-project/vllm#43869", "kernels.torch.write:stored_slots",
            "slot -1 of padding is taken to be the last slot of the last block", "attention:slots_from_the_end"),
+    # Layouts of the paged cache.
+    _fault("layout.packed-pages", "vllm-project/vllm#37032", "kernels.torch.decode:pages_as_stored",
+           "a decode kernel takes the size of a page for its stride, and reads pages of other layers",
+           "attention:packed_pages"),
+    _fault("layout.packed-pages-written", "ROCm/aiter#3492", "kernels.torch.write:pages_to_write",
+           "a kernel that stores latents takes the size of a page for its stride, and writes over other layers",
+           "attention:packed_pages"),
+    _fault("layout.manager-block-stride", "vllm-project/vllm#51718", "kernels.torch.decode:pages_as_stored",
+           "the stride of dim 0 is a page's, and is taken for the stride of a manager's block of several pages",
+           "attention:page_stride_for_manager_blocks"),
     # Padded requests.
     _fault("decode.zero-length-row-nan", "vllm-project/vllm#57017", "kernels.torch.decode:divide_by_sum",
            "the combine step of decode divides 0 by 0 in rows of empty requests", "memory:divide_without_guard"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.core.records import Finding
 
@@ -20,9 +20,13 @@ def ranges(rows: Iterable[int]) -> str:
             runs[-1][1] = row
         else:
             runs.append([row, row])
-    texts = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs]
+    return few([f"{a}" if a == b else f"{a}-{b}" for a, b in runs], "more ranges")
+
+
+def few(texts: Sequence[str], more: str = "more") -> str:
+    """The first MAX_RANGES of `texts`, and the number of the others."""
     rest = len(texts) - MAX_RANGES
-    return ", ".join(texts) if rest <= 0 else ", ".join(texts[:MAX_RANGES]) + f" and {rest} more ranges"
+    return ", ".join(texts[:MAX_RANGES]) + (f" and {rest} {more}" if rest > 0 else "")
 
 
 def place(describe: str, rows: Iterable[int], index: tuple[int, ...] = (), what: str = "first") -> str:

@@ -19,6 +19,13 @@ from harness.core.registry import Registry
 PAGE_SIZE = 64
 """Slots of a KV page; FlashMLA and FlashInfer MLA read whole pages of 64."""
 
+FlatLayout = Literal["contiguous", "block_major", "padded_pages", "large"]
+CacheLayout = Literal["contiguous", "block_major", "padded_pages", "manager_blocks", "large"]
+"""How the pages of a cache lie in memory; see :mod:`harness.kernels.ops.cache_layouts`. Only a block table shows the
+blocks of a manager, a flat slot does not."""
+PAGES_OF_MANAGER_BLOCK = 4
+"""Pages of one block of the manager in the layout `manager_blocks`."""
+
 
 def latent_rank(head_dim: int) -> int:
     """R of a latent of D = R + E elements: the largest power of two below D (512 of 576). A kernel knows only D."""
@@ -203,8 +210,9 @@ class MlaDecodeParams(KernelParams):
     contiguous_q: bool = Field(default=True, description="false: q is a slice of a wider tensor")
     window: Count | None = Field(default=None, description="keys that a query sees at most, for kernels that can")
     page_stride: Annotated[int, Field(ge=0, le=2**32)] = Field(
-        default=0, description="elements from page to page; 0: one behind the other"
+        default=0, description="elements from page to page; 0: as the layout has them"
     )
+    layout: CacheLayout = "contiguous"
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the kernel is captured with the rows of the batch in another order"
     )
@@ -223,6 +231,8 @@ class MlaDecodeParams(KernelParams):
                 f"seq_lens holds a length below query_len {self.query_len}; the query tokens are part of a request's "
                 "length"
             )
+        if self.page_stride and self.layout not in ("contiguous", "large"):
+            yield f"layout {self.layout} has a page_stride of its own; leave it 0"
         yield from rank_problem(self.kv_lora_rank, self.qk_rope_head_dim)
 
 
@@ -237,6 +247,7 @@ class MlaDecodeSparseParams(KernelParams):
     num_heads: Count = 16
     kv_lora_rank: Count = 512
     qk_rope_head_dim: Count = 64
+    layout: FlatLayout = "contiguous"
 
 
 class ContextAttentionParams(KernelParams):
@@ -288,6 +299,7 @@ class WriteKvParams(KernelParams):
     num_padded: Length = 3
     kv_lora_rank: Count = 512
     qk_rope_head_dim: Count = 64
+    layout: FlatLayout = "contiguous"
 
     def problems(self) -> Iterator[str]:
         if self.num_padded >= self.num_tokens:

@@ -47,4 +47,5 @@ SITES: tuple[Site, ...] = (
     Site("context.pad", 23, "columns past the value dim, where a context output is part of a wider tensor"),
     Site("scale.blocks", 24, "rows of a block-scale tensor that round it up to whole tiles"),
     Site("dp.pad_rows", 25, "rows that pad a data-parallel rank's tokens to the longest rank's"),
+    Site("kv.neighbor", 26, "memory beside a layer's pages: pages of other layers, padding between pages"),
 )

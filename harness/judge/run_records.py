@@ -49,6 +49,8 @@ class Guard:
     site: str | None
     before: torch.Tensor
     after: torch.Tensor
+    row_name: Callable[[int], str] | None = None
+    """The name of a row, if its number says nothing: "page 7 of layer 2"."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Locks on GPUs: one worker a GPU, in this process and among all processes of the machine.
+"""Locks on GPUs: `shares` workers a GPU in this process, and one process among all of the machine.
 
 Each GPU's UUID has a lock file, which keeps sessions apart, for example the workers of pytest-xdist. The system frees
 the lock when its holder dies. Devices are numbered as the workers see them, so CUDA_VISIBLE_DEVICES is respected.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -25,10 +26,10 @@ class GpuBusy(HarnessError):
 class GpuLocks:
     """The GPUs of this machine that this session may hand to its workers."""
 
-    def __init__(self, gpus: tuple[Gpu, ...], directory: Path | None = None) -> None:
+    def __init__(self, gpus: tuple[Gpu, ...], directory: Path | None = None, shares: int = 1) -> None:
         folder = Path(tempfile.gettempdir()) if directory is None else directory
         self._locks = [FileLock(folder / f"mla-harness-gpu-{gpu.uuid or index}.lock") for index, gpu in enumerate(gpus)]
-        self._held: set[int] = set()
+        self._shares, self._held = shares, Counter[int]()
         self._waiting_since: float | None = None
 
     def __len__(self) -> int:
@@ -41,7 +42,7 @@ class GpuLocks:
         session held no GPU.
         """
         taken: list[int] = []
-        for index in range(len(self._locks)):
+        for index in sorted(range(len(self._locks)), key=self._held.__getitem__):
             if len(taken) < count and self._try(index):
                 taken.append(index)
         if len(taken) == count:
@@ -49,18 +50,19 @@ class GpuLocks:
             return tuple(taken)
         for index in taken:
             self.give_back(index)
-        if not self._held:
+        if not self._held.total():
             self._check_patience()
         return ()
 
     def _try(self, index: int) -> bool:
-        if index in self._held:
+        if self._held[index] >= self._shares:
             return False
         try:
+            # A lock that this process holds is counted, not awaited.
             self._locks[index].acquire(timeout=0)
         except Timeout:
             return False
-        self._held.add(index)
+        self._held[index] += 1
         return True
 
     def _check_patience(self) -> None:
@@ -72,5 +74,5 @@ class GpuLocks:
 
     def give_back(self, index: int) -> None:
         """Unlock a GPU that `take` returned."""
-        self._held.remove(index)
+        self._held[index] -= 1
         self._locks[index].release()

@@ -49,10 +49,11 @@ class WorkerPool(Pool):
     die as well.
     """
 
-    def __init__(self, num_workers: int | None = None, **options: Any) -> None:
-        """The options are as in :class:`Pool`."""
+    def __init__(self, num_workers: int | None = None, per_gpu: int = 1, **options: Any) -> None:
+        """`per_gpu` workers share a GPU. The options are as in :class:`Pool`."""
         super().__init__(**options)
-        self.num_workers = num_workers or default_num_workers()
+        self.num_workers = num_workers or max(per_gpu, default_num_workers())
+        self._per_gpu = per_gpu
         self._workers: list[Worker] = []
         self._selector = selectors.DefaultSelector()
         self._gpus: GpuLocks | None = None
@@ -120,7 +121,7 @@ class WorkerPool(Pool):
             return
         for worker in list(self._gpu_of):
             self._retire(worker)
-        self._gpus = self._gpus or GpuLocks(environment.gpus)
+        self._gpus = self._gpus or GpuLocks(environment.gpus, shares=self._per_gpu)
         while not (gpus := self._gpus.take(count)):
             time.sleep(TICK_SECONDS * (1.0 + random.random()))
         try:
@@ -166,10 +167,10 @@ class WorkerPool(Pool):
                     on_start(job)
 
     def _num_useful(self, waiting: deque[Job]) -> int:
-        """How many workers the waiting jobs can keep busy: each job on CUDA needs its own GPU."""
+        """How many workers the waiting jobs can keep busy: each job on CUDA needs a share of a GPU."""
         on_gpu = sum(job.device == "cuda" for job in waiting)
         num_gpus = 1 if self.environment is None else max(1, len(self.environment.gpus))
-        return len(waiting) - on_gpu + min(on_gpu, num_gpus)
+        return len(waiting) - on_gpu + min(on_gpu, self._per_gpu * num_gpus)
 
     def _next_for(self, worker: Worker, waiting: deque[Job]) -> Job | None:
         """The first waiting job that `worker` can run. For a job on CUDA, the worker locks a GPU and keeps it."""
@@ -187,7 +188,7 @@ class WorkerPool(Pool):
         if not self.environment.gpus:
             # The worker reports that there is no GPU.
             return True
-        self._gpus = self._gpus or GpuLocks(self.environment.gpus)
+        self._gpus = self._gpus or GpuLocks(self.environment.gpus, shares=self._per_gpu)
         for gpu in self._gpus.take():
             self._gpu_of[worker] = gpu
         return worker in self._gpu_of

@@ -45,7 +45,8 @@ def draw(seed: str) -> Draw:
     system = "kernel" if op else "engine"
     given = _OPS[op](rng) if op else _engine(rng)
     patterns = rng.choice([("nan", second) for second in SECOND_PATTERNS] * 3 + [("inf", "max")])
-    names = SITES.names()
+    # No drawn case has neighbours, and one more coin would change the cases that ids stand for.
+    names = [name for name in SITES.names() if name != "kv.neighbor"]
     sites = names if _coin(rng) else [name for name in names if _coin(rng)]
     poison = PoisonPlan(patterns=patterns, sites=tuple(sites), strict=_coin(rng))
     return Draw(system, op, SYSTEMS.get(system).model(op).model_validate(given), poison)

@@ -11,6 +11,7 @@ from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
 from harness.diagnose.script import recipes
 from harness.diagnose.script.export import NOT_SHOWN, check, refusal, refused, scripted, tried
+from harness.diagnose.script.render import why_not
 
 from .cases import declared, script_of  # type: ignore[import-not-found]
 
@@ -26,6 +27,13 @@ def test_a_bug_that_loses_its_row_is_told_of(monkeypatch: pytest.MonkeyPatch) ->
     assert "pad.shared-trash-slot" in scripted()
     monkeypatch.delitem(recipes.RECIPES, "pad.shared-trash-slot")
     assert refused()["pad.shared-trash-slot"] == "in a serving run, without a scene"
+
+
+def test_a_case_with_other_memory_between_its_pages_has_no_script() -> None:
+    for case in tried()["layout.packed-pages"]:
+        assert refusal("layout.packed-pages", case) == "in a cache that is not contiguous"
+        said = "the cache of a script is contiguous" if case.op == "mla_decode" else "there are no scripts for op"
+        assert said in why_not(case, None)
 
 
 def test_a_tag_of_the_user_makes_no_case_a_measurement_of_accuracy() -> None:

@@ -53,6 +53,22 @@ def test_decode_survives_tables_padded_with_addresses_that_do_not_exist(judge: J
     assert not judge("mla_decode", seq_lens=[0, 64, 130], strict=True, **SMALL)
 
 
+@pytest.mark.parametrize("layout", ["block_major", "padded_pages", "manager_blocks", "large"])
+@pytest.mark.parametrize("kv", ["bf16", "fp8_e4m3"])
+def test_decode_is_right_in_every_layout_of_the_cache(judge: Judge, layout: str, kv: str) -> None:
+    kernels = ("triton", "triton-unwritten", "triton-multiply", "triton-prefetch")
+    for kernel in kernels if kv == "bf16" else kernels[:1]:
+        given = {**SMALL, "kernel": kernel}
+        assert not judge("mla_decode", kv=kv, layout=layout, seq_lens=[0, 65, 130], patterns=("nan", "max"), **given)
+
+
+@pytest.mark.parametrize("layout", ["block_major", "padded_pages", "large"])
+@pytest.mark.parametrize("kv", ["fp32", "bf16", "fp8_e4m3"])
+def test_latents_are_stored_right_in_every_layout_of_the_cache(judge: Judge, layout: str, kv: str) -> None:
+    sizes = {"num_tokens": 40, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
+    assert not judge("write_kv", kernel="triton", kv=kv, layout=layout, **sizes)
+
+
 @pytest.mark.parametrize("op", ["merge_attn_states", "write_kv", "quantize_fp8"])
 def test_the_other_kernels_are_clean_under_every_poison(judge: Judge, op: str) -> None:
     assert not judge(op, kernel="triton")

@@ -150,6 +150,8 @@ def refusal(fault: str, case: Case) -> str:
         return ACCURACY
     if not case.kind.shows_launches:
         return f"of system {case.system}"
+    if getattr(case.params, "layout", "contiguous") != "contiguous":
+        return "in a cache that is not contiguous"
     if why_not(case, fault):
         return f"op {case.op}, no scene" if case.op else "in a serving run, without a scene"
     if fault in RECIPES:

@@ -98,6 +98,8 @@ def why_not(case: Case, fault: str | None) -> str:
         return f"a case of system {case.system} is not exported{instead}"
     if case.op and case.op not in OP_SCENES:
         return f"there are no scripts for op {case.op}; {_instead(case, fault)}"
+    if getattr(case.params, "layout", "contiguous") != "contiguous":
+        return f"the cache of a script is contiguous; {_instead(case, fault)}"
     recipe = RECIPES.get(fault or "")
     if not case.op and fault is None:
         return "the whole engine does not fit into a script; export a kernel case, or name a known bug with --fault"

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.ops import PAGES_OF_MANAGER_BLOCK
 from harness.core.params import KvType
 from harness.engine.batch import DecodeMetadata
 from harness.engine.kernels import Workspace
@@ -138,6 +139,19 @@ def share_warmup_metadata(warmed_up: DecodeMetadata) -> DecodeMetadata:
 def offsets_in_32_bits(blocks: Tensor, page_stride: int) -> Tensor:
     """Multiply in 32 bits and widen afterwards: pages past 2**32 elements wrap (flashinfer-ai/flashinfer#3136)."""
     return (blocks.to(torch.int64) * page_stride) & 0xFFFFFFFF
+
+
+def packed_pages(kv_cache: Tensor) -> Tensor:
+    """Page n [P, D] begins n * P * D elements behind page 0, whatever the stride of pages (PR 45111)."""
+    return kv_cache.as_strided(kv_cache.shape, (kv_cache[0].numel(), *kv_cache.stride()[1:]))
+
+
+def page_stride_for_manager_blocks(kv_cache: Tensor) -> Tensor:
+    """Blocks of several pages begin stride(0) apart, with their pages one behind the other (PR 51718)."""
+    num_pages, page = len(kv_cache), kv_cache[0].numel()
+    sizes = (-(-num_pages // PAGES_OF_MANAGER_BLOCK), PAGES_OF_MANAGER_BLOCK, *kv_cache.shape[1:])
+    blocks = kv_cache.as_strided(sizes, (kv_cache.stride(0), page, *kv_cache.stride()[1:]))
+    return blocks.flatten(0, 1)[:num_pages]
 
 
 def clipped_rows(state_blocks: Tensor, num_blocks: int) -> Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
-from harness.core.finding_words import place
+from harness.core.finding_words import few, place
 from harness.core.records import Finding
 from harness.judge.oracles.compare import compare_bits
 from harness.judge.run_records import Evidence, Guard, Judgement, Observed, Run
@@ -122,11 +122,12 @@ def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
         was = int(bits_view(guard.before[mismatch.index].reshape(1)).item())
         digits = 2 * guard.before.element_size()
         bits = f"{hex_bits(guard.after, mismatch.index)}, was 0x{was & ((1 << 4 * digits) - 1):0{digits}x}"
+    named = few([guard.row_name(row) for row in mismatch.rows]) + ": " if guard.row_name else ""
     yield Finding(
         oracle="sentinel",
         site=guard.site,
         tensor=guard.name,
         where=place("row", mismatch.rows, mismatch.index),
         bits=bits,
-        message=f"{guard.name} was written, but must not change: {mismatch.message} (pattern {run.pattern})",
+        message=f"{guard.name} was written, but must not change: {named}{mismatch.message} (pattern {run.pattern})",
     )

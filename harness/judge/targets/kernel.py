@@ -46,6 +46,7 @@ from harness.kernels.call import BoundKernel
 from harness.kernels.ops import inputs as op_inputs
 from harness.kernels.ops import reference
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
+from harness.kernels.ops.cache_layouts import KV_DTYPES
 from harness.kernels.plugins import find_kernel
 from harness.memory.poison.patterns import Poison
 
@@ -88,7 +89,9 @@ class KernelTarget(Target):
         on_host = tuple(output.cpu() for output in outputs)
         run.observed = call.observe(on_host)
         run.chosen = call.chosen(on_host)
-        run.guards = [Guard(item.name, item.site, item.before.cpu(), item.watched().cpu()) for item in call.guarded]
+        run.guards = [
+            Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name) for item in call.guarded
+        ]
         return run
 
 
@@ -157,7 +160,7 @@ def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads
         name = "mla_decode_plan/tiled"
     planner = KERNELS.get(name)
     chunked = planner.chunked and setting.spec.chunked
-    options = {"kv_itemsize": op_inputs.KV_DTYPES[params.kv].itemsize} if chunked else {}
+    options = {"kv_itemsize": KV_DTYPES[params.kv].itemsize} if chunked else {}
     keywords = {"num_heads": num_heads, **options}
 
     def plan(is_captured: bool) -> Any:
@@ -235,11 +238,15 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
         return [Observed("kv_cache", stored, live, want[: slots.shape[0]], f"write_kv.{params.kv}", "token")]
 
     null = slice(op_inputs.NULL_BLOCK, op_inputs.NULL_BLOCK + 1)
-    others_before = slots_of(kept.kv_cache, others)
+    before, numbers = slots_of(kept.kv_cache, others), others.nonzero().flatten().tolist()
+
+    def slot_name(row: int) -> str:
+        return f"slot {numbers[row] % PAGE_SIZE} of page {numbers[row] // PAGE_SIZE}"
+
     call = KernelCall.of("write_kv", given, kept, {}, (), observe)
     call.guarded += [
         Guarded("kv_cache null block", "kv.null", kept.kv_cache[null], lambda: given.kv_cache[null]),
-        Guarded("kv_cache slots of others", "kv.free", others_before, lambda: slots_of(given.kv_cache, others)),
+        Guarded("kv_cache slots of others", "kv.free", before, lambda: slots_of(given.kv_cache, others), slot_name),
     ]
     return call
 

@@ -18,7 +18,8 @@ from harness.core.ops import OPS, Output
 from harness.judge.run_records import ChosenExperts, Observed
 from harness.kernels.call import BoundKernel
 from harness.kernels.ops import reference
-from harness.kernels.ops.inputs import Inputs
+from harness.kernels.ops.cache_layouts import neighbors
+from harness.kernels.ops.inputs import CacheInputs, Inputs
 from harness.memory.bounds import bad_index, raise_bad_indices
 from harness.memory.poison.patterns import Poison
 
@@ -107,6 +108,7 @@ class Guarded:
     site: str | None
     before: Tensor
     watched: Callable[[], Tensor]
+    row_name: Callable[[int], str] | None = None
 
 
 @dataclass(slots=True)
@@ -152,12 +154,16 @@ class KernelCall:
         row = OPS.get(op)
         own = {name: getattr(given, name) for name in row.keywords if name not in keywords}
         readonly = [name for name in row.positional if (op, name) != ("write_kv", "kv_cache")]
+        guarded = [_guard(name, getattr(given, name), getattr(kept, name)) for name in readonly]
+        if isinstance(given, CacheInputs):
+            beside = neighbors(given.kv_cache, given.layout)
+            guarded += [_guard_beside(row_name, memory) for row_name, memory in beside.items()]
         return cls(
             args=tuple(getattr(given, name) for name in row.positional),
             kwargs=own | keywords,
             shapes=tuple((shape_of(output, dims),) for output in row.outputs),
             dtypes=dtypes,
-            guarded=[_guard(name, getattr(given, name), getattr(kept, name)) for name in readonly],
+            guarded=guarded,
             observe=observe,
         )
 
@@ -211,17 +217,17 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
 
 
 def placed(tensor: Tensor, device: str) -> Tensor:
-    """`tensor` on `device` with its strides; `Tensor.to` would close the gaps.
+    """`tensor` on `device` with its strides and the memory around it; `Tensor.to` would close the gaps.
 
     The content of gaps is moved too, except in a pool of gigabytes, where gaps hold nothing.
     """
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    if device == "cpu" or tensor.numel() == 0 or extent == tensor.numel():
+    if device == "cpu" or tensor.numel() == 0 or tensor.is_contiguous():
         return tensor.to(device)
-    moved = torch.empty(extent, dtype=tensor.dtype, device=device)
-    if extent <= MOST_GAPS * tensor.numel():
-        moved.copy_(tensor.as_strided((extent,), (1,)))
-    view = moved.as_strided(tensor.shape, tensor.stride())
+    room = tensor.untyped_storage().nbytes() // tensor.element_size()
+    moved = torch.empty(room, dtype=tensor.dtype, device=device)
+    if room <= MOST_GAPS * tensor.numel():
+        moved.copy_(tensor.as_strided((room,), (1,), 0))
+    view = moved.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     view.copy_(tensor)
     return view
 
@@ -239,6 +245,10 @@ def _map_tensors(record: InputsT, change: Callable[[Tensor], Tensor]) -> InputsT
 
 def _guard(name: str, given: Tensor, kept: Tensor) -> Guarded:
     return Guarded(name, None, by_rows(kept), lambda: by_rows(given))
+
+
+def _guard_beside(row_name: str, memory: Tensor) -> Guarded:
+    return Guarded("memory beside kv_cache", "kv.neighbor", memory.clone(), lambda: memory, row_name.format)
 
 
 def by_rows(tensor: Tensor) -> Tensor:

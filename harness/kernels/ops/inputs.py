@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.core.errors import InputError
 from harness.core.ops import (
     PAGE_SIZE,
+    CacheLayout,
     ContextAttentionParams,
     MergeAttnStatesParams,
     MlaDecodeParams,
@@ -23,19 +24,11 @@ from harness.core.ops import (
     WriteKvParams,
     latent_rank,
 )
+from harness.kernels.ops import cache_layouts
 from harness.kernels.ops.block_formats import FORMATS
-from harness.kernels.ops.large_cache import empty_cache
 
 NULL_BLOCK = 0
 """The block that belongs to no request: unused entries of block tables point to it."""
-
-KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
-KV_SCALE = 0.0117
-"""The per-tensor scale of fp8 caches: latents of unit variance use the range of e4m3 without saturating.
-
-It is no power of two, so an op that omits it or applies it twice in a rounding step cannot be right by luck.
-"""
-E4M3_MAX = 448.0
 
 
 @dataclass(slots=True)
@@ -54,11 +47,18 @@ class Inputs:
 
 
 @dataclass(slots=True)
-class DecodeInputs(Inputs):
+class CacheInputs(Inputs):
+    """Arguments of an op with a paged cache."""
+
+    kv_cache: Tensor = field(kw_only=True)
+    layout: CacheLayout = field(kw_only=True)
+
+
+@dataclass(slots=True)
+class DecodeInputs(CacheInputs):
     """Arguments of `mla_decode`. Block 0 is the null block; the last block is the trap that padded entries may name."""
 
     q: Tensor
-    kv_cache: Tensor
     block_table: Tensor
     seq_lens: Tensor
     scale: float
@@ -67,11 +67,10 @@ class DecodeInputs(Inputs):
 
 
 @dataclass(slots=True)
-class SparseInputs(Inputs):
+class SparseInputs(CacheInputs):
     """Arguments of `mla_decode_sparse`. Block 0 is the null block; rows of `indices` end in -1."""
 
     q: Tensor
-    kv_cache: Tensor
     indices: Tensor
     scale: float
     kv_scale: float | None
@@ -101,12 +100,11 @@ class MergeInputs(Inputs):
 
 
 @dataclass(slots=True)
-class WriteInputs(Inputs):
+class WriteInputs(CacheInputs):
     """Arguments of `write_kv`; the last entries of `slot_mapping` are -1."""
 
     kv_c: Tensor
     k_pe: Tensor
-    kv_cache: Tensor
     slot_mapping: Tensor
     kv_scale: float | None
 
@@ -143,31 +141,29 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     if not params.seq_lens:
         raise InputError("mla_decode: seq_lens is empty; give at least one length")
     generator = torch.Generator().manual_seed(seed)
-    pages = [-(-length // PAGE_SIZE) for length in params.seq_lens]
-    num_owned = sum(pages)
-    num_blocks = 1 + num_owned + params.num_spare_blocks + 1
-    trap = num_blocks - 1
-    order = (1 + torch.randperm(num_owned + params.num_spare_blocks, generator=generator)).to(torch.int32)
-    kv_dtype, q_dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
-    kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
-    kv_cache = empty_cache(num_blocks, head_dim, kv_dtype, params.page_stride)
-    table = torch.zeros(len(pages), max(pages) + params.table_pad, dtype=torch.int32)
-    unowned = [Unowned("kv.null", kv_cache[NULL_BLOCK])]
-    used = 0
-    for b, (length, count) in enumerate(zip(params.seq_lens, pages, strict=True)):
-        blocks = order[used : used + count]
-        used += count
-        table[b, :count] = blocks
+    counts = [-(-length // PAGE_SIZE) for length in params.seq_lens]
+    per_block = cache_layouts.pages_in_block(params.layout)
+    *owned, free = cache_layouts.allotted(counts, params.num_spare_blocks, params.layout, generator)
+    # The null block is the first, the trap the last.
+    num_blocks = sum(map(len, (*owned, free))) + 2 * per_block
+    kv_dtype, q_dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
+    kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
+    kv_cache = cache_layouts.empty_cache(num_blocks, head_dim, kv_dtype, params.layout, params.page_stride)
+    table = torch.zeros(len(counts), max(map(len, owned)) + params.table_pad, dtype=torch.int32)
+    unowned = [Unowned("kv.null", kv_cache[:per_block])]
+    for b, (length, count, pages) in enumerate(zip(params.seq_lens, counts, owned, strict=True)):
+        table[b, : len(pages)] = pages
         latents = torch.randn(count * PAGE_SIZE, head_dim, generator=generator)
-        stored = _rounded_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
+        stored = cache_layouts.rounded_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
         # As bytes, because older torch cannot index fp8.
-        kv_cache.view(torch.uint8)[blocks.long()] = stored.view(torch.uint8)
+        kv_cache.view(torch.uint8)[pages[:count].long()] = stored.view(torch.uint8)
         if length % PAGE_SIZE:
-            unowned.append(Unowned("kv.tail", kv_cache[int(blocks[-1]), length % PAGE_SIZE :]))
-        unowned.append(Unowned("block_table.pad", table[b, count:]))
-    unowned.extend(Unowned("kv.free", kv_cache[int(block)]) for block in order[used:])
-    unowned.append(Unowned("block_table.pad", kv_cache[trap]))
-    shape = (len(pages), params.query_len, params.num_heads, head_dim)
+            unowned.append(Unowned("kv.tail", kv_cache[int(pages[count - 1]), length % PAGE_SIZE :]))
+        unowned.extend(Unowned("kv.tail", kv_cache[int(page)]) for page in pages[count:])
+        unowned.append(Unowned("block_table.pad", table[b, len(pages) :]))
+    unowned.extend(Unowned("kv.free", kv_cache[int(page)]) for page in free)
+    unowned.append(Unowned("block_table.pad", kv_cache[-per_block:]))
+    shape = (len(counts), params.query_len, params.num_heads, head_dim)
     return DecodeInputs(
         q=_queries(shape, q_dtype, generator, contiguous=params.contiguous_q),
         kv_cache=kv_cache,
@@ -175,8 +171,9 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
         seq_lens=torch.tensor(params.seq_lens, dtype=torch.int32),
         scale=head_dim**-0.5,
         kv_scale=kv_scale,
-        trap_block=trap,
-        unowned=unowned,
+        trap_block=num_blocks - 1,
+        unowned=unowned + _beside(kv_cache, params.layout),
+        layout=params.layout,
     )
 
 
@@ -191,10 +188,10 @@ def mla_decode_sparse(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
             "give one count for each token, none of them larger than either"
         )
     generator = torch.Generator().manual_seed(seed)
-    kv_dtype, q_dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
-    kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
+    kv_dtype, q_dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
+    kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
     latents = torch.randn(params.num_blocks, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = _rounded_latents(latents, kv_dtype, kv_scale)
+    kv_cache = cache_layouts.laid_out(cache_layouts.rounded_latents(latents, kv_dtype, kv_scale), params.layout)
     indices = torch.full((len(params.num_chosen), params.topk), -1, dtype=torch.int32)
     for token, count in enumerate(params.num_chosen):
         slots = PAGE_SIZE + torch.randperm(num_slots, generator=generator)[:count]
@@ -210,7 +207,8 @@ def mla_decode_sparse(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
         indices=indices,
         scale=head_dim**-0.5,
         kv_scale=kv_scale,
-        unowned=unowned,
+        unowned=unowned + _beside(kv_cache, params.layout),
+        layout=params.layout,
     )
 
 
@@ -284,10 +282,10 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
     head_dim = _checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     num_live = params.num_tokens - params.num_padded
     num_pages = 2 + -(-num_live // PAGE_SIZE)
-    kv_dtype, dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
-    kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
+    kv_dtype, dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
+    kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
     others = torch.randn(1 + num_pages + 1, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = _rounded_latents(others, kv_dtype, kv_scale)
+    kv_cache = cache_layouts.laid_out(cache_layouts.rounded_latents(others, kv_dtype, kv_scale), params.layout)
     slots = PAGE_SIZE + torch.randperm(num_pages * PAGE_SIZE, generator=generator)[:num_live]
     kv_c = _randn((params.num_tokens, params.kv_lora_rank), dtype, generator)
     k_pe = _randn((params.num_tokens, params.qk_rope_head_dim), dtype, generator)
@@ -302,7 +300,9 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
             Unowned("kv.free", kv_cache[-1]),
             Unowned("graph.pad_rows", kv_c[num_live:]),
             Unowned("graph.pad_rows", k_pe[num_live:]),
+            *_beside(kv_cache, params.layout),
         ],
+        layout=params.layout,
     )
 
 
@@ -361,6 +361,10 @@ def _checked_head_dim(rank: int, rope_dim: int) -> int:
     return rank + rope_dim
 
 
+def _beside(kv_cache: Tensor, layout: CacheLayout) -> list[Unowned]:
+    return [Unowned("kv.neighbor", memory) for memory in cache_layouts.neighbors(kv_cache, layout).values()]
+
+
 def _activation_dtype(kv: str) -> torch.dtype:
     """The type of activations beside a cache of type `kv`: an fp8 cache serves a bfloat16 model."""
     return torch.float32 if kv == "fp32" else torch.bfloat16
@@ -390,10 +394,3 @@ def _queries(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Genera
 
 def _offsets(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
-
-
-def _rounded_latents(latents: Tensor, dtype: torch.dtype, kv_scale: float | None) -> Tensor:
-    """Latents as a cache of `dtype` holds them: fp8 is divided by `kv_scale` and saturated."""
-    if kv_scale is None:
-        return latents.to(dtype)
-    return (latents / kv_scale).clamp(-E4M3_MAX, E4M3_MAX).to(dtype)

@@ -113,6 +113,12 @@ def page_offsets(blocks: Tensor, page_stride: int) -> Tensor:
     return blocks.to(torch.int64) * page_stride
 
 
+@seam("layout.packed-pages", "layout.manager-block-stride")
+def pages_as_stored(kv_cache: Tensor) -> Tensor:
+    """The cache [N, P, D] with the stride of its pages, which need not follow from their size (PR 45111)."""
+    return kv_cache
+
+
 @seam("decode.zero-length-row-nan")
 def divide_by_sum(accumulated: Tensor, total: Tensor) -> Tensor:
     """accumulated [..., R] / total [...]. A total of 0 means a row without keys; the row stays 0."""
@@ -233,10 +239,11 @@ def _load_tile(call: _Call, request: Tensor, page: Tensor) -> Tensor:
     stride = call.kv_cache.stride(0)
     offsets = page_offsets(call.block_table[request, column], stride)
     block = check_indices(offsets.div(stride, rounding_mode="floor"), call.kv_cache.shape[0], "block_table")
-    if call.kv_cache.dtype != torch.float8_e4m3fn:
-        return call.kv_cache.index_select(0, block).float()
+    pages = pages_as_stored(call.kv_cache)
+    if pages.dtype != torch.float8_e4m3fn:
+        return pages.index_select(0, block).float()
     # Older torch cannot index fp8. A table of the 256 values is three times as fast as a conversion.
-    raw = call.kv_cache.view(torch.uint8).index_select(0, block)
+    raw = pages.view(torch.uint8).index_select(0, block)
     table = torch.arange(256, dtype=torch.uint8, device=raw.device).view(torch.float8_e4m3fn).float()
     return table.index_select(0, raw.flatten().int()).view(raw.shape)
 
@@ -303,7 +310,8 @@ def load_chosen(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
 def gather_slots(kv_cache: Tensor, slots: Tensor) -> Tensor:
     """The latents [..., D] float32 of slots [...] int64 of a cache [N, P, D] of any strides, unscaled."""
     block, offset = slots // kv_cache.shape[1], slots % kv_cache.shape[1]
-    if kv_cache.dtype != torch.float8_e4m3fn:
-        return kv_cache[block, offset].float()
+    pages = pages_as_stored(kv_cache)
+    if pages.dtype != torch.float8_e4m3fn:
+        return pages[block, offset].float()
     # Older torch cannot index fp8, only its bytes.
-    return kv_cache.view(torch.uint8)[block, offset].view(torch.float8_e4m3fn).float()
+    return pages.view(torch.uint8)[block, offset].view(torch.float8_e4m3fn).float()

@@ -19,7 +19,7 @@ def write_kv(
     kv_c: [T, R], k_pe: [T, E], kv_cache: [N, P, R + E] of any strides, slot_mapping: [T] int. An fp8 cache holds
     value / kv_scale, saturated at 448. Raises IllegalAddress for a slot at or past N * P.
     """
-    page_size = kv_cache.shape[1]
+    kv_cache, page_size = pages_to_write(kv_cache), kv_cache.shape[1]
     kept, slots = stored_slots(slot_mapping, kv_cache.shape[0] * page_size)
     block, offset = slots // page_size, slots % page_size
     rows = torch.cat((kv_c[kept], k_pe[kept]), dim=-1)
@@ -29,6 +29,12 @@ def write_kv(
         kv_cache.view(torch.uint8)[block, offset] = stored.view(torch.uint8)
     else:
         kv_cache[block, offset] = rows.to(kv_cache.dtype)
+
+
+@seam("layout.packed-pages-written")
+def pages_to_write(kv_cache: Tensor) -> Tensor:
+    """The cache [N, P, D] with the stride of its pages, which need not follow from their size (ROCm/aiter#3492)."""
+    return kv_cache
 
 
 @seam("index.slot-minus-one-wraps")
