@@ -30,8 +30,11 @@ def hint(spec: KernelSpec, function: Callable[..., Any], args: tuple[Any, ...], 
     if not differing or not _runs_at_deepseek(spec, function, args[0].device.type):
         return ""
     runs, raises = (", ".join(str(sizes[name]) for name in differing) for sizes in (known, given))
+    declare = '"deepseek"'
+    if differing == ["heads"]:
+        declare = '{"like": "deepseek", "num_heads": ' + known["heads"].split()[0] + "}"
     raised = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return f'{spec.name} runs at {runs}, raises at {raises} ({raised}): {DECLARE_SHAPES}"deepseek"'
+    return f"{spec.name} runs at {runs}, raises at {raises} ({raised}): {DECLARE_SHAPES}{declare}"
 
 
 def _sizes(op: str, args: tuple[Tensor, ...]) -> dict[str, str]:

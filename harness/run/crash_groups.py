@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from harness.core.cases import AskVerdict, Job
 from harness.core.finding_words import DECLARE_SHAPES
 from harness.core.records import FAILED, NOT_RUN, CaseResult, Verdict
+from harness.core.shapes import DEEPSEEK, misfit, sizes_of
 
 MOST_ALIKE = 3
 """Crashes in a row for one reason, after which the rest of a group is not run."""
@@ -19,8 +20,8 @@ class CrashGroups:
 
     A group is a scenario with the same kernels on the same device. After MOST_ALIKE crashes in a row with the same
     reason, apart from numbers and addresses, the rest of the group is not run. "In a row" is by the order in which
-    results come, and a skipped case is no result. A kernel that raises at sizes that it should declare (DECLARE_SHAPES)
-    is not run again at these sizes, in any scenario.
+    results come, and a skipped case is no result. A kernel that runs at DeepSeek's sizes only, and does not declare that
+    (DECLARE_SHAPES), is not run again at other sizes, in any scenario.
 
     Trials, cases with an injected bug or a proposed fix, cases with a known failure, and cases that name no kernel
     neither count nor are held back.
@@ -54,15 +55,14 @@ class CrashGroups:
             self._streaks.pop(group, None)
         text = " ".join((result.reason, *(finding.message for finding in result.findings)))
         if result.verdict in FAILED and DECLARE_SHAPES in text:
-            for kernel, rank, rope in _sized(job):
+            for kernel in _of_other_sizes(job):
                 if kernel in text:
-                    why = f"{NOT_RUN}{kernel} raises at {rank}+{rope} ({result.id}); {DECLARE_SHAPES}"
-                    self._why[kernel, rank, rope] = why
+                    self._why[kernel] = f"{NOT_RUN}{kernel} raises at such sizes ({result.id}); {DECLARE_SHAPES}"
 
     def take_from(self, waiting: deque[Job]) -> Iterator[CaseResult]:
         """Remove the jobs that need not run from `waiting`. Yields their results, with verdict `skip`."""
         for job in list(waiting) if self._why else ():
-            keys = (_group(job), *_sized(job)) if job.key in self._jobs else ()
+            keys = (_group(job), *_of_other_sizes(job)) if job.key in self._jobs else ()
             why = next((self._why[key] for key in keys if key in self._why), None)
             if why is not None:
                 waiting.remove(job)
@@ -82,7 +82,7 @@ def _group(job: Job) -> Hashable:
     return job.case.scenario, job.device, *_kernels(job)
 
 
-def _sized(job: Job) -> list[tuple[str, int, int]]:
-    """Each kernel of a job with the sizes of the latent: kv_lora_rank, qk_rope_head_dim. Empty without such sizes."""
-    rank, rope = (getattr(job.case.params, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim"))
-    return [] if rank is None or rope is None else [(kernel, rank, rope) for kernel in _kernels(job)]
+def _of_other_sizes(job: Job) -> list[str]:
+    """The kernels of a job that it calls at other sizes than DeepSeek's."""
+    ops = {kernel: kernel.partition("/")[0] for kernel in _kernels(job)}
+    return [kernel for kernel, op in ops.items() if misfit(DEEPSEEK, sizes_of(op, job.case.params))]

@@ -74,3 +74,30 @@ def test_gpus_are_given_back_when_the_case_dies(pool: WorkerPool, tmp_path: Path
     (result,) = pool.run([job("wide", num_gpus=2, does="exit")])
     assert result.verdict is Verdict.CRASH
     assert GpuLocks(GPUS, tmp_path).take(2) == (0, 1)
+
+
+def test_workers_share_a_gpu_when_asked_and_no_other_session_gets_it(tmp_path: Path) -> None:
+    with WorkerPool(3, per_gpu=2, execute="stub_execute:execute", environ=STUB) as pool:
+        pool.environment = pool.start().model_copy(update={"gpus": GPUS[:1]})
+        pool._gpus = GpuLocks(GPUS[:1], tmp_path, shares=2)
+        at_once: list[int] = []
+        # All workers are ready before the first job for a GPU.
+        while sum(worker.is_ready for worker in pool._workers) < 3:
+            list(pool.run([job(name, seconds=0.2) for name in ("x", "y", "z")]))
+
+        def on_start(begun: Job) -> None:
+            at_once.append(len(pool._gpu_of))
+            assert GpuLocks(GPUS[:1], tmp_path).take() == ()
+
+        jobs = [job(name, device="cuda", seconds=0.2) for name in ("a", "b", "c", "d")]
+        assert {result.verdict for result in pool.run(jobs, on_start)} == {Verdict.PASS}
+        assert max(at_once) == 2
+    assert GpuLocks(GPUS[:1], tmp_path).take() == (0,)
+
+
+def test_shares_are_spread_over_the_gpus(tmp_path: Path) -> None:
+    locks = GpuLocks(GPUS[:2], tmp_path, shares=2)
+    assert [locks.take() for _ in range(5)] == [(0,), (1,), (0,), (1,), ()]
+    locks.give_back(1)
+    assert GpuLocks(GPUS[:2], tmp_path).take() == ()
+    assert locks.take() == (1,)

@@ -1,0 +1,88 @@
+"""Write docs/kernel-matrix.md from runs of the matrix over all kernels of a release, on one GPU.
+
+mla-harness run -m kernel-matrix --device cuda --per-gpu 6 --out RUNS
+python tools/matrix_document.py RELEASE=RUN [RELEASE=RUN …] > docs/kernel-matrix.md
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from markdown_page import brief, table
+
+from harness.core.errors import HarnessError
+from harness.core.records import BAD, CaseResult, Verdict
+from harness.scenario.load import load_scenarios
+from harness.store.run_folder import RunStore
+
+OP_OF = {scenario.name: scenario.op for scenario in load_scenarios(None)}
+VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.KNOWN]
+
+
+def document(runs: dict[str, RunStore]) -> str:
+    """The page: for each release its cells by kernel and verdict, and the groups of cells that are not clean."""
+    parts = [part for release, store in runs.items() for part in _release(release, store)]
+    return (
+        "# Every kernel on every axis\n\n"
+        + (
+            "Written by `python tools/matrix_document.py` from runs of `mla-harness run -m kernel-matrix`; nothing here is "
+            "typed by hand. A cell is one case: a kernel, a cache type, and a point of the axes of a `kernel-matrix-*` "
+            "scenario. [findings.md](findings.md) explains the cells that are not clean.\n\n"
+        )
+        + "\n\n".join(parts)
+    )
+
+
+def _release(release: str, store: RunStore) -> Iterator[str]:
+    results = store.results()
+    machine = store.plan.environment
+    gpu = next(iter(machine.get("gpus") or ()), {})
+    engines = ", ".join(f"{name} {version}" for name, version in (machine.get("engines") or {}).items() if version)
+    yield f"## {release}"
+    yield (
+        f"{gpu.get('name', 'no GPU')}, torch {machine.get('torch', '?')}, {engines or 'no engine'}: {len(results):,} "
+        f"cells in {store.plan.seconds:.0f} s."
+    )
+    counts: dict[str, Counter[Verdict]] = {}
+    for result in results:
+        counts.setdefault(_kernel(result), Counter())[result.verdict] += 1
+    rows = [[f"`{name}`", *(found[verdict] or "" for verdict in VERDICTS)] for name, found in sorted(counts.items())]
+    total = sum(counts.values(), Counter[Verdict]())
+    yield table(("kernel", *(v.value for v in VERDICTS)), [*rows, ["**all**", *(total[v] or "" for v in VERDICTS)]])
+    groups: dict[tuple[str, str, str, str], list[CaseResult]] = {}
+    for result in results:
+        if result.verdict in BAD:
+            oracle = result.findings[0].oracle if result.findings else ""
+            key = (_kernel(result), result.scenario, f"{result.verdict.value} {oracle}", _alike(result.reason))
+            groups.setdefault(key, []).append(result)
+    if groups:
+        bad = [
+            (f"`{name}`", scenario, verdict, len(found), f"`{found[0].id}`", brief(found[0].reason, 160))
+            for (name, scenario, verdict, _), found in groups.items()
+        ]
+        yield table(("kernel", "scenario", "verdict", "cells", "first cell", "its reason"), bad)
+    skipped = Counter(_alike(result.reason) for result in results if result.verdict is Verdict.SKIP)
+    if skipped:
+        yield table(("skipped", "cells"), [(brief(reason, 160), count) for reason, count in skipped.most_common()])
+
+
+def _kernel(result: CaseResult) -> str:
+    found = re.search(r"kernel=([^,\]]+)", result.id)
+    return f"{OP_OF.get(result.scenario, result.scenario)}/{found[1] if found else '?'}"
+
+
+def _alike(reason: str) -> str:
+    """A reason without the numbers and case ids in which equal failures differ."""
+    return re.sub(r"\S+\[[^\]]*\]|0x[0-9a-f]+|\d+(\.\d+)?(e-?\d+)?", "#", reason)
+
+
+if __name__ == "__main__":
+    try:
+        given = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
+        print(document({release: RunStore.open(Path(run)) for release, run in given.items()}))
+    except HarnessError as error:
+        sys.exit(f"matrix_document: {error}")
