@@ -20,7 +20,7 @@ class CrashGroups:
 
     A group is a scenario with the same kernels on the same device. After MOST_ALIKE crashes in a row with the same
     reason, apart from numbers and addresses, the rest of the group is not run. "In a row" is by the order in which
-    results come, and a skipped case is no result. A kernel that runs at DeepSeek's sizes only, and does not declare that
+    results come, and a skipped case is no result. A kernel that runs at DeepSeek's sizes only, and does not declare it
     (DECLARE_SHAPES), is not run again at other sizes, in any scenario.
 
     Trials, cases with an injected bug or a proposed fix, cases with a known failure, and cases that name no kernel
