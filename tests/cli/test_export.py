@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.cli import export
+from harness.core.cases import Job
+from harness.core.records import CaseResult
 from harness.diagnose.script.code import MARKER
 from harness.diagnose.script.recipes import RECIPES, Recipe
+from harness.run.runner import WorkerPool
 
 from .conftest import GOOD_BODY  # type: ignore[import-not-found]
 
@@ -30,6 +35,28 @@ def test_a_known_bug_is_found_made_small_and_written_once_it_is_seen(repro: Cli,
     assert SHOWN in out
     text = (tmp_path / "out.py").read_text()
     assert "# See vllm-project/vllm#36540." in text and "NUM_TOKENS, WITH_CONTEXT, HEADS, V_DIM = 1, 0, 1, " in text
+
+
+def test_when_a_minute_is_nearly_over_the_case_as_found_is_exported(
+    cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    run = WorkerPool._run
+
+    def noted(self: WorkerPool, waiting: deque[Job], on_start: object) -> Iterator[CaseResult]:
+        tried.extend(job.key for job in waiting)
+        return run(self, waiting, on_start)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WorkerPool, "_run", noted)
+    monkeypatch.setattr(export, "BAR_SECONDS", 0.0)
+    words = ("repro", "merge[num_with_context=7]", "--scenarios", scenarios, "--script", tmp_path / "out.py", "-n", 1)
+    code, out, err = cli(*words)
+    assert code == 0, err
+    assert SHOWN in out and "from merge[num_with_context=7]\n" in out
+    assert "made smaller" not in (tmp_path / "out.py").read_text()
+    # No trial was run, neither for blame nor for smaller cases.
+    assert tried == ["merge[num_with_context=7]!merge.ignore-context-count"]
+    assert cli(*words, "--shrink-seconds", 1)[0] == 0 and len(tried) > 5
 
 
 @pytest.mark.nightly

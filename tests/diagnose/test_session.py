@@ -13,7 +13,7 @@ from harness.core.errors import HarnessError
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.diagnose.blame import find_blame
 from harness.diagnose.perform import carry_out, exit_code
-from harness.diagnose.session import Limits, Session
+from harness.diagnose.session import Limits, Session, first_failure
 from harness.run.environment import Environment, Gpu
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
@@ -29,6 +29,11 @@ class FakePool:
         self.guilty = guilty
         self.environment = Environment(torch="2.13.0", cuda="13.0" if gpus else None, gpus=gpus)
         self.num_run = 0
+
+    num_workers = 1
+
+    def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:
+        return list(self.run(jobs))
 
     def start(self) -> Environment:
         return self.environment
@@ -114,6 +119,13 @@ def test_each_failure_of_a_session_is_blamed_until_its_limits_are_spent() -> Non
     assert set(session.explain([failing_job("a")])) == {"a"}
     assert set(session.explain([failing_job("b"), failing_job("c")])) == {"b"}
     assert session.explain([failing_job("d")]) == {}
+
+
+def test_the_search_for_a_failing_case_stops_at_the_first() -> None:
+    pool, jobs = FakePool("kv.tail"), [failing_job(name)[0] for name in "abc"]
+    passing = jobs[0].model_copy(update={"sites": ()})
+    job, result = first_failure(pool, [passing, *jobs[1:]])  # type: ignore[arg-type]
+    assert job.key == result.key == "b" and pool.num_run == 2
 
 
 def test_workers_that_cannot_start_end_the_work_in_one_error(tmp_path: Path) -> None:
