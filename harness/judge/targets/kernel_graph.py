@@ -47,11 +47,11 @@ def repeated(
     spec: KernelSpec, poison: Poison, call: KernelCall, first: tuple[Tensor, ...], launches: int
 ) -> list[Pair]:
     """`launches` calls in all on equal inputs: the output of each beside the first."""
-    live, before = call.live_requests().cpu(), first[0].cpu()
     pairs = []
     for number in range(1, launches):
         again = invoke(spec, poison, call.args, call.keywords(is_captured=False))
-        pairs.append(Pair("repeats", f"out of launch {number}", before, again[0].cpu(), live, "", "request"))
+        live, name = call.live_requests().cpu(), f"out of launch {number}"
+        pairs.append(Pair("repeats", name, first[0].cpu(), again[0].cpu(), live, "", "request"))
     return pairs
 
 
