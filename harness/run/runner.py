@@ -22,6 +22,8 @@ from harness.run.requests import WorkerRequest
 MAX_WORKERS = 4
 MAX_SPARES = 2
 """Spare workers for each GPU, or for the CPU, once a worker there was lost. A machine of few cores has one."""
+CORES_FOR_EARLY_SPARES = 8
+"""On a machine with so many cores the spares of a GPU start with its first worker: CUDA takes seconds to start."""
 DESCRIBE_SECONDS = 30.0
 
 
@@ -44,9 +46,9 @@ class WorkerPool(Pool):
     """Worker processes of this machine.
 
     A spare worker takes the place of a worker that a case took down, so that the next case need not wait for torch and
-    CUDA. Spares start in the background, the first ones when the first worker is lost. On a GPU they share the GPU of
-    the lost worker and its lock. A worker that dies before it is ready raises WorkerError, because the next one would
-    die as well.
+    CUDA. Spares start in the background when the first worker is lost; on a large machine, with the first job for a
+    GPU. They share the GPU of the lost worker and its lock. A worker that dies before it is ready raises WorkerError,
+    because the next one would die as well.
     """
 
     def __init__(self, num_workers: int | None = None, per_gpu: int = 1, **options: Any) -> None:
@@ -191,6 +193,8 @@ class WorkerPool(Pool):
         self._gpus = self._gpus or GpuLocks(self.environment.gpus, shares=self._per_gpu)
         for gpu in self._gpus.take():
             self._gpu_of[worker] = gpu
+            if num_usable_cores() >= CORES_FOR_EARLY_SPARES:
+                self._fill_spares(gpu)
         return worker in self._gpu_of
 
     def _result_of(self, worker: Worker, job: Job) -> CaseResult | None:
@@ -258,13 +262,18 @@ class WorkerPool(Pool):
         """End a worker that a case took down. A spare takes its place and its GPU."""
         gpu = self._gpu_of.pop(worker, None)
         self._retire(worker)
-        spares = self._spares[gpu]
-        # One of these takes the place at once, so as many spares as there should be are left.
-        while len(spares) <= min(MAX_SPARES, max(1, num_usable_cores() // 4)):
-            spares.append(self._spawn(*(() if gpu is None else (str(gpu),))))
-        self._workers.append(spares.pop(0))
+        self._fill_spares(gpu)
+        self._workers.append(self._spares[gpu].pop(0))
+        # As many spares as there should be are left while this one works.
+        self._fill_spares(gpu)
         if gpu is not None:
             self._gpu_of[self._workers[-1]] = gpu
+
+    def _fill_spares(self, gpu: int | None) -> None:
+        """Start spares until a GPU, or the CPU, has all of them."""
+        spares = self._spares[gpu]
+        while len(spares) < min(MAX_SPARES, max(1, num_usable_cores() // 4)):
+            spares.append(self._spawn(*(() if gpu is None else (str(gpu),))))
 
     def _retire(self, worker: Worker) -> None:
         for group in (self._workers, *self._spares.values()):

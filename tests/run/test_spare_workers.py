@@ -94,6 +94,17 @@ def test_a_spare_takes_the_gpu_of_the_lost_worker_and_keeps_its_lock(pool: Worke
     assert theirs.take() == (0,)
 
 
+def test_on_a_large_machine_a_gpu_has_its_spare_before_the_first_crash(
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "CORES_FOR_EARLY_SPARES", 1)
+    with_gpus(pool, 1, tmp_path)
+    pool.run_in_order([job_of("passes", device="cuda", does="pid")])
+    (spare,) = spares(pool)
+    results = pool.run_in_order([job_of("dies", device="cuda", does="exit"), job_of("pid", device="cuda", does="pid")])
+    assert results[0].verdict is Verdict.CRASH and results[1].reason == str(spare)
+
+
 def test_a_case_over_several_gpus_ends_the_spares_that_sit_on_them(pool: WorkerPool, tmp_path: Path) -> None:
     with_gpus(pool, 2, tmp_path)
     jobs = [job_of("dies", device="cuda", does="exit"), job_of("wide", num_gpus=2)]
