@@ -41,6 +41,7 @@ from harness.judge.targets.kernel_call import (
     keeps,
     prepared,
 )
+from harness.judge.targets.record_calls import read_records, write_records
 from harness.kernels.ops import inputs as op_inputs
 from harness.kernels.ops import reference
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
@@ -299,4 +300,6 @@ _BUILDERS: dict[str, Callable[[Any, Setting], KernelCall]] = {
     "quantize_fp8": _quantize_fp8,
     "route_experts": _route_experts,
     "quantize_blocks": _quantize_blocks,
+    "write_records": write_records,
+    "read_records": read_records,
 }

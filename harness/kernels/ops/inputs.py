@@ -25,17 +25,22 @@ from harness.core.ops import (
 )
 from harness.kernels.ops.block_formats import FORMATS
 from harness.kernels.ops.large_cache import empty_cache
+from harness.kernels.ops.record_formats import cached_latents
 
 NULL_BLOCK = 0
 """The block that belongs to no request: unused entries of block tables point to it."""
 
-KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
+KV_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_ds_mla": torch.uint8,
+}
 KV_SCALE = 0.0117
 """The per-tensor scale of fp8 caches: latents of unit variance use the range of e4m3 without saturating.
 
 It is no power of two, so an op that omits it or applies it twice in a rounding step cannot be right by luck.
 """
-E4M3_MAX = 448.0
 
 
 @dataclass(slots=True)
@@ -159,7 +164,7 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
         used += count
         table[b, :count] = blocks
         latents = torch.randn(count * PAGE_SIZE, head_dim, generator=generator)
-        stored = _rounded_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
+        stored = cached_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
         # As bytes, because older torch cannot index fp8.
         kv_cache.view(torch.uint8)[blocks.long()] = stored.view(torch.uint8)
         if length % PAGE_SIZE:
@@ -194,7 +199,7 @@ def mla_decode_sparse(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
     kv_dtype, q_dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
     kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
     latents = torch.randn(params.num_blocks, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = _rounded_latents(latents, kv_dtype, kv_scale)
+    kv_cache = cached_latents(latents, kv_dtype, kv_scale)
     indices = torch.full((len(params.num_chosen), params.topk), -1, dtype=torch.int32)
     for token, count in enumerate(params.num_chosen):
         slots = PAGE_SIZE + torch.randperm(num_slots, generator=generator)[:count]
@@ -287,7 +292,7 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
     kv_dtype, dtype = KV_DTYPES[params.kv], _activation_dtype(params.kv)
     kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
     others = torch.randn(1 + num_pages + 1, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = _rounded_latents(others, kv_dtype, kv_scale)
+    kv_cache = cached_latents(others, kv_dtype, kv_scale)
     slots = PAGE_SIZE + torch.randperm(num_pages * PAGE_SIZE, generator=generator)[:num_live]
     kv_c = _randn((params.num_tokens, params.kv_lora_rank), dtype, generator)
     k_pe = _randn((params.num_tokens, params.qk_rope_head_dim), dtype, generator)
@@ -390,10 +395,3 @@ def _queries(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Genera
 
 def _offsets(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
-
-
-def _rounded_latents(latents: Tensor, dtype: torch.dtype, kv_scale: float | None) -> Tensor:
-    """Latents as a cache of `dtype` holds them: fp8 is divided by `kv_scale` and saturated."""
-    if kv_scale is None:
-        return latents.to(dtype)
-    return (latents / kv_scale).clamp(-E4M3_MAX, E4M3_MAX).to(dtype)
