@@ -9,7 +9,7 @@ from harness.kernels.torch.records import swizzled_scales
 
 def interleaved_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:
     """Take blocks of the same size for interleaved records: a scale is then four values of a token (PR 50576)."""
-    values, scales = cache.split((cache.shape[2] - scale_bytes, scale_bytes), dim=-1)
+    values, scales = cache.split_with_sizes([cache.shape[2] - scale_bytes, scale_bytes], dim=-1)
     return values, scales
 
 

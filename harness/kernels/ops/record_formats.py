@@ -103,7 +103,7 @@ def decode(records: Tensor, record_format: str, scale: float | None = None) -> T
     form = RECORDS[record_format]
     if not form.quantized:
         return records.view(torch.bfloat16).double()
-    values, *others = records.split(form.parts, dim=1)
+    values, *others = records.split_with_sizes(list(form.parts), dim=1)
     codes = decoded_values(values, BLOCK_FORMATS["nvfp4" if form.group == 16 else "mxfp8"]).double()
     if form.group:
         is_e4m3 = form.group == 16
@@ -131,7 +131,7 @@ def spans(cache: Tensor, slots: Tensor, record_format: str) -> Iterator[Tensor]:
     """Views of the bytes of these slots, each as long as possible."""
     page_size = cache.shape[1]
     place, blocks = places(record_format, page_size), cache.flatten(1)
-    for block in (slots // page_size).unique().tolist():
+    for block in sorted(set((slots // page_size).tolist())):
         taken = place[slots[slots // page_size == block] % page_size].flatten().sort().values
         starts = torch.cat((torch.ones(1, dtype=torch.bool), taken.diff() > 1)).nonzero().flatten()
         for run in taken.tensor_split(starts[1:]):
@@ -141,7 +141,7 @@ def spans(cache: Tensor, slots: Tensor, record_format: str) -> Iterator[Tensor]:
 def cached_latents(latents: Tensor, dtype: torch.dtype, kv_scale: float | None) -> Tensor:
     """Latents [..., D] as a cache of `dtype` holds them: fp8 is divided by `kv_scale`, bytes are `fp8_ds_mla`."""
     if dtype == torch.uint8:
-        return encode(latents.flatten(0, -2), "fp8_ds_mla").unflatten(0, latents.shape[:-1])
+        return encode(latents.flatten(0, -2), "fp8_ds_mla").view(*latents.shape[:-1], -1)
     if kv_scale is None:
         return latents.to(dtype)
     return (latents / kv_scale).clamp(-E4M3_MAX, E4M3_MAX).to(dtype)

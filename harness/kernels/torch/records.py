@@ -62,7 +62,7 @@ def read_records(
 def _views(cache: Tensor, record_format: str) -> list[Tensor]:
     """The parts of the records: views of the cache as `_encoded` and `_decoded` order them."""
     if record_format == "indexer_interleaved":
-        values, scales = cache.split((_INDEX_WIDTH, 4), dim=-1)
+        values, scales = cache.split_with_sizes([_INDEX_WIDTH, 4], dim=-1)
         return [values[:, :, None], inline_scales(cache, scales)[:, :, None]]
     if record_format not in _SCALE_BYTES:
         return [cache[:, :, None]]
@@ -151,7 +151,7 @@ def _decoded(parts: list[Tensor], record_format: str, scale: float | None) -> Te
 
 def ds_mla_rows(records: Tensor) -> Tensor:
     """Latents and rope [..., 576] float32 of records [..., 656] uint8 of `fp8_ds_mla`."""
-    codes, scales, rope = (part.contiguous() for part in records.split((_LATENTS, 16, 128), dim=-1))
+    codes, scales, rope = (part.contiguous() for part in records.split_with_sizes([_LATENTS, 16, 128], dim=-1))
     scale = scales.view(torch.float32).repeat_interleave(_GROUP, dim=-1)
     return torch.cat((codes.view(torch.float8_e4m3fn).float() * scale, rope.view(torch.bfloat16).float()), dim=-1)
 
