@@ -78,9 +78,15 @@ class VllmParams(Params):
 class VllmHostParams(Params):
     """A part of vLLM's own Python, run on a CPU on inputs of the harness."""
 
-    part: Literal["new-blocks", "decode-plan", "graph-capture", "prefill-merge", "padded-decode", "batch-order"] = (
-        Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
-    )
+    part: Literal[
+        "new-blocks",
+        "decode-plan",
+        "graph-capture",
+        "prefill-merge",
+        "padded-decode",
+        "batch-order",
+        "indexer-records",
+    ] = Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the part fills what a captured graph reads"
     )
