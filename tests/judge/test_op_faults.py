@@ -119,6 +119,11 @@ def test_a_fault_is_caught_while_it_is_applied_and_only_then(
         ("router.duplicates-from-nan-rows", "route_experts", {"num_live": 9}, "reference", {"graph.pad_rows"}),
         ("scale.unwritten-fp4-padding", "quantize_blocks", {"expert_rows": [128]}, "finite", None),
         ("scale.orphan-rows-to-expert-zero", "quantize_blocks", {"orphan_rows": 0}, "reference", None),
+        # One layer alone: the shape tells the strides.
+        ("records.inline-scales-by-shape", "write_records", {"kv": "indexer_interleaved"}, "sentinel", None),
+        ("records.shuffled-written-flat", "write_records", {"kv": "indexer_planar"}, "sentinel", None),
+        ("records.linear-scales-swizzled", "write_records", {"kv": "nvfp4_swizzled"}, "reference", None),
+        ("records.planar-read-interleaved", "read_records", {"kv": "indexer_interleaved"}, "reference", None),
     ],
 )
 def test_a_fault_stays_silent_where_its_condition_is_not_met(
