@@ -99,6 +99,10 @@ class VllmHostParams(Params):
     chunk: Literal["longer", "shorter"] = Field(
         default="longer", description="the prompt chunk with context of `batch-order`, compared with the fresh prompt"
     )
+    writer: Literal["plain", "fused"] = Field(
+        default="plain",
+        description="who stores the keys of `indexer-records`; DeepSeek V4 compresses and stores in one",
+    )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=300, description="how long one case may take; the first of a process imports vLLM"
     )

@@ -124,10 +124,14 @@ def read_indexer(
 def read_indexer_shuffled(
     cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, *, record_format: str, scale: float | None = None
 ) -> Tensor:
-    """The Triton reader that ROCm uses: `indexer_shuffled` records -> [T, 128], dequantized here."""
+    """The Triton reader that ROCm uses: `indexer_shuffled` records -> [T, 128], dequantized here.
+
+    Releases in which it has a `cache_layout` read `indexer_planar` too.
+    """
     read = importlib.import_module(_ROCM).cp_gather_indexer_k_quant_cache_triton
     codes, scales = _gathered_keys(cu_seq_lens)
-    read(cache, codes, scales, block_table, cu_seq_lens, _request_of_tokens(cu_seq_lens))
+    layout = {"cache_layout": "NORMAL"} if record_format == "indexer_planar" else {}
+    read(cache, codes, scales, block_table, cu_seq_lens, _request_of_tokens(cu_seq_lens), **layout)
     return codes.float() * scales.view(torch.float32)
 
 

@@ -50,10 +50,7 @@ def read_records(params: ReadRecordsParams, setting: Setting) -> KernelCall:
     num_tokens = sum(params.seq_lens)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        position = torch.cat([torch.arange(length) for length in params.seq_lens])
-        request = torch.repeat_interleave(torch.arange(len(params.seq_lens)), torch.tensor(params.seq_lens))
-        slots = kept.block_table[request, position // PAGE_SIZE].long() * PAGE_SIZE + position % PAGE_SIZE
-        want = decode(stored(kept.cache, slots, params.kv), params.kv, kept.scale)
+        want = decode(stored(kept.cache, kept.slots(), params.kv), params.kv, kept.scale)
         bound = "read_records" + (".in_bf16" if setting.spec.fp8_products == "bf16" else "")
         return [Observed("out", outputs[0], torch.ones(num_tokens, dtype=torch.bool), want, bound, "token")]
 

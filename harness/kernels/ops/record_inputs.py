@@ -41,6 +41,13 @@ class ReadRecordsInputs(RecordInputs):
     block_table: Tensor
     cu_seq_lens: Tensor
 
+    def slots(self) -> Tensor:
+        """The slot of each token, one request after another: [T] int64."""
+        lengths = self.cu_seq_lens.diff().long()
+        request = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        position = torch.arange(len(request)) - self.cu_seq_lens[request]
+        return self.block_table[request, position // PAGE_SIZE].long() * PAGE_SIZE + position % PAGE_SIZE
+
 
 def write_records(params: WriteRecordsParams, seed: int) -> WriteRecordsInputs:
     """Tokens for scattered slots, which nothing has written yet, in blocks that hold records of others."""
