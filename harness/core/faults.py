@@ -76,6 +76,18 @@ FAULTS: tuple[FaultSpec, ...] = (
            "the fp8 scale covers rows that pad a data-parallel rank to the longest", "experts:all_rows_of_all_ranks"),
     _fault("scale.sentinel-never-replaced", "vllm-project/vllm-omni#5262", "engine.memory:settled",
            "a scale that the checkpoint lacks stays what it was before loading", "experts:sentinel_as_scale"),
+    # Records of a cache: the writer and the reader of a token's bytes.
+    _fault("records.shuffled-written-flat", "vllm-project/vllm#52109", "kernels.torch.records:shuffled_values",
+           "the indexer's keys are written row by row and read in tiles of 16 x 16", "records:flat_values"),
+    _fault("records.planar-read-interleaved", "vllm-project/vllm#50576", "kernels.torch.records:planar_parts",
+           "blocks with the values first and the scales behind them are read token by token",
+           "records:interleaved_parts"),
+    _fault("records.inline-scales-by-shape", "vllm-project/vllm#49716", "kernels.torch.records:inline_scales",
+           "the places of scales inside the records follow from the cache's shape, not from its strides",
+           "records:scales_by_shape"),
+    _fault("records.linear-scales-swizzled", "vllm-project/vllm#50084", "kernels.torch.records:linear_scales",
+           "NVFP4 scales are written for SM100's attention, and another GPU reads them in order",
+           "records:scales_for_another_gpu"),
     # Blocks that change hands between layers of different types.
     _fault("kv.tail-masked-by-multiply", "flashinfer-ai/flashinfer#941", "kernels.torch.decode:mask_unused_values",
            "unused KV slots are masked in the scores only: 0 times NaN reaches live rows", "memory:values_as_loaded"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from harness.core.ops import RecordFormat
 from harness.core.params import Params, ParamsT
 from harness.core.registry import attribute_at
 from harness.core.shapes import ANY, RESIZABLE, Shapes, misfit, sizes_of
@@ -156,7 +157,7 @@ KERNELS: tuple[KernelSpec, ...] = (
             "decode:mla_decode_prefetch", needs_valid_table=True),
     _torch("mla_decode_sparse", "gather",
            "one gathered row of slots a token; selects those that are there; leaves rows without any unwritten",
-           "decode:mla_decode_sparse"),
+           "decode:mla_decode_sparse", kv=("fp32", "bf16", "fp8_e4m3", "fp8_ds_mla")),
     _torch("mla_decode_plan", "tiled",
            "at most 4 pieces a request, of equal size in the batch; fixed shapes, made on the device",
            "plan:mla_decode_plan", chunked=True, cuda_twin="triton"),
@@ -192,4 +193,8 @@ KERNELS: tuple[KernelSpec, ...] = (
     _torch("quantize_blocks", "torch",
            "nvfp4, mxfp4 and mxfp8; scales of each expert in tiles of their own, padded with code 0",
            "quantize:quantize_blocks"),
+    _torch("write_records", "torch", "every format, by views that follow the strides of the cache",
+           "records:write_records", kv=get_args(RecordFormat)),
+    _torch("read_records", "torch", "every format, by views that follow the strides of the cache",
+           "records:read_records", kv=get_args(RecordFormat)),
 )  # fmt: skip

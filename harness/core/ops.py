@@ -2,7 +2,7 @@
 
 Letters: B requests, S query tokens a request, T tokens, H heads, P page size, R latent rank (`kv_lora_rank`),
 E rope dim, D = R + E, V value dim, N blocks, M block-table columns, X experts, k experts a token, C context tokens
-(in `quantize_blocks` bytes of a row), G scales a row in S rows.
+(in `quantize_blocks` bytes of a row), G scales a row in S rows, W elements of a row that a record holds.
 """
 
 from __future__ import annotations
@@ -164,6 +164,22 @@ OPS: Registry[Op] = Registry(
             arguments="x [T, K] bfloat16 (float32 in the reference engine); expert_offsets [X + 1] int32; values and "
             "scales uint8",
         ),
+        Op(
+            "write_records",
+            ("x", "cache", "slot_mapping"),
+            ("record_format", "scale"),
+            (),
+            "stores rows x [T, W] as records in the blocks of a byte cache [N, P, bytes of a record], which may be one "
+            "layer's part of blocks of several layers; negative slots are skipped; see docs/record-formats.md",
+        ),
+        Op(
+            "read_records",
+            ("cache", "block_table", "cu_seq_lens"),
+            ("record_format", "scale"),
+            (Output("out", "T W", "output"),),
+            "the records of each request, one request after another, as float32 rows; request b has the tokens "
+            "cu_seq_lens[b] to cu_seq_lens[b + 1]; other slots influence no row",
+        ),
     ),
 )
 
@@ -240,7 +256,7 @@ class MlaDecodeSparseParams(KernelParams):
     """One call of `mla_decode_sparse`. Token i attends to `num_chosen[i]` slots, at most `topk`."""
 
     kernel: str = "gather"
-    kv: KvType = "bf16"
+    kv: KvType | Literal["fp8_ds_mla"] = "bf16"
     num_chosen: tuple[Length, ...] = (16, 0, 1, 5)
     topk: Count = 16
     num_blocks: Annotated[int, Field(ge=2, le=4096)] = 4
@@ -248,6 +264,10 @@ class MlaDecodeSparseParams(KernelParams):
     kv_lora_rank: Count = 512
     qk_rope_head_dim: Count = 64
     layout: FlatLayout = "contiguous"
+
+    def problems(self) -> Iterator[str]:
+        if self.kv == "fp8_ds_mla" and (self.kv_lora_rank, self.qk_rope_head_dim) != (512, 64):
+            yield "a record of fp8_ds_mla holds kv_lora_rank 512 and qk_rope_head_dim 64, no other sizes"
 
 
 class ContextAttentionParams(KernelParams):
@@ -353,6 +373,45 @@ class QuantizeBlocksParams(KernelParams):
             yield "expert_rows has no row; give one expert some"
 
 
+RecordFormat = Literal[
+    "bf16",
+    "fp8_e4m3",
+    "fp8_ds_mla",
+    "indexer_planar",
+    "indexer_interleaved",
+    "indexer_shuffled",
+    "nvfp4_linear",
+    "nvfp4_swizzled",
+]
+"""How a cache stores a token, as in :mod:`harness.kernels.ops.record_formats`, which needs torch."""
+
+
+class RecordParams(KernelParams):
+    """Common to `write_records` and `read_records`."""
+
+    kv: RecordFormat = "bf16"
+    layers: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=1, description="layers whose blocks lie side by side in one allocation; the cache is the last's part"
+    )
+
+
+class WriteRecordsParams(RecordParams):
+    """One call of `write_records` for `num_tokens` tokens, and then `num_padded` tokens with slot -1."""
+
+    num_tokens: Count = 9
+    num_padded: Length = 3
+
+
+class ReadRecordsParams(RecordParams):
+    """One call of `read_records` for requests of these lengths."""
+
+    seq_lens: tuple[Length, ...] = (5, 64, 65)
+
+    def problems(self) -> Iterator[str]:
+        if not any(self.seq_lens):
+            yield "seq_lens has no live request; give one a length"
+
+
 KERNEL_PARAMS: dict[str, type[KernelParams]] = {
     "mla_decode": MlaDecodeParams,
     "mla_decode_sparse": MlaDecodeSparseParams,
@@ -362,5 +421,7 @@ KERNEL_PARAMS: dict[str, type[KernelParams]] = {
     "quantize_fp8": QuantizeFp8Params,
     "route_experts": RouteExpertsParams,
     "quantize_blocks": QuantizeBlocksParams,
+    "write_records": WriteRecordsParams,
+    "read_records": ReadRecordsParams,
 }
 """The parameters of a kernel case, by op. A planner is judged through its decode."""

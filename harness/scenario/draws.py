@@ -10,7 +10,7 @@ from typing import Any
 from harness.core.cases import PoisonPlan
 from harness.core.catalog import KERNELS, SITES, SYSTEMS
 from harness.core.engine_params import ENGINE_KERNELS
-from harness.core.ops import KERNEL_PARAMS, PAGE_SIZE
+from harness.core.ops import PAGE_SIZE
 from harness.core.params import Params
 
 Given = dict[str, Any]
@@ -41,7 +41,7 @@ class Draw:
 def draw(seed: str) -> Draw:
     """The case of `seed`, the same on every machine and in every process."""
     rng = Random(seed)
-    op = rng.choice([*KERNEL_PARAMS, None])
+    op = rng.choice([*_OPS, None])
     system = "kernel" if op else "engine"
     given = _OPS[op](rng) if op else _engine(rng)
     patterns = rng.choice([("nan", second) for second in SECOND_PATTERNS] * 3 + [("inf", "max")])
@@ -214,7 +214,7 @@ _OPS: dict[str, Callable[[Random], Given]] = {
     "route_experts": _route_experts,
     "quantize_blocks": _quantize_blocks,
 }
-"""Op -> the function that draws its parameters."""
+"""Op -> the function that draws its parameters. Another op would give every id another case."""
 
 
 def _coin(rng: Random) -> bool:

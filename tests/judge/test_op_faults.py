@@ -20,6 +20,8 @@ SMALL: dict[str, Any] = {"num_heads": 2, "kv_lora_rank": 32, "qk_rope_head_dim":
 BOTH_EMPTY = {"empty_prefix_rows": 3, "empty_suffix_rows": 1}
 PADS = {"context.pad"}
 RAGGED = {"kernel": "torch-ragged"}
+PLANAR = {"kv": "indexer_planar", "seq_lens": [64]}
+INLINE = {"kv": "indexer_interleaved", "layers": 2}
 EMPTY = {"kernel": "tiled-identity", "seq_lens": [5, 0, 70], **SMALL}
 
 # fault, op, params that show it, oracle, site in a finding of that oracle, sites to poison
@@ -57,6 +59,16 @@ CAUGHT = [
     ("scale.row-groups-mix-rows", "quantize_blocks", {}, "finite", None, {"scale.pad"}),
     ("scale.row-groups-mix-rows", "quantize_blocks", {}, "reference", None, set()),
     ("scale.orphan-rows-to-expert-zero", "quantize_blocks", {"expert_rows": [2, 1]}, "finite", None, {"scale.pad"}),
+    ("records.shuffled-written-flat", "write_records", {"kv": "indexer_shuffled"}, "sentinel", "kv.free", set()),
+    ("records.shuffled-written-flat", "write_records", {"kv": "indexer_shuffled"}, "finite", None, {"kv.new"}),
+    ("records.shuffled-written-flat", "read_records", {"kv": "indexer_shuffled"}, "reference", None, set()),
+    ("records.planar-read-interleaved", "read_records", PLANAR, "reference", None, set()),
+    ("records.planar-read-interleaved", "write_records", {"kv": "indexer_planar"}, "sentinel", "kv.free", set()),
+    ("records.inline-scales-by-shape", "write_records", INLINE, "sentinel", "kv.free", set()),
+    ("records.inline-scales-by-shape", "write_records", INLINE, "finite", None, {"kv.new"}),
+    ("records.inline-scales-by-shape", "read_records", INLINE, "reference", None, set()),
+    ("records.linear-scales-swizzled", "write_records", {"kv": "nvfp4_linear"}, "reference", None, set()),
+    ("records.linear-scales-swizzled", "read_records", {"kv": "nvfp4_linear"}, "reference", None, set()),
 ]
 
 
@@ -107,6 +119,11 @@ def test_a_fault_is_caught_while_it_is_applied_and_only_then(
         ("router.duplicates-from-nan-rows", "route_experts", {"num_live": 9}, "reference", {"graph.pad_rows"}),
         ("scale.unwritten-fp4-padding", "quantize_blocks", {"expert_rows": [128]}, "finite", None),
         ("scale.orphan-rows-to-expert-zero", "quantize_blocks", {"orphan_rows": 0}, "reference", None),
+        # One layer alone: the shape tells the strides.
+        ("records.inline-scales-by-shape", "write_records", {"kv": "indexer_interleaved"}, "sentinel", None),
+        ("records.shuffled-written-flat", "write_records", {"kv": "indexer_planar"}, "sentinel", None),
+        ("records.linear-scales-swizzled", "write_records", {"kv": "nvfp4_swizzled"}, "reference", None),
+        ("records.planar-read-interleaved", "read_records", {"kv": "indexer_interleaved"}, "reference", None),
     ],
 )
 def test_a_fault_stays_silent_where_its_condition_is_not_met(

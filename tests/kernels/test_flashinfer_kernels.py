@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from harness.core.ops import OPS
+from harness.engines import base
 from harness.engines.flashinfer import mla as flashinfer_mla
+from harness.engines.flashinfer import records as flashinfer_records
 from harness.engines.flashinfer.tables import KERNELS
 from harness.kernels.ops import reference
+from harness.kernels.ops.record_formats import decode, encode, store
 from harness.kernels.plugins import check_signature
 
 
@@ -77,3 +80,41 @@ def test_the_plan_names_the_pages_in_use_and_results_come_back_in_the_ops_order(
     torch.testing.assert_close(out.double(), want.out, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lse.double(), want.lse, rtol=1e-4, atol=1e-5)
     assert Wrapper.made[-1].backend == backend and -1 not in Wrapper.made[-1].pages.tolist()
+
+
+def test_the_nvfp4_reader_gets_codes_and_scales_of_one_head_and_its_rows_are_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def dequantize(
+        codes: Any, scales: Any, table: torch.Tensor, lens: torch.Tensor, k_scale: torch.Tensor, v_scale: torch.Tensor,
+        out: torch.Tensor, _: torch.Tensor, kv_layout: str,
+    ) -> None:  # fmt: skip
+        assert kv_layout == "NHD" and codes[0].shape == (4, 64, 1, 64) and scales[0].shape == (4, 64, 1, 8)
+        assert scales[0].dtype == torch.float8_e4m3fn and lens.dtype == torch.int32
+        for b, length in enumerate(lens.tolist()):
+            for at in range(length):
+                page, offset = int(table[b, at // 64]), at % 64
+                record = torch.cat((codes[0][page, offset, 0], scales[0][page, offset, 0].view(torch.uint8)))
+                out[b, at, 0] = decode(record[None], "nvfp4_linear", float(k_scale))[0]
+
+    stand_in = ModuleType("flashinfer.quantization")
+    stand_in.nvfp4_kv_dequantize_paged = dequantize  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer.quantization", stand_in)
+    x = torch.randn(70, 128)
+    storage = torch.zeros(4, 2, 64, 72, dtype=torch.uint8)
+    slots = torch.cat((torch.arange(64, 69), torch.arange(128, 192), torch.arange(192, 193)))
+    records = encode(x, "nvfp4_linear", 0.5)
+    store(records, storage[:, 1], slots, "nvfp4_linear")
+    table, starts = torch.tensor([[1, 0], [2, 3]], dtype=torch.int32), torch.tensor([0, 5, 70], dtype=torch.int32)
+    out = flashinfer_records.read_nvfp4(storage[:, 1], table, starts, record_format="nvfp4_linear", scale=0.5)
+    torch.testing.assert_close(out.double(), decode(records, "nvfp4_linear", 0.5), rtol=0.005, atol=0)
+
+
+def test_a_release_without_the_nvfp4_reader_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flashinfer_records, "on_ampere", lambda device: None)
+    monkeypatch.setattr(base, "installed_version", lambda engine: "0.6.14")
+    assert "0.6.14 is older than 0.6.16" in str(flashinfer_records.on_ampere_since_0_6_16("cuda"))
+    monkeypatch.setattr(base, "installed_version", lambda engine: "0.6.16.post3")
+    assert flashinfer_records.on_ampere_since_0_6_16("cuda") is None
+    monkeypatch.setattr(flashinfer_records, "on_ampere", lambda device: "no GPU")
+    assert flashinfer_records.on_ampere_since_0_6_16("cuda") == "no GPU"

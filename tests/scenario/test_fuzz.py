@@ -58,7 +58,8 @@ def test_seeds_draw_different_cases() -> None:
 
 
 def test_draws_cover_every_op_and_the_engine() -> None:
-    assert {case.op for case in DRAWN} == {None, *KERNEL_PARAMS}
+    # Records are not drawn: a further op would give the ids of all draws other cases.
+    assert {case.op for case in DRAWN} == {None, *KERNEL_PARAMS} - {"write_records", "read_records"}
 
 
 @pytest.mark.parametrize("seed", range(5))

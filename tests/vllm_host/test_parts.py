@@ -146,3 +146,18 @@ def test_a_child_that_dies_is_a_crash_and_the_next_case_has_another_child(
     assert "SIGABRT" in result.reason
     monkeypatch.setenv("FAKE_VLLM", "")
     assert run("vllm-host-new-blocks").verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("case", "bug"), [(0, "plain-is-flat"), (1, "52109")])
+def test_keys_that_are_written_row_by_row_and_read_in_tiles_are_findings(
+    case: int, bug: str, fake_vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = expand(SCENARIOS["vllm-host-indexer-records"])
+    good = [run_case(Job(key="x", case=one)) for one in cases]
+    assert [(result.verdict, result.reason) for result in good] == [(Verdict.PASS, "")] * 2
+    assert all(all(result.looked_at.values()) for result in good)
+    vllm_host._kept.pop().close()
+    monkeypatch.setenv("FAKE_VLLM", bug)
+    verdicts = [run_case(Job(key="x", case=one)) for one in cases]
+    assert [result.verdict is Verdict.FAIL for result in verdicts] == [number == case for number in range(2)]
+    assert "reference" in {finding.oracle for finding in verdicts[case].findings}

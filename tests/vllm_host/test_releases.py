@@ -18,6 +18,8 @@ AS_RELEASED = {
     "vllm-host-batch-order[order=v2,chunk=shorter]": ("pass", "pass", "pass", "pass"),
     "vllm-host-decode-plan": ("pass", "pass", "pass", "pass"),
     "vllm-host-graph-capture": ("known replay", "pass", "pass", "pass"),
+    "vllm-host-indexer-records[writer=plain]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-indexer-records[writer=fused]": ("known reference", "known reference", "known reference", "pass"),
     "vllm-host-new-blocks": ("known finite", "known finite", "pass", "pass"),
     "vllm-host-padded-decode[amax=per_tensor]": ("known finite", "known finite", "known finite", "known finite"),
     "vllm-host-padded-decode[amax=per_token]": ("pass", "pass", "pass", "pass"),

@@ -78,9 +78,15 @@ class VllmParams(Params):
 class VllmHostParams(Params):
     """A part of vLLM's own Python, run on a CPU on inputs of the harness."""
 
-    part: Literal["new-blocks", "decode-plan", "graph-capture", "prefill-merge", "padded-decode", "batch-order"] = (
-        Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
-    )
+    part: Literal[
+        "new-blocks",
+        "decode-plan",
+        "graph-capture",
+        "prefill-merge",
+        "padded-decode",
+        "batch-order",
+        "indexer-records",
+    ] = Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the part fills what a captured graph reads"
     )
@@ -92,6 +98,10 @@ class VllmHostParams(Params):
     )
     chunk: Literal["longer", "shorter"] = Field(
         default="longer", description="the prompt chunk with context of `batch-order`, compared with the fresh prompt"
+    )
+    writer: Literal["plain", "fused"] = Field(
+        default="plain",
+        description="who stores the keys of `indexer-records`; DeepSeek V4 compresses and stores in one",
     )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=300, description="how long one case may take; the first of a process imports vLLM"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.core.faults import FaultSpec
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import ANY, DEEPSEEK
@@ -63,6 +65,13 @@ def _vllm(op: str, name: str, summary: str, impl: str, requires: str, **promises
     return KernelSpec(op, name, summary, kernels + impl, requires=kernels + requires, origin="vllm", **fields)  # type: ignore[arg-type]
 
 
+def _records(op: str, name: str, summary: str, impl: str, requires: str, *formats: str, **promises: Any) -> KernelSpec:
+    """A writer or reader of records, with the formats it knows."""
+    impl, requires = f"harness.engines.vllm.record_kernels:{impl}", f"harness.engines.vllm.kernels:{requires}"
+    promises |= {"devices": ("cuda",), "origin": "vllm"}
+    return KernelSpec(op, name, summary, impl, requires=requires, kv=formats, **promises)
+
+
 KERNELS: tuple[KernelSpec, ...] = (
     _vllm("mla_decode", "vllm-flashmla", "FlashMLA dense over bf16 pages", "flashmla_decode", "on_hopper",
           needs_finite_tail=True),
@@ -91,4 +100,22 @@ KERNELS: tuple[KernelSpec, ...] = (
           "on_blackwell", kv=("bf16", "fp8_e4m3")),
     _vllm("context_attention", "vllm-trtllm-ragged", "TRT-LLM ragged prefill; writes only tokens with context",
           "trtllm_ragged_context_attention", "on_blackwell"),
+    _records("write_records", "vllm-mla", "concat_and_cache_mla", "write_mla", "on_any", "bf16", "fp8_e4m3",
+             "fp8_ds_mla"),
+    _records("write_records", "vllm-indexer", "indexer_k_quant_and_cache", "write_indexer", "on_any",
+             "indexer_planar"),
+    _records("write_records", "vllm-indexer-shuffled", "ROCm's writer of the indexer's cache, in Triton",
+             "write_indexer_shuffled", "on_any", "indexer_shuffled"),
+    _records("write_records", "vllm-nvfp4", "reshape_and_cache_flash: keys linear, values swizzled", "write_nvfp4",
+             "on_blackwell", "nvfp4_linear", "nvfp4_swizzled"),
+    _records("read_records", "vllm-mla", "gather_and_maybe_dequant_cache", "read_mla", "on_any", "bf16",
+             "fp8_e4m3", fp8_products="bf16"),
+    _records("read_records", "vllm-ds-mla", "cp_gather_and_upconvert_fp8_kv_cache", "read_ds_mla",
+             "on_any", "fp8_ds_mla", fp8_products="bf16"),
+    _records("read_records", "vllm-indexer", "cp_gather_indexer_k_quant_cache", "read_indexer", "on_any",
+             "indexer_planar"),
+    _records("read_records", "vllm-indexer-shuffled", "ROCm's reader of the indexer's cache, in Triton",
+             "read_indexer_shuffled", "on_any", "indexer_shuffled"),
+    _records("mla_decode_sparse", "vllm-flashmla-sparse", "FlashMLA sparse decode over fp8_ds_mla records",
+             "flashmla_sparse", "on_hopper_or_blackwell", "fp8_ds_mla", fp8_products="bf16"),
 )  # fmt: skip

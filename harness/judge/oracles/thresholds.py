@@ -51,13 +51,14 @@ BOUNDS: Registry[Bound] = Registry("bound", (
     ),
     *_bounds(
         "mla_decode.out.bf16 mla_decode.out.fp8_e4m3 mla_decode_sparse.out.bf16 mla_decode_sparse.out.fp8_e4m3 "
-        "context_attention.out merge_attn_states.out", _BF16, 2, 0.01, 0.008,
+        "context_attention.out merge_attn_states.out mla_decode_sparse.out.fp8_ds_mla", _BF16, 2, 0.01, 0.008,
         "sums are float32; the result is rounded to bfloat16 (half an ulp, 2^-9), in many kernels the probabilities "
         "too; fp8 loss is not in it, as the reference reads the dequantized cache; worst seen 0.5 ulp, L2 0.0019",
     ),
     *_bounds(
         "mla_decode.lse.fp32 mla_decode.lse.bf16 mla_decode.lse.fp8_e4m3 mla_decode_sparse.lse.fp32 "
-        "mla_decode_sparse.lse.bf16 mla_decode_sparse.lse.fp8_e4m3 context_attention.lse merge_attn_states.lse",
+        "mla_decode_sparse.lse.bf16 mla_decode_sparse.lse.fp8_e4m3 mla_decode_sparse.lse.fp8_ds_mla "
+        "context_attention.lse merge_attn_states.lse",
         _FP32, 16, 2e-5, 1e-5,
         "a logarithm of a float32 sum, so its error is absolute for any cache type: worst seen 2e-7, approximate "
         "exponentials of GPUs 2e-6; one key of a thousand left out moves it by 1e-3, a base-2 logarithm by much more",
@@ -78,12 +79,14 @@ BOUNDS: Registry[Bound] = Registry("bound", (
     ),
     # Kernels that multiply dequantized keys and values rounded to bfloat16, such as Triton MLA decode.
     *_bounds(
-        "mla_decode.out.fp8_e4m3.in_bf16 mla_decode_sparse.out.fp8_e4m3.in_bf16", _BF16, 4, 0.03, 0.012,
+        "mla_decode.out.fp8_e4m3.in_bf16 mla_decode_sparse.out.fp8_e4m3.in_bf16 "
+        "mla_decode_sparse.out.fp8_ds_mla.in_bf16", _BF16, 4, 0.03, 0.012,
         "beside the rounding of a bfloat16 result: dequantized keys and values are rounded to bfloat16 (2^-9 each), "
         "which the weights inherit; worst simulated 0.006 in L2; worst seen 0.011 of the row's scale",
     ),
     *_bounds(
-        "mla_decode.lse.fp8_e4m3.in_bf16 mla_decode_sparse.lse.fp8_e4m3.in_bf16", _FP32, 16, 0.01, 0.004,
+        "mla_decode.lse.fp8_e4m3.in_bf16 mla_decode_sparse.lse.fp8_e4m3.in_bf16 "
+        "mla_decode_sparse.lse.fp8_ds_mla.in_bf16", _FP32, 16, 0.01, 0.004,
         "each dequantized key is rounded to bfloat16 (2^-9), by the same sign for all keys of one of e4m3's eight "
         "mantissas, so a score moves by up to 2^-9 of itself; worst simulated 0.005 of the row's scale, 0.0016 in "
         "L2; worst seen 0.0033",
@@ -112,6 +115,21 @@ BOUNDS: Registry[Bound] = Registry("bound", (
         "one rounding of x / scale to the nearest e4m3: half an ulp and the float32 division before it; in L2 at most "
         "the 1/16 that half an ulp can be",
         least_scale=_E4M3_TINY,
+    ),
+    *_bounds(
+        "write_records.fp8 write_records.indexer", _BF16, 16.5, 5e-5, 0.04,
+        "one rounding to e4m3 with a scale of the writer's choice: 2^-4 of the element, 16 ulps of bfloat16, or below "
+        "normal numbers 2^-10 of a scale, which is the block's largest / 448 or the power of two above; 0.026 in L2",
+    ),
+    *_bounds(
+        "write_records.nvfp4", _BF16, 2, 1.2, 0.15,
+        "one rounding to e2m1 with a scale for 16 elements: up to 1/6 of their largest, which is several times the "
+        "row's scale; 0.095 in L2 (PR 50336), and 0.76 with scales of other blocks",
+    ),
+    *_bounds("write_records.exact", _BF16, 0, 0, 1e-12, "bfloat16 is stored as it is: exact"),
+    *_bounds("read_records", _FP32, 2, 0, 1e-6, "a product of a code of few bits and one or two float32 scales"),
+    *_bounds(
+        "read_records.in_bf16", _BF16, 1, 0, 0.004, "the dequantized value is rounded to bfloat16: half an ulp (2^-9)"
     ),
     *_bounds(
         "quantize_fp8.scale", _FP32, 4, 0, 1e-6,

@@ -42,6 +42,7 @@ from harness.judge.targets.kernel_call import (
     prepared,
 )
 from harness.judge.targets.kernel_graph import repeated, replayed
+from harness.judge.targets.record_calls import read_records, write_records
 from harness.kernels.call import BoundKernel
 from harness.kernels.ops import inputs as op_inputs
 from harness.kernels.ops import reference
@@ -327,4 +328,6 @@ _BUILDERS: dict[str, Callable[[Any, Setting], KernelCall]] = {
     "quantize_fp8": _quantize_fp8,
     "route_experts": _route_experts,
     "quantize_blocks": _quantize_blocks,
+    "write_records": write_records,
+    "read_records": read_records,
 }

@@ -96,6 +96,8 @@ MOST_GAPS = 64
 
 _FINITE_STAND_IN = {"nan": "max", "inf": "max"}
 
+_WRITTEN = (("write_kv", "kv_cache"), ("write_records", "cache"))
+
 InputsT = TypeVar("InputsT", bound=Inputs)
 Observe = Callable[[tuple[Tensor, ...]], list[Observed]]
 
@@ -148,12 +150,12 @@ class KernelCall:
     ) -> KernelCall:
         """A call of `op` with the fields of `given` as arguments, `keywords` in place of or beside them.
 
-        No positional argument may be written, except the cache of `write_kv`. `dims` are the sizes of the letters of
+        No positional argument may be written, except the cache of a writer. `dims` are the sizes of the letters of
         the op's output shapes.
         """
         row = OPS.get(op)
         own = {name: getattr(given, name) for name in row.keywords if name not in keywords}
-        readonly = [name for name in row.positional if (op, name) != ("write_kv", "kv_cache")]
+        readonly = [name for name in row.positional if (op, name) not in _WRITTEN]
         guarded = [_guard(name, getattr(given, name), getattr(kept, name)) for name in readonly]
         if isinstance(given, CacheInputs):
             beside = neighbors(given.kv_cache, given.layout)
@@ -183,7 +185,7 @@ def attention_rows(
 ) -> list[Observed]:
     """out and lse by rows. Rows without keys are judged only if the kernel declares what it leaves there."""
     (out, lse), defined, empty = outputs, want.defined, ~want.defined
-    if kv == ".fp8_e4m3" and spec.fp8_products != "float32":
+    if kv.startswith(".fp8") and spec.fp8_products != "float32":
         kv = f"{kv}.in_{spec.fp8_products}"
     # The bounds of other cache types allow for these roundings, or their kernels do not make them.
     steps = spec.bf16_steps if kv == ".bf16" else ()

@@ -17,13 +17,17 @@ from torch import Tensor
 from harness.core.errors import InputError
 from harness.core.ops import PAGE_SIZE, PAGES_OF_MANAGER_BLOCK, CacheLayout
 
-KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
+KV_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_ds_mla": torch.uint8,
+}
 KV_SCALE = 0.0117
 """The per-tensor scale of fp8 caches: latents of unit variance use the range of e4m3 without saturating.
 
 It is no power of two, so an op that omits it or applies it twice in a rounding step cannot be right by luck.
 """
-E4M3_MAX = 448.0
 LAYERS, OWN_LAYER = 3, 1
 """Layers that share an allocation, and the layer under test. It has neighbours on both sides."""
 PADDING = 256
@@ -95,13 +99,6 @@ def allotted(
 def pages_in_block(layout: CacheLayout) -> int:
     """Pages of one block of the cache's manager."""
     return PAGES_OF_MANAGER_BLOCK if layout == "manager_blocks" else 1
-
-
-def rounded_latents(latents: Tensor, dtype: torch.dtype, kv_scale: float | None) -> Tensor:
-    """Latents as a cache of `dtype` holds them: fp8 is divided by `kv_scale` and saturated."""
-    if kv_scale is None:
-        return latents.to(dtype)
-    return (latents / kv_scale).clamp(-E4M3_MAX, E4M3_MAX).to(dtype)
 
 
 def _reserved(num_blocks: int, head_dim: int, dtype: torch.dtype, page_stride: int) -> Tensor:

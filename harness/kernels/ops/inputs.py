@@ -26,6 +26,7 @@ from harness.core.ops import (
 )
 from harness.kernels.ops import cache_layouts
 from harness.kernels.ops.block_formats import FORMATS
+from harness.kernels.ops.record_formats import cached_latents
 
 NULL_BLOCK = 0
 """The block that belongs to no request: unused entries of block tables point to it."""
@@ -154,7 +155,7 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     for b, (length, count, pages) in enumerate(zip(params.seq_lens, counts, owned, strict=True)):
         table[b, : len(pages)] = pages
         latents = torch.randn(count * PAGE_SIZE, head_dim, generator=generator)
-        stored = cache_layouts.rounded_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
+        stored = cached_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
         # As bytes, because older torch cannot index fp8.
         kv_cache.view(torch.uint8)[pages[:count].long()] = stored.view(torch.uint8)
         if length % PAGE_SIZE:
@@ -191,7 +192,7 @@ def mla_decode_sparse(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
     kv_dtype, q_dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
     kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
     latents = torch.randn(params.num_blocks, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = cache_layouts.laid_out(cache_layouts.rounded_latents(latents, kv_dtype, kv_scale), params.layout)
+    kv_cache = cache_layouts.laid_out(cached_latents(latents, kv_dtype, kv_scale), params.layout)
     indices = torch.full((len(params.num_chosen), params.topk), -1, dtype=torch.int32)
     for token, count in enumerate(params.num_chosen):
         slots = PAGE_SIZE + torch.randperm(num_slots, generator=generator)[:count]
@@ -285,7 +286,7 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
     kv_dtype, dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
     kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
     others = torch.randn(1 + num_pages + 1, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = cache_layouts.laid_out(cache_layouts.rounded_latents(others, kv_dtype, kv_scale), params.layout)
+    kv_cache = cache_layouts.laid_out(cached_latents(others, kv_dtype, kv_scale), params.layout)
     slots = PAGE_SIZE + torch.randperm(num_pages * PAGE_SIZE, generator=generator)[:num_live]
     kv_c = _randn((params.num_tokens, params.kv_lora_rank), dtype, generator)
     k_pe = _randn((params.num_tokens, params.qk_rope_head_dim), dtype, generator)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, BlockFormat, magnitudes, num_scale_rows
+from harness.kernels.ops.record_formats import decode
 
 E4M3_MAX = 448.0
 _NAN = float("nan")
@@ -110,7 +111,9 @@ def mla_decode_sparse(
     for t in defined.nonzero().flatten().tolist():
         slots = indices[t][indices[t] >= 0].tolist()
         rows = [kv_cache[slot // page_size, slot % page_size] for slot in slots]
-        keys = dequantized(torch.stack(rows), kv_scale)
+        records = torch.stack(rows)
+        is_packed = records.dtype == torch.uint8
+        keys = decode(records, "fp8_ds_mla") if is_packed else dequantized(records, kv_scale)
         scores = q[t].double() @ keys.T * scale
         lse[t] = scores.logsumexp(dim=-1)
         out[t] = scores.softmax(dim=-1) @ keys[:, :rank]

@@ -18,6 +18,7 @@ from torch import Tensor
 from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.core.seams import seam
 from harness.kernels.torch.plan import MAX_SPLITS, SplitPlan, mla_decode_plan, num_pages, pages_per_chunk
+from harness.kernels.torch.records import ds_mla_rows
 from harness.memory.bounds import check_indices
 
 _MINUS_INF = float("-inf")
@@ -273,9 +274,10 @@ def mla_decode_sparse(
 ) -> tuple[Tensor, Tensor]:
     """Gather a row of slots for each token and leave tokens without slots unwritten.
 
-    q: [T, H, D], kv_cache: [N, P, D] float32, bfloat16 or float8_e4m3fn (times kv_scale), indices: [T, K] int slots
-    of the pool (page * P + offset), negative for none -> out [T, H, R] in q's dtype, lse [T, H] float32 (natural
-    logarithm). Raises IllegalAddress for a slot past the pool. Reads no value on the host.
+    q: [T, H, D], kv_cache: [N, P, D] float32, bfloat16 or float8_e4m3fn (times kv_scale), or records [N, P, 656] uint8
+    of `fp8_ds_mla`, indices: [T, K] int slots of the pool (page * P + offset), negative for none -> out [T, H, R] in
+    q's dtype, lse [T, H] float32 (natural logarithm). Raises IllegalAddress for a slot past the pool. Reads no value
+    on the host.
     """
     num_tokens, num_heads, head_dim = q.shape
     rank, cache_scale = latent_rank(head_dim), 1.0 if kv_scale is None else kv_scale
@@ -311,6 +313,8 @@ def gather_slots(kv_cache: Tensor, slots: Tensor) -> Tensor:
     """The latents [..., D] float32 of slots [...] int64 of a cache [N, P, D] of any strides, unscaled."""
     block, offset = slots // kv_cache.shape[1], slots % kv_cache.shape[1]
     pages = pages_as_stored(kv_cache)
+    if pages.dtype == torch.uint8:
+        return ds_mla_rows(pages[block, offset])
     if pages.dtype != torch.float8_e4m3fn:
         return pages[block, offset].float()
     # Older torch cannot index fp8, only its bytes.

@@ -1,0 +1,29 @@
+"""Faults of cache records: a writer and a reader that place the bytes of a record differently."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from harness.kernels.torch.records import swizzled_scales
+
+
+def interleaved_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:
+    """Take blocks of the same size for interleaved records: a scale is then four values of a token (PR 50576)."""
+    values, scales = cache.split_with_sizes([cache.shape[2] - scale_bytes, scale_bytes], dim=-1)
+    return values, scales
+
+
+def flat_values(values: Tensor) -> Tensor:
+    """Store values row by row, where the reader expects tiles (PR 52109)."""
+    return values[:, :, None]
+
+
+def scales_by_shape(cache: Tensor, scales: Tensor) -> Tensor:
+    """Compute the strides of the scales from the shape, which says nothing of other layers' blocks (PR 49716)."""
+    _, page_size, num_bytes = cache.shape
+    return scales.as_strided(scales.shape, (page_size * num_bytes, num_bytes, 1))
+
+
+def scales_for_another_gpu(scales: Tensor) -> Tensor:
+    """Swizzle the scales for SM100's attention, whichever kernel reads them (PR 50084)."""
+    return swizzled_scales(scales)

@@ -1,0 +1,119 @@
+"""vLLM's Triton writers and reader of the sparse indexer's cache: do they hold to one format?
+
+They run under Triton's interpreter. ROCm's plain writer and its reader are judged apart: the reference of the format
+decodes what one stored, and encodes what the other reads. The fused writer of DeepSeek V4 is judged through the reader,
+called in the layout that the release asks for (vllm-project/vllm#52109).
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from harness.core.ops import ReadRecordsParams, WriteRecordsParams
+from harness.engines.vllm.host.stand_ins import accepted
+from harness.engines.vllm.params import VllmHostParams
+from harness.engines.vllm.record_kernels import read_indexer_shuffled, write_indexer_shuffled
+from harness.judge.run_records import Guard, Observed, Run
+from harness.judge.targets import record_calls
+from harness.judge.targets.kernel_call import KernelCall, Setting, prepared
+from harness.kernels.ops import record_inputs
+from harness.kernels.plugins import find_kernel
+from harness.memory.poison.patterns import Poison
+
+FORMAT = "indexer_shuffled"
+NAME = "vllm-indexer-shuffled"
+LAYERS = 2
+"""The blocks of two layers lie side by side, as since 0.29."""
+WRITING = WriteRecordsParams(kernel=NAME, kv=FORMAT, layers=LAYERS, num_tokens=20, num_padded=2)
+READING = ReadRecordsParams(kernel=NAME, kv=FORMAT, layers=LAYERS, seq_lens=(1, 0, 65))
+RATIO = 4
+"""Tokens that DeepSeek V4 compresses to one key."""
+WIDTH, ROPE = 128, 64
+
+
+def run(poison: Poison, params: VllmHostParams) -> Run:
+    """Store keys and read keys, each against the reference, or store keys by the fused writer and read them."""
+    found = Run(poison.pattern)
+    if params.writer == "fused":
+        found.observed.append(_fused(poison))
+        return found
+    call = record_calls.write_records(WRITING, _setting("write_records", poison))
+    # The interpreter has no arithmetic of bfloat16.
+    write_indexer_shuffled(call.args[0].float(), *call.args[1:], **call.kwargs)
+    _judge(found, call, ())
+    call = record_calls.read_records(READING, _setting("read_records", poison))
+    _judge(found, call, (read_indexer_shuffled(*call.args, **call.kwargs),))
+    return found
+
+
+def _setting(op: str, poison: Poison) -> Setting:
+    return Setting(find_kernel(op, NAME), poison, poison.seed, "cpu")
+
+
+def _judge(found: Run, call: KernelCall, outputs: tuple[Tensor, ...]) -> None:
+    found.observed += call.observe(outputs)
+    found.guards += [Guard(item.name, item.site, item.before, item.watched()) for item in call.guarded]
+
+
+def _fused(poison: Poison) -> Observed:
+    """The keys of requests after the fused writer stored them and the reader gathered them."""
+    given, _ = prepared(record_inputs.read_records(READING, poison.seed), _setting("read_records", poison))
+    slots = given.slots()
+    keys = torch.randn(len(slots), WIDTH, generator=torch.Generator().manual_seed(poison.seed))
+    keys = keys / keys.square().mean(dim=1, keepdim=True).sqrt()
+    _store_fused(keys, given.cache, slots)
+    is_flat = getattr(importlib.import_module("vllm.v1.attention.ops.rocm_aiter_mla_sparse"), _FLAT, None)
+    layout = "indexer_planar" if is_flat and is_flat(RATIO) else FORMAT
+    out = read_indexer_shuffled(given.cache, given.block_table, given.cu_seq_lens, record_format=layout)
+    live = torch.ones(len(keys), dtype=torch.bool)
+    return Observed("keys that were stored", out, live, keys.double(), "write_records.indexer", "token")
+
+
+_FLAT = "_indexer_k_is_c4a_block_flat"
+"""The function with which later releases choose the reader's layout."""
+_FUSED = "_fused_kv_compress_norm_rope_insert_indexer_attn"
+_FOLDERS = ("v1.attention.ops.deepseek_v4_ops", "models.deepseek_v4.common.ops")
+"""Where the fused writer is: in 0.21, and since 0.22."""
+
+
+def _store_fused(keys: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """Give the writer states that it compresses, normalizes and rotates to `keys` [T, 128], rows of length 1."""
+    folder = _FOLDERS[find_spec("vllm.models") is not None]
+    kernel = getattr(importlib.import_module(f"vllm.{folder}.fused_compress_quant_cache"), _FUSED)
+    tokens = torch.arange(len(keys), dtype=torch.int32)
+    states = torch.cat((keys, torch.zeros_like(keys)), dim=1)[:, None].repeat(1, RATIO, 1)
+    arguments = {
+        "state_cache_ptr": states,
+        "state_cache_stride0": states.stride(0),
+        "state_cache_stride1": states.stride(1),
+        "token_to_req_indices_ptr": tokens,
+        "positions_ptr": torch.full_like(tokens, RATIO - 1),
+        "slot_mapping_ptr": tokens,
+        "block_table_ptr": tokens[:, None],
+        "block_table_stride": 1,
+        "block_size": RATIO,
+        "rms_norm_weight_ptr": torch.ones(WIDTH),
+        "rms_norm_eps": 0.0,
+        "cos_sin_cache_ptr": torch.cat((torch.ones(1, ROPE // 2), torch.zeros(1, ROPE // 2)), dim=1),
+        "cos_sin_stride": ROPE,
+        "k_cache_ptr": cache,
+        "kv_slot_mapping_ptr": slots,
+        "kv_cache_block_size": cache.shape[1],
+        "HEAD_SIZE": WIDTH,
+        "TRITON_BLOCK_SIZE": WIDTH,
+        "STATE_WIDTH": WIDTH,
+        "COMPRESS_RATIO": RATIO,
+        "OVERLAP": False,
+        "ROPE_HEAD_DIM": ROPE,
+        "FP8_MAX": 448.0,
+        "QUANT_BLOCK": WIDTH,
+        "TOKEN_STRIDE": WIDTH,
+        "SCALE_DIM": 4,
+        "MX_SCALE": False,
+        "KV_BLOCK_STRIDE": cache.stride(0),
+    }
+    kernel[(len(keys),)](**accepted(arguments, kernel.fn))
