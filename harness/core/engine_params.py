@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from harness.core.ops import PAGE_SIZE, rank_problem
+from harness.core.op_params import rank_problem
+from harness.core.ops import PAGE_SIZE
 from harness.core.params import Count, KvType, Length, Params
 
 Ranks = Annotated[int, Field(ge=1, le=8)]

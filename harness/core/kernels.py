@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from harness.core.ops import RecordFormat
+from harness.core.op_params import RecordFormat
 from harness.core.params import Params, ParamsT
 from harness.core.registry import attribute_at
 from harness.core.shapes import ANY, RESIZABLE, Shapes, misfit, sizes_of

@@ -107,7 +107,7 @@ SYSTEMS: tuple[SystemSpec, ...] = (
     SystemSpec(
         "kernel",
         "one call of one op's kernel",
-        params="harness.core.ops:KERNEL_PARAMS",
+        params="harness.core.op_params:KERNEL_PARAMS",
         target="harness.judge.targets.kernel:KernelTarget",
         with_op=True,
         shows_launches=True,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from harness.core.finding_words import DECLARE_SHAPES
 from harness.core.kernels import KernelSpec
-from harness.core.ops import KERNEL_PARAMS, OPS, latent_rank
+from harness.core.op_params import KERNEL_PARAMS
+from harness.core.ops import OPS, latent_rank
 from harness.core.shapes import SIZES
 from harness.kernels.ops import inputs
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from harness.core.cases import Case
 from harness.core.engine_params import EngineParams
-from harness.core.ops import KernelParams
+from harness.core.op_params import KernelParams
 from harness.core.records import Blame, Finding
 from harness.report.wording import num, one_line
 

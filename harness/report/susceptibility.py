@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.files import write_atomic
-from harness.core.ops import KernelParams, MlaDecodeParams
+from harness.core.op_params import KernelParams, MlaDecodeParams
 from harness.core.records import CaseResult, Verdict
 from harness.report.wording import one_line, printable
 from harness.scenario.susceptibility import PATTERNS, declared

@@ -13,7 +13,7 @@ from typing import Any
 from harness.core.cases import Case, PoisonPlan
 from harness.core.catalog import KERNELS
 from harness.core.kernels import KernelSpec
-from harness.core.ops import KERNEL_PARAMS
+from harness.core.op_params import KERNEL_PARAMS
 from harness.scenario.expand import seed_of
 
 SCENARIO = "susceptibility"

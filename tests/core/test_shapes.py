@@ -9,7 +9,7 @@ import pytest
 from harness.core.catalog import KERNELS
 from harness.core.engine_params import EngineParams
 from harness.core.kernels import KernelSpec
-from harness.core.ops import ContextAttentionParams, MlaDecodeParams
+from harness.core.op_params import ContextAttentionParams, MlaDecodeParams
 from harness.core.shapes import DEEPSEEK, NAMED, SIZES, Shapes, misfit, sizes_of
 
 

@@ -13,7 +13,7 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.errors import IllegalAddress, KernelError, UnknownNameError
 from harness.core.kernels import KernelSpec
-from harness.core.ops import KERNEL_PARAMS
+from harness.core.op_params import KERNEL_PARAMS
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets import kernel

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
-from harness.core.ops import KERNEL_PARAMS
+from harness.core.op_params import KERNEL_PARAMS
 from harness.core.records import Case, Finding
 from harness.core.seams import find_seam, inject
 from harness.judge.run_records import Evidence

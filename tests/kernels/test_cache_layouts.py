@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from harness.core.errors import InputError
-from harness.core.ops import CacheLayout, MlaDecodeParams, MlaDecodeSparseParams, WriteKvParams
+from harness.core.op_params import CacheLayout, MlaDecodeParams, MlaDecodeSparseParams, WriteKvParams
 from harness.engine.faults.attention import offsets_in_32_bits, packed_pages, page_stride_for_manager_blocks
 from harness.kernels.ops import inputs
 from harness.kernels.ops.cache_layouts import PADDING, empty_cache, laid_out, neighbors

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.ops import MlaDecodeParams, WriteKvParams
+from harness.core.op_params import MlaDecodeParams, WriteKvParams
 from harness.kernels.ops import inputs
 
 

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from harness.core.ops import MlaDecodeParams, QuantizeFp8Params, latent_rank
+from harness.core.op_params import MlaDecodeParams, QuantizeFp8Params
+from harness.core.ops import latent_rank
 from harness.kernels.ops import inputs, reference
 
 SMALL = MlaDecodeParams(kv="fp32", seq_lens=(70, 0, 5), query_len=2, num_heads=3, kv_lora_rank=32, qk_rope_head_dim=16)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.core.ops import ContextAttentionParams
+from harness.core.op_params import ContextAttentionParams
 from harness.core.records import Finding
 from harness.kernels.ops import inputs, reference
 from harness.kernels.torch.context import context_attention

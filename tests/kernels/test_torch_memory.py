@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.core.errors import IllegalAddress
-from harness.core.ops import MlaDecodeParams
+from harness.core.op_params import MlaDecodeParams
 from harness.kernels.ops import inputs
 from harness.kernels.torch import context as torch_context
 from harness.kernels.torch import decode as torch_decode

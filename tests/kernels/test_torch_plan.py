@@ -7,7 +7,7 @@ import torch
 
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
-from harness.core.ops import MlaDecodeParams
+from harness.core.op_params import MlaDecodeParams
 from harness.core.seams import inject
 from harness.kernels.ops import inputs
 from harness.kernels.torch import decode as torch_decode

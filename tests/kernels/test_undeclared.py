@@ -9,7 +9,7 @@ import torch
 
 from harness.core.errors import KernelError
 from harness.core.kernels import KernelSpec
-from harness.core.ops import MlaDecodeParams, WriteKvParams
+from harness.core.op_params import MlaDecodeParams, WriteKvParams
 from harness.core.shapes import ANY
 from harness.kernels.call import BoundKernel
 from harness.kernels.ops import inputs

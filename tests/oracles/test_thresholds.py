@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.core.errors import UnknownNameError
-from harness.core.ops import MlaDecodeParams
+from harness.core.op_params import MlaDecodeParams
 from harness.judge.oracles.compare import compare
 from harness.judge.oracles.thresholds import BOUNDS, bound
 from harness.kernels.ops import inputs, reference

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
-from harness.core.ops import MlaDecodeParams
+from harness.core.op_params import MlaDecodeParams
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report import junit, page, table
 from harness.report.page import failure_groups

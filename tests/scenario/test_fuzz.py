@@ -11,7 +11,8 @@ import pytest
 
 from harness.core.cases import Case
 from harness.core.engine_params import EngineParams
-from harness.core.ops import KERNEL_PARAMS, PAGE_SIZE
+from harness.core.op_params import KERNEL_PARAMS
+from harness.core.ops import PAGE_SIZE
 from harness.scenario.draws import draw
 from harness.scenario.expand import KernelOverride, drawn_case, expand
 from harness.scenario.load import load_scenarios, shipped_directory

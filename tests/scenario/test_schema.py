@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
-from harness.core.ops import KERNEL_PARAMS
+from harness.core.op_params import KERNEL_PARAMS
 from harness.scenario.schema import Scenario, json_schema
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
-from harness.core.ops import KERNEL_PARAMS
+from harness.core.op_params import KERNEL_PARAMS
 from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenarios, shipped_directory
 

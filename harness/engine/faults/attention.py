@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.core.ops import PAGES_OF_MANAGER_BLOCK
+from harness.core.op_params import PAGES_OF_MANAGER_BLOCK
 from harness.core.params import KvType
 from harness.engine.batch import DecodeMetadata
 from harness.engine.kernels import Workspace

@@ -68,7 +68,7 @@ def _vllm(op: str, name: str, summary: str, impl: str, requires: str, **promises
 def _records(op: str, name: str, summary: str, impl: str, requires: str, *formats: str, **promises: Any) -> KernelSpec:
     """A writer or reader of records, with the formats it knows."""
     impl, requires = f"harness.engines.vllm.record_kernels:{impl}", f"harness.engines.vllm.kernels:{requires}"
-    promises |= {"devices": ("cuda",), "origin": "vllm"}
+    promises |= {"devices": ("cuda",), "origin": "vllm", "shapes": DEEPSEEK}
     return KernelSpec(op, name, summary, impl, requires=requires, kv=formats, **promises)
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.kernels import KernelSpec
-from harness.core.ops import (
-    PAGE_SIZE,
+from harness.core.op_params import (
     ContextAttentionParams,
     KernelParams,
     MergeAttnStatesParams,
@@ -27,6 +26,7 @@ from harness.core.ops import (
     RouteExpertsParams,
     WriteKvParams,
 )
+from harness.core.ops import PAGE_SIZE
 from harness.judge.oracles.crash import CRASHES
 from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
 from harness.judge.target import Target

@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.core.ops import PAGE_SIZE, ReadRecordsParams, WriteRecordsParams
+from harness.core.op_params import ReadRecordsParams, WriteRecordsParams
+from harness.core.ops import PAGE_SIZE
 from harness.judge.run_records import Observed
 from harness.judge.targets.kernel_call import Guarded, KernelCall, Setting, prepared
 from harness.kernels.ops import record_inputs

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import InputError
-from harness.core.ops import PAGE_SIZE, PAGES_OF_MANAGER_BLOCK, CacheLayout
+from harness.core.op_params import PAGES_OF_MANAGER_BLOCK, CacheLayout
+from harness.core.ops import PAGE_SIZE
 
 KV_DTYPES = {
     "fp32": torch.float32,

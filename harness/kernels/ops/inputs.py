@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import InputError
-from harness.core.ops import (
-    PAGE_SIZE,
+from harness.core.op_params import (
     CacheLayout,
     ContextAttentionParams,
     MergeAttnStatesParams,
@@ -22,8 +21,8 @@ from harness.core.ops import (
     QuantizeFp8Params,
     RouteExpertsParams,
     WriteKvParams,
-    latent_rank,
 )
+from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.kernels.ops import cache_layouts
 from harness.kernels.ops.block_formats import FORMATS
 from harness.kernels.ops.record_formats import cached_latents

@@ -59,7 +59,7 @@ RECORDS = {
     "nvfp4_linear": RecordFormat(128, 128, 16, (64, 8), "planar"),
     "nvfp4_swizzled": RecordFormat(128, 128, 16, (64, 8), "swizzled"),
 }
-"""The record of each `RecordFormat` of :mod:`harness.core.ops`."""
+"""The record of each `RecordFormat` of :mod:`harness.core.op_params`."""
 
 
 def places(record_format: str, page_size: int) -> Tensor:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.core.ops import PAGE_SIZE, ReadRecordsParams, RecordParams, WriteRecordsParams
+from harness.core.op_params import ReadRecordsParams, RecordParams, WriteRecordsParams
+from harness.core.ops import PAGE_SIZE
 from harness.kernels.ops.cache_layouts import KV_SCALE
 from harness.kernels.ops.inputs import NULL_BLOCK, Inputs, Unowned
 from harness.kernels.ops.record_formats import RECORDS, encode, spans, store

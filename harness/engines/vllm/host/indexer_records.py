@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from harness.core.ops import ReadRecordsParams, WriteRecordsParams
+from harness.core.op_params import ReadRecordsParams, WriteRecordsParams
 from harness.engines.vllm.host.stand_ins import accepted
 from harness.engines.vllm.params import VllmHostParams
 from harness.engines.vllm.record_kernels import read_indexer_shuffled, write_indexer_shuffled
