@@ -27,6 +27,8 @@ SITES: dict[str, tuple[str, ...]] = {
     "quantize_fp8": ("output", "workspace", "scale.pad"),
     "route_experts": ("router.ids", "router.weights", "workspace"),
     "quantize_blocks": ("output", "scale.blocks", "scale.pad", "workspace"),
+    "write_records": ("kv.new", "kv.free", "kv.null", "graph.pad_rows"),
+    "read_records": ("output", "workspace", "kv.tail", "kv.free", "kv.null", "block_table.pad"),
 }
 """Op -> unwritten memory that it could read."""
 OUTPUT_SITES = {"context_attention": {"output": "context.output", "lse": "context.lse"}}

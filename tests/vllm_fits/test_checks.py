@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.engines.vllm.faults import PATCHES
@@ -135,6 +137,16 @@ def test_a_kernel_that_needs_one_argument_more_does_not_fit(release: Maker) -> N
 
 def test_a_kernel_of_a_package_that_is_not_there_is_not_looked_at(release: Maker) -> None:
     assert fit(release, "kernel `mla_decode/flashinfer-fa2`").skipped == "no flashinfer in the folders"
+
+
+@pytest.mark.parametrize("version", ["0.6.14", "0.6.16"])
+def test_a_kernel_is_not_missed_in_a_release_before_its_first(version: str, release: Maker, tmp_path: Path) -> None:
+    (tmp_path / f"flashinfer_python-{version}.dist-info").mkdir()
+    made = release({**FILES, "flashinfer/quantization.py": ""})
+    [found] = [one for one in fits(made) if one.part == "kernel `read_records/flashinfer-nvfp4`"]
+    is_older = version == "0.6.14"
+    assert found.skipped == ("since FlashInfer 0.6.16" if is_older else "")
+    assert found.missing == (() if is_older else ("`flashinfer.quantization:nvfp4_kv_dequantize_paged`",))
 
 
 def test_a_patch_is_held_to_the_text_of_its_function(release: Maker) -> None:

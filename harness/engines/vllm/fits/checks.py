@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import itertools
 import json
 import re
@@ -108,7 +109,14 @@ def _kernel(release: Release, spec: KernelSpec) -> Fit:
     calls = calls_of(str(spec.impl))
     part = f"kernel `{spec.name}`"
     absent = [package for package in {call.path.partition(".")[0] for call in calls} if not release.has(package)]
-    return Fit(part, skipped=f"no {absent[0]} in the folders") if absent else _called(release, part, calls)
+    if absent:
+        return Fit(part, skipped=f"no {absent[0]} in the folders")
+    # The module of a kernel names the first release that has it.
+    oldest = getattr(importlib.import_module(str(spec.impl).partition(":")[0]), "OLDEST", "0")
+    engine = ENGINES.get(spec.origin)
+    found = release.version_of(engine.distribution.replace("-", "_"))
+    is_older = found and release_of(found) < release_of(oldest)
+    return Fit(part, skipped=f"since {engine.title} {oldest}") if is_older else _called(release, part, calls)
 
 
 def _options(release: Release) -> Fit:
