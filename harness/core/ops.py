@@ -159,8 +159,8 @@ OPS: Registry[Op] = Registry(
             (),
             "stores rows x [T, W] as records in the blocks of a byte cache [N, P, bytes of a record], which may be one "
             "layer's part of blocks of several layers; negative slots are skipped; see docs/record-formats.md",
-            arguments="x [T, W] bfloat16; cache [N, P, bytes of a record] uint8; slot_mapping [T] int64; record_format a "
-            "name; scale a float for formats with a scale of the whole cache, else None",
+            arguments="x [T, W] bfloat16; cache [N, P, bytes of a record] uint8; slot_mapping [T] int64; "
+            "record_format a name; scale a float for formats with a scale of the whole cache, else None",
         ),
         Op(
             "read_records",
