@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.engines.vllm.kernels import RANK
-from harness.kernels.ops.record_formats import RECORDS
 
 _OPS = "vllm._custom_ops"
 _ROCM = "vllm.v1.attention.ops.rocm_aiter_mla_sparse"
 _INDEXER_SCALES = "ue8m0"
 """The indexer's scales are powers of two, as DeepSeek V3.2 configures it."""
 _GROUP = 128
+WIDTH = 576
 
 
 def write_mla(
@@ -27,27 +28,18 @@ def write_mla(
 ) -> None:
     """`concat_and_cache_mla`: rows x [T, 576] bf16 as `bf16`, `fp8_e4m3` or `fp8_ds_mla` records."""
     ops = importlib.import_module(_OPS)
-    ops.concat_and_cache_mla(
-        kv_c=x[:, :RANK].contiguous(),
-        k_pe=x[:, RANK:].contiguous(),
-        kv_cache=cache.view(torch.bfloat16) if record_format == "bf16" else cache,
-        slot_mapping=slot_mapping.long(),
-        kv_cache_dtype="auto" if record_format == "bf16" else record_format,
-        scale=_scalar(scale, x),
-    )
+    typed, name = _typed(cache, record_format)
+    kv_c, k_pe = x[:, :RANK].contiguous(), x[:, RANK:].contiguous()
+    ops.concat_and_cache_mla(kv_c, k_pe, typed, slot_mapping.long(), name, _scalar(scale, x))
 
 
-def write_indexer(
-    x: Tensor, cache: Tensor, slot_mapping: Tensor, *, record_format: str, scale: float | None = None
-) -> None:
+def write_indexer(x: Tensor, cache: Tensor, slot_mapping: Tensor, **_: Any) -> None:
     """`indexer_k_quant_and_cache`: keys x [T, 128] bf16 as `indexer_planar` records [N, P, 132]."""
     ops = importlib.import_module(_OPS)
     ops.indexer_k_quant_and_cache(x, cache, slot_mapping.long(), _GROUP, _INDEXER_SCALES)
 
 
-def write_indexer_shuffled(
-    x: Tensor, cache: Tensor, slot_mapping: Tensor, *, record_format: str, scale: float | None = None
-) -> None:
+def write_indexer_shuffled(x: Tensor, cache: Tensor, slot_mapping: Tensor, **_: Any) -> None:
     """The Triton writer that ROCm uses: keys x [T, 128] bf16 as `indexer_shuffled` records [N, P, 132]."""
     write = importlib.import_module(_ROCM).indexer_k_quant_and_cache_triton
     write(x.contiguous(), cache, slot_mapping.long(), _GROUP, _INDEXER_SCALES)
@@ -75,28 +67,17 @@ def read_mla(
 ) -> Tensor:
     """`gather_and_maybe_dequant_cache`: `bf16` or `fp8_e4m3` records -> [T, 576], rounded to bf16."""
     ops = importlib.import_module(_OPS)
-    requests = _request_of_tokens(cu_seq_lens)
-    out = torch.empty(len(requests), RECORDS[record_format].width, dtype=torch.bfloat16, device=cache.device)
-    ops.gather_and_maybe_dequant_cache(
-        src_cache=cache.view(torch.bfloat16) if record_format == "bf16" else cache,
-        dst=out,
-        block_table=block_table,
-        cu_seq_lens=cu_seq_lens,
-        token_to_seq=requests,
-        num_tokens=len(requests),
-        kv_cache_dtype="auto" if record_format == "bf16" else record_format,
-        scale=_scalar(scale, cache),
-    )
+    typed, name = _typed(cache, record_format)
+    requests, factor = _request_of_tokens(cu_seq_lens), _scalar(scale, cache)
+    out = torch.empty(len(requests), WIDTH, dtype=torch.bfloat16, device=cache.device)
+    ops.gather_and_maybe_dequant_cache(typed, out, block_table, cu_seq_lens, requests, len(requests), name, factor)
     return out.float()
 
 
-def read_ds_mla(
-    cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, *, record_format: str, scale: float | None = None
-) -> Tensor:
+def read_ds_mla(cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **_: Any) -> Tensor:
     """`cp_gather_and_upconvert_fp8_kv_cache`: `fp8_ds_mla` records -> [T, 576], rounded to bf16."""
     ops = importlib.import_module(_OPS)
-    width, num_tokens = RECORDS[record_format].width, int(cu_seq_lens[-1])
-    out = torch.empty(num_tokens, width, dtype=torch.bfloat16, device=cache.device)
+    out = torch.empty(int(cu_seq_lens[-1]), WIDTH, dtype=torch.bfloat16, device=cache.device)
     # Up to 0.24 the kernel asks for the lengths too.
     named = inspect.signature(ops.cp_gather_and_upconvert_fp8_kv_cache).parameters
     lengths = {"seq_lens": cu_seq_lens.diff()} if "seq_lens" in named else {}
@@ -111,9 +92,7 @@ def read_ds_mla(
     return out.float()
 
 
-def read_indexer(
-    cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, *, record_format: str, scale: float | None = None
-) -> Tensor:
+def read_indexer(cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **_: Any) -> Tensor:
     """`cp_gather_indexer_k_quant_cache`: `indexer_planar` records -> [T, 128], dequantized here."""
     ops = importlib.import_module(_OPS)
     codes, scales = _gathered_keys(cu_seq_lens)
@@ -122,7 +101,7 @@ def read_indexer(
 
 
 def read_indexer_shuffled(
-    cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, *, record_format: str, scale: float | None = None
+    cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, *, record_format: str, **_: Any
 ) -> Tensor:
     """The Triton reader that ROCm uses: `indexer_shuffled` records -> [T, 128], dequantized here.
 
@@ -159,6 +138,11 @@ def flashmla_sparse(
         softmax_scale=scale,
     )
     return out[0, :, :num_heads].contiguous(), lse[0, :num_heads].T.contiguous()
+
+
+def _typed(cache: Tensor, record_format: str) -> tuple[Tensor, str]:
+    """The cache in the type of its elements, and vLLM's name of it."""
+    return (cache.view(torch.bfloat16), "auto") if record_format == "bf16" else (cache, record_format)
 
 
 def _scalar(scale: float | None, like: Tensor) -> Tensor:

@@ -103,17 +103,13 @@ def _store_fused(keys: Tensor, cache: Tensor, slots: Tensor) -> None:
         "k_cache_ptr": cache,
         "kv_slot_mapping_ptr": slots,
         "kv_cache_block_size": cache.shape[1],
-        "HEAD_SIZE": WIDTH,
-        "TRITON_BLOCK_SIZE": WIDTH,
-        "STATE_WIDTH": WIDTH,
         "COMPRESS_RATIO": RATIO,
         "OVERLAP": False,
         "ROPE_HEAD_DIM": ROPE,
         "FP8_MAX": 448.0,
-        "QUANT_BLOCK": WIDTH,
-        "TOKEN_STRIDE": WIDTH,
         "SCALE_DIM": 4,
         "MX_SCALE": False,
         "KV_BLOCK_STRIDE": cache.stride(0),
+        **dict.fromkeys(("HEAD_SIZE", "TRITON_BLOCK_SIZE", "STATE_WIDTH", "QUANT_BLOCK", "TOKEN_STRIDE"), WIDTH),
     }
     kernel[(len(keys),)](**accepted(arguments, kernel.fn))
