@@ -11,7 +11,6 @@ still use (`record_stream`) are "pending free" in the snapshot and are not fille
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,6 +21,7 @@ import torch
 from harness.core.catalog import SITES
 from harness.core.errors import HarnessError
 from harness.memory.poison.allocations import AllocationPoison
+from harness.memory.poison.cuda_blocks import free_blocks
 from harness.memory.poison.cuda_kernels import fill_chunks
 from harness.memory.poison.patterns import Poison
 
@@ -79,8 +79,7 @@ class CudaSweep:
     def __call__(self, word: int = FILL_WORD) -> Swept:
         """Fill every free block, graph pools included, without host sync. Raises UnreadableAllocator in a capture.
 
-        Blocks are listed again only if the allocator changed: the list costs microseconds a block, and a server that
-        replays graphs allocates nothing.
+        Blocks are listed again only if the allocator changed. A server that replays graphs allocates nothing.
         """
         if torch.cuda.is_current_stream_capturing():
             raise UnreadableAllocator("a sweep cannot run inside a graph capture; sweep before it and between replays")
@@ -140,30 +139,6 @@ def chunk_table(addresses: np.ndarray, sizes: np.ndarray, chunk_bytes: int = CHU
     first = np.repeat(np.cumsum(chunks) - chunks, chunks)
     offset = (np.arange(int(chunks.sum())) - first) * chunk_bytes
     return np.stack([np.repeat(addresses, chunks) + offset, np.minimum(np.repeat(sizes, chunks) - offset, chunk_bytes)])
-
-
-def free_blocks(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
-    """Addresses and sizes in bytes (int64) of the free blocks of `device`, and the streams that own them."""
-    # The list has tens of thousands of short-lived objects, and the collector would visit all of them.
-    was_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _listed_free(device)
-    finally:
-        if was_collecting:
-            gc.enable()
-
-
-def _listed_free(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
-    segments = [one for one in torch._C._cuda_memorySnapshot(None)["segments"] if one["device"] == device]
-    found = [
-        (block["address"], block["size"])
-        for segment in segments
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-    ]
-    table = np.asarray(found, dtype=np.int64).reshape(-1, 2)
-    return table[:, 0], table[:, 1], {one["stream"] for one in segments if one["active_size"] < one["total_size"]}
 
 
 def _allocator_state(device: int) -> tuple[int, ...]:
