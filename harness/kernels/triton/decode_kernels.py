@@ -26,15 +26,19 @@ def _normalized_query(values, unit, dtype: tl.constexpr):
 
 
 @triton.jit
-def _query_columns(q_row, index, in_row, in_width, WIDTH: tl.constexpr, NARROW: tl.constexpr):
-    """The columns of the query that `_cache_columns` reads at `index`."""
-    first = index * 2 if NARROW else index
-    second = index * 2 + 1 if NARROW else WIDTH // 2 + index
-    mask = in_row & in_width
-    a = tl.load(q_row + first[None, :], mask=mask, other=0.0)
-    b = tl.load(q_row + second[None, :], mask=mask, other=0.0)
-    largest = tl.max(tl.maximum(tl.abs(a.to(tl.float32)), tl.abs(b.to(tl.float32))), axis=1)
-    return a, b, largest, first, second
+def _query_columns(q_row, in_row, ROWS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, NARROW: tl.constexpr):
+    """The columns of the query that `_cache_columns` gives, HALF at a time, and the largest of each row."""
+    if NARROW:
+        # Neighbours are loaded together and split in registers: loads of every other column are half as wide.
+        column = tl.arange(0, 2 * HALF)[None, :]
+        pairs = tl.load(q_row + column, mask=in_row & (column < WIDTH), other=0.0)
+        a, b = tl.split(tl.reshape(pairs, (ROWS, HALF, 2)))
+    else:
+        column = tl.arange(0, HALF)[None, :]
+        mask = in_row & (column < WIDTH // 2)
+        a = tl.load(q_row + column, mask=mask, other=0.0)
+        b = tl.load(q_row + WIDTH // 2 + column, mask=mask, other=0.0)
+    return a, b, tl.max(tl.maximum(tl.abs(a.to(tl.float32)), tl.abs(b.to(tl.float32))), axis=1)
 
 
 @triton.jit
@@ -100,8 +104,8 @@ def decode_split(
             rope_index = tl.arange(0, BLOCK_E)
             in_rope = (rope_index < E // 2)[None, :]
             q_row = q + (request * num_rows + row)[:, None] * (R + E)
-            q_a, q_b, largest, first, second = _query_columns(q_row, index, in_row, True, R, NARROW_CACHE)
-            q_c, q_d, largest_rope, _, _ = _query_columns(q_row + R, rope_index, in_row, in_rope, E, NARROW_CACHE)
+            q_a, q_b, largest = _query_columns(q_row, in_row, BLOCK_ROWS, R, R // 2, NARROW_CACHE)
+            q_c, q_d, largest_rope = _query_columns(q_row + R, in_row, BLOCK_ROWS, E, BLOCK_E, NARROW_CACHE)
             row_scale = tl.full((BLOCK_ROWS,), 1.0, tl.float32) * score_scale
             if kv_scale is not None:
                 row_scale = row_scale * tl.load(kv_scale)
@@ -162,8 +166,11 @@ def decode_split(
             tl.store(partial_lse + partial_row, lse, mask=row < num_rows)
             factor = (value_scale / divisor)[:, None]
             out_row = partial_out + partial_row[:, None] * R
-            tl.store(out_row + first[None, :], acc_a * factor, mask=in_row)
-            tl.store(out_row + second[None, :], acc_b * factor, mask=in_row)
+            if NARROW_CACHE:
+                tl.store(out_row + tl.arange(0, R)[None, :], tl.interleave(acc_a * factor, acc_b * factor), mask=in_row)
+            else:
+                tl.store(out_row + index[None, :], acc_a * factor, mask=in_row)
+                tl.store(out_row + R // 2 + index[None, :], acc_b * factor, mask=in_row)
 
 
 @triton.jit(do_not_specialize=["max_splits", "query_len", "num_heads"])
