@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import harness.memory.poison
-from harness.memory.poison.cuda_blocks import by_library, by_snapshot, compiled, free_blocks
+from harness.memory.poison import cuda_blocks
+from harness.memory.poison.cuda_blocks import by_snapshot, compiled, list_chunks
 from harness.memory.poison.cuda_sweep import CudaSweep
 
 ROOT = Path(__file__).parents[2]
@@ -96,9 +98,12 @@ def test_memory_freed_on_a_side_stream_is_filled_after_its_last_work() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_compiled_list_is_the_list_of_the_snapshot_through_frees_and_splits_on_two_streams(seed: int) -> None:
-    library, draw, side = compiled(), random.Random(seed), torch.cuda.Stream()
-    assert library is not None
+def test_the_compiled_list_is_the_list_of_the_snapshot_through_frees_and_splits_on_two_streams(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_blocks, "CHUNK_BYTES", 1 << 40)  # One chunk a block.
+    table, draw, side = np.empty((1 << 14, 2), dtype=np.int64), random.Random(seed), torch.cuda.Stream()
+    assert compiled() is not None
     device, live, most_pending = torch.cuda.current_device(), [], 0
     for count in range(600):
         stream = side if draw.random() < 0.5 else torch.cuda.current_stream()
@@ -115,12 +120,12 @@ def test_the_compiled_list_is_the_list_of_the_snapshot_through_frees_and_splits_
         if count % 200 == 150:
             torch.cuda.empty_cache()
         if count % 10 == 0:
-            expected = by_snapshot(device)
-            assert sorted(by_library(library, device).tolist()) == sorted(expected.tolist())
+            num_blocks = list_chunks(device, table)[0]
+            assert table[:num_blocks].tolist() == sorted(by_snapshot(device)[:, :2].tolist())
             stats = torch.cuda.memory_stats()
             most_pending = max(most_pending, stats["active.all.current"] - stats["allocation.all.current"])
     assert most_pending, "no block was pending free"
-    assert len(free_blocks(device)[0])
+    assert num_blocks
 
 
 def test_graph_replays_after_sweeps_of_their_pool_give_the_same_bits() -> None:
