@@ -106,9 +106,8 @@ static void track(const Event& event) {
   std::lock_guard<std::mutex> lock(blocks.mutex);
   blocks.events++;
   if (!blocks.known) return;
-  if (event.action_ == Event::ALLOC) blocks.take(event.addr_, event.size_);
-  else if (event.action_ == Event::FREE_COMPLETED) blocks.give(event.addr_);
-  else blocks.known = false;
+  if (event.action_ == Event::ALLOC) return blocks.take(event.addr_, event.size_);
+  event.action_ == Event::FREE_COMPLETED ? blocks.give(event.addr_) : void(blocks.known = false);
 }
 
 // Locks the blocks as they are now. If other threads allocate meanwhile, it tries again, and at last takes a snapshot.
@@ -129,8 +128,8 @@ static std::unique_lock<std::mutex> current(int device) {
       blocks.known = is_same && heard;
       return lock;
     }
-    size_t free_bytes = stats.reserved_bytes[0].current - stats.active_bytes[0].current;
-    if (is_same && free_bytes == blocks.free_bytes) return lock;
+    size_t active = stats.active_bytes[0].current, reserved = stats.reserved_bytes[0].current;
+    if (is_same && reserved - active == blocks.free_bytes) return lock;
     blocks.known = false;
   }
 }
@@ -150,8 +149,7 @@ extern "C" void list_chunks(int device, size_t least, size_t most, size_t capaci
       if (count++ < capacity) *table++ = address + offset, *table++ = std::min(least, block.size - offset);
   }
   for (size_t total : {count, blocks.free.size(), blocks.free_bytes, streams.size()}) *found++ = total;
-  if (count <= capacity)
-    for (void* stream : streams) *found++ = (size_t)stream;
+  if (count <= capacity) std::copy(streams.begin(), streams.end(), (void**)found);
 }
 """
 
@@ -159,8 +157,7 @@ extern "C" void list_chunks(int device, size_t least, size_t most, size_t capaci
 def list_chunks(device: int, table: np.ndarray) -> tuple[int, int, int, set[int]]:
     """Cut the free memory of `device` into about MAX_CHUNKS chunks: table [capacity, 2] int64, address and bytes.
 
-    Returns the numbers of chunks, blocks and bytes, and the streams that own the blocks. If there are more chunks than
-    the table has rows, neither table nor streams are complete.
+    Returns the numbers of chunks, blocks and bytes, and the owning streams. More chunks than rows: both are incomplete.
     """
     if (library := compiled()) is not None:
         found = np.empty(4 + len(table), dtype=np.int64)

@@ -96,8 +96,7 @@ class CudaSweep:
         if num_chunks > len(self._host):
             # A larger table may take one of the listed blocks, so they are listed again.
             self._reserve(2 * num_chunks)
-            self._list_blocks()
-            return
+            return self._list_blocks()
         self._table[:num_chunks].copy_(self._host[:num_chunks], non_blocking=True)
         self._uploaded.record()
         self._num_chunks, self._swept = num_chunks, Swept(num_blocks, num_bytes)
