@@ -26,14 +26,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from harness.core.ops import PAGE_SIZE
 from harness.kernels.triton.decode import mla_decode, mla_decode_plan
 from harness.memory.first_nan.recorder import describe
 from harness.memory.first_nan.table import Slot, Table
+from harness.memory.poison.cuda_blocks import by_snapshot, compiled, list_chunks
 from harness.memory.poison.cuda_kernels import classify
-from harness.memory.poison.cuda_sweep import CudaSweep, free_blocks
+from harness.memory.poison.cuda_sweep import CudaSweep
 from harness.memory.poison.patterns import bits_view
 from harness.memory.poison.scan import _layout
 
@@ -130,7 +132,7 @@ def bandwidth() -> dict[str, Any]:
     return {"sweep": sweep, "scan": scan, "decode": [decode(kv) for kv in ("bf16", "fp8_e4m3")]}
 
 
-def sweep_numbers() -> dict[str, float]:
+def sweep_numbers() -> dict[str, Any]:
     sweep = CudaSweep()
     whole = memory(2 * GB)
     fill = functools.partial(whole.fill_, 255)
@@ -151,11 +153,14 @@ def sweep_numbers() -> dict[str, float]:
         memory(2048)
         sweep()
 
+    device, table = torch.cuda.current_device(), np.empty((1 << 14, 2), dtype=np.int64)
     return answer | {
-        "many_blocks": len(free_blocks(torch.cuda.current_device())[0]),
+        "many_blocks": list_chunks(device, table)[1],
         "many_blocks_ms": milliseconds(sweep),
         "many_blocks_changed_ms": milliseconds(after_changes),
-        "many_blocks_list_ms": milliseconds(lambda: free_blocks(torch.cuda.current_device())),
+        "many_blocks_list_ms": milliseconds(lambda: list_chunks(device, table)),
+        "many_blocks_snapshot_ms": milliseconds(lambda: by_snapshot(device)),
+        "listed_by": "torch's snapshot" if compiled() is None else "C++",
     }
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import harness.memory.poison
+from harness.memory.poison import cuda_blocks
+from harness.memory.poison.cuda_blocks import by_snapshot, compiled, list_chunks
 from harness.memory.poison.cuda_sweep import CudaSweep
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +94,38 @@ def test_memory_freed_on_a_side_stream_is_filled_after_its_last_work() -> None:
     side.synchronize()
     assert bool((copy == 7).all())
     assert bool(is_filled)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_compiled_list_is_the_list_of_the_snapshot_through_frees_and_splits_on_two_streams(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_blocks, "CHUNK_BYTES", 1 << 40)  # One chunk a block.
+    table, draw, side = np.empty((1 << 14, 2), dtype=np.int64), random.Random(seed), torch.cuda.Stream()
+    assert compiled() is not None
+    device, live, most_pending = torch.cuda.current_device(), [], 0
+    for count in range(600):
+        stream = side if draw.random() < 0.5 else torch.cuda.current_stream()
+        if draw.random() < 0.6 or not live:
+            with torch.cuda.stream(stream):
+                live.append(torch.empty(draw.choice(SIZES), dtype=torch.uint8, device="cuda"))
+        else:
+            tensor = live.pop(draw.randrange(len(live)))
+            if draw.random() < 0.3:
+                with torch.cuda.stream(stream):
+                    torch.cuda._sleep(100_000)
+                tensor.record_stream(stream)
+            del tensor
+        if count % 200 == 150:
+            torch.cuda.empty_cache()
+        if count % 10 == 0:
+            num_blocks = list_chunks(device, table)[0]
+            assert table[:num_blocks].tolist() == sorted(by_snapshot(device)[:, :2].tolist())
+            stats = torch.cuda.memory_stats()
+            most_pending = max(most_pending, stats["active.all.current"] - stats["allocation.all.current"])
+    assert most_pending, "no block was pending free"
+    assert num_blocks
 
 
 def test_graph_replays_after_sweeps_of_their_pool_give_the_same_bits() -> None:

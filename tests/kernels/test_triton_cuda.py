@@ -26,7 +26,8 @@ pytestmark = [
 @pytest.mark.parametrize("query_len", [1, 4])
 @pytest.mark.parametrize("num_heads", [3, 16, 40])
 def test_decode_is_right_and_clean_on_the_gpu(kv: str, query_len: int, num_heads: int) -> None:
-    _judge("mla_decode", kv=kv, seq_lens=[0, 1, 63, 64, 65, 130, 1000], query_len=query_len, num_heads=num_heads)
+    seq_lens = [0, query_len, 63, 64, 65, 130, 1000]
+    _judge("mla_decode", kv=kv, seq_lens=seq_lens, query_len=query_len, num_heads=num_heads)
 
 
 @pytest.mark.parametrize("op", ["merge_attn_states", "write_kv", "quantize_fp8"])

@@ -38,7 +38,7 @@ class Tiling:
 def default_tiling(num_rows: int, compute: torch.dtype) -> Tiling:
     """Tiling for S * H query rows: measured on an H100 for 16 rows, chosen not to spill registers for more."""
     if compute == torch.float32:
-        return Tiling(rows=16, slots=16, warps=4, stages=3)
+        return Tiling(rows=16, slots=16, warps=8, stages=3)
     if num_rows <= 16:
         return Tiling(rows=16, slots=32, warps=4, stages=5)
     if num_rows <= 32 or compute == torch.float16:
@@ -66,7 +66,8 @@ def mla_decode(
     one float32), block_table: [B, M] int32, seq_lens: [B] int32 -> out [B, S, H, R] in q's dtype, lse [B, H, S]
     float32 (natural logarithm). Query token s sees the keys before seq_lens[b] - S + s + 1. The plan is read on the
     device and clipped by seq_lens. A plan made for shorter lengths leaves out later pages. Scores of a float32 query
-    are computed in float32, of a bfloat16 query in bfloat16, or in float16 over an fp8 cache.
+    are computed in float32, of a bfloat16 query in bfloat16, or in float16 over an fp8 cache. The strides of an fp8
+    cache must be even.
     """
     if prefetch_page:
         last_page = (num_pages(seq_lens) - 1).clamp(min=0)
@@ -90,12 +91,14 @@ def mla_decode(
     tiling = tiling or default_tiling(num_rows, compute)
     rope_dim = head_dim - rank
     constant = float(kv_scale) if isinstance(kv_scale, int | float) else 1.0
+    cache = _last_dim_dense(kv_cache)
+    cache = cache.view(torch.int16) if narrow else cache
     decode_split[(num_items, triton.cdiv(num_rows, tiling.rows))](
-        q.contiguous(), _last_dim_dense(kv_cache), _last_dim_dense(block_table), seq_lens,
+        q.contiguous(), cache, _last_dim_dense(block_table), seq_lens,
         kv_scale if isinstance(kv_scale, Tensor) else None, plan.work, partial_out, partial_lse,
         scale * constant * LOG2_E, constant, num_requests, num_items // num_requests, query_len, num_heads,
-        kv_cache.stride(0), kv_cache.stride(1), block_table.stride(0),
-        R=rank, E=rope_dim, BLOCK_E=max(16, triton.next_power_of_2(rope_dim)),
+        cache.stride(0), cache.stride(1), block_table.stride(0),
+        R=rank, E=rope_dim, BLOCK_E=max(16, triton.next_power_of_2(rope_dim) // 2),
         BLOCK_ROWS=tiling.rows, BLOCK_SLOTS=tiling.slots, PAGE=PAGE_SIZE,
         COMPUTE=_TRITON_TYPES[compute], NARROW_CACHE=narrow, FIT_QUERY=compute == torch.float16,
         STAGES=tiling.stages, MASK_VALUES=mask_values, num_warps=tiling.warps,

@@ -17,9 +17,57 @@ from harness.memory.triton_interpreter import prepare
 INTERPRETED = prepare()
 
 
+_INTERPRETED = tl.constexpr(INTERPRETED)
+
+
 @triton.jit
 def _normalized_query(values, unit, dtype: tl.constexpr):
     return (values.to(tl.float32) / unit[:, None]).to(dtype)
+
+
+@triton.jit
+def _query_columns(q_row, in_row, ROWS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, NARROW: tl.constexpr):
+    """The columns of the query that `_cache_columns` gives, HALF at a time, and the largest of each row."""
+    if NARROW:
+        # Neighbours are loaded together and split in registers: loads of every other column are half as wide.
+        column = tl.arange(0, 2 * HALF)[None, :]
+        pairs = tl.load(q_row + column, mask=in_row & (column < WIDTH), other=0.0)
+        a, b = tl.split(tl.reshape(pairs, (ROWS, HALF, 2)))
+    else:
+        column = tl.arange(0, HALF)[None, :]
+        mask = in_row & (column < WIDTH // 2)
+        a = tl.load(q_row + column, mask=mask, other=0.0)
+        b = tl.load(q_row + WIDTH // 2 + column, mask=mask, other=0.0)
+    return a, b, tl.max(tl.maximum(tl.abs(a.to(tl.float32)), tl.abs(b.to(tl.float32))), axis=1)
+
+
+@triton.jit
+def _cache_columns(slot, index, mask, WIDTH: tl.constexpr, COMPUTE: tl.constexpr, NARROW: tl.constexpr):
+    """Two tiles of a cache `WIDTH` columns wide: its halves, or of float8 its even and its odd columns.
+
+    The two dots need a tile in different orders. Shared memory gives 16-bit words in either, but not bytes. So float8
+    is copied as pairs, and each dot takes the pairs apart in registers.
+    """
+    if NARROW:
+        pairs = tl.load(slot + index[None, :], mask=mask, other=0)
+        if _INTERPRETED:
+            a = (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+            b = ((pairs >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+        else:
+            # Two pairs at a time: bytes 0 and 2 are even columns, 1 and 3 odd ones.
+            a, b = tl.inline_asm_elementwise(
+                "{ .reg .b32 bytes; .reg .b16 even, odd; prmt.b32 bytes, $2, 0, 0x3120; mov.b32 {even, odd}, bytes;"
+                " cvt.rn.f16x2.e4m3x2 $0, even; cvt.rn.f16x2.e4m3x2 $1, odd; }",
+                "=r,=r,r",
+                [pairs],
+                dtype=(tl.float16, tl.float16),
+                is_pure=True,
+                pack=2,
+            )
+    else:
+        a = tl.load(slot + index[None, :], mask=mask, other=0.0)
+        b = tl.load(slot + WIDTH // 2 + index[None, :], mask=mask, other=0.0)
+    return a.to(COMPUTE), b.to(COMPUTE)
 
 
 # Counts that differ from case to case would each be compiled for 1, for multiples of 16, and for the rest.
@@ -37,7 +85,7 @@ def decode_split(
     """Attend to one item of the plan; grid (W, ceil(S * H / BLOCK_ROWS)).
 
     Writes partial_out [W, S * H, R] and partial_lse [W, S * H] (base 2, -inf for a row that sees no key here).
-    Items without pages write nothing.
+    Items without pages write nothing. NARROW_CACHE: the cache is float8 e4m3, seen as int16 pairs, strides too.
     """
     # First splits of all requests come first, so that the unused tail of the plan runs when the work is done.
     program = tl.program_id(0)
@@ -52,33 +100,34 @@ def decode_split(
             row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
             num_rows = query_len * num_heads
             in_row = (row < num_rows)[:, None]
-            columns = tl.arange(0, R)
-            rope_columns = tl.arange(0, BLOCK_E)
-            in_rope = (rope_columns < E)[None, :]
+            index = tl.arange(0, R // 2)
+            rope_index = tl.arange(0, BLOCK_E)
+            in_rope = (rope_index < E // 2)[None, :]
             q_row = q + (request * num_rows + row)[:, None] * (R + E)
-            q_c = tl.load(q_row + columns[None, :], mask=in_row, other=0.0)
-            q_e = tl.load(q_row + R + rope_columns[None, :], mask=in_row & in_rope, other=0.0)
+            q_a, q_b, largest = _query_columns(q_row, in_row, BLOCK_ROWS, R, R // 2, NARROW_CACHE)
+            q_c, q_d, largest_rope = _query_columns(q_row + R, in_row, BLOCK_ROWS, E, BLOCK_E, NARROW_CACHE)
             row_scale = tl.full((BLOCK_ROWS,), 1.0, tl.float32) * score_scale
             if kv_scale is not None:
                 row_scale = row_scale * tl.load(kv_scale)
                 value_scale = value_scale * tl.load(kv_scale)
             if FIT_QUERY:
                 # float8 is exact in float16; a power of two for each row brings the query into its range, exactly.
-                largest = tl.max(tl.abs(q_c.to(tl.float32)), axis=1)
-                largest = tl.maximum(largest, tl.max(tl.abs(q_e.to(tl.float32)), axis=1))
+                largest = tl.maximum(largest, largest_rope)
                 usable = (largest > 1.0e-30) & (largest < 1.0e30)
                 unit = tl.exp2(tl.floor(tl.log2(tl.where(usable, largest, 1.0))))
-                q_c = _normalized_query(q_c, unit, COMPUTE)
-                q_e = _normalized_query(q_e, unit, COMPUTE)
                 row_scale = row_scale * unit
             else:
-                q_c = q_c.to(COMPUTE)
-                q_e = q_e.to(COMPUTE)
+                unit = tl.full((BLOCK_ROWS,), 1.0, tl.float32)
+            q_a = _normalized_query(q_a, unit, COMPUTE)
+            q_b = _normalized_query(q_b, unit, COMPUTE)
+            q_c = _normalized_query(q_c, unit, COMPUTE)
+            q_d = _normalized_query(q_d, unit, COMPUTE)
             # Query token s of S sees all but the last S - 1 - s positions.
             visible = seq_len - query_len + 1 + row // num_heads
             top = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
             total = tl.zeros((BLOCK_ROWS,), tl.float32)
-            acc = tl.zeros((BLOCK_ROWS, R), tl.float32)
+            acc_a = tl.zeros((BLOCK_ROWS, R // 2), tl.float32)
+            acc_b = tl.zeros((BLOCK_ROWS, R // 2), tl.float32)
             table_row = block_table + request * stride_table
             offset = tl.arange(0, BLOCK_SLOTS)
             used = tl.minimum(end * PAGE, seq_len)
@@ -90,34 +139,38 @@ def decode_split(
                 position = start + offset
                 # The masks of these loads select slots past the length away, before any arithmetic.
                 live = (position < stop)[:, None]
-                c = tl.load(slot + columns[None, :], mask=live, other=0.0).to(COMPUTE)
-                e = tl.load(slot + R + rope_columns[None, :], mask=live & in_rope, other=0.0).to(COMPUTE)
-                if NARROW_CACHE:
-                    # The two dots need float8 bytes in different orders, and one load for both is not pipelined. The
-                    # second load comes from the L2 cache. Its eviction policy keeps it separate.
-                    v = tl.load(slot + columns[None, :], mask=live, other=0.0, eviction_policy="evict_first")
-                    v = v.to(COMPUTE)
-                else:
-                    v = c
-                score = tl.dot(q_c, tl.trans(c), input_precision="ieee")
-                score = tl.dot(q_e, tl.trans(e), score, input_precision="ieee")
+                a, b = _cache_columns(slot, index, live, R, COMPUTE, NARROW_CACHE)
+                rope = slot + (R // 2 if NARROW_CACHE else R)
+                c, d = _cache_columns(rope, rope_index, live & in_rope, E, COMPUTE, NARROW_CACHE)
+                score = tl.dot(q_a, tl.trans(a), input_precision="ieee")
+                score = tl.dot(q_c, tl.trans(c), score, input_precision="ieee")
+                other = tl.dot(q_b, tl.trans(b), input_precision="ieee")
+                other = tl.dot(q_d, tl.trans(d), other, input_precision="ieee")
+                # Two chains of dots, each half as long. The compiler would make one of them without the two products.
+                score = score * row_scale[:, None] + other * row_scale[:, None]
                 keep = (position < used)[None, :] & (position[None, :] < visible[:, None])
-                score = tl.where(keep, score * row_scale[:, None], float("-inf"))
+                score = tl.where(keep, score, float("-inf"))
                 new_top = tl.maximum(top, tl.max(score, axis=1))
                 shift = tl.where(new_top == float("-inf"), 0.0, new_top)
                 weight = tl.exp2(score - shift[:, None])
                 decay = tl.exp2(top - shift)
                 total = total * decay + tl.sum(weight, axis=1)
-                acc = acc * decay[:, None]
-                acc = tl.dot(weight.to(COMPUTE), v, acc, input_precision="ieee")
+                weight = weight.to(COMPUTE)
+                acc_a = tl.dot(weight, a, acc_a * decay[:, None], input_precision="ieee")
+                acc_b = tl.dot(weight, b, acc_b * decay[:, None], input_precision="ieee")
                 top = new_top
             no_keys = total == 0.0
             divisor = tl.where(no_keys, 1.0, total)
             lse = tl.where(no_keys, float("-inf"), top + tl.log2(divisor))
             partial_row = item * num_rows + row
             tl.store(partial_lse + partial_row, lse, mask=row < num_rows)
-            acc = acc * (value_scale / divisor)[:, None]
-            tl.store(partial_out + partial_row[:, None] * R + columns[None, :], acc, mask=in_row)
+            factor = (value_scale / divisor)[:, None]
+            out_row = partial_out + partial_row[:, None] * R
+            if NARROW_CACHE:
+                tl.store(out_row + tl.arange(0, R)[None, :], tl.interleave(acc_a * factor, acc_b * factor), mask=in_row)
+            else:
+                tl.store(out_row + index[None, :], acc_a * factor, mask=in_row)
+                tl.store(out_row + R // 2 + index[None, :], acc_b * factor, mask=in_row)
 
 
 @triton.jit(do_not_specialize=["max_splits", "query_len", "num_heads"])

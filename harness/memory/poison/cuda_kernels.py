@@ -14,12 +14,12 @@ UNTAGGED, OTHER_NAN, INF, CANONICAL = 64, 65, 66, 67
 WORDS_A_PROGRAM = 4096
 
 
-@triton.jit(do_not_specialize=["capacity", "word"])
-def _fill_chunks(table, capacity, word, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["word"])
+def _fill_chunks(table, word, BLOCK: tl.constexpr):
     pid = tl.program_id(0)
     # The allocator hands out multiples of 512 bytes; saying so lets the stores be 16 bytes wide.
-    address = tl.multiple_of(tl.load(table + pid), 512)
-    num_words = tl.multiple_of(tl.load(table + capacity + pid) // 4, 128)
+    address = tl.multiple_of(tl.load(table + 2 * pid), 512)
+    num_words = tl.multiple_of(tl.load(table + 2 * pid + 1) // 4, 128)
     target = address.to(tl.pointer_type(tl.int32))
     for start in range(0, num_words, BLOCK):
         offsets = start + tl.arange(0, BLOCK)
@@ -29,10 +29,10 @@ def _fill_chunks(table, capacity, word, BLOCK: tl.constexpr):
 def fill_chunks(table: Tensor, num_chunks: int, word: int) -> None:
     """Fill `num_chunks` stretches of device memory with the 32-bit `word`, in one launch on the current stream.
 
-    table: [2, capacity] int64 on the device: row 0 addresses, row 1 sizes in bytes, both multiples of 512. The
-    addresses are not checked; they must be free memory.
+    table: [capacity, 2] int64 on the device: addresses and sizes in bytes, both multiples of 512. The addresses are
+    not checked; they must be free memory.
     """
-    _fill_chunks[(num_chunks,)](table, table.shape[1], word, BLOCK=4096, num_warps=8)
+    _fill_chunks[(num_chunks,)](table, word, BLOCK=4096, num_warps=8)
 
 
 _MASKS = ["exponent", "mantissa", "sentinel", "exponents", "steps", "signs"]

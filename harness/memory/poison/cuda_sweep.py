@@ -1,27 +1,26 @@
 """Poison for free CUDA memory: fill every free block of the caching allocator.
 
 A later `torch.empty`, also inside a C++ or CUDA extension, then starts as sentinel, and so does the private pool of a
-captured graph between replays. The allocator's snapshot lists the free blocks.
+captured graph between replays. `cuda_blocks` lists the free blocks.
 
 Stream order keeps live data safe. Kernels queued on a block's stream may still read it after it is freed. So the fill
 runs on the current stream after all work queued on these streams, and they wait for the fill. Blocks that other streams
-still use (`record_stream`) are "pending free" in the snapshot and are not filled.
+still use (`record_stream`) are "pending free" and are not filled.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-import numpy as np
 import torch
 
 from harness.core.catalog import SITES
 from harness.core.errors import HarnessError
 from harness.memory.poison.allocations import AllocationPoison
+from harness.memory.poison.cuda_blocks import list_chunks
 from harness.memory.poison.cuda_kernels import fill_chunks
 from harness.memory.poison.patterns import Poison
 
@@ -30,10 +29,6 @@ FILL_WORD = -1
 
 _WORDS = {"nan": FILL_WORD, "zeros": 0, "max": 0x7F7F7F7F, "inf": 0x7F807F80, "random": 0x3F5A3E96}
 """The word of a pattern without a type: a large bfloat16 and float32, an Inf as bfloat16, some number."""
-
-CHUNK_BYTES = 1 << 17
-"""The least bytes for one program of the fill. Programs get more if the table would be too long."""
-MAX_CHUNKS = 1 << 12
 
 
 class UnreadableAllocator(HarnessError):
@@ -79,8 +74,7 @@ class CudaSweep:
     def __call__(self, word: int = FILL_WORD) -> Swept:
         """Fill every free block, graph pools included, without host sync. Raises UnreadableAllocator in a capture.
 
-        Blocks are listed again only if the allocator changed: the list costs microseconds a block, and a server that
-        replays graphs allocates nothing.
+        Blocks are listed again only if the allocator changed. A server that replays graphs allocates nothing.
         """
         if torch.cuda.is_current_stream_capturing():
             raise UnreadableAllocator("a sweep cannot run inside a graph capture; sweep before it and between replays")
@@ -96,26 +90,20 @@ class CudaSweep:
 
     def _list_blocks(self) -> None:
         """Update the device's table of chunks."""
-        addresses, sizes, self._streams = free_blocks(self.device)
-        chunk_bytes = chunk_size(int(sizes.sum()))
-        num_chunks = int((-(-sizes // chunk_bytes)).sum())
-        if num_chunks > self._table.shape[1]:
-            # A larger table may take one of the listed blocks, so they are listed again.
-            self._reserve(2 * num_chunks)
-            self._list_blocks()
-            return
         # Stream order keeps the table for earlier fills, but the last upload must be done with the host's copy.
         self._uploaded.synchronize()
-        self._host[:, :num_chunks] = torch.from_numpy(chunk_table(addresses, sizes, chunk_bytes))
-        for row in range(2):
-            self._table[row, :num_chunks].copy_(self._host[row, :num_chunks], non_blocking=True)
+        num_chunks, num_blocks, num_bytes, self._streams = list_chunks(self.device, self._host.numpy())
+        if num_chunks > len(self._host):
+            # A larger table may take one of the listed blocks, so they are listed again.
+            self._reserve(2 * num_chunks)
+            return self._list_blocks()
+        self._table[:num_chunks].copy_(self._host[:num_chunks], non_blocking=True)
         self._uploaded.record()
-        self._num_chunks = num_chunks
-        self._swept = Swept(len(addresses), int(sizes.sum()))
+        self._num_chunks, self._swept = num_chunks, Swept(num_blocks, num_bytes)
 
     def _reserve(self, capacity: int) -> None:
-        self._host = torch.empty((2, capacity), dtype=torch.int64, pin_memory=True)
-        self._table = torch.empty((2, capacity), dtype=torch.int64, device=self.device)
+        self._host = torch.empty((capacity, 2), dtype=torch.int64, pin_memory=True)
+        self._table = torch.empty((capacity, 2), dtype=torch.int64, device=self.device)
 
 
 _shared: dict[int | None, CudaSweep] = {}
@@ -124,46 +112,6 @@ _shared: dict[int | None, CudaSweep] = {}
 def fill_word(poison: Poison, site: str) -> int:
     """The 32-bit word for free memory of `site`: the pattern's, or 0 if the poison does not cover `site`."""
     return _WORDS[poison.pattern] if poison.covers(site) else 0
-
-
-def chunk_size(num_bytes: int) -> int:
-    """The bytes of a chunk: the least power of two that cuts `num_bytes` into at most about MAX_CHUNKS chunks."""
-    size = CHUNK_BYTES
-    while num_bytes // size > MAX_CHUNKS:
-        size *= 2
-    return size
-
-
-def chunk_table(addresses: np.ndarray, sizes: np.ndarray, chunk_bytes: int = CHUNK_BYTES) -> np.ndarray:
-    """Cut blocks (int64 [n] addresses and sizes in bytes) into chunks: int64 [2, chunks] of address and size."""
-    chunks = -(-sizes // chunk_bytes)
-    first = np.repeat(np.cumsum(chunks) - chunks, chunks)
-    offset = (np.arange(int(chunks.sum())) - first) * chunk_bytes
-    return np.stack([np.repeat(addresses, chunks) + offset, np.minimum(np.repeat(sizes, chunks) - offset, chunk_bytes)])
-
-
-def free_blocks(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
-    """Addresses and sizes in bytes (int64) of the free blocks of `device`, and the streams that own them."""
-    # The list has tens of thousands of short-lived objects, and the collector would visit all of them.
-    was_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _listed_free(device)
-    finally:
-        if was_collecting:
-            gc.enable()
-
-
-def _listed_free(device: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
-    segments = [one for one in torch._C._cuda_memorySnapshot(None)["segments"] if one["device"] == device]
-    found = [
-        (block["address"], block["size"])
-        for segment in segments
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-    ]
-    table = np.asarray(found, dtype=np.int64).reshape(-1, 2)
-    return table[:, 0], table[:, 1], {one["stream"] for one in segments if one["active_size"] < one["total_size"]}
 
 
 def _allocator_state(device: int) -> tuple[int, ...]:
