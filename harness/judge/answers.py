@@ -86,7 +86,8 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
             # An earlier finding of a bounds check explains the crash.
             run = Run(pattern, error=bad_index() or error)
         except RuntimeError as error:
-            if not is_device_failure(error):
+            # Memory that ran out outside a kernel says nothing about it.
+            if isinstance(error, torch.OutOfMemoryError) or not is_device_failure(error):
                 raise
             run = Run(pattern, error=bad_index() or KernelError(f"{job.case.id}: {in_one_line(error)}"))
         yield run

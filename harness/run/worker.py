@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.core import cuda_failures
 from harness.core.cases import Job
+from harness.core.catalog import ENGINES
 from harness.core.errors import HarnessError
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.run.environment import describe_machine
@@ -71,7 +72,7 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
         # The context failed at an unexpected place, for example in an oracle that first waited for the device.
         finding = Finding(oracle="crash", message=f"{job.case.id}: {result.reason}")
         result = result.model_copy(update={"verdict": Verdict.CRASH, "findings": (finding,)})
-    if result.verdict is Verdict.CRASH and not is_spent:
+    if result.verdict in (Verdict.CRASH, Verdict.ERROR) and not is_spent:
         cuda_failures.free_memory()
     return Reply(result=result.model_dump(mode="json"), is_spent=is_spent)
 
@@ -80,8 +81,10 @@ def _warm_up(gpu: int) -> None:
     """Load what a spare's first case on this GPU needs. The spare is of use without it."""
     import torch
 
-    with contextlib.suppress(Exception):
-        importlib.import_module("triton")
+    engines = [engine for engine in ENGINES if importlib.util.find_spec(engine.package) is not None]
+    for module in ("triton", *(module for engine in engines for module in engine.slow_modules)):
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
     with contextlib.suppress(RuntimeError, AssertionError):
         torch.ones(1, 1, device=f"cuda:{gpu}").matmul(torch.ones(1, 1, device=f"cuda:{gpu}")).item()
 

@@ -66,7 +66,7 @@ def test_offsets_are_formed_in_64_bits_and_wrap_with_the_fault() -> None:
         ("block_major", 3 * PAGE, PAGE),
         ("manager_blocks", 3 * PAGE, PAGE),
         ("padded_pages", PAGE + PADDING, 0),
-        ("large", -(-(2**31) // 4), 0),
+        ("large", -(-(2**31) // (4 * PAGE)) * PAGE, 0),
     ],
 )
 def test_each_layout_has_its_stride_and_its_first_page(layout: CacheLayout, stride: int, offset: int) -> None:

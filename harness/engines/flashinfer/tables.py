@@ -6,7 +6,13 @@ from harness.core.kernels import KernelSpec
 from harness.core.shapes import DEEPSEEK
 from harness.core.systems import EngineSpec
 
-ENGINE = EngineSpec("flashinfer", "FlashInfer", distribution="flashinfer-python", package="flashinfer")
+ENGINE = EngineSpec(
+    "flashinfer",
+    "FlashInfer",
+    distribution="flashinfer-python",
+    package="flashinfer",
+    slow_modules=("flashinfer.mla",),
+)
 
 _HERE, _RECORDS = "harness.engines.flashinfer.mla:", "harness.engines.flashinfer.records:"
 

@@ -155,21 +155,23 @@ def fa3_decode(
     num_requests, num_tokens, num_heads = q.shape[:3]
     flat = q.reshape(num_requests * num_tokens, num_heads, -1)
     starts = torch.arange(0, flat.shape[0] + 1, num_tokens, dtype=torch.int32, device=q.device)
-    out, lse = attention(
-        q=flat[..., RANK:],
-        k=kv_cache[..., RANK:].unsqueeze(-2),
-        v=kv_cache[..., :RANK].unsqueeze(-2),
-        q_v=flat[..., :RANK],
-        max_seqlen_q=num_tokens,
-        cu_seqlens_q=starts,
-        max_seqlen_k=block_table.shape[1] * kv_cache.shape[1],
-        seqused_k=seq_lens,
-        block_table=block_table,
-        softmax_scale=scale,
-        causal=True,
-        return_softmax_lse=True,
-        fa_version=3,
-    )
+    # See `fa3_context_attention`: without splits, here without a key, the op returns undefined tensors.
+    with _disable_current_modes():
+        out, lse = attention(
+            q=flat[..., RANK:],
+            k=kv_cache[..., RANK:].unsqueeze(-2),
+            v=kv_cache[..., :RANK].unsqueeze(-2),
+            q_v=flat[..., :RANK],
+            max_seqlen_q=num_tokens,
+            cu_seqlens_q=starts,
+            max_seqlen_k=block_table.shape[1] * kv_cache.shape[1],
+            seqused_k=seq_lens,
+            block_table=block_table,
+            softmax_scale=scale,
+            causal=True,
+            return_softmax_lse=True,
+            fa_version=3,
+        )
     lse = lse.reshape(num_heads, num_requests, num_tokens).permute(1, 0, 2)
     return out.reshape(num_requests, num_tokens, num_heads, RANK), lse.contiguous()
 

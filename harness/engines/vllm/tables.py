@@ -10,7 +10,18 @@ from harness.core.shapes import ANY, DEEPSEEK
 from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
 ENGINE = EngineSpec(
-    "vllm", "vLLM", distribution="vllm", package="vllm", install="mla-harness[vllm]", variables=("VLLM_",)
+    "vllm",
+    "vLLM",
+    distribution="vllm",
+    package="vllm",
+    install="mla-harness[vllm]",
+    variables=("VLLM_",),
+    slow_modules=(
+        "vllm._custom_ops",
+        "vllm.vllm_flash_attn",
+        "vllm.v1.attention.ops.flashmla",
+        "vllm.v1.attention.ops.triton_decode_attention",
+    ),
 )
 
 SYSTEMS = (

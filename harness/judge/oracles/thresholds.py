@@ -45,9 +45,10 @@ def _bounds(
 
 BOUNDS: Registry[Bound] = Registry("bound", (
     *_bounds(
-        "mla_decode.out.fp32 mla_decode_sparse.out.fp32", _FP32, 16, 3e-5, 1e-5,
+        "mla_decode.out.fp32 mla_decode_sparse.out.fp32", _FP32, 16, 6e-5, 1e-5,
         "float32 throughout; a score of 576 products is off by about 1e-6, which its softmax weight inherits; "
-        "worst seen 7e-6 of the row's scale and 1.2e-6 in L2",
+        "worst seen 7e-6 of the row's scale and 1.2e-6 in L2 on a CPU, 4e-5 of the scale on Hopper, in 4 elements of "
+        "10 million",
     ),
     *_bounds(
         "mla_decode.out.bf16 mla_decode.out.fp8_e4m3 mla_decode_sparse.out.bf16 mla_decode_sparse.out.fp8_e4m3 "
@@ -103,9 +104,10 @@ BOUNDS: Registry[Bound] = Registry("bound", (
         "0.037 in L2 for many keys; worst simulated 0.37 of the row's scale and 0.054 in L2, worst seen on Hopper 0.28",
     ),
     *_bounds(
-        "mla_decode.lse.fp8_e4m3.in_fp8 mla_decode_sparse.lse.fp8_e4m3.in_fp8", _FP32, 16, 0.15, 0.08,
+        "mla_decode.lse.fp8_e4m3.in_fp8 mla_decode_sparse.lse.fp8_e4m3.in_fp8", _FP32, 16, 0.25, 0.2,
         "the query is rounded to e4m3 (2^-4, 0.026 root mean square), so scores of unit variance are off by 0.026 "
-        "at random; worst simulated 0.075 of the row's scale and 0.041 in L2, worst seen on Hopper 0.058",
+        "at random; worst simulated 0.075 of the row's scale and 0.041 in L2; a row of two heads with one key each is "
+        "two scores, worst seen on Hopper 0.16 and 0.12 in L2",
         least_scale=1.0,
     ),
     *_bounds("write_kv.fp32", _FP32, 0, 0, 1e-12, "a copy into a cache of its own type: exact"),

@@ -75,6 +75,9 @@ class KernelTarget(Target):
         An illegal address, an exception of the kernel or a bad output ends the run early and is `Run.error`.
         """
         run = Run(poison.pattern)
+        if self.device == "cuda" and getattr(self.params, "layout", "") == "large":
+            # Workers that share a GPU would each keep gigabytes of an earlier pool.
+            torch.cuda.empty_cache()
         try:
             call = _BUILDERS[self.op](self.params, Setting(self.spec, poison, self.case.seed, self.device))
             if self.params.has_graph:

@@ -48,8 +48,8 @@ def empty_cache(
     """
     page = PAGE_SIZE * head_dim
     if layout == "large":
-        # Half of the pages begin past 2**31 elements.
-        page_stride = page_stride or max(page, -(-(2**31) // (num_blocks // 2)))
+        # Half of the pages begin past 2**31 elements. Whole pages lie in the gaps, as in a real pool.
+        page_stride = page_stride or page * -(-(2**31) // (num_blocks // 2 * page))
     if page_stride:
         return _reserved(num_blocks, head_dim, dtype, page_stride)
     if layout == "padded_pages":
