@@ -8,8 +8,10 @@ from collections.abc import Hashable, Iterable, Iterator
 
 from harness.core.cases import AskVerdict, Job
 from harness.core.finding_words import DECLARE_SHAPES
+from harness.core.op_params import KERNEL_PARAMS
+from harness.core.params import Params
 from harness.core.records import FAILED, NOT_RUN, CaseResult, Verdict
-from harness.core.shapes import DEEPSEEK, misfit, sizes_of
+from harness.core.shapes import RESIZABLE, SIZES, sizes_of
 
 MOST_ALIKE = 3
 """Crashes in a row for one reason, after which the rest of a group is not run."""
@@ -83,6 +85,11 @@ def _group(job: Job) -> Hashable:
 
 
 def _of_other_sizes(job: Job) -> list[str]:
-    """The kernels of a job that it calls at other sizes than DeepSeek's."""
+    """The kernels of a job that it calls at other sizes than an op's default parameters, which are DeepSeek's."""
     ops = {kernel: kernel.partition("/")[0] for kernel in _kernels(job)}
-    return [kernel for kernel, op in ops.items() if misfit(DEEPSEEK, sizes_of(op, job.case.params))]
+    return [kernel for kernel, op in ops.items() if op in SIZES and _sizes(op, job.case.params) != _sizes(op)]
+
+
+def _sizes(op: str, params: Params | None = None) -> dict[str, int | str]:
+    found = sizes_of(op, KERNEL_PARAMS[op]() if params is None else params)
+    return {size: value for size, value in found.items() if size in RESIZABLE}
