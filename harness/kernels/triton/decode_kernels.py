@@ -42,6 +42,24 @@ def _query_columns(q_row, in_row, ROWS: tl.constexpr, WIDTH: tl.constexpr, HALF:
 
 
 @triton.jit
+def _bytes_of_pairs(pairs, ODD: tl.constexpr):
+    """The low or the high bytes of pairs of float8, as float16.
+
+    One result each: of an asm with two, Triton 3.8 takes the second through shared memory, without a swizzle.
+    """
+    # Two pairs at a time: bytes 0 and 2 are even columns, 1 and 3 odd ones.
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 bytes; .reg .b16 even, odd; prmt.b32 bytes, $1, 0, 0x3120; mov.b32 {even, odd}, bytes;"
+        " cvt.rn.f16x2.e4m3x2 $0, " + ("odd" if ODD else "even") + "; }",
+        "=r,r",
+        [pairs],
+        dtype=tl.float16,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
 def _cache_columns(slot, index, mask, WIDTH: tl.constexpr, COMPUTE: tl.constexpr, NARROW: tl.constexpr):
     """Two tiles of a cache `WIDTH` columns wide: its halves, or of float8 its even and its odd columns.
 
@@ -54,16 +72,7 @@ def _cache_columns(slot, index, mask, WIDTH: tl.constexpr, COMPUTE: tl.constexpr
             a = (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
             b = ((pairs >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
         else:
-            # Two pairs at a time: bytes 0 and 2 are even columns, 1 and 3 odd ones.
-            a, b = tl.inline_asm_elementwise(
-                "{ .reg .b32 bytes; .reg .b16 even, odd; prmt.b32 bytes, $2, 0, 0x3120; mov.b32 {even, odd}, bytes;"
-                " cvt.rn.f16x2.e4m3x2 $0, even; cvt.rn.f16x2.e4m3x2 $1, odd; }",
-                "=r,=r,r",
-                [pairs],
-                dtype=(tl.float16, tl.float16),
-                is_pure=True,
-                pack=2,
-            )
+            a, b = _bytes_of_pairs(pairs, 0), _bytes_of_pairs(pairs, 1)
     else:
         a = tl.load(slot + index[None, :], mask=mask, other=0.0)
         b = tl.load(slot + WIDTH // 2 + index[None, :], mask=mask, other=0.0)
