@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.core.catalog import KERNELS
@@ -11,8 +9,6 @@ from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError, UnknownNameError
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import DEEPSEEK
-from harness.judge.run_case import why_not
-from harness.kernels.plugins import load_plugin
 from harness.scenario.expand import KernelOverride
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
@@ -72,12 +68,3 @@ def test_name_of_several_kernels_means_all_of_their_ops() -> None:
 def test_unknown_kernel_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UnknownNameError, match="--kernel: unknown kernel 'tield'; did you mean 'tiled'"):
         KernelOverride.named("tield")
-
-
-def test_the_example_of_the_documents_fits_a_hundred_and_fifty_cases() -> None:
-    (spec,) = load_plugin(Path(__file__).parents[2] / "docs" / "examples" / "deepseek_decode.py")
-    everything = load_scenarios(shipped_directory())
-    cases = select(everything, override=KernelOverride(spec.short_name, frozenset({spec.op})))
-    on_a_cpu = [case for case in cases if "gpu" not in case.tags]
-    runs = [case for case in on_a_cpu if not spec.why_not_params(case.params) and not why_not(case, "cpu", None)]
-    assert len(runs) >= 150
