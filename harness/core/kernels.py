@@ -36,6 +36,7 @@ class KernelSpec:
       `sums` of probabilities, each rounded before it is added, so that the log-sum-exp inherits the error.
     - `cuda_twin`: the kernel of the same op that replaces it on CUDA. It reads no device value on the host, so a graph
       can capture it.
+    - `compile_seconds`: how long its first call on a machine may compile; added to the time limit of a case.
     - `requires`: "module:function" of a check, device -> reason why it cannot run, or None.
     """
 
@@ -57,6 +58,7 @@ class KernelSpec:
     bf16_steps: tuple[Bf16Step, ...] = ()
     cuda_twin: str = ""
     requires: str = ""
+    compile_seconds: float = 0.0
     origin: str = "built in"
 
     @property

@@ -72,13 +72,14 @@ class Planner:
     def job_of(self, case: Case, fault: str | None = None) -> Job:
         """The job of one case, on the device that its kernels and the options allow."""
         device = self._device_of(case)
+        compiling = sum(KERNELS.get(name).compile_seconds for name in case.kernels().values() if name in KERNELS)
         return Job(
             key=f"{case.id}!{fault}" if fault else case.id,
             case=on_device(case, device),
             fault=fault,
             device=device,
             plugins=tuple(str(path) for path in self.wanted.plugins),
-            timeout_seconds=case.params.own_timeout or self.wanted.timeout_seconds,
+            timeout_seconds=(case.params.own_timeout or self.wanted.timeout_seconds) + compiling,
         )
 
     def faults(self) -> list[tuple[FaultUse, Job]]:

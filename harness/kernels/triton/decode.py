@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import triton
 import triton.language as tl
+from packaging.version import Version
 from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE, latent_rank
@@ -40,7 +41,9 @@ def default_tiling(num_rows: int, compute: torch.dtype) -> Tiling:
     if compute == torch.float32:
         return Tiling(rows=16, slots=16, warps=8, stages=3)
     if num_rows <= 16:
-        return Tiling(rows=16, slots=32, warps=4, stages=5)
+        # On an H100, 73 us against 93 with Triton 3.8. Triton 3.6 spills with as many slots.
+        wide = compute == torch.float16 and Version(triton.__version__) >= Version("3.8")
+        return Tiling(rows=16, slots=64 if wide else 32, warps=4, stages=5)
     if num_rows <= 32 or compute == torch.float16:
         return Tiling(rows=32, slots=32, warps=4, stages=5)
     return Tiling(rows=64, slots=32, warps=8, stages=5)
