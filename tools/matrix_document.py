@@ -20,6 +20,8 @@ from harness.scenario.load import load_scenarios
 from harness.store.run_folder import RunStore
 
 OP_OF = {scenario.name: scenario.op for scenario in load_scenarios(None)}
+NEVER_RAN = "never ran"
+"""The first words of the reason of a case that an interrupted run did not reach."""
 VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.KNOWN]
 
 
@@ -38,14 +40,14 @@ def document(runs: dict[str, RunStore]) -> str:
 
 
 def _release(release: str, store: RunStore) -> Iterator[str]:
-    results = store.results()
+    results = [result for result in store.results() if not result.reason.startswith(NEVER_RAN)]
     machine = store.plan.environment
     gpu = next(iter(machine.get("gpus") or ()), {})
     engines = ", ".join(f"{name} {version}" for name, version in (machine.get("engines") or {}).items() if version)
     yield f"## {release}"
     yield (
         f"{gpu.get('name', 'no GPU')}, torch {machine.get('torch', '?')}, {engines or 'no engine'}: {len(results):,} "
-        f"cells in {store.plan.seconds:.0f} s."
+        f"of {len(store.plan.jobs):,} cells in {store.plan.seconds:.0f} s."
     )
     counts: dict[str, Counter[Verdict]] = {}
     for result in results:
@@ -61,7 +63,7 @@ def _release(release: str, store: RunStore) -> Iterator[str]:
             groups.setdefault(key, []).append(result)
     if groups:
         bad = [
-            (f"`{name}`", scenario, verdict, len(found), f"`{found[0].id}`", brief(found[0].reason, 160))
+            (f"`{name}`", scenario, verdict, len(found), f"`{found[0].id}`", brief(_plain(found[0]), 160))
             for (name, scenario, verdict, _), found in groups.items()
         ]
         yield table(("kernel", "scenario", "verdict", "cells", "first cell", "its reason"), bad)
@@ -76,8 +78,12 @@ def _kernel(result: CaseResult) -> str:
 
 
 def _alike(reason: str) -> str:
-    """A reason without the numbers and case ids in which equal failures differ."""
-    return re.sub(r"\S+\[[^\]]*\]|0x[0-9a-f]+|\d+(\.\d+)?(e-?\d+)?", "#", reason)
+    """A reason without the numbers, patterns and case ids in which equal failures differ."""
+    return re.sub(r"\S+\[[^\]]*\]|\(pattern \w+\)|-?\d+(\.\d+)?(e-?\d+)?", "#", reason).partition("; # of")[0]
+
+
+def _plain(result: CaseResult) -> str:
+    return result.reason.removeprefix(f"{result.id}: ")
 
 
 if __name__ == "__main__":
