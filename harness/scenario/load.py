@@ -132,7 +132,12 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's core scalars only."""
 
 
+class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The same by libyaml, ten times as fast. Its messages are other ones."""
+
+
 _Loader.yaml_implicit_resolvers = {}
+_FastLoader.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 for _tag, _pattern, _letters in (
     ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -152,8 +157,10 @@ def read_document(content: bytes) -> Document:
         line = content.count(b"\n", 0, error.start) + 1
         raise DocumentError("the text is not UTF-8; save the file as UTF-8", line) from None
     try:
-        _check_events(text)
-        node = yaml.compose(text, Loader=_Loader)
+        try:
+            node = _composed(text, _FastLoader)
+        except yaml.YAMLError:
+            node = _composed(text, _Loader)
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(error) from None
     except yaml.reader.ReaderError as error:
@@ -166,10 +173,10 @@ def read_document(content: bytes) -> Document:
     return document
 
 
-def _check_events(text: str) -> None:
-    """Refuse a document that is costly or unsafe to build. Raises DocumentError."""
+def _composed(text: str, loader: type[yaml.SafeLoader]) -> Node | None:
+    """The nodes of a document. Raises DocumentError for one that is costly or unsafe to build, and YAMLError."""
     depth = 0
-    for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
+    for number, event in enumerate(yaml.parse(text, Loader=loader)):
         place = _position(event.start_mark)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise DocumentError("anchors and aliases are not allowed; write the value out", *place)
@@ -181,6 +188,8 @@ def _check_events(text: str) -> None:
             raise DocumentError(f"nested more than {MAX_DEPTH} deep; a scenario needs five", *place)
         if number > MAX_VALUES:
             raise DocumentError(f"more than {MAX_VALUES} values; split the scenario", *place)
+    node: Node | None = yaml.compose(text, Loader=loader)
+    return node
 
 
 def _syntax_error(error: yaml.MarkedYAMLError) -> DocumentError:

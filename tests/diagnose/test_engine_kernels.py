@@ -73,6 +73,7 @@ def test_the_script_of_an_engines_kernel_imports_torch_and_the_engine_only(spec:
     assert called and not any(name.startswith("harness") for name in called)
 
 
+@pytest.mark.nightly
 def test_the_script_shows_the_bug_of_the_installed_engine_without_this_project(tmp_path: Path) -> None:
     module = tmp_path / "site" / "vllm" / "v1" / "attention" / "ops" / "triton_decode_attention.py"
     module.parent.mkdir(parents=True)

@@ -144,12 +144,20 @@ def links(tmp_path: Path) -> str:
     return f"-L{tmp_path}"
 
 
-@pytest.fixture
-def library(links: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The compiled list over the fake allocator."""
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of the library over the fake allocator, compiled once."""
+    folder = tmp_path_factory.mktemp("links")
+    subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(folder / "libc10_cuda.so")], check=True)
     includes = f"-I{Path(__file__).parent / 'fake_torch/include'}"
-    # What is not needed is not linked, so the library loads after the directory of this test is gone.
-    monkeypatch.setattr(cuda_blocks, "build", lambda torch_dir: build(torch_dir, includes, links, "-Wl,--as-needed"))
+    # What is not needed is not linked, so the library loads without the empty libc10_cuda.
+    return build(Path(torch.__file__).parent, includes, f"-L{folder}", "-Wl,--as-needed")
+
+
+@pytest.fixture
+def library(built: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The compiled list over the fake allocator. Each test has a cache, and so a copy, of its own."""
+    monkeypatch.setattr(cuda_blocks, "build", lambda torch_dir: built)
     found = compiled()
     assert found is not None
     return found

@@ -80,6 +80,7 @@ def test_a_worker_that_dies_counts_as_well(pool: WorkerPool) -> None:
     assert verdicts(pool, [job(f"n{n}", "exit") for n in range(5)]) == "cccss"
 
 
+@pytest.mark.nightly
 def test_several_workers_run_only_what_they_had_begun() -> None:
     jobs = [job(f"n{n}") for n in range(12)]
     with stub_pool(2) as pool:

@@ -71,6 +71,7 @@ def test_close_ends_the_spares(pool: WorkerPool) -> None:
     assert pool.run_in_order([job("after")])[0].verdict is Verdict.PASS
 
 
+@pytest.mark.nightly
 def test_a_spare_that_dies_is_replaced_and_ends_no_run(pool: WorkerPool) -> None:
     pool.run_in_order([job("exit", "exit")])
     (spare,) = spares(pool)
@@ -94,6 +95,7 @@ def test_a_spare_takes_the_gpu_of_the_lost_worker_and_keeps_its_lock(pool: Worke
     assert theirs.take() == (0,)
 
 
+@pytest.mark.nightly
 def test_on_a_large_machine_a_gpu_has_its_spare_before_the_first_crash(
     pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +107,7 @@ def test_on_a_large_machine_a_gpu_has_its_spare_before_the_first_crash(
     assert results[0].verdict is Verdict.CRASH and results[1].reason == str(spare)
 
 
+@pytest.mark.nightly
 def test_a_case_over_several_gpus_ends_the_spares_that_sit_on_them(pool: WorkerPool, tmp_path: Path) -> None:
     with_gpus(pool, 2, tmp_path)
     jobs = [job_of("dies", device="cuda", does="exit"), job_of("wide", num_gpus=2)]
@@ -113,6 +116,7 @@ def test_a_case_over_several_gpus_ends_the_spares_that_sit_on_them(pool: WorkerP
     assert pool._spares[0] == [] and not pool._gpu_of
 
 
+@pytest.mark.nightly
 def test_several_workers_share_the_spares() -> None:
     with stub_pool(2) as pool:
         jobs = [job(f"n{n}", "exit" if n in (1, 4) else "pid", seconds=0.1) for n in range(6)]
