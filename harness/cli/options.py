@@ -23,6 +23,16 @@ Seed = Annotated[
 Workers = Annotated[
     int | None, typer.Option("-n", metavar="N", min=1, max=64, help="Worker processes [default: cores, at most 4].")
 ]
+WorkersOrHere = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        metavar="N",
+        min=0,
+        max=64,
+        help="Worker processes [default: cores, at most 4]; 0 runs cases in this process, for breakpoint().",
+    ),
+]
 PerGpu = Annotated[
     int,
     typer.Option(

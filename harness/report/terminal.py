@@ -189,7 +189,10 @@ def print_failures(console: Console, store: RunStore, results: Sequence[CaseResu
 def print_failure(
     console: Console, result: CaseResult, blame: Blame | None, command: str, *, with_log: bool = True
 ) -> None:
-    """Print one failing case: findings, the memory to blame, the end of its log unless a line of code is named, and the command."""
+    """Print one failing case: findings, the memory to blame, the command to run it again.
+
+    The end of its log is printed too, unless a finding names a line of code.
+    """
     console.print(verdict_text(result.verdict.value), printable(result.id), soft_wrap=True)
     if result.refs:
         console.print("  refs:", ", ".join(result.refs), soft_wrap=True)
