@@ -65,9 +65,8 @@ def console_for(stream: IO[str] | None = None, *, moves: bool = True) -> Console
     target = stream or sys.stdout
     # A file or a CI log has no width of its own.
     width = None if target.isatty() else PIPE_WIDTH
-    return Console(
-        file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=None if moves else False
-    )
+    forced = None if moves else False
+    return Console(file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=forced)
 
 
 class _Bar:

@@ -171,13 +171,8 @@ def test_a_kernel_that_raises_shows_its_line_its_traceback_and_what_it_printed(
         result = json.loads(text)
         assert result["findings"][0]["at"] == place
         log = result["log"]
-        for part in (
-            "on standard output\n",
-            "on standard error\n",
-            f'{path}", line {line}, in halve',
-            "RuntimeError: ",
-        ):
-            assert part in log
+        frame = f'{path}", line {line}, in halve'
+        assert all(part in log for part in ("on standard output\n", "on standard error\n", frame, "RuntimeError: "))
     page = (folder / "report.html").read_text()
     assert f"at <code>{place}</code>" in page and "on standard output" in page and "Traceback" in page
 
@@ -190,4 +185,4 @@ def test_what_a_failing_kernel_prints_is_kept_and_a_passing_one_leaves_no_log(
     (folder,) = (tmp_path / "reports" / "runs").glob("2*")
     logs = {r["verdict"]: r["log"] for r in map(json.loads, (folder / "results.jsonl").read_text().splitlines())}
     assert logs.keys() == {"pass", "fail"}
-    assert "num_live tensor([1]" in logs["fail"] and logs["pass"] == ""
+    assert "num_live 1" in logs["fail"] and logs["pass"] == ""

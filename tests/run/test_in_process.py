@@ -59,9 +59,9 @@ def start(tmp_path: Path) -> Start:
     def run(line: str, *options: str) -> subprocess.Popen[str]:
         (tmp_path / "my_kernel.py").write_text(PLUGIN % line)
         root = str(Path(in_process.__file__).parents[2])
+        command = ["-m", "harness.cli.main", "run", "--plugin", "my_kernel.py", "-n", "0", "--scenarios", "scenarios"]
         return subprocess.Popen(
-            [sys.executable, "-m", "harness.cli.main", "run", "--plugin", "my_kernel.py", "-n", "0"]
-            + ["--scenarios", "scenarios", *options],
+            [sys.executable, *command, *options],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.PIPE,
