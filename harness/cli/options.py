@@ -25,13 +25,7 @@ Workers = Annotated[
 ]
 WorkersOrHere = Annotated[
     int | None,
-    typer.Option(
-        "-n",
-        metavar="N",
-        min=0,
-        max=64,
-        help="Worker processes [default: cores, at most 4]; 0 runs cases in this process, for breakpoint().",
-    ),
+    typer.Option("-n", metavar="N", min=0, max=64, help="Workers [default: up to 4]; 0: in this process."),
 ]
 PerGpu = Annotated[
     int,

@@ -33,10 +33,7 @@ class IllegalAddress(Exception):
 
 
 class KernelError(Exception):
-    """The kernel under test raised, or broke its contract. A finding of the case, never a harness error.
-
-    The exception of the kernel is its `__cause__`.
-    """
+    """The kernel under test raised, or broke its contract. A finding of the case, never a harness error."""
 
     at = ""
     """The last line of the kernel's own file in the stack: `my_kernel.py:20 in decode: raise ValueError()`."""

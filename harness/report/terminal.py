@@ -65,8 +65,8 @@ def console_for(stream: IO[str] | None = None, *, moves: bool = True) -> Console
     target = stream or sys.stdout
     # A file or a CI log has no width of its own.
     width = None if target.isatty() else PIPE_WIDTH
-    forced = None if moves else False
-    return Console(file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=forced)
+    is_forced = None if moves else False
+    return Console(file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=is_forced)
 
 
 class _Bar:
@@ -188,10 +188,7 @@ def print_failures(console: Console, store: RunStore, results: Sequence[CaseResu
 def print_failure(
     console: Console, result: CaseResult, blame: Blame | None, command: str, *, with_log: bool = True
 ) -> None:
-    """Print one failing case: findings, the memory to blame, the command to run it again.
-
-    The end of its log is printed too, unless a finding names a line of code.
-    """
+    """Print one failing case: findings, memory to blame, command. A line of code stands for the end of its log."""
     console.print(verdict_text(result.verdict.value), printable(result.id), soft_wrap=True)
     if result.refs:
         console.print("  refs:", ", ".join(result.refs), soft_wrap=True)

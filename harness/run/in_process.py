@@ -18,19 +18,13 @@ from harness.run.requests import WorkerRequest
 from harness.run.runner import WorkerError
 from harness.run.worker import DESCRIBE, load, reply_to
 
-_LEFT = re.compile(r"\braised (KeyboardInterrupt|BdbQuit)\b")
-"""In the reason of a result: the user pressed Ctrl-C in a kernel, or left the debugger."""
-
 
 class InProcessPool(Pool):
     """Runs one case after the other in this process, without a time limit. What kernels print is not recorded."""
 
     num_workers = 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._gpus: GpuLocks | None = None
-        self._gpu: int | None = None
+    _gpus: GpuLocks | None = None
+    _gpu: int | None = None
 
     def close(self) -> None:
         """Unlock the GPU."""
@@ -50,20 +44,20 @@ class InProcessPool(Pool):
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
         """See :meth:`Pool.describe_kernels`."""
         self.start()
-        described: list[dict[str, Any]] = load(DESCRIBE)(tuple(plugins))
-        return described
+        return list(load(DESCRIBE)(tuple(plugins)))
 
     def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
         """See :meth:`Pool._run`. Raises KeyboardInterrupt for Ctrl-C, and WorkerError once CUDA has failed for good."""
         self.start()
-        execute = load(self._execute)
         while waiting:
             job = waiting.popleft()
             if on_start is not None:
                 on_start(job)
-            reply = reply_to(WorkerRequest(job=job, gpu=self._own_gpu() if job.device == "cuda" else None), execute)
+            gpu = self._own_gpu() if job.device == "cuda" else None
+            reply = reply_to(WorkerRequest(job=job, gpu=gpu), load(self._execute))
             result = CaseResult.model_validate(reply.result)
-            if _LEFT.search(result.reason):
+            if re.search(r"\braised (KeyboardInterrupt|BdbQuit)\b", result.reason):
+                # The user pressed Ctrl-C in a kernel, or left the debugger.
                 raise KeyboardInterrupt
             yield result
             if reply.is_spent:

@@ -211,9 +211,8 @@ class WorkerPool(Pool):
             if reply.is_spent:
                 # The CUDA context has failed for good; the next case needs a new process.
                 self._replace(worker)
-            if result.verdict in BAD and printed:
-                result = result.model_copy(update={"log": f"{printed}\n{result.log}".rstrip()})
-            return result
+            is_bad = result.verdict in BAD
+            return result.model_copy(update={"log": f"{printed}\n{result.log}".strip()}) if is_bad else result
         if worker.ended():
             return self._bury(worker, job, None)
         return None
