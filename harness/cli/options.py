@@ -23,6 +23,10 @@ Seed = Annotated[
 Workers = Annotated[
     int | None, typer.Option("-n", metavar="N", min=1, max=64, help="Worker processes [default: cores, at most 4].")
 ]
+WorkersOrHere = Annotated[
+    int | None,
+    typer.Option("-n", metavar="N", min=0, max=64, help="Workers [default: up to 4]; 0: in this process."),
+]
 PerGpu = Annotated[
     int,
     typer.Option(

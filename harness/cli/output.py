@@ -15,9 +15,9 @@ from harness.report.terminal import console_for
 from harness.report.wording import printable
 
 
-def console(as_json: bool = False) -> Console:
-    """The console for people: standard error if standard output gets one JSON object."""
-    return console_for(sys.stderr if as_json else sys.stdout)
+def console(as_json: bool = False, moves: bool = True) -> Console:
+    """The console for people: standard error if standard output gets one JSON object. Bars need one that `moves`."""
+    return console_for(sys.stderr if as_json else sys.stdout, moves=moves)
 
 
 def print_json(value: object, default: Callable[[Any], object] | None = None) -> None:

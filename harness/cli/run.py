@@ -13,6 +13,7 @@ from harness.cli.sharding import cut
 from harness.core.errors import InputError
 from harness.diagnose.perform import exit_code
 from harness.report.terminal import print_run
+from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.run.sanitizer import SanitizedPool, check
@@ -32,7 +33,7 @@ def run(
     out: options.Out = None,
     resume: options.Resume = None,
     timeout: options.Timeout = 60.0,
-    workers: options.Workers = None,
+    workers: options.WorkersOrHere = None,
     per_gpu: options.PerGpu = 1,
     executor: options.Executor = making_runs.LOCAL,
     ray_address: options.RayAddress = None,
@@ -68,6 +69,10 @@ def run(
 
 
 def _pool(workers: int | None, per_gpu: int, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
+    if workers == 0:
+        if sanitizer or executor != making_runs.LOCAL:
+            raise InputError("-n 0: runs cases in this process; leave out --sanitizer and --executor")
+        return InProcessPool()
     if sanitizer is None:
         return making_runs.pool_for(executor, ray_address, workers, per_gpu)
     if executor != making_runs.LOCAL:
@@ -106,7 +111,8 @@ def finish(
     history: Path | None = None,
 ) -> int:
     """Run what is left of a planned run, and print it. Returns the exit code."""
-    screen = console(as_json)
+    # A moving line would disturb a debugger.
+    screen = console(as_json, moves=not isinstance(pool, InProcessPool))
 
     def work() -> None:
         making_runs.work_on(store, pool, screen, is_exhaustive=is_exhaustive, shrink_seconds=shrink_seconds)

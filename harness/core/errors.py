@@ -28,9 +28,15 @@ class IllegalAddress(Exception):
     Raised by the bounds checks of :mod:`harness.memory.bounds`. It is a finding of the case, never a harness error.
     """
 
+    at = ""
+    """See :class:`KernelError`."""
+
 
 class KernelError(Exception):
     """The kernel under test raised, or broke its contract. A finding of the case, never a harness error."""
+
+    at = ""
+    """The last line of the kernel's own file in the stack: `my_kernel.py:20 in decode: raise ValueError()`."""
 
 
 class CaptureError(Exception):

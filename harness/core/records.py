@@ -41,6 +41,7 @@ class Finding(Record):
     where: str = ""
     bits: str | None = None
     message: str = ""
+    at: str = Field(default="", description="the line of the kernel that raised, with its file and function")
 
 
 class Flips(Record):
@@ -209,7 +210,7 @@ class CaseResult(Record):
     accuracy: AccuracyRecord | None = None
     """Accuracy by epoch, for a case that measures it."""
     log: str = ""
-    """The tail of the worker's standard error, kept for crashes and errors."""
+    """What the worker printed, and then the traceback, kept for failures, crashes and errors."""
     lost_nodes: tuple[str, ...] = ()
     """Machines of a cluster that were lost while they ran it. After each loss it ran again elsewhere."""
     first_nan: FirstNan | None = None

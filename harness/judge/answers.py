@@ -11,7 +11,9 @@ visible launches, so it is searched on a CPU only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import traceback
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -26,8 +28,12 @@ from harness.judge.oracles.crash import CRASHES
 from harness.judge.probes.trace import Event, Trace, first_difference
 from harness.judge.run_records import Evidence, Outcome, Run
 from harness.judge.target import Target, target_of
+from harness.kernels.call import LAUNCHED
 from harness.memory.bounds import bad_index
 from harness.memory.poison.patterns import Poison
+
+LOG_TAIL = 4000
+"""Characters of a traceback that a result keeps."""
 
 
 def verdict(job: Job) -> Outcome:
@@ -37,6 +43,9 @@ def verdict(job: Job) -> Outcome:
     if target.may_differ:
         evidence.repeat = lambda: next(_runs(target, job))
     outcome = judge(evidence)
+    never = never_called(job.case, evidence.runs) if outcome.verdict is Verdict.PASS and job.sites is None else []
+    if never:
+        return Outcome(Verdict.SKIP, f"never called: {', '.join(never)}")
     if outcome.verdict is Verdict.CRASH and job.device == "cuda":
         # The driver's log lists errors of many processes, so the message names its case.
         outcome.findings = [
@@ -45,8 +54,15 @@ def verdict(job: Job) -> Outcome:
         ]
         outcome.reason = outcome.findings[0].message
     if outcome.verdict is not Verdict.PASS:
-        outcome.log = next((run.log for run in evidence.runs if run.log), "")
+        outcome.log = next((log for run in evidence.runs if (log := run.log or _stack(run.error))), "")
     return outcome
+
+
+def _stack(error: Exception | None) -> str:
+    """The traceback of an error that a kernel's own code raised; empty for any other error."""
+    if error is None or not getattr(error, "at", ""):
+        return ""
+    return "".join(traceback.format_exception(error.__cause__ or error))[-LOG_TAIL:]
 
 
 def judge(evidence: Evidence) -> Outcome:
@@ -76,10 +92,20 @@ def judge(evidence: Evidence) -> Outcome:
     return outcome
 
 
+def never_called(case: Case, runs: Sequence[Run]) -> list[str]:
+    """The kernels that the case's id names with `kernel=`, unless a run called one of them."""
+    label = re.search(r"[\[,]kernel=([^],]+)", case.id)
+    ops = {spec.op for spec in KERNELS if label and label[1] in (spec.name, spec.short_name)}
+    # By op, because a twin stands for the kernel on CUDA.
+    named = [name for name in dict.fromkeys(case.kernels().values()) if name.partition("/")[0] in ops]
+    return [] if any(name in run.launched for run in runs for name in named) else named
+
+
 def _runs(target: Target, job: Job) -> Iterator[Run]:
     """One run for each poison pattern, the main one first. A crashed run is the last one."""
     plan = job.case.poison
     for pattern in plan.patterns:
+        LAUNCHED.clear()
         try:
             run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
         except CRASHES as error:
@@ -90,6 +116,7 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
             if isinstance(error, torch.OutOfMemoryError) or not is_device_failure(error):
                 raise
             run = Run(pattern, error=bad_index() or KernelError(f"{job.case.id}: {in_one_line(error)}"))
+        run.launched = dict(LAUNCHED)
         yield run
         if run.error is not None:
             return

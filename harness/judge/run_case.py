@@ -24,8 +24,6 @@ from harness.judge.target import class_of
 from harness.kernels.plugins import find_kernel, load_plugins
 from harness.run.protocol import answer_once
 
-LOG_TAIL = 4000
-"""Characters of a traceback that a result keeps."""
 ANSWERS: dict[type, Callable[[Job], Outcome]] = {
     AskVerdict: answers.verdict,
     AskFirstNan: answers.first_nan,
@@ -43,7 +41,7 @@ def run_case(job: Job) -> CaseResult:
         outcome = Outcome(Verdict.ERROR, str(error))
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        outcome = Outcome(Verdict.ERROR, reason, log=traceback.format_exc()[-LOG_TAIL:])
+        outcome = Outcome(Verdict.ERROR, reason, log=traceback.format_exc()[-answers.LOG_TAIL :])
     return outcome.result_of(job, time.perf_counter() - started)
 
 

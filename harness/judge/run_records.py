@@ -108,6 +108,8 @@ class Run:
     """The same questions to the same engine without graphs, if the target compares both."""
     log: str = ""
     """The end of the output of a serving process."""
+    launched: dict[str, int] = field(default_factory=dict)
+    """How often the code of each kernel was called in this process."""
     error: Exception | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +25,9 @@ from harness.memory.poison.patterns import Poison
 
 Wrapper = Callable[..., Any]
 """Called in place of a kernel, as `wrapper(kernel, *args, **kwargs)`."""
+
+LAUNCHED: Counter[str] = Counter()
+"""The name of a kernel -> how often its code was called in this process, since the last `clear`."""
 
 _wrappers: ContextVar[tuple[tuple[str, Wrapper], ...]] = ContextVar("harness_kernel_wrappers", default=())
 _intercepts: ContextVar[bool] = ContextVar("harness_intercepts_allocations", default=True)
@@ -91,13 +98,24 @@ class BoundKernel:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the kernel's own code. Raises KernelError for its exceptions, which are no error of the harness."""
+        LAUNCHED[self.spec.name] += 1
         try:
             return self._function(*args, **kwargs)
-        except IllegalAddress:
+        except IllegalAddress as error:
+            error.at = error.at or self._last_line(error)
             raise
         except (Exception, SystemExit) as error:
             plain = f"{self.spec.name} raised {type(error).__name__}: {error}"
-            raise KernelError(hint(self.spec, self._function, args, error) or plain) from error
+            failure = KernelError(hint(self.spec, self._function, args, error) or plain)
+            failure.at = self._last_line(error)
+            raise failure from error
+
+    def _last_line(self, error: BaseException) -> str:
+        """See :class:`KernelError`. Empty if the error was raised before the kernel's first line."""
+        code = getattr(inspect.unwrap(self._function), "__code__", None)
+        stack = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in stack if code is not None and frame.filename == code.co_filename]
+        return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
 
     def _sites_of_outputs(self, allocations: list[int], result: Any) -> dict[int, str]:
         """Ordinal of an allocation -> site, for the allocations that became outputs."""

@@ -156,7 +156,7 @@ def describe(failed: CaseFailed, options: dict[str, Any]) -> str:
 def _sentence(finding: Finding) -> str:
     place = " ".join(filter(None, (finding.tensor, finding.where)))
     site = f" (site {finding.site})" if finding.site else ""
-    return f"{finding.oracle}: {finding.message or place}{site}"
+    return f"{finding.oracle}: {finding.message or place}{site}" + (f"\n    at {finding.at}" if finding.at else "")
 
 
 def _plugins(config: pytest.Config) -> tuple[Path, ...]:

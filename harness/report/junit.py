@@ -101,6 +101,7 @@ def _details(result: CaseResult, blame: Blame | None, command: str) -> str:
     for finding in result.findings:
         facts = (finding.oracle, finding.tensor, finding.where, finding.bits, finding.site)
         lines.append(" | ".join(fact for fact in facts if fact) + f": {finding.message}")
+        lines += [f"  at {finding.at}"] if finding.at else []
     if blame:
         lines.append(f"blame: {', '.join(blame.sites) or 'no site'} ({blame.how})")
     return "\n".join([*lines, f"reproduce: {command}"])

@@ -60,12 +60,13 @@ SHOWN_EPOCHS = 20
 MAX_VALUE = 60
 
 
-def console_for(stream: IO[str] | None = None) -> Console:
-    """A console without markup, so that a kernel's message cannot colour or break a line."""
+def console_for(stream: IO[str] | None = None, *, moves: bool = True) -> Console:
+    """A console without markup, so that a kernel's message cannot colour or break a line. It `moves` in a terminal."""
     target = stream or sys.stdout
     # A file or a CI log has no width of its own.
     width = None if target.isatty() else PIPE_WIDTH
-    return Console(file=target, markup=False, highlight=False, emoji=False, width=width)
+    is_forced = None if moves else False
+    return Console(file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=is_forced)
 
 
 class _Bar:
@@ -187,7 +188,7 @@ def print_failures(console: Console, store: RunStore, results: Sequence[CaseResu
 def print_failure(
     console: Console, result: CaseResult, blame: Blame | None, command: str, *, with_log: bool = True
 ) -> None:
-    """Print one failing case: findings, the memory to blame, the end of its log, and the command to run it again."""
+    """Print one failing case: findings, memory to blame, command. A line of code stands for the end of its log."""
     console.print(verdict_text(result.verdict.value), printable(result.id), soft_wrap=True)
     if result.refs:
         console.print("  refs:", ", ".join(result.refs), soft_wrap=True)
@@ -195,11 +196,14 @@ def print_failure(
         console.print("  reason:", one_line(result.reason), soft_wrap=True)
     for finding in result.findings[:MAX_FINDINGS]:
         console.print("  " + finding_line(finding), soft_wrap=True)
+        if finding.at:
+            console.print("    at " + one_line(finding.at), soft_wrap=True)
     if len(result.findings) > MAX_FINDINGS:
         console.print(f"  and {num(len(result.findings) - MAX_FINDINGS, 'more finding')}")
     for line in blame_lines(blame):
         console.print("  " + line, soft_wrap=True)
-    if with_log and result.log and result.verdict is not Verdict.FAIL:
+    is_placed = any(finding.at for finding in result.findings)
+    if with_log and result.log and result.verdict is not Verdict.FAIL and not is_placed:
         for line in printable(result.log).strip().splitlines()[-MAX_LOG_LINES:]:
             console.print("  | " + line, style="dim", soft_wrap=True)
     console.print("  again:", command, "\n", soft_wrap=True)

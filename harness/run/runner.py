@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.core.cases import Job
 from harness.core.errors import HarnessError, InputError
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.records import BAD, CaseResult, Finding, Verdict
 from harness.run.child import MAX_LOG_BYTES, ONE_THREAD, TICK_SECONDS, Child, ChildDied
 from harness.run.environment import Environment, num_usable_cores
 from harness.run.gpus import GpuLocks
@@ -207,10 +207,12 @@ class WorkerPool(Pool):
                 return self._bury(worker, job, f"the worker's answer is not a result: {str(error).splitlines()[0]}")
             if result.key != job.key:
                 return self._bury(worker, job, f"the worker answered for another job ({result.key!r})")
+            printed = worker.printed().strip()
             if reply.is_spent:
                 # The CUDA context has failed for good; the next case needs a new process.
                 self._replace(worker)
-            return result
+            is_bad = result.verdict in BAD
+            return result.model_copy(update={"log": f"{printed}\n{result.log}".strip()}) if is_bad else result
         if worker.ended():
             return self._bury(worker, job, None)
         return None

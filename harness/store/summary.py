@@ -102,8 +102,8 @@ def _canonical_fault(fault: FaultResult) -> dict[str, Any]:
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    """A finding without the addresses of oracle `address`, which differ in every process."""
-    return finding.model_dump(mode="json", exclude={"bits"} if finding.oracle == "address" else None)
+    """A finding without its line of code, and without addresses (oracle `address`), which differ in every process."""
+    return finding.model_dump(mode="json", exclude={"at", "bits"} if finding.oracle == "address" else {"at"})
 
 
 def _answers(record: AccuracyRecord | None) -> list[str] | None:

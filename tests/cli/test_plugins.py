@@ -143,3 +143,46 @@ def test_a_kernel_that_says_what_it_rounds_to_bfloat16_is_judged_by_it(
     )
     assert code == (verdict == "fail"), err
     assert [case["verdict"] for case in json.loads(out)["cases"]] == [verdict]
+
+
+RAISING = """
+    print("on standard output")
+    import os
+    os.write(2, b"on standard error\\n")
+    return halve(x)
+
+@torch.no_grad()
+def halve(x):
+    return torch.zeros(2) + torch.zeros(3)
+"""
+
+
+def test_a_kernel_that_raises_shows_its_line_its_traceback_and_what_it_printed(
+    cli: Cli, scenarios: Path, plugin: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = plugin(RAISING)
+    line = 1 + path.read_text().splitlines().index("    return torch.zeros(2) + torch.zeros(3)")
+    place = f"my_kernel.py:{line} in halve: return torch.zeros(2) + torch.zeros(3)"
+    code, out, _ = cli("run", "--plugin", path, "--scenarios", scenarios, "-n", 1)
+    assert code == 1 and out.count(f"\n    at {place}\n") == 2
+    assert "Traceback" not in out
+    (folder,) = (tmp_path / "reports" / "runs").glob("2*")
+    for text in (folder / "results.jsonl").read_text().splitlines():
+        result = json.loads(text)
+        assert result["findings"][0]["at"] == place
+        log = result["log"]
+        frame = f'{path}", line {line}, in halve'
+        assert all(part in log for part in ("on standard output\n", "on standard error\n", frame, "RuntimeError: "))
+    page = (folder / "report.html").read_text()
+    assert f"at <code>{place}</code>" in page and "on standard output" in page and "Traceback" in page
+
+
+def test_what_a_failing_kernel_prints_is_kept_and_a_passing_one_leaves_no_log(
+    cli: Cli, scenarios: Path, plugin: Callable[[str], Path], tmp_path: Path
+) -> None:
+    body = "\n    print('num_live', num_live)" + GOOD_BODY.replace("x if num_live is None else x[:num_live]", "x")
+    cli("run", "--plugin", plugin(body), "--scenarios", scenarios, "-n", 1)
+    (folder,) = (tmp_path / "reports" / "runs").glob("2*")
+    logs = {r["verdict"]: r["log"] for r in map(json.loads, (folder / "results.jsonl").read_text().splitlines())}
+    assert logs.keys() == {"pass", "fail"}
+    assert "num_live 1" in logs["fail"] and logs["pass"] == ""

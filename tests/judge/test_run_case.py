@@ -19,6 +19,7 @@ from harness.judge import answers
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
+from harness.kernels.call import LAUNCHED
 from harness.memory.poison.patterns import Poison
 
 
@@ -87,6 +88,43 @@ def test_a_right_answer_passes_and_every_oracle_says_how_much_it_saw(stub):
     assert result.looked_at == {"finite": 48, "sentinel": 48, "reference": 48, "non_interference": 24, "crash": 2}
     assert (result.key, result.id, result.scenario) == ("k", "decode[kv=fp32]", "decode")
     assert result.seconds > 0
+
+
+def calling(*kernels: str) -> Any:
+    """A `behave` that calls kernels, by their names."""
+
+    def behave(poison: Poison) -> Run:
+        LAUNCHED.update(kernels)
+        return Run(poison.pattern, [observed()])
+
+    return staticmethod(behave)
+
+
+@pytest.mark.parametrize(
+    ("identity", "called", "reason"),
+    [
+        ("decode[kernel=tiled,kv=fp32]", ("write_kv/torch",), "never called: mla_decode/tiled"),
+        ("decode[kernel=mla_decode/tiled]", (), "never called: mla_decode/tiled"),
+        ("decode[kernel=tiled,kv=fp32]", ("mla_decode/tiled",), None),
+        ("decode[kernel=fixed]", (), None),
+        ("decode[kv=fp32]", (), None),
+    ],
+)
+def test_a_case_that_never_calls_the_kernel_of_its_name_is_a_skip(stub, identity, called, reason):
+    LAUNCHED["mla_decode/tiled"] += 1  # By a case before.
+    stub.behave = calling(*called)
+    result = run_case(job(id=identity))
+    assert (result.verdict, result.reason) == ((Verdict.SKIP, reason) if reason else (Verdict.PASS, ""))
+
+
+def test_a_kernel_that_one_of_the_runs_called_was_judged(stub):
+    stub.behave = staticmethod(lambda poison: calling(*["mla_decode/tiled"] * (poison.pattern == "zeros"))(poison))
+    assert run_case(job(id="decode[kernel=tiled]")).verdict is Verdict.PASS
+
+
+def test_a_failure_stays_a_failure_if_the_kernel_was_never_called(stub):
+    stub.behave = staticmethod(lambda poison: Run(poison.pattern, [observed(torch.full((3, 8), float("nan")))]))
+    assert run_case(job(id="decode[kernel=tiled]")).verdict is Verdict.FAIL
 
 
 def test_one_run_for_each_pattern_on_the_sites_of_the_case(stub):

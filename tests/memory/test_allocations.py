@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -183,7 +184,8 @@ def test_what_a_kernel_raises_is_told_apart_from_an_illegal_address() -> None:
 
         return run
 
-    with pytest.raises(KernelError, match="quantize_fp8/test raised ValueError: no"):
+    with pytest.raises(KernelError, match="quantize_fp8/test raised ValueError: no") as caught:
         BoundKernel(spec("quantize_fp8", raising(ValueError("no"))), Poison("nan", ALL))(torch.ones(1))
+    assert re.fullmatch(r"test_allocations\.py:\d+ in \w+: raise \w+", caught.value.at)
     with pytest.raises(IllegalAddress):
         BoundKernel(spec("quantize_fp8", raising(IllegalAddress("x"))), Poison("nan", ALL))(torch.ones(1))

@@ -24,6 +24,12 @@ def test_the_message_is_one_line(evidence):
     assert message == "mla_decode/mine raised RuntimeError: first … (pattern nan)"
 
 
+def test_a_finding_names_the_line_that_raised(evidence):
+    error = KernelError("mla_decode/mine raised RuntimeError: x")
+    error.at = "mine.py:3 in mine: raise RuntimeError()"
+    assert judge(evidence(Run("nan", error=error))).findings[0].at == error.at
+
+
 @pytest.mark.parametrize(
     ("what", "site"),
     [

@@ -161,7 +161,15 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
     assert summary["totals"] == {"pass": 0, "fail": 1, "crash": 0, "skip": 1, "error": 0}
     assert list(summary["cases"][0]) == ["id", "scenario", "refs", "verdict", "seconds", "reason", "findings"]
     assert summary["cases"][0]["findings"] == [
-        {"oracle": "finite", "site": "output", "tensor": "out", "where": "row 1", "bits": "0x1", "message": "NaN"}
+        {
+            "oracle": "finite",
+            "site": "output",
+            "tensor": "out",
+            "where": "row 1",
+            "bits": "0x1",
+            "message": "NaN",
+            "at": "",
+        }
     ]
     assert summary["faults"] == [
         {"fault": "f", "scenario": "s", "case": "a", "caught": False, "by": [], "blamed": [], "seconds": 1.5}

@@ -22,7 +22,12 @@ _INDEX_SITES = (
 def judge(evidence: Evidence) -> Judgement:
     """One finding for each run that an exception ended."""
     findings = [
-        Finding(oracle="crash", site=_site(run.error), message=f"{_sentence(run.error)} (pattern {run.pattern})")
+        Finding(
+            oracle="crash",
+            site=_site(run.error),
+            message=f"{_sentence(run.error)} (pattern {run.pattern})",
+            at=getattr(run.error, "at", ""),
+        )
         for run in evidence.runs
         if run.error is not None
     ]

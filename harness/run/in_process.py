@@ -1,0 +1,74 @@
+"""Cases in this process, for a debugger: `mla-harness run -n 0`. Nothing contains a crash or a hang of a kernel."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from harness.core.cases import Job
+from harness.core.records import CaseResult
+from harness.run.child import TICK_SECONDS
+from harness.run.environment import Environment, describe_machine
+from harness.run.gpus import GpuLocks
+from harness.run.pool import Pool
+from harness.run.requests import WorkerRequest
+from harness.run.runner import WorkerError
+from harness.run.worker import DESCRIBE, load, reply_to
+
+
+class InProcessPool(Pool):
+    """Runs one case after the other in this process, without a time limit. What kernels print is not recorded."""
+
+    num_workers = 1
+    _gpus: GpuLocks | None = None
+    _gpu: int | None = None
+
+    def close(self) -> None:
+        """Unlock the GPU."""
+        if self._gpus is not None and self._gpu is not None:
+            self._gpus.give_back(self._gpu)
+            self._gpu = None
+
+    def start(self) -> Environment:
+        """Load torch, and describe this machine."""
+        if self.environment is None:
+            import torch
+
+            torch.set_num_threads(1)
+            self.environment = describe_machine()
+        return self.environment
+
+    def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """See :meth:`Pool.describe_kernels`."""
+        self.start()
+        return list(load(DESCRIBE)(tuple(plugins)))
+
+    def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
+        """See :meth:`Pool._run`. Raises KeyboardInterrupt for Ctrl-C, and WorkerError once CUDA has failed for good."""
+        self.start()
+        while waiting:
+            job = waiting.popleft()
+            if on_start is not None:
+                on_start(job)
+            gpu = self._own_gpu() if job.device == "cuda" else None
+            reply = reply_to(WorkerRequest(job=job, gpu=gpu), load(self._execute))
+            result = CaseResult.model_validate(reply.result)
+            if re.search(r"\braised (KeyboardInterrupt|BdbQuit)\b", result.reason):
+                # The user pressed Ctrl-C in a kernel, or left the debugger.
+                raise KeyboardInterrupt
+            yield result
+            if reply.is_spent:
+                raise WorkerError(f"{job.case.id}: CUDA failed for good in this process")
+
+    def _own_gpu(self) -> int | None:
+        """The GPU that this process locks with its first case on CUDA; None without GPUs."""
+        gpus = self.start().gpus
+        if self._gpu is None and gpus:
+            self._gpus = self._gpus or GpuLocks(gpus)
+            while not (taken := self._gpus.take()):
+                time.sleep(TICK_SECONDS)
+            (self._gpu,) = taken
+        return self._gpu
