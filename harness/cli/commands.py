@@ -20,7 +20,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("look:schema", "Print the JSON Schema of scenario files."),
     "report": ("report:report", "Print a stored run, and write its reports again."),
     "history": ("history:history", "Follow a scenario or a case from run to run."),
-    "compare": ("compare:compare", "Compare two runs; exit code 1 if something fails that did not fail before."),
+    "compare": (
+        "compare:compare",
+        "Compare two runs; exit code 1 if something fails that did not fail before, or no longer runs.",
+    ),
     "merge": ("merge:merge", "Merge the shards of one run."),
     "shrink": ("shrink:shrink", "Find the smallest case that fails for the same reason."),
     "cure": ("cure:cure", "Check whether a fix removes the cause of a failure or only hides it."),
