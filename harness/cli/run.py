@@ -9,7 +9,7 @@ import typer
 
 from harness.cli import making_runs, options
 from harness.cli.output import console, print_json
-from harness.cli.sharding import cut
+from harness.cli.sharding import cut, refuse_moving
 from harness.core.errors import InputError
 from harness.diagnose.perform import exit_code
 from harness.report.terminal import print_run
@@ -40,7 +40,10 @@ def run(
     sanitizer: Annotated[
         str | None, typer.Option(metavar="TOOL", help="Run one case under initcheck, memcheck or racecheck.")
     ] = None,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts of equal time.")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts, cut by case ids.")] = None,
+    times: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Cut shards by the times in this copy of a history.")
+    ] = None,
     shrink_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
     ] = 0.0,
@@ -53,6 +56,8 @@ def run(
     """Run cases, find the memory to blame for failures, and write reports."""
     wanted = Wanted(tuple(selectors or ()), tag, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
     kept = making_runs.history_file(history)
+    if times is not None:
+        refuse_moving(times, shard, kept)
     store = None
     if resume is not None:
         making_runs.refuse_new_plan(context)
@@ -61,7 +66,7 @@ def run(
         if sanitizer and (left := store.unfinished()):
             check(sanitizer, left)
     with _pool(workers, per_gpu, sanitizer, executor, ray_address) as pool:
-        store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
+        store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, times)
         store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
         code = finish(store, pool, as_json=json, is_exhaustive=exhaustive, shrink_seconds=shrink_seconds, history=kept)
     raise typer.Exit(code)
@@ -75,7 +80,7 @@ def _pool(workers: int | None, per_gpu: int, sanitizer: str | None, executor: st
     return SanitizedPool(sanitizer)
 
 
-def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history: Path | None) -> RunStore:
+def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, times: Path | None) -> RunStore:
     planner = Planner(wanted, pool)
     jobs = planner.jobs()
     tool = pool.tool if isinstance(pool, SanitizedPool) else None
@@ -84,7 +89,7 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history:
     controls = [Control(use=use, job=job) for use, job in planner.faults_of_accuracy(jobs)]
     note = None
     if shard is not None:
-        jobs, controls, note = cut(shard, jobs, controls, history)
+        jobs, controls, note = cut(shard, jobs, controls, times)
     return RunStore.create(
         root,
         jobs,
