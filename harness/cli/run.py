@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from harness.cli import fail_on as failing
 from harness.cli import making_runs, options
 from harness.cli.output import console, print_json
 from harness.cli.sharding import cut, refuse_moving
 from harness.core.errors import InputError
-from harness.diagnose.perform import exit_code
 from harness.report.terminal import print_run
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
@@ -48,6 +49,7 @@ def run(
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
     ] = 0.0,
     exhaustive: options.Exhaustive = False,
+    fail_on: failing.Option = None,
     history: options.History = None,
     commit: options.Commit = "",
     branch: options.Branch = "",
@@ -56,6 +58,8 @@ def run(
     """Run cases, find the memory to blame for failures, and write reports."""
     wanted = Wanted(tuple(selectors or ()), tag, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
     kept = making_runs.history_file(history)
+    if failing.FailOn.NEW in (fail_on or ()) and kept is None:
+        raise InputError("--fail-on new: compares with the run before in the history; leave out --history none")
     if times is not None:
         refuse_moving(times, shard, kept)
     store = None
@@ -68,7 +72,15 @@ def run(
     with _pool(workers, per_gpu, sanitizer, executor, ray_address) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, times)
         store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
-        code = finish(store, pool, as_json=json, is_exhaustive=exhaustive, shrink_seconds=shrink_seconds, history=kept)
+        code = finish(
+            store,
+            pool,
+            as_json=json,
+            is_exhaustive=exhaustive,
+            shrink_seconds=shrink_seconds,
+            fail_on=fail_on or (),
+            history=kept,
+        )
     raise typer.Exit(code)
 
 
@@ -108,6 +120,7 @@ def finish(
     as_json: bool,
     is_exhaustive: bool = False,
     shrink_seconds: float = 0.0,
+    fail_on: Collection[failing.FailOn] = (),
     history: Path | None = None,
 ) -> int:
     """Run what is left of a planned run, and print it. Returns the exit code."""
@@ -117,12 +130,9 @@ def finish(
         making_runs.work_on(store, pool, screen, is_exhaustive=is_exhaustive, shrink_seconds=shrink_seconds)
 
     def tell() -> int:
-        results, faults = store.results(), store.faults()
         print_run(screen, store)
         if as_json:
-            print_json(summarise(store.plan, results, faults))
-        if making_runs.is_all_skipped([result.verdict for result in results]):
-            return 2
-        return exit_code(results) or int(not all(fault.caught for fault in faults))
+            print_json(summarise(store.plan, store.results(), store.faults()))
+        return failing.code_of(store, fail_on, history, screen)
 
     return making_runs.perform(store, work, stop=pool.close, tell=tell, history=history)

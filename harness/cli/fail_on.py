@@ -1,0 +1,54 @@
+"""`run --fail-on`: what fails a run besides failures, or which failures do not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from harness.core.errors import InputError
+from harness.core.records import FAILED
+from harness.store.history.compare import previous_of
+from harness.store.history.entry import CAUGHT, MISSED, Entry, entry_of
+from harness.store.run_folder import RunStore
+
+
+class FailOn(StrEnum):
+    """`skip` and `error` are failures too. With `new`, only failures that the run before did not have count."""
+
+    SKIP = "skip"
+    NEW = "new"
+    ERROR = "error"
+
+
+Option = Annotated[
+    list[FailOn] | None,
+    typer.Option("--fail-on", help="Exit code 1 for skips, for new failures only, or for errors; may be repeated."),
+]
+
+
+def code_of(store: RunStore, fail_on: Collection[FailOn], history: Path | None, screen: Console) -> int:
+    """The exit code of a run: 1 for a failure, 3 for an error, 2 if all cases were skipped, else 0.
+
+    A failure is a case or fault that ended badly. Without a run before in `history`, all failures are new.
+    """
+    ended = {result.key: result.verdict.value for result in store.results()}
+    ended |= {f"{fault.case}!{fault.fault}": CAUGHT if fault.caught else MISSED for fault in store.faults()}
+    counted = {*FAILED, MISSED, *fail_on}
+    failed = {key for key, verdict in ended.items() if verdict in counted}
+    if failed and FailOn.NEW in fail_on and history is not None:
+        with contextlib.suppress(InputError):
+            if before := previous_of(entry_of(store), history):
+                entries: tuple[Entry, ...] = (*before.cases, *before.faults)
+                old = failed & {one.key for one in entries if one.verdict in counted}
+                screen.print(f"not new, as in {before.run_id}: {len(old)} of {len(failed)}", markup=False)
+                failed -= old
+    if failed:
+        return 1
+    verdicts = set(ended.values())
+    return 3 if "error" in verdicts else 2 if verdicts == {"skip"} else 0
