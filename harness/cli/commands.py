@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+from harness.core.errors import InputError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -38,9 +42,30 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name -> "module of this folder:function or group", and the first line of its help."""
 
 
+class Command(TyperCommand):
+    """A command that refuses an option given twice, if it has one value: the last would win in silence."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer parses. Raises InputError for a repeated option."""
+        *_, given = self.make_parser(ctx).parse_args(list(args))
+        for parameter, times in Counter(given).items():
+            is_flag = getattr(parameter, "is_flag", False)
+            if times > 1 and parameter.param_type_name == "option" and not (parameter.multiple or is_flag):
+                raise InputError(f"{parameter.opts[0]}: given {times} times, takes one value; give it once")
+        return super().parse_args(ctx, args)
+
+
+class App(typer.Typer):
+    """A typer application of such commands."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        """As typer's."""
+        return super().command(name, cls=Command, **options)
+
+
 def new_app(**options: Any) -> typer.Typer:
     """A typer application that looks like the other commands."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT, **options)
+    return App(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT, **options)
 
 
 class Commands(TyperGroup):

@@ -14,7 +14,7 @@ from rich.console import Console
 from harness.core.errors import InputError
 from harness.core.records import FAILED
 from harness.store.history.compare import previous_of
-from harness.store.history.entry import CAUGHT, MISSED, Entry, entry_of
+from harness.store.history.entry import CAUGHT, MISSED, entry_of
 from harness.store.run_folder import RunStore
 
 
@@ -44,8 +44,7 @@ def code_of(store: RunStore, fail_on: Collection[FailOn], history: Path | None, 
     if failed and FailOn.NEW in fail_on and history is not None:
         with contextlib.suppress(InputError):
             if before := previous_of(entry_of(store), history):
-                entries: tuple[Entry, ...] = (*before.cases, *before.faults)
-                old = failed & {one.key for one in entries if one.verdict in counted}
+                old = failed & {one.key for one in before.entries if one.verdict in counted}
                 screen.print(f"not new, as in {before.run_id}: {len(old)} of {len(failed)}", markup=False)
                 failed -= old
     if failed:

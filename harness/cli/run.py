@@ -24,9 +24,9 @@ from harness.store.summary import summarise
 def run(
     context: typer.Context,
     selectors: options.Selectors = None,
-    tag: options.Tag = None,
+    tags: options.Tags = None,
     device: options.Device = "auto",
-    kernel: options.Kernel = None,
+    kernels: options.Kernels = None,
     plugin: options.Plugins = None,
     fault: options.Fault = None,
     seed: options.Seed = 0,
@@ -56,7 +56,10 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Run cases, find the memory to blame for failures, and write reports."""
-    wanted = Wanted(tuple(selectors or ()), tag, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
+    wanted = Wanted(
+        *(tuple(selectors or ()), tuple(tags or ()), device, tuple(kernels or ()), tuple(plugin or ())),
+        *(fault, seed, timeout, scenarios),
+    )
     kept = making_runs.history_file(history)
     if failing.FailOn.NEW in (fail_on or ()) and kept is None:
         raise InputError("--fail-on new: compares with the run before in the history; leave out --history none")

@@ -123,9 +123,9 @@ def compare(before: RunEntry, after: RunEntry) -> Comparison:
 
 
 def _lost(before: RunEntry, after: RunEntry) -> dict[str, tuple[str, ...]]:
-    now: dict[str, Entry] = {one.key: one for one in (*after.cases, *after.faults)}
+    now = {one.key: one for one in after.entries}
     found: dict[str, list[str]] = {}
-    for old in (*before.cases, *before.faults):
+    for old in before.entries:
         new = now.get(old.key)
         # A run without any fault does not inject them: faults are not missing from it.
         is_gone = new is None and not (isinstance(old, FaultEntry) and not after.faults)
@@ -137,8 +137,7 @@ def _lost(before: RunEntry, after: RunEntry) -> dict[str, tuple[str, ...]]:
 
 def _table(run: RunEntry) -> pd.DataFrame:
     """A row for each case and each fault, by its key."""
-    both: tuple[Entry, ...] = (*run.cases, *run.faults)
-    entries = {one.key: one for one in both}
+    entries = {one.key: one for one in run.entries}
     rows = [
         (one, one.verdict, one.seconds, one.accuracy, frozenset(one.oracles), frozenset(one.blamed))
         for one in entries.values()
