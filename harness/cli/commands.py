@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -55,17 +54,9 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-class App(typer.Typer):
-    """A typer application of such commands."""
-
-    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
-        """As typer's."""
-        return super().command(name, cls=Command, **options)
-
-
 def new_app(**options: Any) -> typer.Typer:
     """A typer application that looks like the other commands."""
-    return App(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT, **options)
+    return typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT, **options)
 
 
 class Commands(TyperGroup):
@@ -83,7 +74,7 @@ class Commands(TyperGroup):
         found = getattr(importlib.import_module(f"harness.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
             app = new_app()
-            app.command(cmd_name)(found)
+            app.command(cmd_name, cls=Command)(found)
             found = app
         command = typer.main.get_command(found)
         command.name = cmd_name

@@ -17,31 +17,24 @@ from harness.store.history.compare import previous_of
 from harness.store.history.entry import CAUGHT, MISSED, entry_of
 from harness.store.run_folder import RunStore
 
-
-class FailOn(StrEnum):
-    """`skip` and `error` are failures too. With `new`, only failures that the run before did not have count."""
-
-    SKIP = "skip"
-    NEW = "new"
-    ERROR = "error"
-
-
-Option = Annotated[
-    list[FailOn] | None,
+_Word = StrEnum("_Word", ["skip", "new", "error"])
+FailOn = Annotated[
+    list[_Word] | None,
     typer.Option("--fail-on", help="Exit code 1 for skips, for new failures only, or for errors; may be repeated."),
 ]
 
 
-def code_of(store: RunStore, fail_on: Collection[FailOn], history: Path | None, screen: Console) -> int:
+def code_of(store: RunStore, fail_on: Collection[str], history: Path | None, screen: Console) -> int:
     """The exit code of a run: 1 for a failure, 3 for an error, 2 if all cases were skipped, else 0.
 
-    A failure is a case or fault that ended badly. Without a run before in `history`, all failures are new.
+    With `skip` and `error` in `fail_on`, these are failures too. With `new`, only failures that the run before in
+    `history` did not have count. Without a run before, all failures are new.
     """
     ended = {result.key: result.verdict.value for result in store.results()}
     ended |= {f"{fault.case}!{fault.fault}": CAUGHT if fault.caught else MISSED for fault in store.faults()}
     counted = {*FAILED, MISSED, *fail_on}
     failed = {key for key, verdict in ended.items() if verdict in counted}
-    if failed and FailOn.NEW in fail_on and history is not None:
+    if failed and "new" in fail_on and history is not None:
         with contextlib.suppress(InputError):
             if before := previous_of(entry_of(store), history):
                 old = failed & {one.key for one in before.entries if one.verdict in counted}

@@ -34,18 +34,8 @@ NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons abo
 LOCAL, RAY = "local", "ray"
 NO_HISTORY = "none"
 
-_HOW_TO_RUN = (
-    "resume",
-    "out",
-    "workers",
-    "per_gpu",
-    "executor",
-    "ray_address",
-    "shrink_seconds",
-    "exhaustive",
-    "fail_on",
-)
-NOT_OF_THE_PLAN = frozenset((*_HOW_TO_RUN, "history", "commit", "branch", "json"))
+_HOW_TO_RUN = ("resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "exhaustive")
+NOT_OF_THE_PLAN = frozenset((*_HOW_TO_RUN, "fail_on", "history", "commit", "branch", "json"))
 """Parameters of commands that may change when a run is continued."""
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import fail_on as failing
 from harness.cli import making_runs, options
+from harness.cli.fail_on import FailOn, code_of
 from harness.cli.output import console, print_json
 from harness.cli.sharding import cut, refuse_moving
 from harness.core.errors import InputError
@@ -49,7 +49,7 @@ def run(
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
     ] = 0.0,
     exhaustive: options.Exhaustive = False,
-    fail_on: failing.Option = None,
+    fail_on: FailOn = None,
     history: options.History = None,
     commit: options.Commit = "",
     branch: options.Branch = "",
@@ -61,7 +61,7 @@ def run(
         *(fault, seed, timeout, scenarios),
     )
     kept = making_runs.history_file(history)
-    if failing.FailOn.NEW in (fail_on or ()) and kept is None:
+    if "new" in (fail_on or ()) and kept is None:
         raise InputError("--fail-on new: compares with the run before in the history; leave out --history none")
     if times is not None:
         refuse_moving(times, shard, kept)
@@ -75,15 +75,8 @@ def run(
     with _pool(workers, per_gpu, sanitizer, executor, ray_address) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, times)
         store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
-        code = finish(
-            store,
-            pool,
-            as_json=json,
-            is_exhaustive=exhaustive,
-            shrink_seconds=shrink_seconds,
-            fail_on=fail_on or (),
-            history=kept,
-        )
+        how = {"as_json": json, "is_exhaustive": exhaustive}
+        code = finish(store, pool, **how, shrink_seconds=shrink_seconds, fail_on=fail_on, history=kept)
     raise typer.Exit(code)
 
 
@@ -123,7 +116,7 @@ def finish(
     as_json: bool,
     is_exhaustive: bool = False,
     shrink_seconds: float = 0.0,
-    fail_on: Collection[failing.FailOn] = (),
+    fail_on: Collection[str] | None = None,
     history: Path | None = None,
 ) -> int:
     """Run what is left of a planned run, and print it. Returns the exit code."""
@@ -136,6 +129,6 @@ def finish(
         print_run(screen, store)
         if as_json:
             print_json(summarise(store.plan, store.results(), store.faults()))
-        return failing.code_of(store, fail_on, history, screen)
+        return code_of(store, fail_on or (), history, screen)
 
     return making_runs.perform(store, work, stop=pool.close, tell=tell, history=history)

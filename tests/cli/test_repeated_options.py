@@ -36,6 +36,7 @@ def test_every_command_refuses_an_option_that_it_would_overwrite(name: str) -> N
     [
         (("run", "--scenarios", "a", "--scenarios", "b"), "--scenarios"),
         (("run", "--seed", "1", "--seed=2"), "--seed"),
+        (("run", "--fault", "a", "--fault", "b"), "--fault"),
         (("run", "-n1", "-n", "2"), "-n"),
         (("shrink", "x", "--kernel", "a", "--kernel", "b"), "--kernel"),
         (("baseline", "show", "--dir", "a", "--dir", "b"), "--dir"),
