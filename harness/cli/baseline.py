@@ -10,7 +10,7 @@ import typer
 from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, read_run
 from harness.accuracy.baselines import Baseline, plan_update, read_baselines, write_baseline
 from harness.accuracy.judge import wilson_interval
-from harness.cli.commands import new_app
+from harness.cli.commands import Command, new_app
 from harness.cli.options import Json, Out
 from harness.cli.output import console, print_json, table
 from harness.core.errors import InputError
@@ -23,7 +23,7 @@ app = new_app(help="Show stored accuracies, or store the accuracy of a run.", no
 Folder = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="Your own folder of baselines.")]
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def show(
     task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="Only baselines of this task.")] = None,
     folder: Folder = None,
@@ -54,7 +54,7 @@ def _print(found: list[Baseline], folder: Path) -> None:
     screen.print(shown)
 
 
-@app.command("update")
+@app.command("update", cls=Command)
 def update(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, a run id, or 'latest'.")],
     allow_regression: Annotated[bool, typer.Option("--allow-regression", help="Also write a lower accuracy.")] = False,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.options import Json, Scenarios, Seed, Selectors, Tag
+from harness.cli.options import Json, Scenarios, Seed, Selectors, Tags
 from harness.cli.output import console, print_json, table
 from harness.run.child import ONE_THREAD, ask
 from harness.run.requests import MeasureCases
@@ -16,7 +16,7 @@ from harness.scenario.selection import select
 
 def bench(
     selectors: Selectors = None,
-    tag: Tag = None,
+    tags: Tags = None,
     seed: Seed = 0,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Timed runs of each case.")] = 3,
     scenarios: Scenarios = None,
@@ -24,8 +24,8 @@ def bench(
 ) -> None:
     """Measure the cost of the harness itself."""
     known = load_scenarios(scenarios)
-    cases = select(known, tuple(selectors or ()), tag=tag, seed=seed)
-    if not selectors and tag is None:
+    cases = select(known, tuple(selectors or ()), tags=tags or (), seed=seed)
+    if not selectors and not tags:
         # Drawn cases and the thousands of cases for GPUs would dominate the median. The time of a model that answers
         # questions is not the harness's.
         written = {one.name for one in known if one.fuzz is None and one.device == "any"}

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.cli.options import Device, Json, Scenarios, Seed, Tag, Timeout, Workers
+from harness.cli.options import Device, Json, Scenarios, Seed, Tags, Timeout, Workers
 from harness.cli.output import console, print_json, table
 from harness.core.errors import InputError
 from harness.core.records import Verdict
@@ -38,7 +38,7 @@ def bisect(
         list[Path] | None, typer.Option(metavar="DIR", help="Folder of packages to import first; may be repeated.")
     ] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Also inject each declared fault.")] = False,
-    tag: Tag = None,
+    tags: Tags = None,
     device: Device = "auto",
     seed: Seed = 0,
     timeout: Timeout = 60.0,
@@ -48,10 +48,10 @@ def bisect(
 ) -> None:
     """Run the same scenarios under several versions, and find the first bad one."""
     subjects = _subjects(python or [], site or [])
-    named, tag = _selection(selectors or [], tag, load(Wanted(scenarios=scenarios)))
-    select(load(Wanted(scenarios=scenarios)), named, tag=tag)
+    named, tags = _selection(selectors or [], tags or [], load(Wanted(scenarios=scenarios)))
+    select(load(Wanted(scenarios=scenarios)), named, tags=tags)
     options = [*named, "--device", device, "--seed", str(seed), "--timeout", str(timeout)]
-    options += ["-m", tag] if tag else []
+    options += [word for tag in tags for word in ("-m", tag)]
     options += ["-n", str(workers)] if workers else []
     options += ["--scenarios", str(scenarios.resolve())] if scenarios else []
     screen = console(json)
@@ -92,13 +92,13 @@ def _interpreter(name: str) -> str:
     return on_path
 
 
-def _selection(selectors: list[str], tag: str | None, scenarios: list[Any]) -> tuple[list[str], str | None]:
-    """The selectors and the tag. A single selector that is a tag, and no scenario's name, counts as `-m`."""
+def _selection(selectors: list[str], given: list[str], scenarios: list[Any]) -> tuple[list[str], list[str]]:
+    """The selectors and the tags. A single selector that is a tag, and no scenario's name, counts as `-m`."""
     names = {scenario.name for scenario in scenarios}
     tags = {own for scenario in scenarios for own in scenario.tags}
-    if tag is None and len(selectors) == 1 and selectors[0] in tags - names:
-        return [], selectors[0]
-    return selectors, tag
+    if not given and len(selectors) == 1 and selectors[0] in tags - names:
+        return [], selectors
+    return selectors, given
 
 
 def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) -> Column:

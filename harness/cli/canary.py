@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.commands import new_app
+from harness.cli.commands import Command, new_app
 from harness.cli.options import Seed
 from harness.core.errors import InputError
 from harness.run.child import ask
@@ -23,7 +23,7 @@ def _group() -> None:
     """Without this callback, typer would turn the only command `train` into `canary` itself."""
 
 
-@app.command("train")
+@app.command("train", cls=Command)
 def train(
     task: Annotated[str, typer.Option(metavar="TASK", help="gsm_symbolic, aime_shaped, all, or a .jsonl file.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the checkpoint.")],

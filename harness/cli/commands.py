@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+from harness.core.errors import InputError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -20,7 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("look:schema", "Print the JSON Schema of scenario files."),
     "report": ("report:report", "Print a stored run, and write its reports again."),
     "history": ("history:history", "Follow a scenario or a case from run to run."),
-    "compare": ("compare:compare", "Compare two runs; exit code 1 if something fails that did not fail before."),
+    "compare": (
+        "compare:compare",
+        "Compare two runs; exit code 1 if something fails that did not fail before, or no longer runs.",
+    ),
     "merge": ("merge:merge", "Merge the shards of one run."),
     "shrink": ("shrink:shrink", "Find the smallest case that fails for the same reason."),
     "cure": ("cure:cure", "Check whether a fix removes the cause of a failure or only hides it."),
@@ -33,6 +39,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "canary": ("canary:app", "Train canaries: tiny models that measure inference, not ability."),
 }
 """Name -> "module of this folder:function or group", and the first line of its help."""
+
+
+class Command(TyperCommand):
+    """A command that refuses an option given twice, if it has one value: the last would win in silence."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer parses. Raises InputError for a repeated option."""
+        *_, given = self.make_parser(ctx).parse_args(list(args))
+        for parameter, times in Counter(given).items():
+            is_flag = getattr(parameter, "is_flag", False)
+            if times > 1 and parameter.param_type_name == "option" and not (parameter.multiple or is_flag):
+                raise InputError(f"{parameter.opts[0]}: given {times} times, takes one value; give it once")
+        return super().parse_args(ctx, args)
 
 
 def new_app(**options: Any) -> typer.Typer:
@@ -55,7 +74,7 @@ class Commands(TyperGroup):
         found = getattr(importlib.import_module(f"harness.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
             app = new_app()
-            app.command(cmd_name)(found)
+            app.command(cmd_name, cls=Command)(found)
             found = app
         command = typer.main.get_command(found)
         command.name = cmd_name

@@ -10,12 +10,14 @@ import typer
 
 from harness.cli.making_runs import history_file
 from harness.cli.options import History, Json, Out
-from harness.cli.output import console, print_json
+from harness.cli.output import console, print_json, warn
 from harness.core.errors import InputError
 from harness.report.terminal_history import print_comparison
-from harness.store.history.compare import Change, Comparison, choose
+from harness.store.history.compare import LATEST, Change, Comparison, choose
 from harness.store.history.compare import compare as compare_runs
+from harness.store.history.database import opened
 from harness.store.history.entry import Entry, RunEntry
+from harness.store.history.runs import newer
 from harness.store.run_folder import DEFAULT_RUNS
 
 
@@ -29,16 +31,21 @@ def compare(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Compare two runs; exit code 1 if something fails that did not fail before."""
+    """Compare two runs; exit code 1 if something fails that did not fail before, or no longer runs."""
     if names and len(names) > 2:
         raise InputError(f"compare: takes two runs, the older first, not {len(names)}")
-    before, after = choose(names or [], history_file(history), out or Path(DEFAULT_RUNS), branch=branch)
+    file = history_file(history)
+    before, after = choose(names or [], file, out or Path(DEFAULT_RUNS), branch=branch)
+    if (not names or names[-1] == LATEST) and file and file.is_file():
+        with opened(file) as connection:
+            for run_id in newer(connection, after)[:1]:
+                warn(f"{run_id} is newer than {after.run_id}, but nothing ran in it; to compare it, name it")
     found = compare_runs(before, after)
     if json:
         print_json(_to_object(found), default=_of_change)
     else:
         print_comparison(console(), found)
-    raise typer.Exit(int(bool(found.new_failures)))
+    raise typer.Exit(int(bool(found.new_failures or found.lost)))
 
 
 def _to_object(found: Comparison) -> dict[str, object]:

@@ -48,7 +48,8 @@ def cure(
     """Check whether a fix removes the cause of a failure or only hides it."""
     cures = [parse(text) for text in patch]
     names = [FAULTS.get(name).name for name in fault or ()]
-    wanted = Wanted((selector,), None, "cpu", kernel, tuple(plugin or ()), None, seed, timeout, scenarios)
+    kernels = (kernel,) if kernel else ()
+    wanted = Wanted((selector,), (), "cpu", kernels, tuple(plugin or ()), None, seed, timeout, scenarios)
     screen = console(json)
     with WorkerPool(workers) as pool:
         job = _job(Planner(wanted, pool), pool, selector, names)
@@ -73,7 +74,7 @@ def _job(planner: Planner, pool: WorkerPool, selector: str, faults: list[str]) -
         if case.kind.shows_launches and (not faults or use.name == faults[0])
     ]
     own = [(use, case) for use, case in pairs if faults or comes_from(selector, use.name)] or pairs
-    if own and not wanted.kernel and not wanted.plugins:
+    if own and not wanted.kernels and not wanted.plugins:
         use, case = own[0]
         job = planner.job_of(case, use.name)
     elif faults:

@@ -86,7 +86,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Show one case in full, and explain its terms."""
-    wanted = Wanted(kernel=kernel, plugins=tuple(plugin or ()), seed=seed, scenarios=scenarios)
+    wanted = Wanted(kernels=(kernel,) if kernel else (), plugins=tuple(plugin or ()), seed=seed, scenarios=scenarios)
     with WorkerPool(1) as pool:  # A worker starts only if there are plug-ins to describe.
         names = register_plugins(wanted, pool)
     known = load_scenarios(scenarios)

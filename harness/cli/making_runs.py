@@ -35,7 +35,7 @@ LOCAL, RAY = "local", "ray"
 NO_HISTORY = "none"
 
 _HOW_TO_RUN = ("resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "exhaustive")
-NOT_OF_THE_PLAN = frozenset((*_HOW_TO_RUN, "history", "commit", "branch", "json"))
+NOT_OF_THE_PLAN = frozenset((*_HOW_TO_RUN, "fail_on", "history", "commit", "branch", "json"))
 """Parameters of commands that may change when a run is continued."""
 
 

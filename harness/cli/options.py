@@ -13,7 +13,10 @@ Selectors = Annotated[
     list[str] | None,
     typer.Argument(metavar="[SELECTOR]...", help="Scenarios, case ids, or PR numbers [default: all scenarios]."),
 ]
-Tag = Annotated[str | None, typer.Option("-m", metavar="TAG", help="Only cases with this tag, or 'not TAG'.")]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("-m", metavar="TAG", help="Only cases with this tag, or 'not TAG'; may be repeated: any of the tags."),
+]
 Device = Annotated[
     str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where cases run; auto: on a GPU if possible.")
 ]
@@ -48,6 +51,10 @@ Exhaustive = Annotated[
 Fault = Annotated[str | None, typer.Option("--fault", metavar="NAME", help="Inject this known bug (see `list`).")]
 Kernel = Annotated[
     str | None, typer.Option("--kernel", metavar="NAME", help="Use this kernel in all selected cases with its op.")
+]
+Kernels = Annotated[
+    list[str] | None,
+    typer.Option("--kernel", metavar="NAME", help="Use this kernel in all cases with its op; may be repeated."),
 ]
 Plugins = Annotated[
     list[Path] | None,

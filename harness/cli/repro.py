@@ -64,7 +64,8 @@ def repro(
     """Show an upstream bug, without and with it; or export a failing case."""
     screen = console(json)
     if script is not None:
-        wanted = Wanted((reference,), None, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
+        kernels = (kernel,) if kernel else ()
+        wanted = Wanted((reference,), (), device, kernels, tuple(plugin or ()), fault, seed, timeout, scenarios)
         with WorkerPool(workers) as pool:
             export(wanted, pool, screen, script, is_pytest=as_test, seconds=shrink_seconds)
         raise typer.Exit(0)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli import making_runs, options
+from harness.cli.fail_on import FailOn, code_of
 from harness.cli.output import console, print_json
-from harness.cli.sharding import cut
+from harness.cli.sharding import cut, refuse_moving
 from harness.core.errors import InputError
-from harness.diagnose.perform import exit_code
 from harness.report.terminal import print_run
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
@@ -24,9 +25,9 @@ from harness.store.summary import summarise
 def run(
     context: typer.Context,
     selectors: options.Selectors = None,
-    tag: options.Tag = None,
+    tags: options.Tags = None,
     device: options.Device = "auto",
-    kernel: options.Kernel = None,
+    kernels: options.Kernels = None,
     plugin: options.Plugins = None,
     fault: options.Fault = None,
     seed: options.Seed = 0,
@@ -41,19 +42,30 @@ def run(
     sanitizer: Annotated[
         str | None, typer.Option(metavar="TOOL", help="Run one case under initcheck, memcheck or racecheck.")
     ] = None,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts of equal time.")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts, cut by case ids.")] = None,
+    times: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Cut shards by the times in this copy of a history.")
+    ] = None,
     shrink_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
     ] = 0.0,
     exhaustive: options.Exhaustive = False,
+    fail_on: FailOn = None,
     history: options.History = None,
     commit: options.Commit = "",
     branch: options.Branch = "",
     json: options.Json = False,
 ) -> None:
     """Run cases, find the memory to blame for failures, and write reports."""
-    wanted = Wanted(tuple(selectors or ()), tag, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
+    wanted = Wanted(
+        *(tuple(selectors or ()), tuple(tags or ()), device, tuple(kernels or ()), tuple(plugin or ())),
+        *(fault, seed, timeout, scenarios),
+    )
     kept = making_runs.history_file(history)
+    if "new" in (fail_on or ()) and kept is None:
+        raise InputError("--fail-on new: compares with the run before in the history; leave out --history none")
+    if times is not None:
+        refuse_moving(times, shard, kept)
     store = None
     if resume is not None:
         making_runs.refuse_new_plan(context)
@@ -62,9 +74,10 @@ def run(
         if sanitizer and (left := store.unfinished()):
             check(sanitizer, left)
     with _pool(workers, per_gpu, sanitizer, executor, ray_address) as pool:
-        store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, kept)
+        store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, times)
         store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
-        code = finish(store, pool, as_json=json, is_exhaustive=exhaustive, shrink_seconds=shrink_seconds, history=kept)
+        how = {"as_json": json, "is_exhaustive": exhaustive}
+        code = finish(store, pool, **how, shrink_seconds=shrink_seconds, fail_on=fail_on, history=kept)
     raise typer.Exit(code)
 
 
@@ -80,7 +93,7 @@ def _pool(workers: int | None, per_gpu: int, sanitizer: str | None, executor: st
     return SanitizedPool(sanitizer)
 
 
-def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history: Path | None) -> RunStore:
+def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, times: Path | None) -> RunStore:
     planner = Planner(wanted, pool)
     jobs = planner.jobs()
     tool = pool.tool if isinstance(pool, SanitizedPool) else None
@@ -89,7 +102,7 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, history:
     controls = [Control(use=use, job=job) for use, job in planner.faults_of_accuracy(jobs)]
     note = None
     if shard is not None:
-        jobs, controls, note = cut(shard, jobs, controls, history)
+        jobs, controls, note = cut(shard, jobs, controls, times)
     return RunStore.create(
         root,
         jobs,
@@ -108,6 +121,7 @@ def finish(
     as_json: bool,
     is_exhaustive: bool = False,
     shrink_seconds: float = 0.0,
+    fail_on: Collection[str] | None = None,
     history: Path | None = None,
 ) -> int:
     """Run what is left of a planned run, and print it. Returns the exit code."""
@@ -118,12 +132,9 @@ def finish(
         making_runs.work_on(store, pool, screen, is_exhaustive=is_exhaustive, shrink_seconds=shrink_seconds)
 
     def tell() -> int:
-        results, faults = store.results(), store.faults()
         print_run(screen, store)
         if as_json:
-            print_json(summarise(store.plan, results, faults))
-        if making_runs.is_all_skipped([result.verdict for result in results]):
-            return 2
-        return exit_code(results) or int(not all(fault.caught for fault in faults))
+            print_json(summarise(store.plan, store.results(), store.faults()))
+        return code_of(store, fail_on or (), history, screen)
 
     return making_runs.perform(store, work, stop=pool.close, tell=tell, history=history)

@@ -32,7 +32,7 @@ from harness.store.summary import accuracy_records, summarise, totals
 def selftest(
     context: typer.Context,
     selectors: options.Selectors = None,
-    tag: options.Tag = None,
+    tags: options.Tags = None,
     device: options.Device = "auto",
     seed: options.Seed = 0,
     out: options.Out = None,
@@ -51,7 +51,9 @@ def selftest(
     no_clean: Annotated[bool, typer.Option("--faults-only", help="Skip the clean cases.")] = False,
 ) -> None:
     """Inject each known bug, and check that it is caught."""
-    wanted = Wanted(tuple(selectors or ()), tag, device, seed=seed, timeout_seconds=timeout, scenarios=scenarios)
+    wanted = Wanted(
+        tuple(selectors or ()), tuple(tags or ()), device, seed=seed, timeout_seconds=timeout, scenarios=scenarios
+    )
     store = None
     if resume is not None:
         making_runs.refuse_new_plan(context)
@@ -67,7 +69,7 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunSt
     planner = Planner(wanted, pool)
     known = planner.scenarios()
     faults = planner.faults()
-    cases = [] if no_clean else select(known, wanted.selectors, tag=wanted.tag, seed=wanted.seed)
+    cases = [] if no_clean else select(known, wanted.selectors, tags=wanted.tags, seed=wanted.seed)
     if no_clean and not faults:
         raise InputError("--faults-only: the selected scenarios declare no fault; select others")
     return RunStore.create(

@@ -1,28 +1,29 @@
-"""`--shard I/N`: one part of a plan, cut by the times of its cases in the history."""
+"""`--shard I/N`: one part of a plan, cut by the ids of its cases, or by their times in a file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli.output import warn
 from harness.core.cases import Job
-from harness.core.errors import HarnessError, InputError
+from harness.core.errors import InputError
 from harness.scenario.shard import Shard, split
 from harness.store.history.trends import durations
 from harness.store.run_folder import Control, ShardNote
 
 
 def cut(
-    text: str, jobs: Sequence[Job], controls: Sequence[Control], history: Path | None
+    text: str, jobs: Sequence[Job], controls: Sequence[Control], times_file: Path | None
 ) -> tuple[list[Job], list[Control], ShardNote]:
     """The jobs and controls of shard `text` (``I/N``), and the note that merging it needs.
 
-    A control stays in the shard of its clean measurement. Without a history, all cases count as equally long.
-    Raises InputError for a malformed or an empty shard.
+    A control stays in the shard of its clean measurement. `times_file` is a copy of a history. Without one, all cases
+    count as equally long, so the ids alone decide. Raises InputError for a malformed or an empty shard, and for a file
+    that cannot be read.
     """
     shard = Shard.parsed(text)
-    seconds = _durations(history, [*(job.key for job in jobs), *(control.job.key for control in controls)])
+    keys = [*(job.key for job in jobs), *(control.job.key for control in controls)]
+    seconds = durations(times_file, keys) if times_file else {}
     beside: dict[str, list[Control]] = {}
     for control in controls:
         beside.setdefault(control.job.case.id, []).append(control)
@@ -46,11 +47,9 @@ def cut(
     return mine, [control for control in controls if control.job.case.id in ids], note
 
 
-def _durations(history: Path | None, keys: Sequence[str]) -> dict[str, float]:
-    if history is None or not history.is_file():
-        return {}
-    try:
-        return durations(history, keys)
-    except HarnessError as error:
-        warn(f"the shards are cut without times: {error}")
-        return {}
+def refuse_moving(times_file: Path, shard: str | None, history: Path | None) -> None:
+    """Raise InputError for a `--times` without a shard, or that this run writes to: the next cut would differ."""
+    if shard is None:
+        raise InputError("--times: is for cutting shards; add --shard I/N")
+    if history is not None and history.resolve() == times_file.resolve():
+        raise InputError(f"--times {times_file}: this run adds to it; give all shards a copy, or --history none")

@@ -33,7 +33,8 @@ def shrink(
     json: options.Json = False,
 ) -> None:
     """Find the smallest case that fails for the same reason."""
-    wanted = Wanted((selector,), None, device, kernel, tuple(plugin or ()), fault, seed, timeout, scenarios)
+    kernels = (kernel,) if kernel else ()
+    wanted = Wanted((selector,), (), device, kernels, tuple(plugin or ()), fault, seed, timeout, scenarios)
     screen = console(json)
     with WorkerPool(workers) as pool:
         with screen.status("looking for a failing case"):

@@ -148,7 +148,7 @@ def candidates(planner: Planner) -> list[Job]:
         for scenario in planner.scenarios()
         if any(selects_scenario(selector, scenario) for selector in wanted.selectors)
         for use, case in fault_cases(scenario, seed=wanted.seed)
-        if use.name == wanted.fault and wanted.kernel is None and not wanted.plugins
+        if use.name == wanted.fault and not wanted.kernels and not wanted.plugins
     ]
     jobs = {job.key: job for job in planner.jobs_of(declared, fault=wanted.fault)}
     jobs |= {job.key: job for job in planner.jobs() if job.key not in jobs}

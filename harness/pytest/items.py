@@ -42,11 +42,11 @@ class ScenarioFile(pytest.File):
             keep = None if is_whole else lambda place, name: not place
             # As in `mla-harness run`, cases that need hours run only if the command line names their tag.
             expression = str(self.config.getoption("markexpr", ""))
-            tag = next((tag for tag in (NIGHTLY, ACCURACY) if tag in expression), None)
+            tags = [tag for tag in (NIGHTLY, ACCURACY) if tag in expression][:1]
 
             def choose(override: KernelOverride | None) -> list[Case]:
                 cases = expand(scenario, seed=self.config.option.mla_seed, override=override, keep=keep)
-                return [case for case in cases if is_for_a_plain_run(case, tag, override)]
+                return [case for case in cases if is_for_a_plain_run(case, tags, override)]
 
             # As in `mla-harness run --plugin`: the plug-in's kernels alone, and where the scenario names them.
             cases = with_plugins(names, choose) if names else choose(None)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from harness.core.records import BAD, AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
-from harness.report.terminal_history import change_groups, change_line, count_line, flaky_line
+from harness.report.terminal_history import change_groups, count_line, flaky_line
 from harness.report.wording import accuracy_title, known_line, num, one_line, reproduce
 from harness.store.history.compare import Comparison
 from harness.store.history.trends import Trends
@@ -94,9 +94,9 @@ def _changes(comparison: Comparison | None) -> list[str]:
         "",
         _escaped(count_line(comparison)),
     ]
-    for title, changes in change_groups(comparison).items():
-        if changes:
-            lines += ["", f"**{title.capitalize()}: {len(changes)}**", "", *_list(list(map(change_line, changes)))]
+    for title, count, changes in change_groups(comparison):
+        if count:
+            lines += ["", f"**{title.capitalize()}: {count}**", "", *_list(changes)]
     return lines
 
 

@@ -26,6 +26,7 @@ _NUMBERS = {*LETTERS, "faults", "s", "median s", "accuracy"}
 _LEAST_WIDTHS = {"run": 21, "started (UTC)": 16, "commit": 8, "branch": 6, "s": 6}
 _GROUP_STYLES = {
     "new failures": "bold red",
+    "good before, skipped or gone now": "bold red",
     "failing in another way": "red",
     "known failures": STYLES["known"],
     "fixed": "green",
@@ -101,19 +102,19 @@ def print_comparison(console: Console, found: Comparison) -> None:
         console.print(f"{title} {_describe(run)}", soft_wrap=True)
     if not found.is_like_with_like:
         console.print("options, machine or versions are not the same in both", style="yellow")
-    for title, changes in change_groups(found).items():
-        if changes or title in ("new failures", "fixed"):
-            console.print(f"\n{title}: {len(changes)}", style=_GROUP_STYLES.get(title) if changes else None)
-        for change in changes[:MAX_LISTED]:
-            console.print("  " + change_line(change), soft_wrap=True)
-        if len(changes) > MAX_LISTED:
-            console.print(f"  and {len(changes) - MAX_LISTED} more (--json has all)")
+    for title, count, lines in change_groups(found):
+        if count or title in ("new failures", "fixed"):
+            console.print(f"\n{title}: {count}", style=_GROUP_STYLES.get(title) if count else None)
+        for line in lines[:MAX_LISTED]:
+            console.print("  " + line, soft_wrap=True)
+        if len(lines) > MAX_LISTED:
+            console.print(f"  and {len(lines) - MAX_LISTED} more (--json has all)")
     console.print(f"\n{count_line(found)}", soft_wrap=True)
 
 
-def change_groups(found: Comparison) -> dict[str, tuple[Change, ...]]:
-    """The changes by title, what matters most first."""
-    return {
+def change_groups(found: Comparison) -> list[tuple[str, int, list[str]]]:
+    """Title, number of changes and lines of each group, what matters most first. Lost cases have a line a reason."""
+    groups = {
         "new failures": found.new_failures,
         "failing in another way": found.other_failures,
         "known failures": found.known,
@@ -122,6 +123,10 @@ def change_groups(found: Comparison) -> dict[str, tuple[Change, ...]]:
         "accuracy changed": found.accuracy,
         "time changed": found.time,
     }
+    shown = [(title, len(changes), list(map(change_line, changes))) for title, changes in groups.items()]
+    lost = [f"{len(keys)}: {one_line(why, 200)}; {one_line(keys[0], 200)} first" for why, keys in found.lost.items()]
+    shown.insert(1, ("good before, skipped or gone now", sum(map(len, found.lost.values())), lost))
+    return shown
 
 
 def change_line(change: Change) -> str:

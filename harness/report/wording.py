@@ -95,7 +95,7 @@ def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> 
     for name, flag in OPTION_FLAGS.items():
         value = options.get(name)
         if value and (name, value) != ("device", "auto"):
-            words += [flag, str(value)]
+            words += _repeated(flag, value)
     words += _plugins_and_seed(options)
     if fault:
         words += ["--fault", fault]
@@ -116,10 +116,15 @@ def show(case_id: str, options: dict[str, Any]) -> str:
     words = ["mla-harness", "show", case_id]
     for name in ("kernel", "scenarios"):
         if options.get(name):
-            words += [OPTION_FLAGS[name], str(options[name])]
+            words += _repeated(OPTION_FLAGS[name], options[name])
     return shlex.join(words + _plugins_and_seed(options))
 
 
 def _plugins_and_seed(options: dict[str, Any]) -> list[str]:
-    words = [word for plugin in options.get("plugins", ()) for word in ("--plugin", str(plugin))]
+    words = _repeated("--plugin", options.get("plugins", []))
     return words + (["--seed", str(options["seed"])] if options.get("seed") else [])
+
+
+def _repeated(flag: str, value: object) -> list[str]:
+    """The option with its value, or once with each value of a list."""
+    return [word for one in (value if isinstance(value, list) else [value]) for word in (flag, str(one))]

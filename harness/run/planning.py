@@ -25,9 +25,9 @@ class Wanted:
     """The options of a run."""
 
     selectors: tuple[str, ...] = ()
-    tag: str | None = None
+    tags: tuple[str, ...] = ()
     device: str = "auto"
-    kernel: str | None = None
+    kernels: tuple[str, ...] = ()
     plugins: tuple[Path, ...] = ()
     fault: str | None = None
     seed: int = 0
@@ -38,7 +38,8 @@ class Wanted:
         """The options that decide a case's outcome, for `run.json` and the commands in reports."""
         return {
             "device": self.device,
-            "kernel": self.kernel,
+            # One kernel is stored as a text, as in older runs.
+            "kernel": list(self.kernels) if len(self.kernels) > 1 else next(iter(self.kernels), None),
             "plugins": [str(path) for path in self.plugins],
             "fault": self.fault,
             "seed": self.seed,
@@ -61,7 +62,7 @@ class Planner:
     def jobs(self) -> list[Job]:
         """The jobs that the options ask for, in order. Raises InputError if there are none."""
         names, scenarios = register_plugins(self.wanted, self._pool), self.scenarios()
-        cases_of = with_each if self.wanted.kernel or not names else with_plugins
+        cases_of = with_each if self.wanted.kernels or not names else with_plugins
         cases = cases_of(names, lambda override: self._select(scenarios, override))
         return self.jobs_of(cases, fault=self.wanted.fault)
 
@@ -84,7 +85,7 @@ class Planner:
 
     def faults(self) -> list[tuple[FaultUse, Job]]:
         """Each fault that the selected scenarios declare, with the job that tries it."""
-        scenarios = select_scenarios(self.scenarios(), self.wanted.selectors, tag=self.wanted.tag)
+        scenarios = select_scenarios(self.scenarios(), self.wanted.selectors, tags=self.wanted.tags)
         return self._faults_of(scenarios)
 
     def faults_of_accuracy(self, jobs: Sequence[Job]) -> list[tuple[FaultUse, Job]]:
@@ -94,7 +95,7 @@ class Planner:
         a run of one case, another kernel or one fault has its own subject.
         """
         wanted = self.wanted
-        if wanted.fault or wanted.kernel or wanted.plugins:
+        if wanted.fault or wanted.kernels or wanted.plugins:
             return []
         planned = {job.case.id for job in jobs if job.case.kind.asks_canary and not job.case.kind.serves}
         named = [s for s in self.scenarios() if any(selects_scenario(selector, s) for selector in wanted.selectors)]
@@ -110,7 +111,7 @@ class Planner:
             # A fault is tried where it is known to matter.
             selectors = tuple(s.name for s in scenarios if any(use.name == wanted.fault for use in s.faults))
         has_gpu = wanted.device != "cpu" and not self._pool.start().why_not("cuda")
-        return select(scenarios, selectors, tag=wanted.tag, seed=wanted.seed, override=override, has_gpu=has_gpu)
+        return select(scenarios, selectors, tags=wanted.tags, seed=wanted.seed, override=override, has_gpu=has_gpu)
 
     def _device_of(self, case: Case) -> str:
         """The device of a case. `auto` is the GPU if all kernels of the case run there, else the CPU."""
@@ -145,15 +146,15 @@ def load(wanted: Wanted) -> list[Scenario]:
 
 def register_plugins(wanted: Wanted, pool: Pool) -> list[str]:
     """Register the kernels of plug-in files, which only workers import. Returns the names of the kernels to judge."""
-    if wanted.kernel is not None and not wanted.plugins and not _is_known(wanted.kernel):
+    if not wanted.plugins and not all(map(_is_known, wanted.kernels)):
         # It may be in an installed package, which only a worker imports.
         _register(pool.describe_kernels())
     if not wanted.plugins:
-        return [wanted.kernel] if wanted.kernel else []
+        return list(wanted.kernels)
     described = pool.describe_kernels([str(path) for path in wanted.plugins])
     _register(described)
-    if wanted.kernel:
-        return [wanted.kernel]
+    if wanted.kernels:
+        return list(wanted.kernels)
     return list(dict.fromkeys(str(declared["short_name"]) for declared in described))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from harness.core.cases import Case
 from harness.core.catalog import SYSTEMS
@@ -25,12 +25,12 @@ def select(
     scenarios: Sequence[Scenario],
     selectors: Iterable[str] = (),
     *,
-    tag: str | None = None,
+    tags: Sequence[str] = (),
     seed: int = 0,
     override: KernelOverride | None = None,
     has_gpu: bool = False,
 ) -> list[Case]:
-    """The cases of the selectors (all without selectors) that `tag` keeps, each once, in file order.
+    """The cases of the selectors (all without selectors) that `tags` keep, each once, in file order.
 
     Without `has_gpu` a scenario for GPUs gives its first case only. Nightly cases need their id or `-m nightly`. With
     `override`, measurements of accuracy need their id or `-m accuracy`, as a user's kernel may need hours for them.
@@ -38,7 +38,7 @@ def select(
     Raises InputError for a selector or tag that names nothing, and if no case is left.
     """
     wanted = list(selectors)
-    keep = _tag_filter(scenarios, tag)
+    keep = _tag_filter(scenarios, tags)
     found: dict[str, Case] = {}
     matched: set[str] = set()
     for selector in wanted:
@@ -55,14 +55,14 @@ def select(
         for case in _candidates(scenario, hits, whole, seed, override, has_gpu):
             if case.id in hits:
                 matched.add(case.id)
-            is_chosen = case.id in hits or (whole and is_for_a_plain_run(case, tag, override))
+            is_chosen = case.id in hits or (whole and is_for_a_plain_run(case, tags, override))
             if is_chosen and keep(case):
                 found.setdefault(case.id, case)
     for selector in wanted:
         if selector not in matched:
             raise _unknown(selector, scenarios, seed, override)
     if not found:
-        raise InputError(_nothing_left(tag, override))
+        raise InputError(_nothing_left(tags, override))
     return list(found.values())
 
 
@@ -100,11 +100,11 @@ def with_plugins(kernels: Sequence[str], choose: Callable[[KernelOverride | None
 
 
 def select_scenarios(
-    scenarios: Sequence[Scenario], selectors: Iterable[str] = (), *, tag: str | None = None
+    scenarios: Sequence[Scenario], selectors: Iterable[str] = (), *, tags: Sequence[str] = ()
 ) -> list[Scenario]:
     """The scenarios of the selectors; a case id selects its scenario. Raises InputError."""
     wanted = list(selectors)
-    ids = {case.scenario for case in select(scenarios, wanted, tag=tag)}
+    ids = {case.scenario for case in select(scenarios, wanted, tags=tags)}
     return [scenario for scenario in scenarios if scenario.name in ids]
 
 
@@ -133,11 +133,11 @@ def _variant(scenarios: Sequence[Scenario], selector: str, seed: int, override: 
     return variant.changed(case, changes)
 
 
-def is_for_a_plain_run(case: Case, tag: str | None, override: KernelOverride | None) -> bool:
-    """Whether a run includes `case` without its id: nightly cases and, with `override`, accuracy need their `tag`."""
+def is_for_a_plain_run(case: Case, tags: Collection[str], override: KernelOverride | None) -> bool:
+    """Whether a run includes `case` without its id: nightly cases and, with `override`, accuracy need their tag."""
     if NIGHTLY in case.tags:
-        return tag == NIGHTLY
-    return not case.kind.asks_canary or override is None or tag == ACCURACY
+        return NIGHTLY in tags
+    return not case.kind.asks_canary or override is None or ACCURACY in tags
 
 
 def _may_name(selector: str, scenario: Scenario) -> bool:
@@ -156,19 +156,20 @@ def _candidates(
     return [*drawn, *(case for case in named if case is not None)]
 
 
-def _tag_filter(scenarios: Sequence[Scenario], expression: str | None) -> Callable[[Case], bool]:
-    if expression is None:
-        return lambda case: True
-    words = expression.split()
-    negated = len(words) == 2 and words[0] == "not"
-    if len(words) != 1 and not negated:
-        raise InputError(f"-m {expression!r}: write one tag, or 'not' and one tag")
-    tag = words[-1]
+def _tag_filter(scenarios: Sequence[Scenario], expressions: Sequence[str]) -> Callable[[Case], bool]:
+    """Whether a case has one of the tags, if there are some, and none of the negated tags."""
+    wanted: dict[bool, set[str]] = {False: set(), True: set()}
     own = {*SYSTEMS.names(), GPU, NIGHTLY}
     known = sorted(own | {t for s in scenarios for t in (*s.tags, *filter(None, (s.op,)))})
-    if tag not in known:
-        raise UnknownNameError(f"-m: unknown tag {tag!r}; {nearest(tag, known, see='')}")
-    return lambda case: (tag in case.tags) != negated
+    for expression in expressions:
+        words = expression.split()
+        negated = len(words) == 2 and words[0] == "not"
+        if len(words) != 1 and not negated:
+            raise InputError(f"-m {expression!r}: write one tag, or 'not' and one tag")
+        if words[-1] not in known:
+            raise UnknownNameError(f"-m: unknown tag {words[-1]!r}; {nearest(words[-1], known, see='')}")
+        wanted[negated].add(words[-1])
+    return lambda case: not wanted[True] & {*case.tags} and (not wanted[False] or bool(wanted[False] & {*case.tags}))
 
 
 def _unknown(
@@ -186,8 +187,8 @@ def _unknown(
     return UnknownNameError(f"unknown scenario {base!r}; {nearest(base, names)}")
 
 
-def _nothing_left(tag: str | None, override: KernelOverride | None) -> str:
+def _nothing_left(tags: Sequence[str], override: KernelOverride | None) -> str:
     if override is not None:
         ops = ", ".join(sorted(override.ops))
         return f"no selected case uses {ops}, which is what --kernel {override.short_name} implements; select others"
-    return f"no selected case is left by -m {tag!r}; select others"
+    return f"no selected case is left by -m {' -m '.join(map(repr, tags))}; select others"

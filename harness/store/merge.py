@@ -111,7 +111,7 @@ def _check_cover(ordered: Sequence[RunStore]) -> None:
     twice = [(key, "two shards") for key in sorted(planned) if planned[key] > 1]
     for key, how in lost + twice:
         raise InputError(
-            f"merge: {key} is in {how}: shards were cut with different histories; give all of them the same --history"
+            f"merge: {key} is in {how}: shards were cut by different times; give all of them the same --times, or none"
         )
 
 

@@ -198,3 +198,23 @@ def test_ctrl_c_while_the_history_is_locked_still_leaves_the_reports(
     assert code == 0 and "not in the history: interrupted" in err
     (folder,) = Path("reports/runs").iterdir()
     assert (folder / "report.html").is_file()
+
+
+def test_compare_fails_when_what_passed_is_skipped_and_never_takes_an_idle_run_as_latest(
+    cli: Cli, scenarios: Path
+) -> None:
+    options = ("--scenarios", scenarios, "-n", 1)
+    assert cli("run", *options)[0] == 0
+    assert cli("run", "--device", "cuda", *options)[0] == 2, "this test is for machines without a GPU"
+    idle = run_ids()[-1]
+    code, out, err = cli("compare", "previous", idle)
+    assert code == 1 and "good before, skipped or gone now: 6\n  6: " in out and err == ""
+    assert len(json.loads(cli("compare", "previous", idle, "--json")[1])["lost"]) == 1
+    assert cli("run", *options)[0] == 0
+    assert cli("compare")[::2] == (0, ""), "the run before is the first, with six passes"
+    assert cli("run", "--device", "cuda", *options)[0] == 2
+    code, _, err = cli("compare")
+    assert code == 0 and f"warning: {run_ids()[-1]} is newer than " in err
+    assert cli("run", "quantize", *options)[0] == 0
+    code, out, _ = cli("compare")
+    assert code == 1 and "  2: not in the newer run: " in out

@@ -47,11 +47,11 @@ def test_a_named_scenario_brings_its_accuracy_with_the_fault() -> None:
         ((), {}),
         ((f"{NAME}[accuracy=gsm_symbolic]",), {}),
         ((NAME,), {"fault": "kv.skip-zero-new-blocks"}),
-        ((NAME,), {"tag": "engine"}),
+        ((NAME,), {"tags": ("engine",)}),
     ],
 )
 def test_a_run_of_everything_of_one_case_or_under_a_fault_does_not(
-    selectors: tuple[str, ...], options: dict[str, str]
+    selectors: tuple[str, ...], options: dict[str, object]
 ) -> None:
     assert controls(*selectors, **options) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -54,22 +55,22 @@ def test_each_task_is_a_small_case_and_one_for_the_night(served: Scenario) -> No
 
 
 def test_a_plain_run_leaves_the_night_out_unless_it_is_asked_for(served: Scenario) -> None:
-    def ids(*selectors: str, tag: str | None = None) -> list[str]:
-        return [case.id.removeprefix("served") for case in select([served], selectors, tag=tag)]
+    def ids(*selectors: str, tags: Sequence[str] = ()) -> list[str]:
+        return [case.id.removeprefix("served") for case in select([served], selectors, tags=tags)]
 
     small = ["[accuracy=gsm_symbolic]", "[accuracy=aime_shaped]"]
     full = ["[accuracy=gsm_symbolic,limit=full]", "[accuracy=aime_shaped,limit=full]"]
     assert ids() == ids("served") == ["", *small]
-    assert ids(tag="accuracy") == small
-    assert ids(tag="nightly") == full
+    assert ids(tags=["accuracy"]) == small
+    assert ids(tags=["nightly"]) == full
     assert ids("served[accuracy=gsm_symbolic,limit=full]") == full[:1]
-    assert ids(tag="not accuracy") == [""]
+    assert ids(tags=["not accuracy"]) == [""]
 
 
 def test_another_kernel_is_measured_only_when_accuracy_is_asked_for(served: Scenario) -> None:
     override = KernelOverride.named("mla_decode/tiled-identity")
     assert [case.id for case in select([served], override=override)] == ["served[kernel=tiled-identity]"]
-    measured = select([served], tag="accuracy", override=override)
+    measured = select([served], tags=["accuracy"], override=override)
     assert [case.id for case in measured] == [
         "served[kernel=tiled-identity,accuracy=gsm_symbolic]", "served[kernel=tiled-identity,accuracy=aime_shaped]",
     ]  # fmt: skip
@@ -90,4 +91,4 @@ def test_the_night_needs_a_scenario_that_has_one(tmp_path: Path) -> None:
     path = tmp_path / "plain.yaml"
     path.write_text("name: plain\nsummary: no questions\nsystem: engine\n")
     with pytest.raises(InputError, match="no selected case is left by -m 'nightly'"):
-        select([load_scenario(path)], tag="nightly")
+        select([load_scenario(path)], tags=["nightly"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from harness.core.errors import InputError, UnknownNameError
@@ -12,8 +14,8 @@ SCENARIOS = load_scenarios(shipped_directory())
 LISTED = [scenario for scenario in SCENARIOS if scenario.fuzz is None]
 
 
-def names(*selectors: str, tag: str | None = None) -> set[str]:
-    return {case.scenario for case in select(LISTED, selectors, tag=tag)}
+def names(*selectors: str, tags: Sequence[str] = ()) -> set[str]:
+    return {case.scenario for case in select(LISTED, selectors, tags=tags)}
 
 
 def test_nothing_named_means_everything() -> None:
@@ -41,9 +43,9 @@ def test_case_named_twice_runs_once() -> None:
 
 
 def test_tag_keeps_the_cases_that_have_it_and_not_leaves_them_out() -> None:
-    assert names(tag="control") == {"batch-order-noise", "wrong-accusations"}
-    assert "batch-order-noise" not in names(tag="not control")
-    assert all(case.system == "kernel" for case in select(LISTED, tag="kernel"))
+    assert names(tags=["control"]) == {"batch-order-noise", "wrong-accusations"}
+    assert "batch-order-noise" not in names(tags=["not control"])
+    assert all(case.system == "kernel" for case in select(LISTED, tags=["kernel"]))
 
 
 @pytest.mark.parametrize(
@@ -73,18 +75,18 @@ def test_of_many_names_an_error_tells_five_and_where_the_others_are(selector: st
 
 def test_unknown_tag_is_refused_with_the_nearest_tag() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'prefill'"):
-        select(LISTED, tag="prefil")
+        select(LISTED, tags=["prefil"])
 
 
 @pytest.mark.parametrize("expression", ["a and b", "not", "", "not a b"])
 def test_tag_expression_is_one_tag_or_its_negation(expression: str) -> None:
     with pytest.raises(InputError):
-        select(LISTED, tag=expression)
+        select(LISTED, tags=[expression])
 
 
 def test_selection_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="no selected case is left by -m 'control'"):
-        select(LISTED, ["mixed-context"], tag="control")
+        select(LISTED, ["mixed-context"], tags=["control"])
 
 
 def test_whole_scenarios_are_selected_for_their_faults() -> None:

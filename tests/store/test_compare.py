@@ -12,7 +12,9 @@ from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.store.history.compare import Change, choose, compare, previous_of
+from harness.store.history.database import opened
 from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry, entry_of
+from harness.store.history.runs import newer
 from harness.store.run_folder import RunStore
 
 MakeRun = Callable[..., RunEntry]
@@ -157,3 +159,46 @@ def test_the_run_before_is_found_for_a_run_that_the_history_does_not_have(filled
     found = previous_of(make_run(3, {"a": "fail"}), path)
     assert found is not None and found.run_id == "run-0001"
     assert previous_of(make_run(3, {"z": "fail"}), path) is None
+
+
+def test_cases_that_were_good_and_no_longer_run_are_lost_by_reason(make_run: MakeRun) -> None:
+    caught = FaultEntry("kv.tail", "a", "a[x=1]", True)
+    before = make_run(
+        1, {"a": "pass", "b": "pass", "c": "pass", "d": "pass", "bad": "fail", "s": "skip"}, faults=(caught,)
+    )
+    skipped = {key: CaseEntry(key, key, "skip", 0.0, note="needs CUDA") for key in ("a", "b", "bad", "s")}
+    after = make_run(2, {**skipped, "d": "pass"})
+    gone = "not in the newer run: mla-harness run"
+    assert compare(before, after).lost == {"needs CUDA": ("a", "b"), gone: ("c",)}, "a run without faults injects none"
+    other = replace(caught, fault="lse")
+    assert compare(before, replace(after, faults=(other,))).lost[gone] == ("c", "a[x=1]!kv.tail")
+    assert compare(before, before).lost == {} and compare(after, before).lost == {}
+
+
+@pytest.mark.parametrize("idle", ["skip", "error"])
+def test_a_run_in_which_nothing_ran_is_neither_latest_nor_previous(
+    filled: Fill, make_run: MakeRun, tmp_path: Path, idle: str
+) -> None:
+    path = filled(
+        make_run(1, {"a": "pass"}), make_run(2, {"a": idle}), make_run(3, {"a": "fail"}), make_run(4, {"a": idle})
+    )
+    assert [run.run_id for run in choose([], path, tmp_path)] == ["run-0001", "run-0003"]
+    assert [run.run_id for run in choose(["run-0004"], path, tmp_path)] == ["run-0003", "run-0004"]
+    with opened(path) as connection:
+        assert newer(connection, make_run(3, {})) == ["run-0004"] and newer(connection, make_run(4, {})) == []
+
+
+def test_a_run_of_faults_alone_can_be_latest(filled: Fill, make_run: MakeRun, tmp_path: Path) -> None:
+    fault = FaultEntry("kv.tail", "a", "a[x=1]", True)
+    path = filled(make_run(1, {"a": "pass"}, faults=(fault,)), make_run(2, {}, faults=(fault,)))
+    assert [run.run_id for run in choose([], path, tmp_path)] == ["run-0001", "run-0002"]
+
+
+def test_folders_in_which_nothing_ran_are_not_latest(tmp_path: Path) -> None:
+    idle = store_of(tmp_path, a=Verdict.SKIP)
+    with pytest.raises(InputError, match=r"latest: nothing ran .* all was skipped"):
+        choose([str(idle.path), "latest"], None, tmp_path)
+    judged = store_of(tmp_path, a=Verdict.PASS)
+    store_of(tmp_path, a=Verdict.SKIP)
+    _, after = choose([str(idle.path), "latest"], None, tmp_path)
+    assert after.run_id == judged.plan.run_id

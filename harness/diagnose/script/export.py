@@ -52,7 +52,7 @@ runpy.run_path(sys.argv[2], run_name="__main__")
 
 def with_fault(wanted: Wanted) -> Wanted:
     """`wanted` with the known bug of its selector, if it names no bug and no kernel."""
-    if wanted.fault or wanted.kernel or wanted.plugins:
+    if wanted.fault or wanted.kernels or wanted.plugins:
         return wanted
     (selector,) = wanted.selectors
     declared = [

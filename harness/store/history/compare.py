@@ -13,7 +13,7 @@ import pandas as pd
 from harness.core.errors import InputError
 from harness.core.registry import nearest
 from harness.store.history.database import REBUILD, opened, query
-from harness.store.history.entry import CAUGHT, MISSED, Entry, RunEntry, entry_of
+from harness.store.history.entry import CAUGHT, MISSED, Entry, FaultEntry, RunEntry, entry_of
 from harness.store.history.runs import earlier, newest, number_of, read_run
 from harness.store.run_folder import RunStore, find_run
 
@@ -58,6 +58,8 @@ class Comparison:
     after: RunEntry
     new_failures: tuple[Change, ...]
     """Bad now, and good, skipped or not there before."""
+    lost: dict[str, tuple[str, ...]]
+    """Reason -> cases and faults that were good before, and are skipped or missing now. They are regressions."""
     other_failures: tuple[Change, ...]
     """Bad in both with another verdict, another oracle or other memory to blame."""
     known: tuple[Change, ...]
@@ -105,6 +107,7 @@ def compare(before: RunEntry, after: RunEntry) -> Comparison:
         before=before,
         after=after,
         new_failures=changes(now[is_bad & ~was_bad]),
+        lost=_lost(before, after),
         other_failures=changes(now[is_other]),
         known=changes(now[(now == KNOWN) & (was != KNOWN)]),
         fixed=changes(now[now.isin(GOOD) & (was_bad | (was == KNOWN))]),
@@ -119,10 +122,22 @@ def compare(before: RunEntry, after: RunEntry) -> Comparison:
     )
 
 
+def _lost(before: RunEntry, after: RunEntry) -> dict[str, tuple[str, ...]]:
+    now = {one.key: one for one in after.entries}
+    found: dict[str, list[str]] = {}
+    for old in before.entries:
+        new = now.get(old.key)
+        # A run without any fault does not inject them: faults are not missing from it.
+        is_gone = new is None and not (isinstance(old, FaultEntry) and not after.faults)
+        if old.verdict in GOOD and (is_gone or (new is not None and new.verdict == "skip")):
+            reason = new.note or "skipped without a reason" if new else f"not in the newer run: {after.command}"
+            found.setdefault(reason, []).append(old.key)
+    return {reason: tuple(keys) for reason, keys in sorted(found.items(), key=lambda one: -len(one[1]))}
+
+
 def _table(run: RunEntry) -> pd.DataFrame:
     """A row for each case and each fault, by its key."""
-    both: tuple[Entry, ...] = (*run.cases, *run.faults)
-    entries = {one.key: one for one in both}
+    entries = {one.key: one for one in run.entries}
     rows = [
         (one, one.verdict, one.seconds, one.accuracy, frozenset(one.oracles), frozenset(one.blamed))
         for one in entries.values()
@@ -146,8 +161,8 @@ def choose(names: Sequence[str], history: Path | None, root: Path, *, branch: st
     """The older and the newer run of `names`. No name means `previous latest`; one name is compared with `previous`.
 
     `latest` is the run that started last. `previous` is the newest earlier run with a case in common, of `branch` if
-    one is given. Other names are folders, run ids of the history, or folders in `root`. Raises InputError for a run
-    that is missing.
+    one is given. Both pass over runs in which nothing ran. Other names are folders, run ids of the history, or folders
+    in `root`. Raises InputError for a run that is missing.
     """
     *first, newer = names or [LATEST]
     (older,) = first or [PREVIOUS]
@@ -183,6 +198,11 @@ def _named(name: str, connection: sqlite3.Connection | None, root: Path) -> RunE
         number = newest(connection) if name == LATEST else number_of(connection, name)
         if number is not None:
             return read_run(connection, number)
+    if name == LATEST and (folders := sorted(root.glob("*/run.json"), reverse=True)):
+        entries = (entry_of(RunStore.open(file.parent)) for file in folders)
+        if judged := next((entry for entry in entries if entry.has_judged), None):
+            return judged
+        raise InputError(f"{LATEST}: nothing ran in the runs of {root}, all was skipped; name two runs")
     if name == LATEST or (root / name / "run.json").is_file():
         return entry_of(RunStore.open(find_run(name, root)))
     known = list(query(connection, "SELECT run_id FROM run")["run_id"]) if connection else []

@@ -109,6 +109,16 @@ class RunEntry:
     cases: tuple[CaseEntry, ...] = ()
     faults: tuple[FaultEntry, ...] = ()
 
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The cases, then the faults."""
+        return (*self.cases, *self.faults)
+
+    @property
+    def has_judged(self) -> bool:
+        """Whether a case or a fault ran to a judgement."""
+        return bool(self.faults) or any(case.verdict not in ("skip", "error") for case in self.cases)
+
 
 def entry_of(store: RunStore) -> RunEntry:
     """The entry of a run directory. Jobs that never ran count in `num_planned` only.

@@ -21,6 +21,11 @@ from harness.store.source import Source
 MAX_LOOKED_BACK = 300
 """Runs that are searched for one with a case in common."""
 _NEWEST_FIRST = "ORDER BY started DESC, id DESC"
+_JUDGED = """(EXISTS (SELECT 1 FROM result WHERE run = run.id AND verdict NOT IN ('skip', 'error'))
+    OR EXISTS (SELECT 1 FROM fault WHERE run = run.id))"""
+"""As `RunEntry.has_judged`."""
+_BEFORE = "(started, id) {} (:started, coalesce((SELECT id FROM run WHERE run_id = :run_id), 1 << 62))"
+"""A run that the history does not have is newer than all that started in its second."""
 _CASES = """
     SELECT run, commit_id, changes, variant, job, key, scenario, verdict, result.seconds, seed, device,
         coalesce(text, '') AS note, oracles, blamed, coalesce(accuracies, '[]') AS accuracies
@@ -133,18 +138,24 @@ def number_of(connection: sqlite3.Connection, run_id: str) -> int | None:
 
 
 def newest(connection: sqlite3.Connection) -> int | None:
-    """The run that started last."""
-    return next(iter(run_ids(connection, Filter(), limit=1)), None)
+    """The run that started last, of those in which something ran."""
+    found = query(connection, f"SELECT id FROM run WHERE {_JUDGED} {_NEWEST_FIRST} LIMIT 1")
+    return next(iter(found["id"]), None)
+
+
+def newer(connection: sqlite3.Connection, run: RunEntry) -> list[str]:
+    """The ids of the runs that started after `run`."""
+    sql = f"SELECT run_id FROM run WHERE {_BEFORE.format('>')} {_NEWEST_FIRST}"
+    return list(query(connection, sql, run_id=run.run_id, started=run.started)["run_id"])
 
 
 def earlier(connection: sqlite3.Connection, run: RunEntry, *, branch: str = "", limit: int = 1) -> list[int]:
-    """The newest runs before `run` that have a case or a fault in common with it, newest first."""
+    """The newest runs before `run` that have a case or a fault in common with it and judged some, newest first."""
     found = query(
         connection,
-        # A run that the history does not have is newer than all that started in its second.
         f"""SELECT id FROM (
             SELECT * FROM run WHERE :branch IN ('', branch) AND run_id <> :run_id
-                AND (started, id) < (:started, coalesce((SELECT id FROM run WHERE run_id = :run_id), 1 << 62))
+                AND {_BEFORE.format("<")} AND {_JUDGED}
             {_NEWEST_FIRST} LIMIT {MAX_LOOKED_BACK}
         ) AS older
         WHERE EXISTS (SELECT 1 FROM result JOIN job ON job.id = job

@@ -1,0 +1,95 @@
+"""`run --fail-on`: the exit codes of CI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.cli.fail_on import code_of
+from harness.cli.output import console
+from harness.core.cases import Case, Job
+from harness.core.records import CaseResult, FaultResult, Verdict
+from harness.store.history.database import opened
+from harness.store.history.entry import entry_of, write_run
+from harness.store.run_folder import RunStore
+
+Cli = Callable[..., tuple[int, str, str]]
+LETTERS = {verdict.value[0]: verdict for verdict in Verdict}
+
+
+def store_of(root: Path, verdicts: str, *, caught: str = "") -> RunStore:
+    """A run of cases 0, 1, … that ended so, and of faults in them, caught (y) or not (n)."""
+    jobs = [
+        Job(key=str(i), case=Case(id=str(i), scenario="a", system="kernel", op="write_kv"))
+        for i in range(len(verdicts))
+    ]
+    store = RunStore.create(root, jobs, command="mla-harness run")
+    for job, letter in zip(jobs, verdicts, strict=True):
+        store.add(CaseResult.of(job, LETTERS[letter]))
+    for index, letter in enumerate(caught):
+        store.add_fault(
+            FaultResult(
+                fault="f",
+                scenario="a",
+                case=str(index),
+                ref="o/r#1",
+                caught=letter == "y",
+                by=(),
+                blamed=(),
+                expected_by="finite",
+                expected_blame=(),
+                seconds=0.0,
+            )
+        )
+    return store
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        # what ended how before, and now: the codes of nothing, skip, error, new, skip and new, error and new
+        ("", "pp", (0, 0, 0, 0, 0, 0)), ("", "pf", (1, 1, 1, 1, 1, 1)), ("", "pc", (1, 1, 1, 1, 1, 1)),
+        ("", "ps", (0, 1, 0, 0, 1, 0)), ("", "ss", (2, 1, 2, 2, 1, 2)), ("", "pe", (3, 3, 1, 3, 3, 1)),
+        ("", "fe", (1, 1, 1, 1, 1, 1)), ("", "pk", (0, 0, 0, 0, 0, 0)),
+        ("pf", "pf", (1, 1, 1, 0, 0, 0)), ("fp", "pf", (1, 1, 1, 1, 1, 1)), ("pf", "pc", (1, 1, 1, 0, 0, 0)),
+        ("p", "pf", (1, 1, 1, 1, 1, 1)), ("pe", "pf", (1, 1, 1, 1, 1, 0)), ("ps", "pf", (1, 1, 1, 1, 0, 1)),
+        ("ps", "ps", (0, 1, 0, 0, 0, 0)), ("pe", "pe", (3, 3, 1, 3, 3, 3)), ("pf", "fs", (1, 1, 1, 1, 1, 1)),
+    ],
+)  # fmt: skip
+def test_each_code_is_as_documented(tmp_path: Path, before: str, now: str, expected: tuple[int, ...]) -> None:
+    history = tmp_path / "history.sqlite"
+    runs = [store_of(tmp_path, before)] if before else []
+    store = store_of(tmp_path, now)
+    with opened(history, create=True) as connection:
+        for run in [*runs, store]:
+            write_run(connection, entry_of(run))
+    ways = ("", "skip", "error", "new", "skip new", "error new")
+    codes = [code_of(store, way.split(), history, console()) for way in ways]
+    assert tuple(codes) == expected
+
+
+def test_a_missed_fault_is_a_failure_and_an_old_one_is_not_new(tmp_path: Path) -> None:
+    history = tmp_path / "history.sqlite"
+    assert code_of(store_of(tmp_path, "p", caught="y"), [], history, console()) == 0
+    store = store_of(tmp_path, "p", caught="n")
+    with opened(history, create=True) as connection:
+        write_run(connection, entry_of(store))
+    assert code_of(store, ["new"], history, console()) == 1
+    assert code_of(store_of(tmp_path, "p", caught="n"), ["new"], history, console()) == 0
+
+
+def test_a_run_fails_on_what_it_is_asked_to(cli: Cli, scenarios: Path, plugin: Callable[[str], Path]) -> None:
+    broken = plugin("return x.to(torch.float8_e4m3fn), torch.full((1,), float('nan'))")
+    options = ("run", "quantize", "--scenarios", scenarios, "-n", 1)
+    assert cli(*options, "--device", "cuda", "--fail-on", "skip")[0] == 1, "this test is for machines without a GPU"
+    bad = (*options, "--plugin", broken, "--fail-on", "new")
+    assert cli(*bad)[0] == 1
+    code, out, _ = cli(*bad)
+    assert code == 0 and "not new, as in " in out
+    code, _, err = cli(*bad, "--history", "none")
+    assert code == 2 and "leave out --history none" in err
+    code, _, err = cli(*options, "--fail-on", "skip,error")
+    assert code == 2 and "'skip,error' is not one of" in err and len(err.splitlines()) == 1
+    assert cli("run", "--resume", "latest", "--fail-on", "error")[0] == 1, "the run itself failed"
