@@ -160,7 +160,7 @@ def test_bench_prints_ratios(cli: Cli, scenarios: Path) -> None:
         (["run", "--plugin", "no_such_file.py"], "no such file"),
         (["run", "--resume", "nonsense"], "no run 'nonsense'"),
         (["run", "--timeout", "abc"], "'--timeout'"),
-        (["run", "-n", "0"], "'-n'"),
+        (["run", "-n", "-1"], "'-n'"),
         (["run", "--no-such-option"], "No such option"),
         (["frobnicate"], "No such command"),
         (["repro"], "Missing argument"),

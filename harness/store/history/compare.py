@@ -127,8 +127,9 @@ def _lost(before: RunEntry, after: RunEntry) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for old in before.entries:
         new = now.get(old.key)
-        # A run without any fault does not inject them: faults are not missing from it.
-        is_gone = new is None and not (isinstance(old, FaultEntry) and not after.faults)
+        # Another command selects other cases, and a run without any fault does not inject them: they are not missing.
+        is_asked = before.command == after.command and not (isinstance(old, FaultEntry) and not after.faults)
+        is_gone = new is None and is_asked
         if old.verdict in GOOD and (is_gone or (new is not None and new.verdict == "skip")):
             reason = new.note or "skipped without a reason" if new else f"not in the newer run: {after.command}"
             found.setdefault(reason, []).append(old.key)
