@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import json
@@ -145,16 +146,19 @@ def _of_call(labels: Labels) -> tuple[str, ...]:
 
 def _runs_here(scenario: Scenario, given: Given) -> bool:
     """Whether an installed kernel of a `kernel: [all]` axis runs on the scenario's device, with these parameters."""
+    spec = KERNELS.get(f"{scenario.op}/{given['kernel']}")
+    if scenario.device not in ("any", *spec.devices) or not _is_installed(spec.origin):
+        return False
     try:
-        params = scenario.model.model_validate(given)
+        return not spec.why_not_params(scenario.model.model_validate(given))
     except ValidationError:
         # The check of all points reports it.
         return True
-    spec = KERNELS.get(f"{scenario.op}/{given['kernel']}")
-    engine = ENGINES.get(spec.origin) if spec.origin in ENGINES else None
-    is_installed = engine is None or importlib.util.find_spec(engine.package) is not None
-    devices = set(spec.devices) if scenario.device == "any" else {scenario.device} & set(spec.devices)
-    return is_installed and bool(devices) and not spec.why_not_params(params)
+
+
+@functools.cache
+def _is_installed(origin: str) -> bool:
+    return origin not in ENGINES or importlib.util.find_spec(ENGINES.get(origin).package) is not None
 
 
 def _axis(scenario: Scenario, axis: str) -> list[tuple[str, Given]]:
