@@ -48,6 +48,9 @@ class VllmParams(Params):
         default=None, description="the only rank to poison; all ranks when left out"
     )
     least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
+    process: Literal["fork", "spawn"] = Field(
+        default="fork", description="fork: of a process that has imported vLLM once; spawn: a new interpreter a case"
+    )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=600, description="how long one serving process may take; a cold one compiles kernels for minutes"
     )

@@ -9,7 +9,7 @@ import re
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -38,6 +38,7 @@ from harness.judge.run_records import Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 from harness.run.child import Child, ChildDied
+from harness.run.fork_server import ForkServer
 
 FILLED_FILE = "poison.json"
 """The workers' states, `worker_state.summed`, in the folder of the answers."""
@@ -62,6 +63,7 @@ class VllmTarget(Target):
     """Serves a case's canary with vLLM for each poison pattern, and without graphs to compare the answers."""
 
     injects_faults = True
+    _server: ClassVar[ForkServer | None] = None
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -167,7 +169,8 @@ class VllmTarget(Target):
     def _reply(self, request: ServeRequest, settings: dict[str, str]) -> dict[str, Any]:
         """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies."""
         seconds, log = self._params.timeout_seconds, Path(request.directory) / "vllm.log"
-        with Child("harness.engines.vllm.serve.child", name="vLLM's process", environ=settings, log=log) as child:
+        options: dict[str, Any] = {"environ": settings, "log": log, "forks": self._forks()}
+        with Child("harness.engines.vllm.serve.child", name="vLLM's process", **options) as child:
             child.send(request, seconds)
             reply = None
             with contextlib.suppress(ChildDied):
@@ -181,6 +184,20 @@ class VllmTarget(Target):
         if reply.result is None:
             raise InputError(reply.refused)
         return reply.result
+
+
+    def _forks(self) -> ForkServer | None:
+        """The server of this worker, started anew if the last one died. None for a case that asks for a new process."""
+        if self._params.process == "spawn":
+            return None
+        if VllmTarget._server is None or VllmTarget._server.is_dead():
+            VllmTarget._server = ForkServer(
+                ["harness.engines.vllm.serve.imports"],
+                name="the process with vLLM's imports",
+                environ=environ(self._params, None),
+                seconds=self._params.timeout_seconds,
+            )
+        return VllmTarget._server
 
 
 def canary(params: VllmParams) -> Path:
