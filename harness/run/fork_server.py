@@ -69,7 +69,7 @@ class ForkServer:
     """A server for the forks of this process, one at a time. It dies with this process."""
 
     def __init__(self, imports: Sequence[str], *, name: str, environ: Mapping[str, str], seconds: float) -> None:
-        """Start the server and wait until it has imported the modules. `name` is for sentences, such as "vLLM's imports".
+        """Start the server and wait until it has imported the modules. `name` is for sentences.
 
         Raises HarnessError if an import fails, touches CUDA, or takes longer than `seconds`.
         """
@@ -81,9 +81,7 @@ class ForkServer:
             self._child.close()
             raise
 
-    def start(
-        self, module: str, *arguments: str, environ: Mapping[str, str], log: int, replies: int
-    ) -> ForkedProcess:
+    def start(self, module: str, *arguments: str, environ: Mapping[str, str], log: int, replies: int) -> ForkedProcess:
         """Run `module` in a fork with this environment. `log` and `replies` are descriptors of this process.
 
         Raises HarnessError if the server is dead.

@@ -15,7 +15,7 @@ from harness.core.params import Record
 from harness.run.child import Child, ChildDied
 from harness.run.fork_server import ForkServer
 
-CHILD = '''
+CHILD = """
 import os, sys, time, signal
 from harness.core.params import Record
 from harness.run.protocol import answer_once
@@ -34,7 +34,7 @@ def answer(question):
 
 if __name__ == "__main__":
     answer_once(Question, answer)
-'''
+"""
 
 
 class Question(Record):
