@@ -43,7 +43,7 @@ def survey(
     """Try options of an engine together, as released, and find which lose answers."""
     if engine not in ENGINES:
         raise InputError(f"survey {engine}: unknown engine; {nearest(engine, ENGINES.names())}")
-    wanted = Wanted((f"{engine}-survey",), (), "auto", (), (), None, 0, 600.0, scenarios)
+    wanted = Wanted((f"{engine}-survey",), ("nightly",), "auto", (), (), None, 0, 600.0, scenarios)
     kept, screen, store = making_runs.history_file(history), console(json), None
     if resume is not None:
         making_runs.refuse_new_plan(context)
