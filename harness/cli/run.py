@@ -30,6 +30,9 @@ def run(
     kernels: options.Kernels = None,
     plugin: options.Plugins = None,
     fault: options.Fault = None,
+    with_faults: Annotated[
+        bool, typer.Option("--with-faults", help="Also inject the known bugs that the scenarios declare.")
+    ] = False,
     seed: options.Seed = 0,
     out: options.Out = None,
     resume: options.Resume = None,
@@ -74,7 +77,7 @@ def run(
         if sanitizer and (left := store.unfinished()):
             check(sanitizer, left)
     with _pool(workers, per_gpu, sanitizer, executor, ray_address) as pool:
-        store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, times)
+        store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, times, with_faults=with_faults)
         store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
         how = {"as_json": json, "is_exhaustive": exhaustive}
         code = finish(store, pool, **how, shrink_seconds=shrink_seconds, fail_on=fail_on, history=kept)
@@ -93,13 +96,15 @@ def _pool(workers: int | None, per_gpu: int, sanitizer: str | None, executor: st
     return SanitizedPool(sanitizer)
 
 
-def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, times: Path | None) -> RunStore:
+def _planned(
+    wanted: Wanted, pool: Pool, root: Path, shard: str | None, times: Path | None, *, with_faults: bool
+) -> RunStore:
     planner = Planner(wanted, pool)
     jobs = planner.jobs()
     tool = pool.tool if isinstance(pool, SanitizedPool) else None
     if tool is not None:
         check(tool, jobs)
-    controls = [Control(use=use, job=job) for use, job in planner.faults_of_accuracy(jobs)]
+    controls = [Control(use=use, job=job) for use, job in (planner.faults_in(jobs) if with_faults else ())]
     note = None
     if shard is not None:
         jobs, controls, note = cut(shard, jobs, controls, times)

@@ -8,7 +8,7 @@ from typing import Protocol
 from harness.core.cases import Job
 from harness.core.catalog import FAULTS
 from harness.core.records import FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
-from harness.diagnose.blame import conclude, find_blame
+from harness.diagnose.blame import find_blame
 from harness.diagnose.session import Limits, Session
 from harness.run.crash_groups import CrashGroups
 from harness.run.pool import Pool
@@ -46,25 +46,20 @@ def carry_out(store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive:
         if result.key not in controls:
             result = settled(planned[result.key], result, environment.engines)
             store.add(result)
-        elif store.plan.is_selftest:
+        else:
             store.add_tried(result)
-        elif result.verdict is not Verdict.SKIP:
-            control = controls[result.key]
-            blame = conclude(control.job, result, ()) if result.findings else Blame()
-            store.add_fault(judge_fault(control.use, result, blame, 0.0))
         progress.on_result(result, announce=result.key not in controls)
 
 
 def judge_faults(store: RunStore, pool: Pool) -> None:
-    """Blame, judge and store each fault of a selftest that was tried and is not judged yet."""
+    """Blame, judge and store each fault that was tried and is not judged yet."""
     tried = store.tried()
     todo = [(control, tried[control.job.key]) for control in store.unfinished_controls() if control.job.key in tried]
     failing = [(control.job, result) for control, result in todo if result.has_failed]
     blames = find_blame(pool, failing)
     for control, result in todo:
-        if result.verdict is not Verdict.SKIP:
-            blame, seconds = blames.get(control.job.key, (Blame(), 0.0))
-            store.add_fault(judge_fault(control.use, result, blame, seconds))
+        blame, seconds = blames.get(control.job.key, (Blame(), 0.0))
+        store.add_fault(judge_fault(control.use, result, blame, seconds))
 
 
 def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> None:
