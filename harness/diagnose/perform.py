@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Protocol
 
 from harness.core.cases import Job
 from harness.core.catalog import FAULTS
-from harness.core.records import FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.records import BAD, FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.diagnose.blame import find_blame
 from harness.diagnose.session import Limits, Session
 from harness.run.crash_groups import CrashGroups
@@ -26,8 +27,10 @@ class Progress(Protocol):
     def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
 
 
-def carry_out(store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive: bool = True) -> None:
-    """Run what is left of a run: its jobs, and its controls (the same cases with a fault).
+def carry_out(
+    store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive: bool = True, max_failures: int | None = None
+) -> None:
+    """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until `max_failures`.
 
     Unless it is exhaustive, cases that would repeat a crash are not run (:class:`CrashGroups`). Their results are kept
     when the run is continued, but an exhaustive run has them run.
@@ -42,13 +45,18 @@ def carry_out(store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive:
         key=lambda job: not job.case.kind.asks_canary,
     )
     groups = None if is_exhaustive else CrashGroups(planned.values(), store.finished().values())
-    for result in pool.run([store.placed(job) for job in jobs], progress.on_start, groups):
-        if result.key not in controls:
-            result = settled(planned[result.key], result, environment.engines)
-            store.add(result)
-        else:
-            store.add_tried(result)
-        progress.on_result(result, announce=result.key not in controls)
+    num_bad = 0
+    with closing(pool.run([store.placed(job) for job in jobs], progress.on_start, groups)) as results:
+        for result in results:
+            if result.key in controls:
+                store.add_tried(result)
+            else:
+                result = settled(planned[result.key], result, environment.engines)
+                store.add(result)
+                num_bad += result.verdict in BAD
+            progress.on_result(result, announce=result.key not in controls)
+            if num_bad == max_failures:
+                return
 
 
 def judge_faults(store: RunStore, pool: Pool) -> None:

@@ -48,8 +48,11 @@ class ScenarioFile(pytest.File):
                 cases = expand(scenario, seed=self.config.option.mla_seed, override=override, keep=keep)
                 return [case for case in cases if is_for_a_plain_run(case, tags, override)]
 
-            # As in `mla-harness run --plugin`: the plug-in's kernels alone, and where the scenario names them.
             cases = with_plugins(names, choose) if names else choose(None)
+            if names and scenario.names_kernels:
+                # The file says what is judged. The plug-in's kernels come on top of that.
+                written = [case for case in choose(None) if ACCURACY in tags or not case.kind.asks_canary]
+                cases = list({case.id: case for case in [*written, *cases]}.values())
         except InputError as error:
             raise self.CollectError(str(error)) from None
         for case in cases:

@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--mla-seed", type=int, default=0, metavar="N", help="seed of scenario cases (default 0)")
     timeout_help = "time limit of one scenario case (default 60)"
     add("--mla-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout_help)
-    plugin_help = "a Python file with kernels; only they are judged, with each scenario that uses their op"
+    plugin_help = "a Python file with kernels, for each scenario that uses their op, beside the kernels that it names"
     add("--mla-plugin", action="append", default=[], metavar="FILE", help=plugin_help)
     shrink_help = "time for shrinking a failing case; 0 shrinks none (default 10)"
     add("--mla-shrink", type=float, default=10.0, metavar="SECONDS", help=shrink_help)

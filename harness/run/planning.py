@@ -15,14 +15,14 @@ from harness.core.shapes import Shapes
 from harness.run.environment import DEVICES
 from harness.run.pool import Pool
 from harness.scenario.expand import GPU, KernelOverride, fault_cases, on_device
-from harness.scenario.load import load_scenarios
+from harness.scenario.load import SUFFIXES, load_scenarios
 from harness.scenario.schema import FaultUse, Scenario
 from harness.scenario.selection import select, select_scenarios, with_each, with_plugins
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The options of a run."""
+    """The options of a run. A selector that is a YAML file stands for the scenarios of this file alone."""
 
     selectors: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -33,6 +33,15 @@ class Wanted:
     seed: int = 0
     timeout_seconds: float = 60.0
     scenarios: Path | None = None
+
+    def __post_init__(self) -> None:
+        files = [selector for selector in self.selectors if selector.endswith(SUFFIXES)]
+        if not files:
+            return
+        if len(files) > 1 or self.scenarios is not None:
+            raise InputError(f"{files[-1]}: one file at a time; name the folder of several with --scenarios")
+        object.__setattr__(self, "scenarios", Path(files[0]))
+        object.__setattr__(self, "selectors", tuple(selector for selector in self.selectors if selector != files[0]))
 
     def reproduction(self) -> dict[str, Any]:
         """The options that decide a case's outcome, for `run.json` and the commands in reports."""

@@ -12,7 +12,7 @@ from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.perform import judge_fault
 from harness.run.environment import Environment
 from harness.run.planning import Planner, Wanted
-from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.load import load_scenarios
 from harness.scenario.schema import FaultUse
 from harness.scenario.selection import select
 from harness.store.run_folder import Control, RunStore
