@@ -15,10 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import httpx
-
 from harness.accuracy.backends import CANARY_NOTE, Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
 from harness.core.errors import HarnessError, InputError
+from harness.core.extras import httpx
 
 RETRIED_STATUS = (408, 429)
 HOPELESS_STATUS = (401, 403, 404, 405)

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from harness.cli.output import warn
 from harness.core.errors import INTERRUPTED, HarnessError, InputError
+from harness.core.extras import why_not
 from harness.core.records import BAD, CaseResult, Verdict
 from harness.diagnose.perform import carry_out, diagnose, judge_faults
 from harness.report.terminal import LiveProgress, verdict_text
@@ -204,11 +205,15 @@ def add_to_history(store: RunStore, history: Path | None) -> Trends | None:
     """
     if history is None:
         return None
+    is_new = not history.is_file()
     try:
         with opened(history, create=True) as connection:
             write_run(connection, entry_of(store))
     except (HarnessError, OSError, sqlite3.Error, ValueError, KeyboardInterrupt) as error:
         warn(f"this run is not in the history: {str(error) or 'interrupted'}")
+        return None
+    if not is_new and (reason := why_not(["pandas"])):
+        warn(f"this report has no trends: {reason}")
         return None
     return read_trends(history, store.plan.run_id)
 

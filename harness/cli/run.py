@@ -13,6 +13,7 @@ from harness.cli.fail_on import FailOn, code_of
 from harness.cli.output import console, print_json
 from harness.cli.sharding import cut, refuse_moving
 from harness.core.errors import InputError
+from harness.core.extras import require
 from harness.report.terminal import LiveProgress, print_run, totals_line
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
@@ -77,6 +78,8 @@ def run(
     kept = making_runs.history_file(history)
     if "new" in (fail_on or ()) and kept is None:
         raise InputError("--fail-on new: compares with the run before in the history; leave out --history none")
+    if "new" in (fail_on or ()):
+        require(["pandas"])
     if times is not None:
         refuse_moving(times, shard, kept)
     store = None

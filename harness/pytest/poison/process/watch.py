@@ -19,6 +19,7 @@ from harness.memory.poison.patterns import Poison
 from harness.pytest.poison.process.assertions import Interception
 from harness.pytest.poison.process.observation import Observation, looking
 from harness.pytest.poison.settings import Settings, TestFiles
+from mla_harness_loader import own_names
 
 
 def _folder(module: Any) -> str:
@@ -88,7 +89,8 @@ class Watch:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
         try:
-            from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
+            with own_names():  # The project under test may have a `harness` of its own.
+                from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
 
             word = fill_word(Poison(pattern, frozenset({SITE})), SITE)
             for index in range(torch.cuda.device_count()):
