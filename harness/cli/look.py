@@ -20,8 +20,9 @@ from harness.run.environment import DEVICES, Environment
 from harness.run.planning import Wanted, load, register_plugins
 from harness.run.runner import WorkerPool
 from harness.scenario.expand import expand
+from harness.scenario.json_schema import json_schema
 from harness.scenario.matrix import num_points
-from harness.scenario.schema import Scenario, json_schema
+from harness.scenario.schema import Scenario
 from harness.scenario.selection import select, select_scenarios, with_each
 
 
