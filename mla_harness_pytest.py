@@ -33,11 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     shrink_help = "time for shrinking a failing case; 0 shrinks none (default 10)"
     add("--mla-shrink", type=float, default=10.0, metavar="SECONDS", help=shrink_help)
     add = parser.getgroup("poison", "MLA harness: any suite under poison").addoption
-    poison_help = "fill unwritten memory in any test suite with one or more of nan,max,inf,random,zeros"
+    poison_help = "fill unwritten memory in any test suite with one or more of nan,max,inf,random,zeros, or off"
     add("--poison", metavar="PATTERNS", help=poison_help)
     add("--poison-sites", metavar="SITES", help="memory to fill: code,tests,free (default: all three)")
     diff_help = "run each test under two patterns, and compare its asserted tensors"
     add("--poison-diff", action="store_true", help=diff_help)
+    parser.addini("poison", "as --poison, for every run; --poison off leaves it out", default="")
+    parser.addini("poison_sites", "as --poison-sites", default="")
+    parser.addini("poison_diff", "as --poison-diff", type="bool", default=False)
+    parser.addini("poison_allow", "code that may leave memory unwritten: path or path:function", type="linelist")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -48,20 +52,19 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def _start_poison(config: pytest.Config, options: Any) -> None:
     """Register the hooks of a poisoned run, once, if an option asks for one."""
-    if not (options.poison or options.poison_sites or options.poison_diff) or config.stash.get(POISONED, False):
+    names = ("poison", "poison_sites", "poison_diff")
+    is_asked = any(getattr(options, name) or config.getini(name) for name in names)
+    if not is_asked or config.stash.get(POISONED, False):
         return
     config.stash[POISONED] = True
     with own_names():
-        hooks = importlib.import_module("harness.pytest.poison.hooks")
-        try:
-            hooks.register(config, options)
-        except hooks.HarnessError as error:
-            raise pytest.UsageError(str(error)) from None
+        importlib.import_module("harness.pytest.poison.hooks").register(config, options)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the tag of cases for a GPU, so that `-m gpu` works even if no case has it."""
     _start_poison(config, config.option)  # The first hook if a conftest.py loads this plug-in.
+    config.addinivalue_line("markers", "poison_ok(reason): run without poison; say why")
     config.addinivalue_line("markers", "gpu: a scenario that needs a CUDA device")
 
 
