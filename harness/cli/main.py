@@ -24,7 +24,6 @@ app = typer.Typer(
     cls=Commands,
     help="Finds memory bugs in MLA serving: poisons unwritten memory, checks outputs, names the memory to blame.",
     epilog=EXIT_CODES,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,

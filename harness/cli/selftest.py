@@ -114,12 +114,7 @@ def _code(store: RunStore) -> int:
     verdicts = [result.verdict for result in [*results, *tried.values()]]
     if making_runs.is_all_skipped(verdicts) and not store.untried_controls():
         return 2
-    return exit_code(results, store.faults(), tried.values()) or (3 if _num_unjudged(store) else 0)
-
-
-def _num_unjudged(store: RunStore) -> int:
-    """Faults without a judgement: an interrupted selftest has some."""
-    return len(store.unfinished_controls()) - len(_skipped(store))
+    return exit_code(results, store.faults(), tried.values()) or (3 if store.unfinished_controls() else 0)
 
 
 def _print(screen: Console, store: RunStore) -> None:
@@ -133,7 +128,7 @@ def _print(screen: Console, store: RunStore) -> None:
         screen.print(fault_line(fault), soft_wrap=True)
     print_known(screen, results)
     print_skips(screen, [*results, *skipped])
-    counts = {"skipped": len(skipped), "not judged yet": _num_unjudged(store)}
+    counts = {"skipped": len(skipped), "not judged yet": len(store.unfinished_controls())}
     more = "".join(f", {count} {word}" for word, count in counts.items() if count)
     num_judged = len(store.plan.controls) - len(skipped)
     screen.print(f"faults caught: {sum(fault.caught for fault in faults)} of {num_judged}{more}")

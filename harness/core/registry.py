@@ -32,8 +32,15 @@ def nearest(name: str, known: list[str], *, see: str = LIST) -> str:
 
     `see` is the command that shows all names, or empty.
     """
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else some_of(name, known, see=see)
+    begun = [known_name for known_name in known if len(name) > 1 and known_name.startswith(name)]
+    typo = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    # The start of a name is more telling than likeness, unless a letter or two are missing.
+    found = typo or begun or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not found:
+        return some_of(name, known, see=see)
+    *others, last = map(repr, found[:MAX_NAMES])
+    more = f" ({len(found) - MAX_NAMES} more begin so)" if len(found) > MAX_NAMES else ""
+    return f"did you mean {', '.join(others) + ' or ' if others else ''}{last}{more}?"
 
 
 def some_of(name: str, known: list[str], *, see: str = LIST) -> str:

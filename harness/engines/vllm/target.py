@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from harness.accuracy.answer_log import read_run
+from harness.core import extras
 from harness.core.cases import Case
 from harness.core.errors import HarnessError, InputError, KernelError, Refused
 from harness.core.records import FirstNan
@@ -72,9 +73,8 @@ class VllmTarget(Target):
         release = base.release_of(version)
         if not torch.cuda.is_available():
             return "vLLM serves on CUDA, and there is no CUDA device on this machine"
-        missing = [name for name in ("lm_eval", "tokenizers") if find_spec(name) is None]
-        if missing:
-            return f"{', '.join(missing)} not installed: python3 -m pip install lm-eval==0.4.13"
+        if reason := extras.why_not(extras.ACCURACY):
+            return reason
         params = case.params_as(VllmParams)
         if params.backend in BLACKWELL:
             major, minor = torch.cuda.get_device_capability()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import importlib.util
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from harness.core import extras
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cuda_failures import is_device_failure
@@ -268,8 +268,6 @@ def _reference(config: ModelConfig, tie_margin: float) -> DenseReference:
     return DenseReference(_model(config), tie_margin)
 
 
-NEEDED = {"lm_eval": "lm-eval", "tokenizers": "tokenizers", "scipy": "scipy", "safetensors": "safetensors"}
-"""Modules that a measurement imports -> their packages."""
 ORDER_SEED = 0
 """Seed of the order of questions in each epoch: the same for all cases, so that curves are comparable."""
 
@@ -279,9 +277,8 @@ class AccuracyTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
-        if missing:
-            return f"{', '.join(missing)} not installed: pip install {' '.join(missing)}"
+        if reason := extras.why_not(extras.ACCURACY):
+            return reason
         canary = _canary(case.params_as(AccuracyParams))
         return "" if (canary / "config.json").is_file() else f"{canary} is not there: train one with `canary train`"
 
