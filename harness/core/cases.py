@@ -64,7 +64,10 @@ class Case(Record):
         """Convert the parameters to their model. Runs of version 0.1 have the op among the parameters."""
         if not isinstance(values, dict) or isinstance(values.get("params"), Params):
             return values
-        given = dict(values.get("params") or {})
+        given = values.get("params") or {}
+        if not isinstance(given, dict):
+            raise ValueError("params is no map")
+        given = dict(given)
         op = values.get("op") or given.pop("op", None)
         try:
             model = SYSTEMS.get(values.get("system", "")).model(op)

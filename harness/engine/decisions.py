@@ -75,11 +75,11 @@ class Decisions:
         num_compared = position * (len(self.layers) + 1) + index + 1
         row = max(0, position + 1 - self.num_prompt_tokens)
         if index == len(self.layers):
-            shortfall = max(float(run.token_shortfalls[row]) for run in (self, other))
+            shortfall = float(torch.maximum(self.token_shortfalls[row], other.token_shortfalls[row]))
             allowed = float(torch.minimum(self.token_margins[row], other.token_margins[row]))
             what = f"generated token {row} is {other.tokens[row]}, not {self.tokens[row]}"
             return Parting(what, row + 1, shortfall, allowed, num_compared)
-        shortfall = max(float(run.shortfalls[index][position]) for run in (self, other))
+        shortfall = float(torch.maximum(self.shortfalls[index][position], other.shortfalls[index][position]))
         ours, theirs = (set(run.choices[index][position].tolist()) for run in (self, other))
         what = f"{self.layers[index]} at position {position} takes {_few(theirs - ours)}, not {_few(ours - theirs)}"
         return Parting(what, row, shortfall, self.margin, num_compared)

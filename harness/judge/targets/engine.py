@@ -42,8 +42,9 @@ from harness.memory.poison.patterns import Poison
 WEIGHT_SEED = 0
 """Cases of one model share its weights and differ in their prompts."""
 
-_TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp8_e4m3": 0.5}
-"""Router logits have unit variance. A decision closer than the rounding of their inputs may fall either way."""
+_TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.02, "fp8_e4m3": 0.1}
+"""Scores of routers and indexers have about unit variance. A decision closer than the rounding of their inputs may fall
+either way. docs/tolerances.md has what right kernels need."""
 _TIE_MARGIN_FP8_ACTIVATIONS = 0.5
 
 
