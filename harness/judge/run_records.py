@@ -14,7 +14,9 @@ from harness.accuracy.answer_log import AccuracyRun
 from harness.core.cases import Case, Job
 from harness.core.finding_words import merged
 from harness.core.records import AccuracyRecord, CaseResult, Finding, FirstNan, Verdict
-from harness.engine.decisions import Decisions, Parting
+from harness.engine.decisions import Decisions as Decisions
+from harness.engine.decisions import Parting as Parting
+from harness.engine.decisions import rows_before_partings as rows_before_partings
 from harness.engine.observations import Binding as Binding
 from harness.engine.observations import ZeroedBlock as ZeroedBlock
 

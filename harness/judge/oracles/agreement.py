@@ -21,10 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.core.records import Finding
-from harness.engine.decisions import Parting
 from harness.judge.oracles.compare import Comparison, Mismatch, compare, compare_bits
 from harness.judge.oracles.thresholds import bound
-from harness.judge.run_records import Evidence, Judgement, Observed, Pair
+from harness.judge.run_records import Evidence, Judgement, Observed, Pair, Parting
 
 
 def compared(observed: Observed) -> Comparison:

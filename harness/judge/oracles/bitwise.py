@@ -19,10 +19,9 @@ import torch
 
 from harness.core.finding_words import place
 from harness.core.records import Finding
-from harness.engine.decisions import Parting, rows_before_partings
 from harness.judge.oracles.agreement import parting_finding
 from harness.judge.oracles.compare import Mismatch, blank_rows, compare_bits, explanation, largest_difference
-from harness.judge.run_records import Evidence, Judgement, Observed, ReplayedStep, Run
+from harness.judge.run_records import Evidence, Judgement, Observed, Parting, ReplayedStep, Run, rows_before_partings
 from harness.memory.poison.patterns import hex_bits
 
 
