@@ -128,7 +128,7 @@ class RunStore:
             raw = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError(f"{path}: not a run directory (it has no run.json)") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{file}: cannot be read: {error}") from None
         return cls(path, _parse(RunPlan, raw, file))
 
