@@ -109,7 +109,7 @@ class Run:
     log: str = ""
     """The end of the output of a serving process."""
     launched: dict[str, int] = field(default_factory=dict)
-    """How often the code of each kernel was called in this process."""
+    """How often each kernel was launched."""
     error: Exception | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 
@@ -157,6 +157,9 @@ class Outcome:
     accuracy: AccuracyRecord | None = None
     log: str = ""
     first_nan: FirstNan | None = None
+    launched: dict[str, int] = field(default_factory=dict)
+    """How often the main run launched each kernel."""
+    runs: list[Run] = field(default_factory=list)
 
     def result_of(self, job: Job, seconds: float) -> CaseResult:
         """The result of `job`."""
@@ -170,4 +173,5 @@ class Outcome:
             accuracy=self.accuracy and self.accuracy.model_copy(update={"fault": job.fault}),
             log=self.log,
             first_nan=self.first_nan,
+            launched=self.launched,
         )
