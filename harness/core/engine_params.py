@@ -145,6 +145,7 @@ class EngineParams(ServingParams):
 
     def gives(self) -> frozenset[str]:
         found = {
+            "requests": True,
             "warm": self.prefix_caching and self.epochs > 1,
             "flush": self.flush,
             "experts": self.num_experts > 0,

@@ -34,6 +34,8 @@ class Observed:
     describe: str = "row"
     site: str | None = None
     """The site to name if a non-finite value does not come from poison."""
+    tokens: torch.Tensor | None = None
+    """The token [rows] that was taken from each row of logits."""
 
     @property
     def num_live_elements(self) -> int:
@@ -66,6 +68,16 @@ class ReplayedStep:
     """A second eager run, if the first differs and the device may not repeat its bits."""
     stale_site: str | None = None
     """The site of a captured input that differed from the input of the eager step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number that must be kept: the blocks of a pool, the tokens of a request."""
+
+    name: str
+    expected: int
+    found: int
+    where: str = ""
 
 
 @dataclass(slots=True)
@@ -102,6 +114,7 @@ class Run:
     pairs: list[Pair] = field(default_factory=list)
     zeroed: list[ZeroedBlock] = field(default_factory=list)
     chosen: list[ChosenExperts] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
     accuracy: AccuracyRun | None = None
     """The result of every question in every epoch, if the target answers questions."""
     eager: AccuracyRun | None = None

@@ -1,0 +1,312 @@
+"""Trials of mutants, as a child process: `python -m harness.judge.mutants.trials`.
+
+One process loads everything, and is forked for each mutant. The fork changes one function in its memory and runs the
+cases that execute the changed lines, the cheapest of each scenario first, until an oracle sees the change. No file is
+written. A survey of the unchanged code says which lines a case executes, and what its outputs are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import hashlib
+import importlib
+import multiprocessing
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any, TypeVar
+
+import torch
+
+from harness.core.cases import Job
+from harness.core.mutants import MutantResult, SurveyedCase, Trials
+from harness.core.records import FAILED, CaseResult, Verdict
+from harness.judge.mutants.operators import KEEP_LAST, Mutant, mutants_of, mutated
+from harness.judge.run_case import outcome_of
+from harness.judge.run_records import Run
+from harness.kernels.plugins import load_plugins
+from harness.memory.poison.patterns import bits_view
+from harness.run.protocol import Parent, Reply, run_child
+
+ROOT = Path(__file__).parents[2]
+UNDER_TEST = (
+    *(f"engine/{name}.py" for name in ("attention", "batch", "capture", "engine", "experts", "kernels", "memory")),
+    *(f"engine/{name}.py" for name in ("paged_model", "runner", "sparse_attention", "speculation")),
+    *(f"engine/schedule/{name}.py" for name in ("block_pool", "scheduler")),
+    *(f"kernels/torch/{name}.py" for name in ("context", "decode", "merge", "plan", "quantize", "records", "route")),
+    "kernels/torch/write.py",
+)
+"""The files under `harness/` that mutants change. The model is not among them: the reference shares it."""
+LEFT_OUT = frozenset({
+    # Notes for oracles, and checks of what an oracle is given.
+    "ModelRunner._replay_beside_eager", "ModelRunner._note_zeroed", "ModelRunner.clear", "DecodeGraphs.bindings",
+    "DecodeGraphs.reads_stale_plan", "DecodeGraphs._addresses", "_site", "_named_tensors", "Engine._note",
+    "Workspace.guard", "DecodeGraphs.sizes", "Batch.tensors", "Batch.snapshot", "tensors_by_name",
+    # Poison.
+    "free_memory_sweep", "table_filler", "PagedMemory.snapshot", "PagedMemory.block", "PagedMemory.fill",
+    "PagedMemory.fill_tail", "tail_slots", "initial_memory", "RoutedExperts._trap", "_words_at",
+    # For a GPU.
+    "padded_causal_attention",
+})  # fmt: skip
+"""Functions that are of the harness, or that no case on a CPU runs."""
+MORE_SECONDS, TIMES = 5.0, 10.0
+"""A case of a mutant may take TIMES as long as it took without it, and MORE_SECONDS."""
+MORE_MEMORY = 12 * 2**30
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Late(BaseException):
+    """A case took too long."""
+
+
+def all_mutants() -> list[Mutant]:
+    """The mutants of all files under test, in order."""
+    return [m for file in UNDER_TEST for m in mutants_of(file, (ROOT / file).read_text(encoding="utf-8"), LEFT_OUT)]
+
+
+def drawn(count: int, seed: int) -> list[Mutant]:
+    """`count` different mutants of a seed, in the order of the files."""
+    known = all_mutants()
+    return [known[i] for i in sorted(random.Random(seed).sample(range(len(known)), min(count, len(known))))]
+
+
+def inject(mutant: Mutant) -> None:
+    """Give the mutant's function its changed code, for the rest of this process."""
+    module = importlib.import_module("harness." + mutant.file.removesuffix(".py").replace("/", "."))
+    text, path = (ROOT / mutant.file).read_text(encoding="utf-8"), str(ROOT / mutant.file)
+    with contextlib.suppress(SyntaxWarning):
+        code = compile(mutated(text, mutant), path, "exec", dont_inherit=True)
+    function = _function(module, mutant.function, path)
+    before: dict[int, Any] = {}
+
+    def value_of_the_call_before(value: Any) -> Any:
+        last = before.get(0, value)
+        before[0] = value
+        return last
+
+    function.__globals__[KEEP_LAST] = value_of_the_call_before
+    function.__code__ = _code(code, mutant.function)
+
+
+def _code(module: CodeType, name: str) -> CodeType:
+    """The code of a function or method inside a module's code."""
+    for const in module.co_consts:
+        if isinstance(const, CodeType):
+            if const.co_qualname == name:
+                return const
+            if name.startswith(const.co_qualname + "."):
+                return _code(const, name)
+    raise LookupError(name)
+
+
+def _function(module: object, name: str, path: str) -> FunctionType:
+    """The function that runs the code of a name, behind seams, decorators and properties."""
+    found: Any = module
+    for part in name.split("."):
+        found = vars(found)[part]
+    found = getattr(found, "fget", None) or getattr(found, "__func__", found)
+    while found.__code__.co_qualname != name or found.__code__.co_filename != path:
+        found = found.__wrapped__
+    assert isinstance(found, FunctionType)
+    return found
+
+
+def digest(runs: Iterable[Run]) -> str:
+    """A hash of the live rows of all outputs of a case's runs."""
+    found = hashlib.sha256()
+    for run in runs:
+        for observed in run.observed:
+            live = observed.tensor[observed.live.to(observed.tensor.device)]
+            found.update(f"{run.pattern} {observed.name} {tuple(live.shape)} {live.dtype}".encode())
+            found.update(bits_view(live.contiguous()).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def run(job: Job) -> tuple[CaseResult, str]:
+    """The result of a job, and the digest of its outputs."""
+    outcome = outcome_of(job)
+    return outcome.result_of(job, 0.0), digest(outcome.runs)
+
+
+def survey(case: SurveyedCase, job: Job) -> SurveyedCase:
+    """Run a case again, and note the lines that it executes."""
+    files = {str(ROOT / file): file for file in UNDER_TEST}
+    lines: dict[str, set[int]] = {file: set() for file in files}
+    steps = 0
+
+    def on_line(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal steps
+        if event == "line":
+            steps += 1
+            lines[frame.f_code.co_filename].add(frame.f_lineno)
+        return on_line
+
+    def on_call(frame: FrameType, event: str, arg: object) -> Any:
+        return on_line if frame.f_code.co_filename in lines else None
+
+    sys.settrace(on_call)
+    try:
+        result, outputs = run(job)
+    finally:
+        sys.settrace(None)
+    why_not = "" if result.verdict is Verdict.PASS else f"{result.verdict.value}: {result.reason}"
+    if outputs != case.digest:
+        why_not = "its outputs change from run to run"
+    executed = {files[path]: tuple(sorted(found)) for path, found in lines.items() if found}
+    return case.model_copy(update={"steps": steps, "lines": executed, "why_not": why_not})
+
+
+def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]) -> list[Job]:
+    """The cases that execute the changed lines: the cheapest of each scenario, then the second of each, ..."""
+    lines = set(mutant.lines)
+    hits = [job for job in jobs if not lines.isdisjoint(surveyed[job.case.id].lines.get(mutant.file, ()))]
+    hits.sort(key=lambda job: surveyed[job.case.id].steps)
+    seen: dict[str, int] = {}
+    turns = []
+    for job in hits:
+        turns.append(seen.setdefault(job.case.scenario, 0))
+        seen[job.case.scenario] += 1
+    return [job for _, job in sorted(zip(turns, hits, strict=True), key=lambda pair: pair[0])]
+
+
+def trial(mutant: Mutant, jobs: list[Job], surveyed: dict[str, SurveyedCase]) -> MutantResult:
+    """Run the cases on the changed code until one fails."""
+    result = MutantResult(
+        **{name: getattr(mutant, name) for name in ("name", "file", "function", "line")},
+        operator=mutant.operator,
+        change=mutant.change,
+        status="not reached",
+    )
+    if not jobs:
+        return result
+    _limit_memory()
+    inject(mutant)
+    result = result.model_copy(update={"status": "equivalent"})
+    for number, job in enumerate(jobs, 1):
+        case = surveyed[job.case.id]
+        seen: dict[str, Any] = {"case": job.case.id, "num_cases": number}
+        try:
+            with _time_limit(MORE_SECONDS + TIMES * case.seconds):
+                found, outputs = run(job)
+        except Late:
+            return result.model_copy(update=seen | {"status": "killed", "by": "crash", "reason": "it does not end"})
+        except MemoryError:
+            return result.model_copy(update=seen | {"status": "killed", "by": "crash", "reason": "out of memory"})
+        if found.verdict in FAILED:
+            by = found.findings[0].oracle
+            return result.model_copy(update=seen | {"status": "killed", "by": by, "reason": found.reason[:300]})
+        result = result.model_copy(update={"num_cases": number})
+        if found.verdict is not Verdict.PASS and result.status != "error":
+            result = result.model_copy(update=seen | {"status": "error", "reason": found.reason[:300]})
+        elif outputs != case.digest and result.status == "equivalent":
+            result = result.model_copy(update=seen | {"status": "survived"})
+    return result
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise Late after `seconds`. A call into C that takes twice as long ends the process."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise Late
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(2 * seconds + 1, exit=True)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _limit_memory() -> None:
+    """A mutant that asks for too much memory gets an error, and the machine goes on."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MORE_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def in_forks(tasks: list[T], work: Callable[[T], R], at_most: int) -> Iterator[tuple[T, R | None]]:
+    """The result of each task from a process of its own, in order; None if it died. At most `at_most` run at once."""
+    context = multiprocessing.get_context("fork")
+    done: dict[int, R | None] = {}
+    running: dict[Connection, tuple[int, Any]] = {}
+    following = 0
+    for number in range(len(tasks)):
+        while number not in done:
+            while following < len(tasks) and len(running) < at_most:
+                receive, send = context.Pipe(duplex=False)
+                process = context.Process(target=_send, args=(send, work, tasks[following]), daemon=True)
+                process.start()
+                send.close()
+                running[receive] = (following, process)
+                following += 1
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                place, process = running.pop(ready)
+                try:
+                    done[place] = ready.recv()
+                except EOFError:
+                    done[place] = None
+                ready.close()
+                process.join()
+        yield tasks[number], done.pop(number)
+
+
+def _send(connection: Connection, work: Callable[[T], R], task: T) -> None:
+    connection.send(work(task))
+
+
+def main(parent: Parent) -> None:
+    """Survey the cases, then try the mutants. Each of both is a progress, and the end is the result."""
+    torch.set_num_threads(1)
+    request = parent.request(Trials)
+    assert request is not None
+    load_plugins(())
+    for file in UNDER_TEST:
+        importlib.import_module("harness." + file.removesuffix(".py").replace("/", "."))
+    jobs = list(request.jobs)
+    clean = []
+    for job in jobs:
+        started = time.perf_counter()
+        outputs = run(job)[1]
+        clean.append(SurveyedCase(id=job.case.id, seconds=time.perf_counter() - started, digest=outputs))
+    # Forks share the objects that are there, also after a garbage collection.
+    gc.freeze()
+    parts = [range(number, len(jobs), request.workers) for number in range(request.workers)]
+    found = in_forks(parts, lambda part: [survey(clean[i], jobs[i]) for i in part], request.workers)
+    surveyed = {case.id: case for _, cases in found for case in cases or ()}
+    parent.reply(Reply(progress={"cases": [c.model_dump(mode="json", exclude={"lines"}) for c in surveyed.values()]}))
+    usable = [job for job in jobs if job.case.id in surveyed and not surveyed[job.case.id].why_not]
+    mutants = drawn(request.count, request.seed)
+
+    def try_one(mutant: Mutant) -> MutantResult:
+        return trial(mutant, cases_for(mutant, surveyed, usable), surveyed)
+
+    for mutant, tried in in_forks(mutants, try_one, request.workers):
+        died = MutantResult(
+            **{name: getattr(mutant, name) for name in ("name", "file", "function", "line")},
+            operator=mutant.operator,
+            change=mutant.change,
+            status="killed",
+            by="crash",
+            reason="the process died",
+        )
+        parent.reply(Reply(progress={"mutant": (tried or died).model_dump(mode="json")}))
+    parent.reply(Reply(result={}))
+
+
+if __name__ == "__main__":
+    assert threading.active_count() == 1
+    run_child(main)
