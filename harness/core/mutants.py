@@ -8,6 +8,7 @@ from pydantic import Field
 
 from harness.core.cases import Job
 from harness.core.params import Record
+from harness.core.records import SCHEMA_VERSION
 
 Status = Literal["killed", "survived", "equivalent", "not reached", "error"]
 
@@ -36,9 +37,11 @@ class MutantResult(Record):
     """What became of one mutant.
 
     `killed` by an oracle in `case`; `survived`: outputs of `case` changed and no oracle saw it; `equivalent`: no output
-    of any case changed; `not reached`: no case executes the line; `error`: a case could not be judged, and none failed.
+    of the `num_cases` cases changed; `not reached`: no case executes the line; `error`: a case could not be judged, and
+    none failed.
     """
 
+    schema_version: int = SCHEMA_VERSION
     name: str
     file: str
     function: str

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.cases import Job
+from harness.core.mutants import MutantResult, SurveyedCase
 from harness.core.records import (
     BAD,
     AccuracyRecord,
@@ -40,6 +41,7 @@ from harness.report.wording import (
     reproduce,
     reproduce_case,
 )
+from harness.store.mutants import score, tables
 from harness.store.run_folder import NEVER_RAN, RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
 
@@ -92,6 +94,17 @@ class _Bar:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self._progress.stop()
+
+
+class LiveMutants(_Bar):
+    """A progress bar with the score so far."""
+
+    def __init__(self, console: Console, count: int, num_cases: int) -> None:
+        super().__init__(console, "mutants", total=count, note=f"looking at {num_cases} cases")
+
+    def on_result(self, results: Sequence[MutantResult]) -> None:
+        """One more of `results`."""
+        self._progress.update(self._task, advance=1, note=score(results).statement)
 
 
 class LiveProgress(_Bar):
@@ -162,6 +175,20 @@ def verdict_table(results: Sequence[CaseResult]) -> Table:
 def count_text(verdict: str, count: int) -> Text:
     """A count in the colour of its verdict, and a dim dot for 0."""
     return Text(str(count), style=STYLES[verdict]) if count else Text("·", style="dim")
+
+
+def print_mutants(console: Console, results: Sequence[MutantResult], unused: Sequence[SurveyedCase]) -> None:
+    """Print the tables of mutants, the cases that could not judge any, and the score."""
+    for head, rows in tables(results):
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for title in head:
+            table.add_column(title, overflow="fold")
+        for row in rows:
+            table.add_row(*map(printable, row))
+        console.print(table)
+    for case in unused:
+        console.print(f"not used: {printable(case.id)}: {one_line(case.why_not, 200)}", soft_wrap=True)
+    console.print(score(results).statement, soft_wrap=True)
 
 
 def print_failures(console: Console, store: RunStore, results: Sequence[CaseResult], blames: dict[str, Blame]) -> None:

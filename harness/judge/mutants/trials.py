@@ -58,6 +58,7 @@ LEFT_OUT = frozenset({
     "padded_causal_attention",
 })  # fmt: skip
 """Functions that are of the harness, or that no case on a CPU runs."""
+MOST_CASES, SEVERAL, DRAWN = 60, 4, "fuzz"
 MORE_SECONDS, TIMES = 5.0, 10.0
 """A case of a mutant may take TIMES as long as it took without it, and MORE_SECONDS."""
 MORE_MEMORY = 12 * 2**30
@@ -167,16 +168,20 @@ def survey(case: SurveyedCase, job: Job) -> SurveyedCase:
 
 
 def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]) -> list[Job]:
-    """The cases that execute the changed lines: the cheapest of each scenario, then the second of each, ..."""
+    """At most MOST_CASES that execute the changed lines: the cheapest of each scenario, then the second of each, ...
+
+    Each turn has SEVERAL of the drawn cases, which differ more from one another.
+    """
     lines = set(mutant.lines)
     hits = [job for job in jobs if not lines.isdisjoint(surveyed[job.case.id].lines.get(mutant.file, ()))]
     hits.sort(key=lambda job: surveyed[job.case.id].steps)
     seen: dict[str, int] = {}
     turns = []
     for job in hits:
-        turns.append(seen.setdefault(job.case.scenario, 0))
+        before = seen.setdefault(job.case.scenario, 0)
+        turns.append(before // SEVERAL if job.case.scenario == DRAWN else before)
         seen[job.case.scenario] += 1
-    return [job for _, job in sorted(zip(turns, hits, strict=True), key=lambda pair: pair[0])]
+    return [job for _, job in sorted(zip(turns, hits, strict=True), key=lambda pair: pair[0])][:MOST_CASES]
 
 
 def trial(mutant: Mutant, jobs: list[Job], surveyed: dict[str, SurveyedCase]) -> MutantResult:
