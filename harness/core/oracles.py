@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Need = Literal["", "requests", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats"]
 
 TELLING_ORDER = (
-    "crash", "address", "conserved", "replay", "padding", "zeroed", "distinct_experts", "sentinel", "finite", "reference",
-    "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy", "streams", "answers",
+    "crash", "address", "conserved", "replay", "padding", "zeroed", "distinct_experts", "sentinel", "finite",
+    "reference", "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy", "streams", "answers",
 )  # fmt: skip
 """Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a stale address or plan,
 unwritten memory), then a symptom."""
@@ -32,10 +32,10 @@ def most_telling_first(findings: Iterable[Finding]) -> list[Finding]:
 class OracleSpec:
     """One oracle; `impl` is the "module:function" that takes Evidence and returns a Judgement.
 
-    `needs` is what a case must have: `requests` that an engine serves, `graph` a captured graph, `patterns` two poison patterns or more, `answers` a
-    task's questions, `warm` prompts that come again to an engine with prefix caching, `flush` a flush, `mixed` layers
-    of different types that share one pool, `experts` tokens that are routed to experts, `repeats` several launches on
-    equal inputs.
+    `needs` is what a case must have: `requests` that an engine serves, `graph` a captured graph, `patterns` two poison
+    patterns or more, `answers` a task's questions, `warm` prompts that come again to an engine with prefix caching,
+    `flush` a flush, `mixed` layers of different types that share one pool, `experts` tokens that are routed to experts,
+    `repeats` several launches on equal inputs.
     """
 
     name: str

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.accuracy.judge import wilson_interval
-from harness.core.mutants import MutantResult
+from harness.core.mutants import MutantResult, Status
 from harness.core.records import Interval
 
-STATUSES = ("killed", "survived", "not reached", "error", "equivalent")
+STATUSES: tuple[Status, ...] = ("killed", "survived", "not reached", "error", "equivalent")
 HEAD = ("mutants", *STATUSES, "kill rate", "95 % interval")
 ORACLE_HEAD = ("killed by", "mutants")
 LEFT_HEAD = ("place", "operator", "change", "status", "why")
+
+
+Row = tuple[str, ...]
+Table = tuple[Row, list[Row]]
+"""The titles, and the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,8 @@ def score(results: Sequence[MutantResult]) -> Score:
     return Score(counts["killed"], len(results) - counts["equivalent"], counts["equivalent"])
 
 
-def tables(results: Sequence[MutantResult]) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+def tables(results: Sequence[MutantResult]) -> list[Table]:
     """Tables, each as a head and rows: by file, by operator, by oracle, and each mutant that was not killed."""
-    files = [("file", *HEAD), *_rows(results, "file")]
-    operators = [("operator", *HEAD), *_rows(results, "operator")]
     oracles = Counter(result.by for result in results if result.status == "killed")
     killers = [(name, str(count)) for name, count in sorted(oracles.items(), key=lambda item: (-item[1], item[0]))]
     left = [
@@ -61,11 +64,16 @@ def tables(results: Sequence[MutantResult]) -> list[tuple[tuple[str, ...], list[
         for one in results
         if one.status not in ("killed", "equivalent")
     ]
-    shown = [(files[0], files[1:]), (operators[0], operators[1:]), (ORACLE_HEAD, killers), (LEFT_HEAD, left)]
-    return [(head, rows) for head, rows in shown if rows]
+    shown: list[Table] = [
+        (("file", *HEAD), _rows(results, "file")),
+        (("operator", *HEAD), _rows(results, "operator")),
+        (ORACLE_HEAD, killers),
+        (LEFT_HEAD, left),
+    ]
+    return [table for table in shown if table[1]] if results else []
 
 
-def _rows(results: Sequence[MutantResult], field: str) -> list[tuple[str, ...]]:
+def _rows(results: Sequence[MutantResult], field: str) -> list[Row]:
     """One row for each value of a field, and one for all."""
     groups: dict[str, list[MutantResult]] = {}
     for result in sorted(results, key=lambda one: str(getattr(one, field))):
@@ -73,7 +81,7 @@ def _rows(results: Sequence[MutantResult], field: str) -> list[tuple[str, ...]]:
     return [_row(name, group) for name, group in groups.items()] + [_row("all", results)]
 
 
-def _row(name: str, results: Sequence[MutantResult]) -> tuple[str, ...]:
+def _row(name: str, results: Sequence[MutantResult]) -> Row:
     counts, found = Counter(result.status for result in results), score(results)
     low, high = found.interval
     rate = (f"{found.rate:.1%}", f"{low:.0%} to {high:.0%}") if found.counted else ("", "")

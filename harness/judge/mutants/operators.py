@@ -20,26 +20,10 @@ OPERATORS = (OFF_BY_ONE, WRONG_INDEX, DROPPED, STALE, EMPTY, NARROW, SWAPPED, SK
 KEEP_LAST = "_value_of_the_call_before"
 """The name of the function that returns the value of the call before; a trial defines it."""
 
-_OF_THE_HARNESS = frozenset(
-    [
-        "poison",
-        "_poison",
-        "observations",
-        "_observations",
-        "probe",
-        "_probe",
-        "_observe",
-        "observe",
-        "padded_twins",
-        "check_indices",
-        "raise_bad_indices",
-        "launches_shown_to",
-        "null_block_at_start",
-        "trap_block",
-        "fill",
-        "fill_tail",
-    ]
-)
+_OF_THE_HARNESS = frozenset({
+    "poison", "_poison", "observations", "_observations", "probe", "_probe", "observe", "_observe", "padded_twins",
+    "check_indices", "raise_bad_indices", "launches_shown_to", "null_block_at_start", "trap_block", "fill", "fill_tail",
+})  # fmt: skip
 """Names of what the harness adds to an engine: poison, notes, checks. What they do is not under test."""
 
 _OTHER_NAME = {

@@ -94,8 +94,8 @@ def _wrong_tokens(observed: Observed, pattern: str) -> tuple[int, list[Finding]]
         oracle="tokens",
         tensor=observed.name,
         where=place(observed.describe, rows),
-        message=f"{len(rows)} of {len(taken)} tokens are not the largest logit: the first is {int(taken[first])}, where "
-        f"the engine's largest is of {best[0]} and the reference's of {best[1]} (pattern {pattern})",
+        message=f"{len(rows)} of {len(taken)} tokens are not the largest logit: the first is {int(taken[first])}, "
+        f"where the engine's largest is of {best[0]} and the reference's of {best[1]} (pattern {pattern})",
     )
     return len(taken), [finding]
 

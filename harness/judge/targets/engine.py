@@ -263,9 +263,9 @@ def errors_of_the_engine() -> Iterator[None]:
     """
     try:
         yield
-    except (HarnessError, torch.OutOfMemoryError, *CRASHES):
-        raise
     except Exception as error:
+        if isinstance(error, (HarnessError, torch.OutOfMemoryError, *CRASHES)):
+            raise
         stack = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
         if is_device_failure(error) or not own or any(Path(frame.filename).parent == PROBES for frame in stack):
