@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from harness.cli import making_runs, options
 from harness.cli.output import console, print_json
@@ -16,8 +15,8 @@ from harness.run.mutants import MutantTrials
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.scenario.selection import select
-from harness.store.mutants import score
 from harness.store.run_folder import RunStore
+from harness.store.summary import summarise
 
 SYSTEMS = ("kernel", "engine")
 
@@ -54,20 +53,7 @@ def try_mutants(
         print_mutants(screen, results, [case for case in trials.cases if case.why_not])
         screen.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
         if as_json:
-            print_json(_object(store))
+            print_json(summarise(store.plan, [], [], results))
         return 0 if results else 3
 
     return making_runs.perform(store, work, stop=trials.close, tell=tell, history=history)
-
-
-def _object(store: RunStore) -> dict[str, Any]:
-    results = store.mutants()
-    found = score(results)
-    return {
-        "run_id": store.plan.run_id,
-        "directory": str(store.path),
-        "seconds": store.plan.seconds,
-        "kill_rate": found.rate,
-        "interval": list(found.interval),
-        "mutants": [result.model_dump(mode="json") for result in results],
-    }
