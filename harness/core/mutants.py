@@ -29,7 +29,6 @@ class SurveyedCase(Record):
     seconds: float = 0.0
     steps: int = 0
     lines: dict[str, tuple[int, ...]] = Field(default={})
-    digest: str = ""
     why_not: str = Field(default="", description="why it cannot judge mutants: it does not pass, or its outputs vary")
 
 

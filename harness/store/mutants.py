@@ -58,8 +58,8 @@ def score(results: Sequence[MutantResult]) -> Score:
 def tables(results: Sequence[MutantResult]) -> list[Table]:
     """Tables, each as a head and rows: by file, by operator, by oracle, and each mutant that was not killed."""
     oracles = Counter(result.by for result in results if result.status == "killed")
-    killers = [(name, str(count)) for name, count in sorted(oracles.items(), key=lambda item: (-item[1], item[0]))]
-    left = [
+    killers: list[Row] = [(name, str(count)) for name, count in sorted(oracles.items(), key=lambda pair: -pair[1])]
+    left: list[Row] = [
         (f"{one.file}:{one.line} {one.function}", one.operator, one.change, one.status, one.reason or one.case)
         for one in results
         if one.status not in ("killed", "equivalent")

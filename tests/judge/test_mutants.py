@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.core.cases import Job
-from harness.core.mutants import MutantResult, SurveyedCase
+from harness.core.mutants import MutantResult
 from harness.judge.mutants import operators, trials
 from harness.judge.mutants.operators import OPERATORS, Mutant, mutants_of, mutated
 from harness.run.in_process import InProcessPool
@@ -93,31 +93,24 @@ def jobs_of(*selectors: str) -> list[Job]:
     return planner.jobs_of(select(planner.scenarios(), selectors, seed=0))
 
 
-def surveyed(jobs: list[Job]) -> dict[str, SurveyedCase]:
+def tried(*mutants: Mutant, jobs: list[Job]) -> list[MutantResult]:
     torch.set_num_threads(1)
-    cases = []
-    for job in jobs:
-        outputs = trials.run(job)[1]
-        cases.append(trials.survey(SurveyedCase(id=job.case.id, seconds=0.1, digest=outputs), job))
-    assert not [case.why_not for case in cases if case.why_not]
-    return {case.id: case for case in cases}
+    clean = {job.case.id: trials.run(job)[1] for job in jobs}
+    known = {job.case.id: trials.survey(job, 0.1, clean[job.case.id]) for job in jobs}
+    assert not [case.why_not for case in known.values() if case.why_not]
+
+    def work(one: Mutant) -> MutantResult:
+        return trials.trial(one, trials.cases_for(one, known, jobs), known, clean)
+
+    results = [result for _, result in trials.in_forks(list(mutants), work, 2)]
+    assert all(results)
+    return [result for result in results if result]
 
 
 def mutant(file: str, function: str, change: str) -> Mutant:
     """The mutant of a function with a change."""
     (found, *_) = [m for m in trials.all_mutants() if (m.file, m.function) == (file, function) and change in m.change]
     return found
-
-
-def tried(*mutants: Mutant, jobs: list[Job]) -> list[MutantResult]:
-    known = surveyed(jobs)
-
-    def work(one: Mutant) -> MutantResult:
-        return trials.trial(one, trials.cases_for(one, known, jobs), known)
-
-    results = [result for _, result in trials.in_forks(list(mutants), work, 2)]
-    assert all(results)
-    return [result for result in results if result]
 
 
 def test_a_mutant_is_killed_by_the_oracle_that_sees_it() -> None:
@@ -192,3 +185,11 @@ def test_methods_properties_and_functions_behind_decorators_are_changed() -> Non
         for name, _ in operators.functions(ast.parse((trials.ROOT / file).read_text(encoding="utf-8"))):
             found = trials._function(module, name, str(trials.ROOT / file))
             assert found.__code__.co_qualname == name
+
+
+def test_a_difference_of_outputs_is_put_in_words() -> None:
+    clean = {"nan out": torch.tensor([3.0, 4.0, 3.0, 4.0])}
+    assert trials.difference({"nan out": clean["nan out"].clone()}, clean) == ""
+    assert trials.difference({"nan out": clean["nan out"][:2]}, clean) == "there are other outputs"
+    moved = {"nan out": clean["nan out"] + torch.tensor([0.0, 0.0, 0.0, 0.35])}
+    assert trials.difference(moved, clean) == "outputs move by 0.1 of their scale"

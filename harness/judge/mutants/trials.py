@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import hashlib
 import importlib
 import multiprocessing
 import random
@@ -19,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -28,11 +27,10 @@ from typing import Any, TypeVar
 import torch
 
 from harness.core.cases import Job
-from harness.core.mutants import MutantResult, SurveyedCase, Trials
+from harness.core.mutants import MutantResult, Status, SurveyedCase, Trials
 from harness.core.records import FAILED, CaseResult, Verdict
 from harness.judge.mutants.operators import KEEP_LAST, Mutant, mutants_of, mutated
 from harness.judge.run_case import outcome_of
-from harness.judge.run_records import Run
 from harness.kernels.plugins import load_plugins
 from harness.memory.poison.patterns import bits_view
 from harness.run.protocol import Parent, Reply, run_child
@@ -61,7 +59,10 @@ LEFT_OUT = frozenset({
 MOST_CASES, SEVERAL, DRAWN = 60, 4, "fuzz"
 MORE_SECONDS, TIMES = 5.0, 10.0
 """A case of a mutant may take TIMES as long as it took without it, and MORE_SECONDS."""
-MORE_MEMORY = 12 * 2**30
+MORE_MEMORY = 40 * 2**30
+"""Bytes of address space. A pool past 2**31 elements takes 7 GB of it and next to no memory."""
+MOST_WORDS = 300
+Outputs = dict[str, torch.Tensor]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -122,25 +123,35 @@ def _function(module: object, name: str, path: str) -> FunctionType:
     return found
 
 
-def digest(runs: Iterable[Run]) -> str:
-    """A hash of the live rows of all outputs of a case's runs."""
-    found = hashlib.sha256()
-    for run in runs:
-        for observed in run.observed:
-            live = observed.tensor[observed.live.to(observed.tensor.device)]
-            found.update(f"{run.pattern} {observed.name} {tuple(live.shape)} {live.dtype}".encode())
-            found.update(bits_view(live.contiguous()).numpy().tobytes())
-    return found.hexdigest()[:16]
-
-
-def run(job: Job) -> tuple[CaseResult, str]:
-    """The result of a job, and the digest of its outputs."""
+def run(job: Job) -> tuple[CaseResult, Outputs]:
+    """The result of a job, and the live rows of all outputs of its runs."""
     outcome = outcome_of(job)
-    return outcome.result_of(job, 0.0), digest(outcome.runs)
+    outputs = {
+        f"{run.pattern} {observed.name}": observed.tensor[observed.live].contiguous()
+        for run in outcome.runs
+        for observed in run.observed
+    }
+    return outcome.result_of(job, 0.0), outputs
 
 
-def survey(case: SurveyedCase, job: Job) -> SurveyedCase:
-    """Run a case again, and note the lines that it executes."""
+def difference(outputs: Outputs, clean: Outputs) -> str:
+    """How outputs differ from the clean ones, in words; empty if all bits are equal."""
+    shapes = [{name: (live.shape, live.dtype) for name, live in one.items()} for one in (outputs, clean)]
+    if shapes[0] != shapes[1]:
+        return "there are other outputs"
+    moved = [name for name, live in outputs.items() if not torch.equal(bits_view(live), bits_view(clean[name]))]
+    if not moved:
+        return ""
+    largest = max(_distance(outputs[name].double(), clean[name].double()) for name in moved)
+    return f"outputs move by {largest:.1g} of their scale"
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max() / other.square().mean().sqrt().clamp(min=1e-30))
+
+
+def survey(job: Job, seconds: float, clean: Outputs) -> SurveyedCase:
+    """Run a case again, and note the lines that it executes. `clean` are its outputs in the run before."""
     files = {str(ROOT / file): file for file in UNDER_TEST}
     lines: dict[str, set[int]] = {file: set() for file in files}
     steps = 0
@@ -161,10 +172,9 @@ def survey(case: SurveyedCase, job: Job) -> SurveyedCase:
     finally:
         sys.settrace(None)
     why_not = "" if result.verdict is Verdict.PASS else f"{result.verdict.value}: {result.reason}"
-    if outputs != case.digest:
-        why_not = "its outputs change from run to run"
+    why_not = why_not or difference(outputs, clean)
     executed = {files[path]: tuple(sorted(found)) for path, found in lines.items() if found}
-    return case.model_copy(update={"steps": steps, "lines": executed, "why_not": why_not})
+    return SurveyedCase(id=job.case.id, seconds=seconds, steps=steps, lines=executed, why_not=why_not)
 
 
 def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]) -> list[Job]:
@@ -184,37 +194,37 @@ def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]
     return [job for _, job in sorted(zip(turns, hits, strict=True), key=lambda pair: pair[0])][:MOST_CASES]
 
 
-def trial(mutant: Mutant, jobs: list[Job], surveyed: dict[str, SurveyedCase]) -> MutantResult:
-    """Run the cases on the changed code until one fails."""
-    result = MutantResult(
-        **{name: getattr(mutant, name) for name in ("name", "file", "function", "line")},
-        operator=mutant.operator,
-        change=mutant.change,
-        status="not reached",
-    )
+def became(mutant: Mutant, status: Status, **more: Any) -> MutantResult:
+    """The result of a mutant."""
+    same = ("name", "file", "function", "line", "operator", "change")
+    return MutantResult(**{name: getattr(mutant, name) for name in same}, status=status, **more)
+
+
+def trial(
+    mutant: Mutant, jobs: list[Job], surveyed: dict[str, SurveyedCase], clean: dict[str, Outputs]
+) -> MutantResult:
+    """Run the cases on the changed code until one fails. `clean` has the outputs of each on unchanged code."""
     if not jobs:
-        return result
+        return became(mutant, "not reached")
     _limit_memory()
     inject(mutant)
-    result = result.model_copy(update={"status": "equivalent"})
+    result = became(mutant, "equivalent", num_cases=len(jobs))
     for number, job in enumerate(jobs, 1):
-        case = surveyed[job.case.id]
         seen: dict[str, Any] = {"case": job.case.id, "num_cases": number}
         try:
-            with _time_limit(MORE_SECONDS + TIMES * case.seconds):
+            with _time_limit(MORE_SECONDS + TIMES * surveyed[job.case.id].seconds):
                 found, outputs = run(job)
         except Late:
-            return result.model_copy(update=seen | {"status": "killed", "by": "crash", "reason": "it does not end"})
+            return became(mutant, "killed", by="crash", reason="it does not end", **seen)
         except MemoryError:
-            return result.model_copy(update=seen | {"status": "killed", "by": "crash", "reason": "out of memory"})
+            return became(mutant, "killed", by="crash", reason="out of memory", **seen)
         if found.verdict in FAILED:
-            by = found.findings[0].oracle
-            return result.model_copy(update=seen | {"status": "killed", "by": by, "reason": found.reason[:300]})
-        result = result.model_copy(update={"num_cases": number})
-        if found.verdict is not Verdict.PASS and result.status != "error":
-            result = result.model_copy(update=seen | {"status": "error", "reason": found.reason[:300]})
-        elif outputs != case.digest and result.status == "equivalent":
-            result = result.model_copy(update=seen | {"status": "survived"})
+            return became(mutant, "killed", by=found.findings[0].oracle, reason=found.reason[:MOST_WORDS], **seen)
+        seen["num_cases"] = len(jobs)
+        if found.verdict is not Verdict.PASS:
+            result = became(mutant, "error", reason=found.reason[:MOST_WORDS], **seen)
+        elif result.status == "equivalent" and (changed := difference(outputs, clean[job.case.id])):
+            result = became(mutant, "survived", reason=changed, **seen)
     return result
 
 
@@ -282,33 +292,31 @@ def main(parent: Parent) -> None:
     for file in UNDER_TEST:
         importlib.import_module("harness." + file.removesuffix(".py").replace("/", "."))
     jobs = list(request.jobs)
-    clean = []
+    clean: dict[str, Outputs] = {}
+    seconds: dict[str, float] = {}
     for job in jobs:
         started = time.perf_counter()
-        outputs = run(job)[1]
-        clean.append(SurveyedCase(id=job.case.id, seconds=time.perf_counter() - started, digest=outputs))
+        clean[job.case.id] = run(job)[1]
+        seconds[job.case.id] = time.perf_counter() - started
     # Forks share the objects that are there, also after a garbage collection.
     gc.freeze()
-    parts = [range(number, len(jobs), request.workers) for number in range(request.workers)]
-    found = in_forks(parts, lambda part: [survey(clean[i], jobs[i]) for i in part], request.workers)
-    surveyed = {case.id: case for _, cases in found for case in cases or ()}
+    parts = [jobs[number :: request.workers] for number in range(request.workers)]
+
+    def look(part: list[Job]) -> list[SurveyedCase]:
+        _limit_memory()
+        return [survey(job, seconds[job.case.id], clean[job.case.id]) for job in part]
+
+    surveyed = {case.id: case for _, cases in in_forks(parts, look, request.workers) for case in cases or ()}
     parent.reply(Reply(progress={"cases": [c.model_dump(mode="json", exclude={"lines"}) for c in surveyed.values()]}))
     usable = [job for job in jobs if job.case.id in surveyed and not surveyed[job.case.id].why_not]
     mutants = drawn(request.count, request.seed)
 
     def try_one(mutant: Mutant) -> MutantResult:
-        return trial(mutant, cases_for(mutant, surveyed, usable), surveyed)
+        return trial(mutant, cases_for(mutant, surveyed, usable), surveyed, clean)
 
     for mutant, tried in in_forks(mutants, try_one, request.workers):
-        died = MutantResult(
-            **{name: getattr(mutant, name) for name in ("name", "file", "function", "line")},
-            operator=mutant.operator,
-            change=mutant.change,
-            status="killed",
-            by="crash",
-            reason="the process died",
-        )
-        parent.reply(Reply(progress={"mutant": (tried or died).model_dump(mode="json")}))
+        result = tried or became(mutant, "killed", by="crash", reason="the process died")
+        parent.reply(Reply(progress={"mutant": result.model_dump(mode="json")}))
     parent.reply(Reply(result={}))
 
 

@@ -242,17 +242,13 @@ def _blocks_of(sequence: Sequence) -> list[int]:
 
 
 def _counts_at_end(engine: Engine, epochs: list[list[Sequence]]) -> list[Count]:
-    """Each request has its tokens, and all blocks are free."""
-    cancelled = engine.params.cancelled
-    return [
-        Count("free blocks after the last request", engine.pool.num_usable_blocks, engine.pool.num_free_blocks),
-        *(
-            Count(f"tokens of request {sequence.request}", sequence.max_tokens, sequence.num_generated_tokens)
-            for epoch in epochs
-            for sequence in epoch
-            if sequence.request not in cancelled
-        ),
-    ]
+    """Each request has its tokens, or none if it was cancelled, and all blocks are free."""
+    free = Count("free blocks after the last request", engine.pool.num_usable_blocks, engine.pool.num_free_blocks)
+    counts = [free]
+    for sequence in (sequence for epoch in epochs for sequence in epoch):
+        expected = 0 if sequence.request in engine.params.cancelled else sequence.max_tokens
+        counts.append(Count(f"tokens of request {sequence.request}", expected, sequence.num_generated_tokens))
+    return counts
 
 
 @contextlib.contextmanager
