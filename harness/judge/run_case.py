@@ -14,7 +14,7 @@ import torch
 
 from harness.core.cases import AskFirstNan, AskReaders, AskVerdict, Case, Job
 from harness.core.catalog import FAULTS
-from harness.core.errors import HarnessError
+from harness.core.errors import HarnessError, Refused
 from harness.core.records import CaseResult, Verdict
 from harness.core.seams import Injection, inject
 from harness.judge import answers
@@ -42,6 +42,8 @@ def outcome_of(job: Job) -> Outcome:
     """As `run_case`, with the runs of the case."""
     try:
         return _outcome(job)
+    except Refused as error:
+        return Outcome(Verdict.SKIP, str(error))
     except HarnessError as error:
         return Outcome(Verdict.ERROR, str(error))
     except Exception as error:
