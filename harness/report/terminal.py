@@ -96,17 +96,6 @@ class _Bar:
         self._progress.stop()
 
 
-class LiveMutants(_Bar):
-    """A progress bar with the score so far."""
-
-    def __init__(self, console: Console, count: int, num_cases: int) -> None:
-        super().__init__(console, "mutants", total=count, note=f"looking at {num_cases} cases")
-
-    def on_result(self, results: Sequence[MutantResult]) -> None:
-        """One more of `results`."""
-        self._progress.update(self._task, advance=1, note=score(results).statement)
-
-
 class LiveProgress(_Bar):
     """A progress bar with counts while the cases run; without a terminal only bad results are printed, a line each."""
 

@@ -20,25 +20,33 @@ OPERATORS = (OFF_BY_ONE, WRONG_INDEX, DROPPED, STALE, EMPTY, NARROW, SWAPPED, SK
 KEEP_LAST = "_value_of_the_call_before"
 """The name of the function that returns the value of the call before; a trial defines it."""
 
-_OF_THE_HARNESS = frozenset({
-    "poison", "_poison", "observations", "_observations", "probe", "_probe", "observe", "_observe", "padded_twins",
-    "check_indices", "raise_bad_indices", "launches_shown_to", "null_block_at_start", "trap_block", "fill", "fill_tail",
-})  # fmt: skip
+_ADDED = """poison _poison observations _observations probe _probe observe _observe padded_twins check_indices
+raise_bad_indices launches_shown_to null_block_at_start trap_block fill fill_tail"""
+_OF_THE_HARNESS = frozenset(_ADDED.split())
 """Names of what the harness adds to an engine: poison, notes, checks. What they do is not under test."""
 
+_RENAMED = {
+    EMPTY: "zeros=empty zeros_like=empty_like new_zeros=new_empty",
+    NARROW: "int64=int32 float64=float32 long=int double=float",
+    SWAPPED: "minimum=maximum maximum=minimum amax=amin",
+    ORDER: "popleft=pop appendleft=append",
+}
 _OTHER_NAME = {
-    "zeros": (EMPTY, "empty"), "zeros_like": (EMPTY, "empty_like"), "new_zeros": (EMPTY, "new_empty"),
-    "int64": (NARROW, "int32"), "float64": (NARROW, "float32"), "long": (NARROW, "int"), "double": (NARROW, "float"),
-    "minimum": (SWAPPED, "maximum"), "maximum": (SWAPPED, "minimum"), "amax": (SWAPPED, "amin"),
-    "popleft": (ORDER, "pop"), "appendleft": (ORDER, "append"),
-}  # fmt: skip
+    pair.partition("=")[0]: (operator, pair.partition("=")[2])
+    for operator, pairs in _RENAMED.items()
+    for pair in pairs.split()
+}
 """The last part of a dotted name -> the operator, and the name instead."""
 _TO_RECEIVER = frozenset({"clone", "copy", "masked_fill", "clamp", "contiguous", "masked_fill_", "clamp_"})
-_OTHER_COMPARISON: dict[type[ast.cmpop], tuple[str, type[ast.cmpop]]] = {
-    ast.Lt: (OFF_BY_ONE, ast.LtE), ast.LtE: (OFF_BY_ONE, ast.Lt), ast.Gt: (OFF_BY_ONE, ast.GtE),
-    ast.GtE: (OFF_BY_ONE, ast.Gt), ast.Eq: (SKIPPED, ast.NotEq), ast.NotEq: (SKIPPED, ast.Eq),
-    ast.Is: (SKIPPED, ast.IsNot), ast.IsNot: (SKIPPED, ast.Is), ast.In: (SKIPPED, ast.NotIn),
-}  # fmt: skip
+_Pairs = tuple[tuple[type[ast.cmpop], type[ast.cmpop]], ...]
+_BORDERS: _Pairs = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE))
+_NEGATED: _Pairs = ((ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn))
+_OTHER_COMPARISON = {
+    one: (operator, other)
+    for operator, pairs in ((OFF_BY_ONE, _BORDERS), (SKIPPED, _NEGATED))
+    for pair in pairs
+    for one, other in (pair, pair[::-1])
+}
 _NOT_COMMUTATIVE = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.MatMult)
 
 Change = tuple[str, list[Any]]

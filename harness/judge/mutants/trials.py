@@ -44,18 +44,13 @@ UNDER_TEST = (
     "kernels/torch/write.py",
 )
 """The files under `harness/` that mutants change. The model is not among them: the reference shares it."""
-LEFT_OUT = frozenset({
-    # Notes for oracles, and checks of what an oracle is given.
-    "ModelRunner._replay_beside_eager", "ModelRunner._note_zeroed", "ModelRunner.clear", "DecodeGraphs.bindings",
-    "DecodeGraphs.reads_stale_plan", "DecodeGraphs._addresses", "_site", "_named_tensors", "Engine._note",
-    "Workspace.guard", "DecodeGraphs.sizes", "Batch.tensors", "Batch.snapshot", "tensors_by_name",
-    # Poison.
-    "free_memory_sweep", "table_filler", "PagedMemory.snapshot", "PagedMemory.block", "PagedMemory.fill",
-    "PagedMemory.fill_tail", "tail_slots", "initial_memory", "RoutedExperts._trap", "_words_at",
-    # For a GPU.
-    "padded_causal_attention",
-})  # fmt: skip
-"""Functions that are of the harness, or that no case on a CPU runs."""
+_NOTES = """ModelRunner._replay_beside_eager ModelRunner._note_zeroed ModelRunner.clear DecodeGraphs.bindings
+DecodeGraphs.reads_stale_plan DecodeGraphs._addresses DecodeGraphs.sizes _site _named_tensors Engine._note
+Workspace.guard Batch.tensors Batch.snapshot tensors_by_name"""
+_POISON = """free_memory_sweep table_filler PagedMemory.snapshot PagedMemory.block PagedMemory.fill
+PagedMemory.fill_tail tail_slots initial_memory RoutedExperts._trap _words_at"""
+LEFT_OUT = frozenset((*_NOTES.split(), *_POISON.split(), "padded_causal_attention"))
+"""Functions that make notes for oracles or poison memory, and one for GPUs."""
 MOST_CASES, SEVERAL, DRAWN = 60, 4, "fuzz"
 MORE_SECONDS, TIMES = 5.0, 10.0
 """A case of a mutant may take TIMES as long as it took without it, and MORE_SECONDS."""
@@ -284,7 +279,7 @@ def _send(connection: Connection, work: Callable[[T], R], task: T) -> None:
 
 
 def main(parent: Parent) -> None:
-    """Survey the cases, then try the mutants. Each of both is a progress, and the end is the result."""
+    """Survey the cases, then try the mutants. The cases that cannot judge, and each mutant, are a progress."""
     torch.set_num_threads(1)
     request = parent.request(Trials)
     assert request is not None
@@ -307,7 +302,8 @@ def main(parent: Parent) -> None:
         return [survey(job, seconds[job.case.id], clean[job.case.id]) for job in part]
 
     surveyed = {case.id: case for _, cases in in_forks(parts, look, request.workers) for case in cases or ()}
-    parent.reply(Reply(progress={"cases": [c.model_dump(mode="json", exclude={"lines"}) for c in surveyed.values()]}))
+    unused = [case.model_dump(mode="json", exclude={"lines"}) for case in surveyed.values() if case.why_not]
+    parent.reply(Reply(progress={"unused": unused}))
     usable = [job for job in jobs if job.case.id in surveyed and not surveyed[job.case.id].why_not]
     mutants = drawn(request.count, request.seed)
 

@@ -105,7 +105,7 @@ class KernelTarget(Target):
         return run
 
     def _call_with_other_values(self, poison: Poison, number: int = 0) -> None:
-        """Call the kernel with values drawn for this `number`, and drop its outputs. Pools of gigabytes have no twin."""
+        """Call the kernel with values drawn for this `number`, and drop its outputs. Large pools have no twin."""
         if getattr(self.params, "layout", "") != "large":
             setting = Setting(self.spec, poison, self.case.seed ^ (number + 1), self.device)
             call = _BUILDERS[self.op](self.params, setting)
