@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from harness.cli import making_runs, options
+from harness.cli.mutants import try_mutants
 from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
@@ -48,6 +49,10 @@ def selftest(
     commit: options.Commit = "",
     branch: options.Branch = "",
     json: options.Json = False,
+    mutants: Annotated[
+        int | None,
+        typer.Option("--mutants", metavar="N", min=1, help="Change the engine's code in N small ways instead."),
+    ] = None,
     no_clean: Annotated[bool, typer.Option("--faults-only", help="Skip the clean cases.")] = False,
     controls: Annotated[
         int | None,
@@ -58,6 +63,12 @@ def selftest(
     wanted = Wanted(
         tuple(selectors or ()), tuple(tags or ()), device, seed=seed, timeout_seconds=timeout, scenarios=scenarios
     )
+    if mutants is not None:
+        with making_runs.pool_for(executor, ray_address, workers, per_gpu) as pool:
+            kept = making_runs.history_file(history)
+            raise typer.Exit(
+                try_mutants(wanted, pool, mutants, out=out or DEFAULT_RUNS, workers=workers, as_json=json, history=kept)
+            )
     store = None
     if resume is not None:
         making_runs.refuse_new_plan(context)

@@ -56,6 +56,8 @@ class Case(Record):
     poison: PoisonPlan = PoisonPlan()
     oracles: tuple[str, ...] = ()
     seed: int = 0
+    named: tuple[str, ...] = ()
+    """The parameters with a kernel that the id names. The case does not pass unless it was launched."""
     known: tuple[KnownFailure, ...] = ()
 
     @model_validator(mode="before")

@@ -39,6 +39,8 @@ class Observed:
     """The site to name if a non-finite value does not come from poison."""
     decisions: tuple[Decisions, ...] = ()
     """The decisions of the requests in the order of the rows, if the rows depend on decisions."""
+    tokens: torch.Tensor | None = None
+    """The token [rows] that was taken from each row of logits."""
 
     @property
     def num_live_elements(self) -> int:
@@ -71,6 +73,16 @@ class ReplayedStep:
     """A second eager run, if the first differs and the device may not repeat its bits."""
     stale_site: str | None = None
     """The site of a captured input that differed from the input of the eager step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number that must be kept: the blocks of a pool, the tokens of a request."""
+
+    name: str
+    expected: int
+    found: int
+    where: str = ""
 
 
 @dataclass(slots=True)
@@ -111,6 +123,7 @@ class Run:
     pairs: list[Pair] = field(default_factory=list)
     zeroed: list[ZeroedBlock] = field(default_factory=list)
     chosen: list[ChosenExperts] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
     accuracy: AccuracyRun | None = None
     """The result of every question in every epoch, if the target answers questions."""
     eager: AccuracyRun | None = None
@@ -118,7 +131,7 @@ class Run:
     log: str = ""
     """The end of the output of a serving process."""
     launched: dict[str, int] = field(default_factory=dict)
-    """How often the code of each kernel was called in this process."""
+    """How often each kernel was launched."""
     error: Exception | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 
@@ -166,6 +179,9 @@ class Outcome:
     accuracy: AccuracyRecord | None = None
     log: str = ""
     first_nan: FirstNan | None = None
+    launched: dict[str, int] = field(default_factory=dict)
+    """How often the main run launched each kernel."""
+    runs: list[Run] = field(default_factory=list)
 
     def result_of(self, job: Job, seconds: float) -> CaseResult:
         """The result of `job`."""
@@ -179,4 +195,5 @@ class Outcome:
             accuracy=self.accuracy and self.accuracy.model_copy(update={"fault": job.fault}),
             log=self.log,
             first_nan=self.first_nan,
+            launched=self.launched,
         )

@@ -145,7 +145,9 @@ def _made(
     known: tuple[KnownFailure, ...] = (),
 ) -> Case:
     """The case of `point`. `tags` are added to the scenario's. Default `oracles`: all usable ones."""
-    identity = case_id(scenario.name, point.labels)
+    identity, short_name = case_id(scenario.name, point.labels), point.labels.get("kernel")
+    kernels, idle = SYSTEMS.get(system).kernels_of(op), point.params.idle_kernels()
+    axes = {axis for axis in point.labels if axis not in idle}
     return Case(
         id=identity,
         scenario=scenario.name,
@@ -157,6 +159,7 @@ def _made(
         poison=poison,
         oracles=usable(scenario.oracles, poison.patterns, point.params) if oracles is None else oracles,
         seed=seed_of(identity, seed),
+        named=tuple(name for name in kernels if name in axes or getattr(point.params, name) == short_name),
         known=known,
     )
 

@@ -6,8 +6,11 @@ It is also a target of questions: a canary answers a task in every epoch on one 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import tempfile
+import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,11 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cuda_failures import is_device_failure
 from harness.core.engine_params import AccuracyParams, EngineParams, ServingParams
+from harness.core.errors import HarnessError, KernelError
 from harness.core.files import FIXTURES
 from harness.core.params import KvType
 from harness.core.records import FirstNan
+from harness.engine import batch
 from harness.engine.decisions import Decisions, rows_before_partings
 from harness.engine.dense_reference import DenseReference
 from harness.engine.engine import Engine
@@ -33,12 +38,14 @@ from harness.engine.schedule.scheduler import Sequence
 from harness.judge.oracles.compare import token_margins
 from harness.judge.oracles.crash import CRASHES
 from harness.judge.oracles.thresholds import bound
+from harness.judge.probes import recorder
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
-from harness.judge.run_records import ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run
+from harness.judge.run_records import ChosenExperts, Count, Guard, Observed, Pair, ReplayedStep, Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
+ENGINE, PROBES = Path(batch.__file__).parent, Path(recorder.__file__).parent
 WEIGHT_SEED = 0
 """Cases of one model share its weights and differ in their prompts."""
 
@@ -71,34 +78,22 @@ class EngineTarget(Target):
         return ""
 
     def first_writer(self, poison: Poison) -> FirstNan:
-        with recorder_on(self.device) as recorder:
+        with recorder_on(self.device) as watching:
             try:
-                self.run(poison, probe=recorder)
+                self.run(poison, probe=watching)
             except CRASHES:
                 pass
             except RuntimeError as error:
                 if not is_device_failure(error):
                     raise
-            return recorder.report() or FirstNan()
+            return watching.report() or FirstNan()
 
     def run(self, poison: Poison, probe: Probe | None = None) -> Run:
         """Serve all requests `epochs` times under `poison` on a fresh engine, which `probe` watches."""
         params = self._params
         poison = self._legitimate(poison)
-        engine = Engine(
-            _model(self._config, self.device),
-            params,
-            poison,
-            max_model_len=max(_length(request) for request in params.requests),
-            probe=probe,
-        )
-        epochs, starts = [], []
-        for epoch in range(params.epochs + params.flush):
-            if epoch == params.epochs:
-                engine.flush()
-            starts.append(engine.num_steps)
-            epochs.append([engine.add_request(*request) for request in self._requests()])
-            engine.run()
+        with errors_of_the_engine():
+            engine, epochs, starts, counts = self._serve(poison, probe)
         finished = [[sequence for sequence in epoch if sequence.is_finished] for epoch in epochs]
         run = Run(poison.pattern)
         for epoch, sequences in enumerate(finished):
@@ -112,8 +107,32 @@ class EngineTarget(Target):
         if engine.observations.routed:
             ids = torch.cat(engine.observations.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
+        run.counts = counts + _counts_at_end(engine, epochs)
         _add_graph_notes(run, engine, starts)
         return run
+
+    def _serve(
+        self, poison: Poison, probe: Probe | None
+    ) -> tuple[Engine, list[list[Sequence]], list[int], list[Count]]:
+        """The engine after all requests, the requests of each epoch, its first step, and the blocks of each step."""
+        params = self._params
+        engine = Engine(
+            _model(self._config, self.device),
+            params,
+            poison,
+            max_model_len=max(_length(request) for request in params.requests),
+            probe=probe,
+        )
+        epochs, starts, counts = [], [], []
+        for epoch in range(params.epochs + params.flush):
+            if epoch == params.epochs:
+                engine.flush()
+            starts.append(engine.num_steps)
+            epochs.append([engine.add_request(*request) for request in self._requests()])
+            while engine.scheduler.has_work:
+                engine.step()
+                counts += _counts_of_blocks(engine)
+        return engine, epochs, starts, counts
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
         return self.run(poison, probe=trace)
@@ -191,7 +210,10 @@ class EngineTarget(Target):
     def _observed(self, engine: Engine, epoch: str, sequences: list[Sequence]) -> list[Observed]:
         """The logits of an epoch's tokens, and of its rejected drafts, which have no reference."""
         notes = engine.observations
-        rows = [row for sequence in sequences for row in notes.logits[sequence.request]]
+        rows = [row for sequence in sequences for row in notes.logits.get(sequence.request, [])]
+        tokens = [token for sequence in sequences for token in sequence.tokens[sequence.num_prompt_tokens :]]
+        if not rows:
+            return []
         rejected = [row for sequence in sequences for row in notes.rejected.get(sequence.request, [])]
         margin = _TIE_MARGIN[self._coarsest] if self._params.quantize == "none" else _TIE_MARGIN_FP8_ACTIVATIONS
         reference = _reference(self._config, margin)
@@ -208,6 +230,7 @@ class EngineTarget(Target):
                 bound=self._bound,
                 describe=f"generated token ({_ranges(sequences)})",
                 decisions=tuple(decisions),
+                tokens=torch.tensor(tokens) if len(tokens) == len(rows) else None,
             )
         ]
         if rejected:
@@ -215,6 +238,52 @@ class EngineTarget(Target):
             name = f"logits of rejected drafts of {epoch}"
             observed.append(Observed(name, torch.stack(rejected).cpu(), live, describe="rejected draft"))
         return observed
+
+
+def _counts_of_blocks(engine: Engine) -> list[Count]:
+    """After a step each block is free or has an owner, and it is free once."""
+    free = engine.pool.free_blocks
+    owned = {block for sequence in engine.scheduler.running for block in _blocks_of(sequence)}
+    where = f"step {engine.num_steps - 1}"
+    return [
+        Count("blocks that are free or owned", engine.pool.num_usable_blocks, len(owned.union(free)), where),
+        Count("blocks that are free twice, or free and owned", 0, len(free) - len(set(free) - owned), where),
+    ]
+
+
+def _blocks_of(sequence: Sequence) -> list[int]:
+    blocks = [*sequence.blocks, *sequence.window_blocks[sequence.num_evicted_pages :]]
+    return blocks if sequence.state_block is None else [*blocks, sequence.state_block]
+
+
+def _counts_at_end(engine: Engine, epochs: list[list[Sequence]]) -> list[Count]:
+    """Each request has its tokens, or none if it was cancelled, and all blocks are free."""
+    free = Count("free blocks after the last request", engine.pool.num_usable_blocks, engine.pool.num_free_blocks)
+    counts = [free]
+    for sequence in (sequence for epoch in epochs for sequence in epoch):
+        expected = 0 if sequence.request in engine.params.cancelled else sequence.max_tokens
+        counts.append(Count(f"tokens of request {sequence.request}", expected, sequence.num_generated_tokens))
+    return counts
+
+
+@contextlib.contextmanager
+def errors_of_the_engine() -> Iterator[None]:
+    """Raise KernelError for an error that the engine raises: it is under test as its kernels are.
+
+    A refusal of the request, a full memory, and an error of a probe that watches the engine stay what they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (HarnessError, torch.OutOfMemoryError, *CRASHES)):
+            raise
+        stack = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
+        if is_device_failure(error) or not own or any(Path(frame.filename).parent == PROBES for frame in stack):
+            raise
+        failure = KernelError(f"the engine raised {type(error).__name__}: {error}")
+        failure.at = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}"
+        raise failure from error
 
 
 def pairs_of(
