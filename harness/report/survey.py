@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -24,7 +25,7 @@ MOST = 300
 
 
 def sets_table(results: Sequence[CaseResult], found: Sequence[OptionSet]) -> Table:
-    """The sets of options that fail, each with its command, and the engine's refusals."""
+    """The sets of options that fail, each with its command, and why others were skipped, such as the engine's refusals."""
     made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("combinations", "verdict", "options", "what was seen"):
         made.add_column(title, overflow="fold")
@@ -34,7 +35,7 @@ def sets_table(results: Sequence[CaseResult], found: Sequence[OptionSet]) -> Tab
         made.add_row("", "", "", command_of(one.case))
     refusals = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
     for reason, count in refusals.most_common():
-        made.add_row(str(count), "refused", "", printable(reason)[:MOST])
+        made.add_row(str(count), "skipped", "", printable(reason)[:MOST])
     return made
 
 
@@ -72,5 +73,8 @@ def csv_text(store: RunStore, found: Sequence[OptionSet]) -> str:
         row |= {"verdict": result.verdict.value, "reason": result.reason, "seconds": result.seconds}
         row |= {"fails_with": words_of(one) if one else "", "command": command_of(case)}
         rows.append({name: cell(value) for name, value in row.items()})
-    text: str = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
-    return text
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
