@@ -25,7 +25,7 @@ MOST = 300
 
 
 def sets_table(results: Sequence[CaseResult], found: Sequence[OptionSet]) -> Table:
-    """The sets of options that fail, each with its command, and why others were skipped, such as the engine's refusals."""
+    """The sets of options that fail, each with its command, and why others were skipped (the engine refuses some)."""
     made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("combinations", "verdict", "options", "what was seen"):
         made.add_column(title, overflow="fold")
