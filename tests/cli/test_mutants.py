@@ -89,6 +89,11 @@ def test_the_same_command_gives_the_same_table_twice(cli: Cli, tmp_path: Path) -
     assert code == 0 and out.count(f" {score(tables_of[0]).rate:.4f}") == 2
 
 
+def test_a_run_of_mutants_is_not_continued(cli: Cli, store: RunStore) -> None:
+    code, _, err = cli("selftest", "--resume", str(store.path))
+    assert code == 2 and "is not continued; begin it again: mla-harness selftest" in err
+
+
 def test_cases_that_run_no_code_under_test_are_refused(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("selftest", "vllm-host-decode-plan", "--mutants", "3", "--out", str(tmp_path))
     assert code == 2 and "select cases that run them" in err
