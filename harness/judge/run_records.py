@@ -14,6 +14,9 @@ from harness.accuracy.answer_log import AccuracyRun
 from harness.core.cases import Case, Job
 from harness.core.finding_words import merged
 from harness.core.records import AccuracyRecord, CaseResult, Finding, FirstNan, Verdict
+from harness.engine.decisions import Decisions as Decisions
+from harness.engine.decisions import Parting as Parting
+from harness.engine.decisions import rows_before_partings as rows_before_partings
 from harness.engine.observations import Binding as Binding
 from harness.engine.observations import ZeroedBlock as ZeroedBlock
 
@@ -34,6 +37,8 @@ class Observed:
     describe: str = "row"
     site: str | None = None
     """The site to name if a non-finite value does not come from poison."""
+    decisions: tuple[Decisions, ...] = ()
+    """The decisions of the requests in the order of the rows, if the rows depend on decisions."""
     tokens: torch.Tensor | None = None
     """The token [rows] that was taken from each row of logits."""
 
@@ -82,7 +87,10 @@ class Count:
 
 @dataclass(slots=True)
 class Pair:
-    """The same answers twice, from two conditions of the caches; `oracle` names the oracle that judges them."""
+    """The same answers twice, from two conditions of the caches; `oracle` names the oracle that judges them.
+
+    No live row depends on the decision on which the two `parting`, if they do.
+    """
 
     oracle: str
     name: str
@@ -91,6 +99,7 @@ class Pair:
     live: torch.Tensor
     bound: str
     describe: str = "row"
+    parting: Parting | None = None
 
 
 @dataclass(slots=True)

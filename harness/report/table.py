@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Sequence
-
-import pandas as pd
 
 from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, Finding
 from harness.report.wording import printable, reproduce
@@ -45,9 +45,11 @@ def render(store: RunStore) -> str:
         rows += [row | epoch for epoch in _epochs(result.accuracy)]
     cells = [{name: cell(value) for name, value in row.items()} for row in rows]
     known = KNOWN_COLUMNS if any(row["known_issue"] for row in rows) else ()
-    # Objects, because a column of numbers would write counts beside empty cells as fractions.
-    text: str = pd.DataFrame(cells, columns=[*COLUMNS, *known], dtype=object).to_csv(index=False, lineterminator="\n")
-    return text
+    text = io.StringIO()
+    table = csv.DictWriter(text, [*COLUMNS, *known], extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(cells)
+    return text.getvalue()
 
 
 def _epochs(record: AccuracyRecord | None) -> list[dict[str, object]]:

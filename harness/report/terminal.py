@@ -138,7 +138,7 @@ def print_run(console: Console, store: RunStore) -> None:
     for fault in store.faults():
         console.print(fault_line(fault), soft_wrap=True)
     print_known(console, results)
-    print_skips(console, results)
+    print_skips(console, [*results, *store.tried().values()])
     print_lost(console, results)
     console.print(totals_line(results, store.plan.seconds))
     console.print(f"report: {store.path / 'report.html'}", soft_wrap=True)

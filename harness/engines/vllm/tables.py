@@ -14,7 +14,7 @@ ENGINE = EngineSpec(
     "vLLM",
     distribution="vllm",
     package="vllm",
-    install="mla-harness[vllm]",
+    install="'.[vllm]'",
     variables=("VLLM_",),
     slow_modules=(
         "vllm._custom_ops",

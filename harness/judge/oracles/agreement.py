@@ -14,6 +14,9 @@ reference's logits of two tokens lie within the bound of each other, either may 
 
 `flush` repeats the questions after a flush of all caches. An engine that answers worse from round to round and recovers
 with a flush has stale data in its caches. If it does not recover, the stale data is elsewhere, or survives the flush.
+
+Answers are compared up to the first decision on which the two part (see :mod:`harness.engine.decisions`). A decision
+that rounding does not explain is a finding.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from harness.core.finding_words import place
 from harness.core.records import Finding
 from harness.judge.oracles.compare import Comparison, Mismatch, compare, compare_bits
 from harness.judge.oracles.thresholds import bound
-from harness.judge.run_records import Evidence, Judgement, Observed, Pair
+from harness.judge.run_records import Evidence, Judgement, Observed, Pair, Parting
 
 
 def compared(observed: Observed) -> Comparison:
@@ -128,10 +131,31 @@ def _judge(evidence: Evidence, oracle: str, finding_of: Callable[[Pair, Mismatch
             comparison = compare(pair.second, pair.first.double(), pair.live, bound(pair.bound))
         else:
             comparison = compare_bits(pair.second, pair.first, pair.live)
-        mismatch = comparison.mismatch
-        return comparison.looked_at, [finding_of(pair, mismatch, pattern)] if mismatch else []
+        mismatch, parting = comparison.mismatch, pair.parting
+        found = [finding_of(pair, mismatch, pattern)] if mismatch else []
+        if parting is None:
+            return comparison.looked_at, found
+        if parting.is_beyond_rounding:
+            found.append(parting_finding(oracle, pair.name, pair.describe, parting, pattern))
+        else:
+            notes.append(f"{pair.name}: {parting}; compared up to there")
+        return comparison.looked_at + parting.num_compared, found
 
-    return Judgement.of(look(pair, run.pattern) for run in evidence.runs for pair in run.pairs if pair.oracle == oracle)
+    notes: list[str] = []
+    judged = (look(pair, run.pattern) for run in evidence.runs for pair in run.pairs if pair.oracle == oracle)
+    judgement = Judgement.of(judged)
+    judgement.notes = notes[:1]
+    return judgement
+
+
+def parting_finding(oracle: str, name: str, describe: str, parting: Parting, pattern: str) -> Finding:
+    """The finding of a decision that differs between two runs, although rounding does not explain it."""
+    return Finding(
+        oracle=oracle,
+        tensor=name,
+        where=f"{describe} {parting.row}",
+        message=f"{name} is decided differently, and rounding does not explain it: {parting} (pattern {pattern})",
+    )
 
 
 def _repeat_finding(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:

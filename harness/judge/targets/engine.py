@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
-import importlib.util
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from harness.core import extras
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cuda_failures import is_device_failure
@@ -27,6 +27,7 @@ from harness.core.files import FIXTURES
 from harness.core.params import KvType
 from harness.core.records import FirstNan
 from harness.engine import batch
+from harness.engine.decisions import Decisions, rows_before_partings
 from harness.engine.dense_reference import DenseReference
 from harness.engine.engine import Engine
 from harness.engine.memory import CacheLayout
@@ -34,7 +35,9 @@ from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE, ModelConfig, model_config, num_pages, why_not_together
 from harness.engine.schedule.scheduler import Sequence
+from harness.judge.oracles.compare import token_margins
 from harness.judge.oracles.crash import CRASHES
+from harness.judge.oracles.thresholds import bound
 from harness.judge.probes import recorder
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
@@ -46,8 +49,9 @@ ENGINE, PROBES = Path(batch.__file__).parent, Path(recorder.__file__).parent
 WEIGHT_SEED = 0
 """Cases of one model share its weights and differ in their prompts."""
 
-_TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp8_e4m3": 0.5}
-"""Router logits have unit variance. A decision closer than the rounding of their inputs may fall either way."""
+_TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.02, "fp8_e4m3": 0.1}
+"""Scores of routers and indexers have about unit variance. A decision closer than the rounding of their inputs may fall
+either way. docs/tolerances.md has what right kernels need."""
 _TIE_MARGIN_FP8_ACTIVATIONS = 0.5
 
 
@@ -97,7 +101,8 @@ class EngineTarget(Target):
         before, after = engine.runner.null_block_at_start, engine.runner.memory.block(NULL_BLOCK)
         run.guards = [Guard("the null block", "kv.null", before.cpu(), after.cpu())]
         run.guards += [Guard(n.name, n.site, n.before.cpu(), n.after.cpu()) for n in engine.observations.written]
-        run.pairs = pairs_of(engine, epochs, params, self._bound) + self._padding_pairs(engine)
+        decisions = {made.request: made for observed in run.observed for made in observed.decisions}
+        run.pairs = pairs_of(engine, epochs, params, self._bound, decisions) + self._padding_pairs(engine)
         run.zeroed = engine.observations.zeroed
         if engine.observations.routed:
             ids = torch.cat(engine.observations.routed)
@@ -133,15 +138,20 @@ class EngineTarget(Target):
         return self.run(poison, probe=trace)
 
     def _padding_pairs(self, engine: Engine) -> list[Pair]:
-        """Steps with and without padding, to compare bit by bit, or within the bound of logits if bits may differ."""
+        """Steps with and without padding, to compare bit by bit, or within the bound of logits if bits may differ.
+
+        A scale over the whole batch covers padding by design, and copies of a row round differently at their places.
+        """
+        is_exact = self.device == "cpu" and self._params.amax_rows == "live"
         return [
             Pair(
                 "padding",
                 name=f"logits of step {note.step} beside {note.num_padded} padded requests",
                 first=note.unpadded.cpu(),
                 second=note.padded.cpu(),
-                live=torch.ones(len(note.padded), dtype=torch.bool),
-                bound="" if self.device == "cpu" else self._bound,
+                # Equal bits leave nothing to decide differently. Where bits may differ, a near tie may be.
+                live=torch.ones_like(note.alike) if is_exact else note.alike,
+                bound="" if is_exact else self._bound,
             )
             for note in engine.runner.padded_twins.notes
         ]
@@ -207,14 +217,19 @@ class EngineTarget(Target):
         rejected = [row for sequence in sequences for row in notes.rejected.get(sequence.request, [])]
         margin = _TIE_MARGIN[self._coarsest] if self._params.quantize == "none" else _TIE_MARGIN_FP8_ACTIVATIONS
         reference = _reference(self._config, margin)
+        expected, decisions = reference.judged(sequences, notes.expert_ids, notes.selected)
+        margins = torch.split(token_margins(expected, bound(self._bound)), [len(made.tokens) for made in decisions])
+        for made, of_tokens in zip(decisions, margins, strict=True):
+            made.token_margins = of_tokens
         observed = [
             Observed(
                 name=f"logits of {epoch}",
                 tensor=torch.stack(rows).cpu(),
                 live=torch.ones(len(rows), dtype=torch.bool),
-                expected=reference.logits(sequences, notes.expert_ids, notes.selected),
+                expected=expected,
                 bound=self._bound,
                 describe=f"generated token ({_ranges(sequences)})",
+                decisions=tuple(decisions),
                 tokens=torch.tensor(tokens) if len(tokens) == len(rows) else None,
             )
         ]
@@ -271,26 +286,25 @@ def errors_of_the_engine() -> Iterator[None]:
         raise failure from error
 
 
-def pairs_of(engine: Engine, epochs: list[list[Sequence]], params: EngineParams, bound: str) -> list[Pair]:
-    """Answers of the first epoch beside answers of later ones, which have a cached prefix or follow a flush."""
+def pairs_of(
+    engine: Engine, epochs: list[list[Sequence]], params: EngineParams, bound: str, decisions: dict[int, Decisions]
+) -> list[Pair]:
+    """Answers of the first epoch beside answers of later ones, which have a cached prefix or follow a flush.
+
+    `decisions` are by number of the request.
+    """
     pairs = []
     for number, epoch in enumerate(epochs[1:], 1):
         is_flushed = number == params.epochs
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
             if first.is_finished and later.is_finished and (is_flushed or is_warm):
-                oracle = "flush" if is_flushed else "cold_warm"
-                pairs.append(_pair(engine, oracle, f"request {index} of epoch {number}", (first, later), bound))
+                cold, warm = (torch.stack(engine.observations.logits[made.request]).cpu() for made in (first, later))
+                rows, partings = rows_before_partings((decisions[first.request],), (decisions[later.request],))
+                oracle, name = "flush" if is_flushed else "cold_warm", f"request {index} of epoch {number}"
+                parting = partings[0] if partings else None
+                pairs.append(Pair(oracle, name, cold, warm, rows, bound, "generated token", parting))
     return pairs
-
-
-def _pair(engine: Engine, oracle: str, name: str, both: tuple[Sequence, Sequence], bound: str) -> Pair:
-    """Rows count as long as both requests were given the same tokens: what follows another token may differ."""
-    first, later = (torch.stack(engine.observations.logits[sequence.request]).cpu() for sequence in both)
-    start = both[0].num_prompt_tokens
-    same = [a == b for a, b in zip(both[0].tokens[start:], both[1].tokens[start:], strict=True)]
-    live = torch.tensor([all(same[:row]) for row in range(len(same))])
-    return Pair(oracle, name, first, later, live, bound, "generated token")
 
 
 def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
@@ -305,7 +319,7 @@ def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
                 replayed=replay.replayed.cpu(),
                 eager=replay.eager.cpu(),
                 eager_again=None if replay.eager_again is None else replay.eager_again.cpu(),
-                live=torch.arange(size) < replay.num_live,
+                live=(torch.arange(size) < replay.num_live) & (True if replay.alike is None else replay.alike),
                 stale_site="sched_meta" if replay.stale_plan else None,
             )
         )
@@ -337,8 +351,6 @@ def _reference(config: ModelConfig, tie_margin: float) -> DenseReference:
     return DenseReference(_model(config), tie_margin)
 
 
-NEEDED = {"lm_eval": "lm-eval", "tokenizers": "tokenizers", "scipy": "scipy", "safetensors": "safetensors"}
-"""Modules that a measurement imports -> their packages."""
 ORDER_SEED = 0
 """Seed of the order of questions in each epoch: the same for all cases, so that curves are comparable."""
 
@@ -348,9 +360,8 @@ class AccuracyTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
-        if missing:
-            return f"{', '.join(missing)} not installed: pip install {' '.join(missing)}"
+        if reason := extras.why_not(extras.ACCURACY):
+            return reason
         canary = _canary(case.params_as(AccuracyParams))
         return "" if (canary / "config.json").is_file() else f"{canary} is not there: train one with `canary train`"
 

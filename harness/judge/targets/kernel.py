@@ -317,8 +317,10 @@ def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCa
     form = FORMATS[params.block_format]
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        want = reference.quantize_blocks(kept.x, kept.expert_offsets, block_format=params.block_format)
         values, scales = decoded_values(outputs[0], form), decoded_scales(outputs[1], form)
+        want = reference.quantize_blocks(
+            kept.x, kept.expert_offsets, block_format=params.block_format, chosen=(values, scales)
+        )
         # Scale rows of padding are promised too: code 0.
         every = torch.ones(len(scales), dtype=torch.bool)
         return [
