@@ -53,7 +53,8 @@ def test_the_tables_are_by_file_by_operator_by_oracle_and_what_is_left() -> None
 
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
-    made = RunStore.create(tmp_path, (), command="mla-harness selftest", options={"seed": 9, "mutants": 15})
+    options = {"seed": 9, "mutants": 15}
+    made = RunStore.create(tmp_path, (), command="mla-harness selftest", options=options, is_selftest=True)
     for one in FOUND:
         made.add_mutant(one)
     return made
