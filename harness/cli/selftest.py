@@ -73,6 +73,8 @@ def selftest(
     if resume is not None:
         making_runs.refuse_new_plan(context)
         store = making_runs.reopened(resume, out, "selftest")
+        if "mutants" in store.plan.options:
+            raise InputError(f"{store.path}: a run of mutants is not continued; begin it again: {store.plan.command}")
     with making_runs.pool_for(executor, ray_address, workers, per_gpu) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS, no_clean=no_clean, num_draws=controls)
         store.note_source(making_runs.source_under_test(commit, branch))

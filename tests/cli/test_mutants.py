@@ -53,7 +53,8 @@ def test_the_tables_are_by_file_by_operator_by_oracle_and_what_is_left() -> None
 
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
-    made = RunStore.create(tmp_path, (), command="mla-harness selftest", options={"seed": 9, "mutants": 15})
+    options = {"seed": 9, "mutants": 15}
+    made = RunStore.create(tmp_path, (), command="mla-harness selftest", options=options, is_selftest=True)
     for one in FOUND:
         made.add_mutant(one)
     return made
@@ -87,6 +88,11 @@ def test_the_same_command_gives_the_same_table_twice(cli: Cli, tmp_path: Path) -
     assert len(tables_of[0]) == 25
     code, out, _ = cli("history", "mutants", "--history", str(tmp_path / "history.sqlite"))
     assert code == 0 and out.count(f" {score(tables_of[0]).rate:.4f}") == 2
+
+
+def test_a_run_of_mutants_is_not_continued(cli: Cli, store: RunStore) -> None:
+    code, _, err = cli("selftest", "--resume", str(store.path))
+    assert code == 2 and "is not continued; begin it again: mla-harness selftest" in err
 
 
 def test_cases_that_run_no_code_under_test_are_refused(cli: Cli, tmp_path: Path) -> None:
