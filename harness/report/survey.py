@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES
+from harness.core.extras import pandas as pd
 from harness.core.records import CaseResult, OptionSet, Verdict
 from harness.core.registry import attribute_at
 from harness.report.table import cell
