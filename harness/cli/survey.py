@@ -30,7 +30,8 @@ def survey(
     context: typer.Context,
     engine: Annotated[str, typer.Argument(metavar="ENGINE", help="An engine with a scenario ENGINE-survey.")] = "vllm",
     seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Time for finding the smallest sets of options.")
+        float,
+        typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for the smallest sets of options."),
     ] = 600.0,
     out: options.Out = None,
     resume: options.Resume = None,

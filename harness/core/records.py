@@ -207,6 +207,8 @@ class CaseResult(Record):
     findings: tuple[Finding, ...] = ()
     looked_at: dict[str, int] = Field(default={})
     """Elements that each oracle judged. An oracle without elements makes the case an error."""
+    launched: dict[str, int] = Field(default={})
+    """How often the run under the main pattern launched each kernel."""
     accuracy: AccuracyRecord | None = None
     """Accuracy by epoch, for a case that measures it."""
     log: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from harness.core.errors import InputError, UnknownNameError
@@ -55,10 +55,16 @@ def some_of(name: str, known: list[str], *, see: str = LIST) -> str:
 
 
 class Registry(Generic[EntryT]):
-    """Named entries of one kind. An entry is never replaced."""
+    """Named entries of one kind. An entry is never replaced. `family` makes the entries that a name stands for."""
 
-    def __init__(self, kind: str, entries: tuple[EntryT, ...] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        entries: tuple[EntryT, ...] = (),
+        family: Callable[[str], tuple[EntryT, ...]] = lambda name: (),
+    ) -> None:
         self.kind = kind
+        self._family = family
         self._entries: dict[str, EntryT] = {}
         for entry in entries:
             self.add(entry)
@@ -69,8 +75,15 @@ class Registry(Generic[EntryT]):
             raise InputError(f"{self.kind} {entry.name!r} is registered already; choose another name")
         self._entries[entry.name] = entry
 
+    def add_family(self, name: str) -> None:
+        """Register the entries that `name` stands for, if it is of a family and they are not there yet."""
+        for entry in self._family(name):
+            self._entries.setdefault(entry.name, entry)
+
     def get(self, name: str) -> EntryT:
         """The entry called `name`. Raises UnknownNameError with the nearest name."""
+        if name not in self._entries:
+            self.add_family(name)
         try:
             return self._entries[name]
         except KeyError:
@@ -81,6 +94,8 @@ class Registry(Generic[EntryT]):
         return list(self._entries)
 
     def __contains__(self, name: str) -> bool:
+        if name not in self._entries:
+            self.add_family(name)
         return name in self._entries
 
     def __iter__(self) -> Iterator[EntryT]:

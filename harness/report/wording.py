@@ -99,7 +99,7 @@ def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> 
     words += _plugins_and_seed(options)
     if fault:
         words += ["--fault", fault]
-    return shlex.join(words)
+    return printable(shlex.join(words))
 
 
 def _questions_command(command: str, questions: dict[str, Any]) -> str:
@@ -108,7 +108,7 @@ def _questions_command(command: str, questions: dict[str, Any]) -> str:
     for name, value in settings.items():
         if value is not None and name != "url":
             words += ["--" + name.replace("_", "-"), str(value)]
-    return shlex.join(words)
+    return printable(shlex.join(words))
 
 
 def show(case_id: str, options: dict[str, Any]) -> str:

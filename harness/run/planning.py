@@ -14,7 +14,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
 from harness.run.environment import DEVICES
 from harness.run.pool import Pool
-from harness.scenario.expand import GPU, KernelOverride, fault_cases, on_device
+from harness.scenario.expand import GPU, KernelOverride, control_cases, fault_cases, on_device
 from harness.scenario.load import SUFFIXES, load_scenarios
 from harness.scenario.schema import FaultUse, Scenario
 from harness.scenario.selection import select, select_scenarios, with_each, with_plugins
@@ -91,6 +91,15 @@ class Planner:
             plugins=tuple(str(path) for path in self.wanted.plugins),
             timeout_seconds=(case.params.own_timeout or self.wanted.timeout_seconds) + compiling,
         )
+
+    def control_jobs(self, num_draws: int) -> list[Job]:
+        """Draws on right kernels, as controls. Raises InputError if no scenario draws cases."""
+        drawing = [scenario for scenario in self.scenarios() if scenario.fuzz is not None]
+        if not drawing or self.wanted.selectors or self.wanted.tags:
+            raise InputError(
+                "--controls: draws cases of the scenario `fuzz`; leave out selectors, tags and --scenarios"
+            )
+        return self.jobs_of(control_cases(drawing[0], self.wanted.seed, num_draws))
 
     def faults(self) -> list[tuple[FaultUse, Job]]:
         """Each fault that the selected scenarios declare, with the job that tries it."""
@@ -184,4 +193,5 @@ def _register(described: list[dict[str, Any]]) -> None:
 
 
 def _is_known(name: str) -> bool:
+    KERNELS.add_family(name)
     return any(name in (spec.name, spec.short_name) for spec in KERNELS)

@@ -71,7 +71,7 @@ Given = dict[str, JsonValue]
 TaskName = Literal["gsm_symbolic", "aime_shaped"]
 """The tasks that the canaries were trained on."""
 Axis = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
-DEFAULT_ORACLES = "finite sentinel reference non_interference cold_warm flush zeroed distinct_experts"
+DEFAULT_ORACLES = "finite sentinel reference non_interference cold_warm flush zeroed distinct_experts tokens conserved"
 _scalar = {"type": ["string", "integer", "boolean"]}
 _labels = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": LABEL}}
 # scenario.matrix checks unions, as its messages name the axis. Messages of pydantic name every branch.

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.files import append_line, read_json_lines, write_atomic
+from harness.core.mutants import MutantResult
 from harness.core.params import STORED, Record
 from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.scenario.schema import FaultUse
@@ -128,7 +129,7 @@ class RunStore:
             raw = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError(f"{path}: not a run directory (it has no run.json)") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{file}: cannot be read: {error}") from None
         return cls(path, _parse(RunPlan, raw, file))
 
@@ -168,6 +169,14 @@ class RunStore:
     def add_shrunk(self, shrunk: Shrunk) -> None:
         """Append the smallest case that fails as one job did, with the way there."""
         self._append("shrunk.jsonl", shrunk)
+
+    def add_mutant(self, result: MutantResult) -> None:
+        """Append what became of one mutant."""
+        self._append("mutants.jsonl", result)
+
+    def mutants(self) -> list[MutantResult]:
+        """What became of each mutant that was tried."""
+        return self._read("mutants.jsonl", MutantResult)
 
     def finished(self) -> dict[str, CaseResult]:
         """The results on disk by job key; a later result of a job replaces an earlier one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
-from harness.core.errors import InputError, KernelError, Refused
+from harness.core.errors import HarnessError, InputError, KernelError, Refused
 from harness.core.records import FirstNan
 from harness.engines import base
 from harness.engines.vllm.faults import why_not
@@ -56,6 +57,7 @@ class VllmTarget(Target):
 
     injects_faults = True
     _server: ClassVar[ForkServer | None] = None
+    _why_no_forks: ClassVar[str] = ""
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -180,16 +182,24 @@ class VllmTarget(Target):
         return reply.result
 
     def _forks(self) -> ForkServer | None:
-        """The server of this worker, started anew if the last one died. None for a case that asks for a new process."""
-        if self._params.process == "spawn":
+        """The server of this worker, started anew if the last one died.
+
+        None for a case that asks for a new process, and where this release cannot be imported before a fork.
+        """
+        if self._params.process == "spawn" or self._why_no_forks:
             return None
         if VllmTarget._server is None or VllmTarget._server.is_dead():
-            VllmTarget._server = ForkServer(
-                ["harness.engines.vllm.serve.imports"],
-                name="the process with vLLM's imports",
-                environ=environ(self._params, None),
-                seconds=self._params.timeout_seconds,
-            )
+            try:
+                VllmTarget._server = ForkServer(
+                    ["harness.engines.vllm.serve.imports"],
+                    name="the process with vLLM's imports",
+                    environ={**environ(self._params, None), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                    seconds=self._params.timeout_seconds,
+                )
+            except HarnessError as error:
+                VllmTarget._why_no_forks = str(error)
+                print(f"no forks of vLLM's imports, each case imports anew: {error}", file=sys.stderr)
+                return None
         return VllmTarget._server
 
 

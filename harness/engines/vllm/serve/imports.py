@@ -1,9 +1,20 @@
-"""What a serving process imports. A fork server imports this module once, before it touches CUDA."""
+"""What a serving process imports. A fork server imports this module once.
+
+A CUDA context does not survive a fork. So a module that touches CUDA while it is imported is left to the forks: the
+import ends with `TouchesCuda`, which Python undoes for this module and for those that were importing it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import sys
+
+import torch
+
+
+class TouchesCuda(BaseException):
+    """A module would initialize CUDA. No `except Exception` of an import may swallow it."""
+
 
 MODULES = (
     "lm_eval.api.task",
@@ -28,6 +39,15 @@ MODULES = (
 )
 """A release without one of them imports it later, under its own name."""
 
+
+def _refuse() -> None:
+    raise TouchesCuda("it touches CUDA")
+
+
+_initialize, torch.cuda._lazy_init = torch.cuda._lazy_init, _refuse
 for _module in MODULES:
-    with contextlib.suppress(ImportError):
+    try:
         importlib.import_module(_module)
+    except (ImportError, TouchesCuda) as _error:
+        print(f"mla-harness: {_module} is left to the forks: {_error}", file=sys.stderr)
+torch.cuda._lazy_init = _initialize
