@@ -10,6 +10,7 @@ import typer
 from harness.cli.commands import Command, new_app
 from harness.cli.options import Seed
 from harness.core.errors import InputError
+from harness.core.extras import ACCURACY, require
 from harness.run.child import ask
 from harness.run.requests import TrainCanary
 
@@ -42,6 +43,7 @@ def train(
 
     Writes a Hugging Face directory with a model card.
     """
+    require(ACCURACY)
     if architecture not in ARCHITECTURES:
         raise InputError(f"--architecture {architecture}: choose one of {', '.join(ARCHITECTURES)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

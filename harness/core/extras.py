@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import InputError
 
-__all__ = ["httpx", "lazily", "pandas", "require", "safetensors", "stats", "tokenizers", "why_not"]
+__all__ = ["ACCURACY", "httpx", "lazily", "pandas", "require", "safetensors", "stats", "tokenizers", "why_not"]
 
 PACKAGES = {
     "lm_eval": ("lm-eval", "accuracy"),
