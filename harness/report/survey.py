@@ -13,7 +13,6 @@ from rich.table import Table
 
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES
-from harness.core.extras import pandas as pd
 from harness.core.records import CaseResult, OptionSet, Verdict
 from harness.core.registry import attribute_at
 from harness.report.table import cell
