@@ -19,7 +19,6 @@ from harness.store.mutants import score
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
 
-SYSTEMS = ("kernel", "engine")
 MODULE, NAME = "harness.judge.mutants.trials", "the trials of mutants"
 
 
@@ -30,7 +29,7 @@ def try_mutants(
     wanted = replace(wanted, device="cpu")
     planner = Planner(wanted, pool)
     cases = select(planner.scenarios(), wanted.selectors, tags=wanted.tags, seed=0)
-    jobs = [job for job in planner.jobs_of(cases) if job.case.system in SYSTEMS and job.device == "cpu"]
+    jobs = [job for job in planner.jobs_of(cases) if job.case.kind.shows_launches and job.device == "cpu"]
     if not jobs:
         raise InputError("--mutants: changes the reference engine and the built-in kernels; select cases that run them")
     store = RunStore.create(

@@ -25,6 +25,7 @@ class SystemSpec:
     A file may name a system with `in_scenarios`, and have an accuracy section if it `has_accuracy`.
     `shows_launches`: kernel launches can be traced, and a run lasts seconds. Such a case can be shrunk, exported as a
     script, and used to judge a fix. `records_first_nan`: the first-NaN recorder can watch it.
+    `serve_command` is "module:function" that makes the shell command of a case, without this project.
     """
 
     name: str
@@ -41,6 +42,7 @@ class SystemSpec:
     has_accuracy: bool = False
     shows_launches: bool = False
     records_first_nan: bool = False
+    serve_command: str = ""
 
     def model(self, op: str | None = None) -> type[Params]:
         """The model of the parameters of a case. Raises UnknownNameError for an op that has none."""
@@ -66,7 +68,7 @@ class EngineSpec:
     `name` is its folder, `title` its name in texts, `distribution` its name for pip, `package` its name for import,
     `install` the argument for pip if it is not the distribution. Environment variables that begin with one of
     `variables` change what it does, and are stored with a case. `slow_modules` take seconds to import; a spare worker
-    imports them before it has a case. `serve_command` is "module:function" that makes a shell command of a case.
+    imports them before it has a case.
     """
 
     name: str
@@ -76,7 +78,6 @@ class EngineSpec:
     install: str = ""
     variables: tuple[str, ...] = ()
     slow_modules: tuple[str, ...] = ()
-    serve_command: str = ""
 
     @property
     def summary(self) -> str:

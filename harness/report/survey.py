@@ -12,7 +12,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.core.cases import Case
-from harness.core.catalog import ENGINES
 from harness.core.records import CaseResult, OptionSet, Verdict
 from harness.core.registry import attribute_at
 from harness.report.table import cell
@@ -47,7 +46,7 @@ def words_of(one: OptionSet) -> str:
 
 def command_of(case: Case) -> str:
     """The shell command that starts the engine with the options of `case`; empty if the engine has none."""
-    path = ENGINES.get(case.system).serve_command if case.system in ENGINES else ""
+    path = case.kind.serve_command
     return str(attribute_at(path)(case)) if path else ""
 
 

@@ -22,7 +22,6 @@ ENGINE = EngineSpec(
         "vllm.v1.attention.ops.flashmla",
         "vllm.v1.attention.ops.triton_decode_attention",
     ),
-    serve_command="harness.engines.vllm.options:serve_command",
 )
 
 SYSTEMS = (
@@ -35,6 +34,7 @@ SYSTEMS = (
         serves=True,
         asks_canary=True,
         records_first_nan=True,
+        serve_command="harness.engines.vllm.options:serve_command",
     ),
     SystemSpec(
         "vllm-host",
