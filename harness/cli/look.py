@@ -34,7 +34,10 @@ def list_(
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """List scenarios, kernels, faults, oracles and sites; with a selector or a tag, the scenarios that it selects."""
+    """List scenarios, kernels, faults, oracles and sites.
+
+    With a selector or a tag, only the scenarios that it selects.
+    """
     wanted = Wanted(tuple(selectors or ()), tuple(tags or ()), seed=seed, scenarios=scenarios)
     known, is_part = load(wanted), bool(selectors or tags)
     if cases:

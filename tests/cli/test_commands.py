@@ -222,7 +222,7 @@ def test_an_unexpected_exception_is_one_line_exit_3_and_a_kept_traceback(
     def explode(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("planned by the test")
 
-    monkeypatch.setattr("harness.cli.look.load_scenarios", explode)
+    monkeypatch.setattr("harness.cli.look.load", explode)
     code, _, err = cli("list")
     assert code == 3 and err.count("\n") == 1
     assert "ZeroDivisionError: planned by the test; traceback in " in err
