@@ -207,6 +207,8 @@ class CaseResult(Record):
     findings: tuple[Finding, ...] = ()
     looked_at: dict[str, int] = Field(default={})
     """Elements that each oracle judged. An oracle without elements makes the case an error."""
+    filled: dict[str, int] = Field(default={})
+    """Site -> bytes that the first run of the case filled. Empty if another process filled them."""
     accuracy: AccuracyRecord | None = None
     """Accuracy by epoch, for a case that measures it."""
     log: str = ""

@@ -30,7 +30,7 @@ from harness.judge.run_records import Evidence, Outcome, Run
 from harness.judge.target import Target, target_of
 from harness.kernels.call import LAUNCHED
 from harness.memory.bounds import bad_index
-from harness.memory.poison.patterns import Poison
+from harness.memory.poison.patterns import FILLED, Poison
 
 LOG_TAIL = 4000
 """Characters of a traceback that a result keeps."""
@@ -43,6 +43,7 @@ def verdict(job: Job) -> Outcome:
     if target.may_differ:
         evidence.repeat = lambda: next(_runs(target, job))
     outcome = judge(evidence)
+    outcome.filled = evidence.runs[0].filled
     never = never_called(job.case, evidence.runs) if outcome.verdict is Verdict.PASS and job.sites is None else []
     if never:
         return Outcome(Verdict.SKIP, f"never called: {', '.join(never)}")
@@ -106,6 +107,7 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
     plan = job.case.poison
     for pattern in plan.patterns:
         LAUNCHED.clear()
+        FILLED.clear()
         try:
             run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
         except CRASHES as error:
@@ -116,7 +118,7 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
             if isinstance(error, torch.OutOfMemoryError) or not is_device_failure(error):
                 raise
             run = Run(pattern, error=bad_index() or KernelError(f"{job.case.id}: {in_one_line(error)}"))
-        run.launched = dict(LAUNCHED)
+        run.launched, run.filled = dict(LAUNCHED), dict(FILLED)
         yield run
         if run.error is not None:
             return

@@ -110,6 +110,8 @@ class Run:
     """The end of the output of a serving process."""
     launched: dict[str, int] = field(default_factory=dict)
     """How often the code of each kernel was called in this process."""
+    filled: dict[str, int] = field(default_factory=dict)
+    """Site -> bytes that were filled in this process."""
     error: Exception | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 
@@ -157,6 +159,7 @@ class Outcome:
     accuracy: AccuracyRecord | None = None
     log: str = ""
     first_nan: FirstNan | None = None
+    filled: dict[str, int] = field(default_factory=dict)
 
     def result_of(self, job: Job, seconds: float) -> CaseResult:
         """The result of `job`."""
@@ -170,4 +173,5 @@ class Outcome:
             accuracy=self.accuracy and self.accuracy.model_copy(update={"fault": job.fault}),
             log=self.log,
             first_nan=self.first_nan,
+            filled=self.filled,
         )

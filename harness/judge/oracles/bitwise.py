@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness.core.finding_words import place
+from harness.core.finding_words import ONE_VALUE, place
 from harness.core.records import Finding
 from harness.judge.oracles.compare import Mismatch, blank_rows, compare_bits, explanation, largest_difference
 from harness.judge.run_records import Evidence, Judgement, Observed, ReplayedStep, Run
@@ -97,7 +97,7 @@ def _blank(observed: Observed) -> Iterator[Finding]:
             tensor=observed.name,
             where=place(observed.describe, rows),
             bits=hex_bits(observed.tensor, first),
-            message=f"live rows of {observed.name} hold one value only, which cannot show an influence",
+            message=f"live rows of {observed.name} {ONE_VALUE}",
         )
 
 
