@@ -172,7 +172,7 @@ class FirstNan(Record):
     def statement(self) -> str:
         """One sentence: the writer, the value, the place, the time, and what was still finite."""
         if not self.writer:
-            return self.untold or "no watched live value was anything but finite"
+            return self.untold or "all watched live values were finite"
         layer = f"layer {self.layer}" if self.layer is not None else ""
         request = f"request {self.request}" if self.request else ""
         only_rank = f"rank {self.rank}" if self.rank and self.num_ranks == 1 else ""
@@ -276,7 +276,7 @@ class Shrunk(Record):
 
 
 class Reading(Record):
-    """Unwritten memory that live results depend on, with its first reader."""
+    """Uninitialised memory that live results depend on, with its first reader."""
 
     site: str
     reader: str

@@ -85,7 +85,7 @@ def judge(evidence: Evidence) -> Outcome:
     outcome.reason = "; ".join(notes)
     if blind:
         outcome.verdict = Verdict.ERROR
-        outcome.reason = f"nothing was looked at by {', '.join(blind)}; an oracle that sees nothing proves nothing"
+        outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
     if outcome.findings:
         outcome.findings = most_telling_first(outcome.findings)
         outcome.verdict = Verdict.FAIL
@@ -169,7 +169,7 @@ def first_reader(job: Job) -> Outcome:
         if error is not None:
             return _found(_reading(sites, None, "as an index out of range", error), num_compared)
     if not num_compared:
-        return Outcome(Verdict.ERROR, "no live tensor was compared; a comparison of nothing proves nothing")
+        return Outcome(Verdict.ERROR, "no live tensor was compared, so this proves nothing")
     return Outcome(Verdict.PASS, looked_at={LOOKED_AT: num_compared})
 
 

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     shrink_help = "time for shrinking a failing case; 0 shrinks none (default 10)"
     add("--mla-shrink", type=float, default=10.0, metavar="SECONDS", help=shrink_help)
     add = parser.getgroup("poison", "MLA harness: any suite under poison").addoption
-    poison_help = "fill unwritten memory in any test suite with one or more of nan,max,inf,random,zeros"
+    poison_help = "fill uninitialised memory in any test suite with one or more of nan,max,inf,random,zeros"
     add("--poison", metavar="PATTERNS", help=poison_help)
     add("--poison-sites", metavar="SITES", help="memory to fill: code,tests,free (default: all three)")
     diff_help = "run each test under two patterns, and compare its asserted tensors"

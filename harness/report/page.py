@@ -101,9 +101,9 @@ def headline(counts: dict[str, int], faults: list[FaultResult]) -> tuple[str, st
     bad = counts["fail"] + counts["crash"]
     if bad:
         noun = "case fails" if bad == 1 else "cases fail"
-        return f"{bad} {noun}" + (f", and {missed} of {len(faults)} faults got through" if missed else ""), "fail"
+        return f"{bad} {noun}" + (f", and {missed} of {len(faults)} faults were not caught" if missed else ""), "fail"
     if missed:
-        return f"{missed} of {len(faults)} faults got through unnoticed", "fail"
+        return f"{missed} of {len(faults)} faults were not caught", "fail"
     if counts["error"]:
         return f"{counts['error']} could not be judged: this run proves nothing about them", "error"
     num_known = counts.get("known", 0)

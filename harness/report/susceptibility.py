@@ -21,7 +21,7 @@ FILES = ("susceptibility.md", "susceptibility.csv", "susceptibility.html")
 LEGEND = (
     "clean: live rows bitwise equal to those over zeros, finite, and right; NaN: NaN or Inf in live rows; "
     "wrong: finite but other numbers; off: outside the reference's tolerance, whatever the memory holds; crash: the "
-    "kernel raised or died; *: the kernel declares that it needs this memory friendly, and its engine must see to it."
+    "kernel raised or died; *: the kernel declares that it needs this memory friendly, and the engine must ensure that."
 )
 LETTERS = {"clean": "·", "NaN": "N", "wrong": "W", "off": "O", "crash": "C", "error": "E", "skipped": "-"}
 

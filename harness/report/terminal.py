@@ -101,7 +101,8 @@ class _Bar:
 class LiveProgress(_Bar):
     """A progress bar with counts while the cases run; without a terminal a line now and then.
 
-    Of failures that are alike, the first is printed at once. The others are counted.
+    Of failures that are alike, the first is printed at once, without a terminal only in a long run. The others are
+    counted.
     """
 
     def __init__(self, console: Console, num_jobs: int) -> None:
@@ -121,7 +122,8 @@ class LiveProgress(_Bar):
         """A job ended; a bad one is printed above the bar at once when `announce`."""
         self._running.pop(result.key, None)
         self._counts[result.verdict.value] += 1
-        if announce and result.verdict in BAD and self._is_new(result):
+        is_soon = not self._console.is_terminal and time.monotonic() - self._started < SECONDS_BETWEEN_LINES
+        if announce and not is_soon and result.verdict in BAD and self._is_new(result):
             verdict = verdict_text(result.verdict.value)
             self._console.print(verdict, one_line(result.id, 200), one_line(result.reason, 200), soft_wrap=True)
         self._update(1)
@@ -169,10 +171,10 @@ def print_run(console: Console, store: RunStore, *, with_table: bool = False) ->
 
 
 def say(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
-    """Print a sentence, wrapped at words. Its further lines are indented by two more blanks."""
+    """Print a sentence, wrapped at words, at most 100 wide. Its further lines are indented by two more blanks."""
     lines = textwrap.wrap(
         text,
-        max(40, console.width - 1),
+        min(100, max(40, console.width - 1)),
         initial_indent=indent,
         subsequent_indent=indent + "  ",
         break_long_words=False,
@@ -262,11 +264,11 @@ def print_known(console: Console, results: Sequence[CaseResult]) -> None:
         console.print(f"  and {len(known) - MAX_FAILURES} more in results.csv")
 
 
-def print_skips(console: Console, results: Sequence[CaseResult]) -> None:
-    """Why cases were skipped, each reason once."""
+def print_skips(console: Console, results: Sequence[CaseResult], scenario: str = "") -> None:
+    """Why cases were skipped, each reason once; of the `scenario` that is named."""
     reasons = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
     for reason, count in reasons.items():
-        say(console, f"skipped {num(count, 'case')}: {one_line(reason)}", style="dim")
+        say(console, f"skipped {num(count, 'case')}{scenario and f' of {scenario}'}: {one_line(reason)}", style="dim")
 
 
 def print_lost(console: Console, results: Sequence[CaseResult]) -> None:

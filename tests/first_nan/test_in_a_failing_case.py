@@ -98,7 +98,7 @@ def test_the_statement_says_what_when_whose_and_what_was_still_good() -> None:
         "mla_decode/<b>tiled</b> wrote out, not finite: layer 1, step 4 (decode), request 2, rank 2, "
         "row 0, element 3, bits 0x7fc00000 float32; still good: q; not good: kv_cache past the lengths"
     )
-    assert FirstNan().statement == "no watched live value was anything but finite"
+    assert FirstNan().statement == "all watched live values were finite"
 
 
 def test_the_terminal_shows_it_below_the_blame() -> None:

@@ -197,7 +197,7 @@ def test_an_oracle_that_looked_at_nothing_makes_the_case_an_error(stub, oracle):
     stub.behave = staticmethod(lambda poison: Run(poison.pattern))
     result = run_case(job(oracles=(oracle,)))
     assert result.verdict is Verdict.ERROR
-    assert f"nothing was looked at by {oracle}" in result.reason
+    assert f"{oracle} judged no element" in result.reason
 
 
 def test_a_case_whose_runs_have_no_live_row_is_an_error(stub):

@@ -81,7 +81,8 @@ def test_the_head_says_what_was_judged(tmp_path: Path) -> None:
     head = dict(page.judged(run_of(tmp_path, FAILING, plugins=["/k/mine.py"])))
     assert head == {
         "kernel": "mla_decode/tiled", "plug-in": "/k/mine.py", "device": "a CPU",
-        "versions": "torch 2.13.0, vllm 0.33.0", "commit": "abcdef0 on topic", "command": "mla-harness run --plugin mine.py",
+        "versions": "torch 2.13.0, vllm 0.33.0", "commit": "abcdef0 on topic",
+        "command": "mla-harness run --plugin mine.py",
     }  # fmt: skip
 
 

@@ -239,7 +239,7 @@ def test_the_policy_stops_scripts_and_requests_that_got_in_all_the_same(browser:
 
 def test_failures_come_first_and_like_ones_are_told_once(opened: Open) -> None:
     tab = opened()
-    assert tab.locator("h1").first.inner_text() == "4 cases fail, and 1 of 2 faults got through"
+    assert tab.locator("h1").first.inner_text() == "4 cases fail, and 1 of 2 faults were not caught"
     verdicts = [text.split()[0] for text in visible(tab, "#case-list tbody .badge")]
     assert verdicts == ["fail"] * 3 + ["crash"] + ["pass"] * 6 + ["skip"]
     titles = visible(tab, "#failures h3")

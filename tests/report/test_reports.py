@@ -121,7 +121,7 @@ def test_the_page_shows_verdicts_findings_blame_faults_and_commands(mixed: RunSt
     text = page.render(mixed)
     for verdict in USUAL:
         assert f"<tr data-v={verdict.value}" in text
-    assert "2 cases fail, and 1 of 2 faults got through" in text
+    assert "2 cases fail, and 1 of 2 faults were not caught" in text
     assert "0x7fc00001" in text and "<h3>Blame</h3>" in text
     assert "mla-harness run &#39;decode[n=fail]&#39;" in text
     assert "https://github.com/vllm-project/vllm/issues/36540" in text

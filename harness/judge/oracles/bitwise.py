@@ -145,7 +145,7 @@ def _unlike_eager(run: Run, step: ReplayedStep, mismatch: Mismatch) -> Finding:
         tensor=step.name,
         where=f"step {step.step}" + (f", {rows}" if rows else ""),
         bits=mismatch.bits(step.replayed, step.eager, "eager "),
-        message=f"the replay of {step.name} is not what the same step gives eagerly{stale}: {mismatch.message} "
+        message=f"the replay of {step.name} differs from the same step run eagerly{stale}: {mismatch.message} "
         f"(pattern {run.pattern})",
     )
 
@@ -174,8 +174,8 @@ def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
         tensor=last.name,
         where=f"steps {steps[0].step}-{last.step}, {place('row', stuck)}",
         bits=hex_bits(last.replayed, index) if row < len(last.replayed) else None,
-        message=f"the replayed answer of {last.name} does not move although its inputs do: the same bits in "
-        f"{int(seen[row])} steps (pattern {run.pattern})",
+        message=f"the replay of {last.name} gives the same bits in {int(seen[row])} steps although its inputs change "
+        f"(pattern {run.pattern})",
     )
 
 

@@ -130,7 +130,7 @@ class Poison:
         return site in self.sites
 
     def fill_(self, tensor: Tensor, site: str) -> Tensor:
-        """Fill `tensor` in place as unwritten memory of `site`. Returns it."""
+        """Fill `tensor` in place as uninitialised memory of `site`. Returns it."""
         if self.is_natural:
             return tensor
         if not self.covers(site):

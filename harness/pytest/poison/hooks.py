@@ -84,8 +84,8 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
     """The closing lines of a run."""
     lines = [
         f"{sums['tests']} tests under {', '.join(patterns)}: {sums['filled']} allocations filled, "
-        f"{sums['compared']} comparisons looked at ({sums['elements']} elements), "
-        f"{sums['found']} found on unwritten memory"
+        f"{sums['compared']} comparisons checked ({sums['elements']} elements), "
+        f"{sums['found']} found on uninitialised memory"
     ]
     if sums["failed_anyway"]:
         lines.append(f"{sums['failed_anyway']} failed without poison too")
