@@ -26,6 +26,7 @@ from harness.report.wording import (
     num,
     one_line,
     printable,
+    ref_url,
 )
 from harness.store.history.trends import Trends
 from harness.store.run_folder import RunStore
@@ -117,12 +118,6 @@ def headline(counts: dict[str, int], faults: list[FaultResult]) -> tuple[str, st
     if num_known:
         return f"{num(counts['pass'], 'case')} passed, {num_known} failed as known{caught}", "pass"
     return f"All {counts['pass']} cases that ran pass{caught}", "pass"
-
-
-def ref_url(ref: str) -> str:
-    """The address of `owner/name#number` on GitHub."""
-    repository, _, number = ref.partition("#")
-    return f"https://github.com/{repository}/issues/{number}"
 
 
 def case_url(key: str) -> str:
