@@ -30,7 +30,7 @@ from harness.diagnose.script.code import (
     tidy,
     without_dead_code,
 )
-from harness.diagnose.script.recipes import OP_SCENES, RECIPES, Recipe, Scene
+from harness.diagnose.script.recipes import OP_SCENES, RECIPES, SMALL, Recipe, Scene
 from harness.report.wording import ref_url
 from harness.scenario.load import load_scenarios
 
@@ -95,6 +95,8 @@ def why_not(case: Case, fault: str | None) -> str:
     if not case.kind.shows_launches:
         instead = f"; {_instead(case, fault)}" if fault else "; export one of the systems kernel and engine"
         return f"a case of system {case.system} is not exported{instead}"
+    if fault in SMALL:
+        return ""
     if case.op and case.op not in OP_SCENES:
         return f"there are no scripts for op {case.op}; {_instead(case, fault)}"
     if getattr(case.params, "layout", "contiguous") != "contiguous":
@@ -126,7 +128,7 @@ def why_of(scenario: str, fault: str | None) -> str:
 
 
 def _scene(export: Export, recipe: Recipe | None) -> Scene:
-    if export.case.op:
+    if export.case.op and export.fault not in SMALL:
         return OP_SCENES[export.case.op]
     assert recipe is not None and recipe.engine is not None
     return recipe.engine
@@ -150,6 +152,7 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "function": Code(f"test_{identifier(case.scenario)}") if export.is_pytest else Code("check"),
         "is_pytest": export.is_pytest,
         "seed": case.seed,
+        "small": export.fault,
         "sites": sites,
         "fills_all": {"kv.tail", "kv.free", "kv.null"} <= sites,
         "pattern_words": Code(f"{words} (-1 in integers)"),
@@ -164,7 +167,7 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "inlined": code,
         "marker": Code(MARKER),
         "with_lse": is_kernel and spec.op == "mla_decode",
-        "extra_arguments": Code(", kv_scale=KV_SCALE" if is_kernel and numbers.get("kv") == "fp8_e4m3" else ""),
+        "extra_arguments": Code(_extra_arguments(code.code, numbers) if is_kernel else ""),
         "keeps_finite": keeps_finite,
         "with_reference": not scene.template.startswith("replay"),
         "planned_by_pages": scene.template.startswith("replay"),
@@ -177,6 +180,12 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "tolerance": 1e-4 if q_dtype == "float32" else 2e-2,
         "store_tolerance": {"fp32": 1e-6, "bf16": 1e-2, "fp8_e4m3": 0.07}[kv],
     }
+
+
+def _extra_arguments(code: str, numbers: dict[str, Any]) -> str:
+    """The optional keywords of a decode kernel that its source names, as text of a call."""
+    scale = ", kv_scale=KV_SCALE" if numbers.get("kv") == "fp8_e4m3" else ""
+    return scale + (", kv_lora_rank=RANK" if "kv_lora_rank=" in code else "")
 
 
 def _kernel_of(case: Case, scene: Scene) -> KernelSpec:
