@@ -33,6 +33,7 @@ from harness.core.records import (
 )
 from harness.report.causes import Cause, facts, symptom_of, with_commands
 from harness.report.wording import (
+    EPOCHS,
     accuracy_title,
     describe_faulty,
     first_nan_lines,
@@ -154,12 +155,14 @@ def verdict_text(verdict: str) -> Text:
 def print_run(console: Console, store: RunStore, *, with_table: bool = False) -> None:
     """Print a finished run: root causes with their commands, skips, totals, the path of the page.
 
-    The table of scenarios is printed on request.
+    The table of scenarios, and accuracy that is as it should be, are printed on request.
     """
     results = store.results()
     if with_table:
         console.print(verdict_table(results))
-    print_accuracy(console, accuracy_records([*results, *store.faults()]))
+    is_wanted = with_table or EPOCHS in store.plan.options
+    measured = accuracy_records([*results, *(store.faults() if is_wanted else ())])
+    print_accuracy(console, [one for one in measured if is_wanted or one.verdict is not Verdict.PASS])
     print_failures(console, store, results)
     for fault in store.faults():
         console.print(fault_line(fault), soft_wrap=True)
@@ -208,8 +211,7 @@ def count_text(verdict: str, count: int) -> Text:
 def print_failures(console: Console, store: RunStore, results: Sequence[CaseResult]) -> None:
     """The root causes of the bad results, and how many cases never ran."""
     bad = [result for result in results if result.verdict in BAD]
-    found = with_commands(store, bad)
-    for cause, words in found[:MAX_FAILURES]:
+    for cause, words in (found := with_commands(store, bad))[:MAX_FAILURES]:
         print_cause(console, cause, words)
     if len(found) > MAX_FAILURES:
         say(console, f"and {len(found) - MAX_FAILURES} more causes: see {store.path / 'report.html'}")
