@@ -79,7 +79,8 @@ class Cause:
         """The memory to blame and in how many cases trials found it; empty if there is none to name."""
         if not self.sites:
             return f"no site ({one_line(self.blame.how)})" if self.blame else ""
-        found = ", ".join(sorted(self.sites))
+        order = (*(self.blame.sites if self.blame else ()), *sorted(self.sites))
+        found = ", ".join(site for site in dict.fromkeys(order) if site in self.sites)
         if self.blame is None:
             return f"{found} (named by the findings; no trials were made)"
         rest = len(self.members) - self.num_blamed
@@ -111,7 +112,7 @@ def causes(failed: Iterable[CaseResult], jobs: Mapping[str, Job], blames: Mappin
             cause.reached |= own.sites
             cause.num_blamed += 1
     for cause in found:
-        cause.members.sort(key=lambda one: (one.key not in blames, not _sites(one), *_size(jobs[one.key].case)))
+        cause.members.sort(key=lambda one: (not _sites(one), *_size(jobs[one.key].case)))
         cause.blame = blames.get(cause.first.key, cause.blame)
     return sorted(found, key=lambda cause: (cause.verdict not in FAILED, -len(cause.members)))
 
