@@ -275,6 +275,17 @@ class Shrunk(Record):
     is_smallest: bool = Field(default=False, description="false: the time was up before every smaller case was tried")
 
 
+class OptionSet(Record):
+    """Options of an engine that fail together, with the smallest case that shows it."""
+
+    options: dict[str, Any] = Field(description="what differs from the plain combination")
+    case: Case
+    result: CaseResult
+    keys: tuple[str, ...] = Field(default=(), description="the failing jobs that have all of these options")
+    num_trials: int = 0
+    is_smallest: bool = Field(default=False, description="false: the time was up before each option was set back")
+
+
 class Reading(Record):
     """Uninitialised memory that live results depend on, with its first reader."""
 

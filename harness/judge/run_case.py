@@ -14,7 +14,7 @@ import torch
 
 from harness.core.cases import AskFirstNan, AskReaders, AskVerdict, Case, Job
 from harness.core.catalog import FAULTS
-from harness.core.errors import HarnessError
+from harness.core.errors import HarnessError, Refused
 from harness.core.records import CaseResult, Verdict
 from harness.core.seams import Injection, inject
 from harness.judge import answers
@@ -37,6 +37,8 @@ def run_case(job: Job) -> CaseResult:
     started = time.perf_counter()
     try:
         outcome = _outcome(job)
+    except Refused as error:
+        outcome = Outcome(Verdict.SKIP, str(error))
     except HarnessError as error:
         outcome = Outcome(Verdict.ERROR, str(error))
     except Exception as error:

@@ -165,6 +165,10 @@ class Scenario(Record):
         "pattern, compared with zeros, or the only site that is filled; `kernel: [all]` stands for every kernel of the "
         "op that is installed, each where its promises fit",
     )
+    cover: Literal["all", "pairs", "triples"] = Field(
+        default="all",
+        description="pairs, triples: few points that hold each pair, or each three, of the matrix's labels",
+    )
     exclude: tuple[Point, ...] = Field(default=(), alias="except", description="points of the matrix to leave out")
     poison: PoisonSettings = PoisonSettings()
     oracles: tuple[OracleName, ...] = Field(default=tuple(DEFAULT_ORACLES.split()), min_length=1)

@@ -10,10 +10,11 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import Verdict
+from harness.engines.vllm.options import environ, llm_options
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
 from harness.engines.vllm.serve.worker_state import check, summed
-from harness.engines.vllm.target import VllmTarget, _last_words, environ, llm_options
+from harness.engines.vllm.target import VllmTarget, _last_words
 from harness.judge.run_case import run_case
 from harness.memory.poison.patterns import Poison
 
@@ -199,3 +200,17 @@ def test_what_workers_filled_is_added_up_and_kept_by_rank() -> None:
     told = summed([worker(1, blocks=3), worker(0)])
     assert (told["sweeps"], told["blocks"]) == (18, 3)
     assert [(one["rank"], one["blocks"]) for one in told["ranks"]] == [(0, 0), (1, 3)]
+
+
+def test_options_that_vllm_refuses_are_a_skip_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "refuse")
+    result = run(tmp_path, case(graph="full"))
+    assert (result.verdict, result.reason) == (
+        Verdict.SKIP, "vLLM refuses these options: this backend takes no graphs",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("process", ["fork", "spawn"])
+def test_a_fork_and_a_new_process_give_the_same_answers(process: str, tmp_path: Path) -> None:
+    result = run(tmp_path, case(graph="none", process=process).model_copy(update={"oracles": ("answers",)}))
+    assert result.accuracy is not None and result.verdict is Verdict.PASS
