@@ -112,6 +112,17 @@ def test_dead_code_goes_and_what_is_used_stays() -> None:
     assert "from a import c\n" in left and "def used" in left and "import torch" in left
 
 
+def test_an_optional_keyword_that_no_call_gives_goes_unless_the_kernel_is_under_test() -> None:
+    text = "def f(x, *, scale, extra=None):\n    return x * scale\n\n\ndef check():\n    f(1, scale=2)\n"
+    assert without_dead_code(text).startswith("def f(x, *, scale):\n")
+    used = text.replace("x * scale", "x * scale * extra")
+    assert without_dead_code(used) == used
+    under_test = text.replace("\n\n\ndef check", f"\n\n\nkernel = f{MARKER}\n\n\ndef check").replace(
+        "    f(1", "    kernel(1"
+    )
+    assert "extra=None" in without_dead_code(under_test)
+
+
 def test_a_mixed_batch_stays_mixed() -> None:
     fault, case = next(pair for pair in DECLARED if pair[0] == "batch.decode-prefill-border")
     assert "a mixed batch: decodes first, then prompts" in script_of(fault, case)
