@@ -80,10 +80,7 @@ def _sites_to_blame(
     # Of two sites that do not fail alone, both are necessary.
     necessary = tuple(site for site, rest in zip(sites, _all_but_one(sites), strict=True) if rest in passed)
     if necessary:
-        return (
-            necessary,
-            f"no single site makes it fail; `{oracle}` needs {_words(necessary)} to be poisoned",
-        )
+        return necessary, f"no single site makes it fail; `{oracle}` needs {_words(necessary)} to be poisoned"
     return sites, "no single site makes it fail, and none is needed: several together are to blame"
 
 
