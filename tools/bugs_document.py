@@ -14,7 +14,7 @@ from markdown_page import table
 from harness.core.catalog import FAULTS
 from harness.core.errors import HarnessError
 from harness.core.records import Verdict
-from harness.report.page import ref_url
+from harness.report.wording import ref_url
 from harness.store.run_folder import RunStore
 
 

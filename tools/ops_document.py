@@ -1,11 +1,14 @@
-"""Write docs/ops.md, the contracts of the ops, from the code: python tools/ops_document.py > docs/ops.md"""
+"""Write docs/ops.md and docs/reference.md, the tables of the code: python tools/ops_document.py [FOLDER]"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from markdown_page import table
 
+from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.ops import OPS, Op
 from harness.core.shapes import NAMED, SIZES, Shapes
 
@@ -58,5 +61,39 @@ def _set(shapes: Shapes) -> list[str]:
     return [f"`{shapes.name}`", *(shapes.words(name) if getattr(shapes, name) else "any" for name in names)]
 
 
+def reference() -> str:
+    """The page of oracles, sites and kernels."""
+    kernels = [(op, [spec for spec in KERNELS if spec.op == op.name]) for op in OPS]
+    rows = [
+        (
+            f"`{op.name}`",
+            ", ".join(f"`{spec.short_name}`" for spec in specs),
+            ", ".join(sorted({device for spec in specs for device in spec.devices})),
+            ", ".join(dict.fromkeys(kv for spec in specs for kv in spec.kv)) if "cache" in op.signature else "none",
+        )
+        for op, specs in kernels
+    ]
+    return f"""# Reference
+
+Written by `python tools/ops_document.py` from the tables in `harness/core/`. [ops.md](ops.md) has the contract of each op, [bugs.md](bugs.md) the injected bugs, [glossary.md](glossary.md) the words.
+
+## Oracles
+
+{table(("oracle", "passes when"), [(f"`{one.name}`", one.summary) for one in ORACLES])}
+
+## Sites
+
+{table(("site", "memory"), [(f"`{one.name}`", one.summary) for one in SITES])}
+
+## Kernels
+
+{table(("op", "kernels", "devices", "KV cache"), rows)}
+
+Triton kernels run on a CPU under `TRITON_INTERPRET=1`. Kernels of vLLM and FlashInfer need the package. `mla-harness doctor` lists what this machine can run, and why not. On a CPU a graph is a recording of kernel launches on fixed addresses: its replay runs no Python and allocates nothing, and it does not see a tensor that replaced a captured one.
+"""
+
+
 if __name__ == "__main__":
-    print(document(), end="")
+    folder = Path(*sys.argv[1:2] or ["docs"])
+    for page, text in (("ops.md", document()), ("reference.md", reference())):
+        (folder / page).write_text(text, encoding="utf-8")

@@ -27,7 +27,7 @@ RANDOM = (
     "log_",
 )
 UNWRITTEN = ("empty", "resize_", "resize_as_")
-"""Operators whose results are unwritten memory by their own definition."""
+"""Operators whose results are uninitialised memory by their own definition."""
 OTHERS = ("linalg", "svd", "eig", "qr", "geqrf", "to_sparse", "as_strided", "nonzero", "view_as", "allclose", "equal")
 """Results that are not unique, not dense or no tensors, so that a comparison needs more than these tests have."""
 CHOSEN = [op for op in op_db if not any(word in op.name for word in RANDOM + UNWRITTEN + OTHERS)][::3]

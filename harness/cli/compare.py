@@ -12,6 +12,8 @@ from harness.cli.making_runs import history_file
 from harness.cli.options import History, Json, Out
 from harness.cli.output import console, print_json, warn
 from harness.core.errors import InputError
+from harness.core.files import write_atomic
+from harness.report.compare_page import render
 from harness.report.terminal_history import print_comparison
 from harness.store.history.compare import LATEST, Change, Comparison, choose
 from harness.store.history.compare import compare as compare_runs
@@ -19,6 +21,9 @@ from harness.store.history.database import opened
 from harness.store.history.entry import Entry, RunEntry
 from harness.store.history.runs import newer
 from harness.store.run_folder import DEFAULT_RUNS
+
+PAGE = "compare.html"
+"""In the folder of the newer run."""
 
 
 def compare(
@@ -45,6 +50,9 @@ def compare(
         print_json(_to_object(found), default=_of_change)
     else:
         print_comparison(console(), found)
+        if (folder := Path(after.folder)).is_dir():
+            write_atomic(folder / PAGE, render(found))
+            console().print(f"page: {folder / PAGE}", soft_wrap=True)
     raise typer.Exit(int(bool(found.new_failures or found.lost)))
 
 

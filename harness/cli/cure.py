@@ -89,7 +89,7 @@ def _job(planner: Planner, pool: WorkerPool, selector: str, faults: list[str]) -
 
 def _print(screen: Console, result: CureResult) -> None:
     screen.print(f"symptom: `{result.oracle}` fires", markup=False)
-    _print_readings(screen, "unwritten memory that is read without the cure:", result.before)
+    _print_readings(screen, "uninitialised memory that is read without the cure:", result.before)
     _print_readings(screen, f"read with {', '.join(result.cures)}:", result.after)
     screen.print(
         f"compared {result.num_compared} live tensors at launches, with the cure, in {result.seconds:.1f} s",

@@ -13,7 +13,7 @@ from harness.cli.options import History, Json, Out
 from harness.cli.output import console, print_json, warn
 from harness.core.errors import HarnessError, InputError
 from harness.report.markdown import render
-from harness.report.terminal import fault_line, print_run
+from harness.report.terminal import print_run
 from harness.report.write import write_reports
 from harness.store.epochs import take_in
 from harness.store.history.compare import Comparison, compare, previous_of
@@ -54,10 +54,7 @@ def report(
     if json:
         print_json(summarise(store.plan, store.results(), store.faults()))
         return
-    screen = console()
-    print_run(screen, store)
-    for fault in store.faults():
-        screen.print(fault_line(fault), soft_wrap=True)
+    print_run(console(), store, with_table=True)
 
 
 def _since_before(store: RunStore, history: Path | None) -> Comparison | None:

@@ -25,7 +25,8 @@ from harness.diagnose.blame import find_blame
 from harness.diagnose.perform import exit_code, judge_fault
 from harness.diagnose.session import comes_from, declared_oracle, why_not_recorded, with_first_nan
 from harness.diagnose.shrink import shrink, why_not
-from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, verdict_text
+from harness.report.causes import facts
+from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, say, verdict_text
 from harness.report.wording import blame_lines, num, one_line, printable, reproduce_case
 from harness.run.planning import Planner, Wanted, load
 from harness.run.pool import Pool
@@ -129,9 +130,10 @@ class _Reproduction:
         cases = list(by_id.values())[: max(MAX_CASES, len(declared))]
         jobs, results, blames = self._run(cases, faults)
 
-        _print_title(self.screen, scenario)
         clean = [results[case.id] for case in cases]
         is_skipped = all(result.verdict is Verdict.SKIP for result in results.values())
+        if not is_skipped:
+            _print_title(self.screen, scenario)
         judged = _judged(declared, results, blames)
         smallest: dict[str, Shrunk] = {}
         for fault in () if is_skipped else faults:
@@ -145,8 +147,7 @@ class _Reproduction:
         self.cases += [_as_object(j, results[j.key], blames.get(j.key), smallest.get(j.key)) for j in jobs]
         self.faults += [found.model_dump(mode="json") for found in judged]
         if is_skipped:
-            print_skips(self.screen, clean)
-            self.screen.print()
+            print_skips(self.screen, clean, scenario.name)
             return 2
         if not faults:
             _print_counts(self.screen, clean)
@@ -196,7 +197,7 @@ def _print_title(screen: Console, scenario: Scenario) -> None:
     screen.print(f"{scenario.name}: {one_line(scenario.summary)}", style="bold", soft_wrap=True)
     screen.print(", ".join(scenario.refs), style="dim", soft_wrap=True)
     if scenario.why:
-        screen.print(" ".join(scenario.why.split()))
+        say(screen, " ".join(scenario.why.split()))
 
 
 def _print_counts(screen: Console, clean: list[CaseResult]) -> None:
@@ -212,14 +213,18 @@ def _print_judged(screen: Console, judged: list[FaultResult]) -> None:
 
 
 def _side_by_side(pairs: list[tuple[CaseResult, CaseResult]], blames: dict[str, Blame]) -> Table:
-    shown = table("case", "without", "with", "found by", "blame", no_wrap={"without", "with"})
+    """A row for the cases that end alike, with the first of them."""
+    alike: dict[tuple[str, ...], list[str]] = {}
     for clean, faulty in pairs:
         blame = blames.get(faulty.key)
-        blamed = Text(", ".join(blame.sites) or "no site", style="bold") if blame else Text("")
         oracles = dict.fromkeys(finding.oracle for finding in faulty.findings)
-        verdicts = (verdict_text(clean.verdict.value), verdict_text(faulty.verdict.value))
-        found_by = ", ".join(oracles) or faulty.reason
-        shown.add_row(printable(clean.id), *verdicts, printable(found_by), blamed)
+        blamed = (", ".join(blame.sites) or "no site") if blame else ""
+        outcome = (clean.verdict.value, faulty.verdict.value, ", ".join(oracles) or faulty.reason, blamed)
+        alike.setdefault(outcome, []).append(clean.id)
+    shown = table("cases", "without", "with", "found by", "blame", "first case", no_wrap={"without", "with"})
+    for (without, faulty_verdict, found_by, blamed), cases in alike.items():
+        verdicts = (verdict_text(without), verdict_text(faulty_verdict))
+        shown.add_row(str(len(cases)), *verdicts, printable(found_by), Text(blamed, style="bold"), printable(cases[0]))
     return shown
 
 
@@ -229,16 +234,13 @@ def _print_example(screen: Console, results: list[CaseResult], blames: dict[str,
     if result is None and all(result.verdict is Verdict.SKIP for result in results):
         return
     if result is None:
-        screen.print("no case fails with this fault: it gets through", style="bold red")
+        screen.print("no case fails with this fault: it is not caught", style="bold red")
         return
     screen.print(printable(f"in {result.id}:"), soft_wrap=True)
-    first: dict[str, str] = {}
-    for finding in result.findings:
-        first.setdefault(finding.oracle, finding_line(finding))
-    for line in first.values():
-        screen.print("  " + line, soft_wrap=True)
+    for finding, _ in facts(result.findings):
+        say(screen, finding_line(finding), indent="  ")
     for line in blame_lines(blames.get(result.key)):
-        screen.print("  " + line, soft_wrap=True)
+        say(screen, line, indent="  ")
 
 
 def _as_object(job: Job, result: CaseResult, blame: Blame | None, smallest: Shrunk | None) -> dict[str, Any]:

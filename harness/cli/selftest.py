@@ -21,7 +21,6 @@ from harness.report.terminal import (
     print_known,
     print_skips,
     totals_line,
-    verdict_table,
 )
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
@@ -141,11 +140,9 @@ def _code(store: RunStore) -> int:
 
 def _print(screen: Console, store: RunStore) -> None:
     """Print the outcome."""
-    results, faults, blames, skipped = store.results(), store.faults(), store.blames(), _skipped(store)
-    if results:
-        screen.print(verdict_table(results))
+    results, faults, skipped = store.results(), store.faults(), _skipped(store)
     print_accuracy(screen, accuracy_records([*results, *faults]))
-    print_failures(screen, store, results, blames)
+    print_failures(screen, store, results)
     for fault in faults:
         screen.print(fault_line(fault), soft_wrap=True)
     print_known(screen, results)

@@ -1,4 +1,4 @@
-"""`mla-harness susceptibility`: which unwritten memory changes which outputs of a kernel."""
+"""`mla-harness susceptibility`: which uninitialised memory changes which outputs of a kernel."""
 
 from __future__ import annotations
 

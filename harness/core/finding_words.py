@@ -10,6 +10,8 @@ from harness.core.records import Finding
 MAX_RANGES = 6
 DECLARE_SHAPES = "declare shapes="
 """In the reason of a crash: the kernel raises at these sizes, which it should declare."""
+ONE_VALUE = "have equal elements, so comparing them proves nothing"
+"""In a finding about rows that could not show an influence, such as rows of zeros or of one NaN."""
 
 
 def ranges(rows: Iterable[int]) -> str:

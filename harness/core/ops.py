@@ -75,7 +75,7 @@ OPS: Registry[Op] = Registry(
             ("scale", "kv_scale"),
             (Output("out", "T H R", "output"), Output("lse", "T H", "lse")),
             "absorbed MLA of each query token over the slots in `indices` [T, K] of a paged latent cache; a negative "
-            "index stands for no slot and influences no row; lse is a natural logarithm",
+            "index names no slot and influences no row; lse is a natural logarithm",
             optional=("kv_lora_rank",),
             activations=("q",),
             arguments="q [T, H, D], kv_cache [N, P, D], types as in mla_decode; indices int32, a slot is page * P + "

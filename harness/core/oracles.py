@@ -19,7 +19,7 @@ TELLING_ORDER = (
     "reference", "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy", "streams", "answers",
 )  # fmt: skip
 """Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a stale address or plan,
-unwritten memory), then a symptom."""
+uninitialised memory), then a symptom."""
 
 
 def most_telling_first(findings: Iterable[Finding]) -> list[Finding]:
@@ -64,12 +64,12 @@ ORACLES: tuple[OracleSpec, ...] = (
     _oracle("bitwise:non_interference", "live rows are bitwise equal under two different poisons", "patterns"),
     _oracle(
         "bitwise:replay",
-        "a graph replay equals the same step run eagerly, and its answer moves as its inputs do",
+        "a graph replay equals the same step run eagerly, and its answer changes when its inputs change",
         "graph",
     ),
     _oracle(
         "agreement:padding",
-        "live rows of a captured batch are bitwise equal whatever the number of padded ones",
+        "live rows of a captured batch are bitwise equal for any number of padded rows",
         "graph",
     ),
     _oracle("contracts:address", "the tensor that a graph captured is the one that the engine updates", "graph"),
@@ -92,6 +92,6 @@ ORACLES: tuple[OracleSpec, ...] = (
         "in every epoch vLLM answers as many questions right as the canary is known to, with no invalid token",
         "answers",
     ),
-    _oracle("accuracy:streams", "vLLM with graphs generates what it generates without them", "graph"),
+    _oracle("accuracy:streams", "vLLM generates the same text with graphs and without", "graph"),
     _oracle("crash", "the worker survives: no illegal address, no signal, no exception, no hang"),
 )

@@ -172,7 +172,7 @@ class FirstNan(Record):
     def statement(self) -> str:
         """One sentence: the writer, the value, the place, the time, and what was still finite."""
         if not self.writer:
-            return self.untold or "no watched live value was anything but finite"
+            return self.untold or "all watched live values were finite"
         layer = f"layer {self.layer}" if self.layer is not None else ""
         request = f"request {self.request}" if self.request else ""
         only_rank = f"rank {self.rank}" if self.rank and self.num_ranks == 1 else ""
@@ -209,6 +209,8 @@ class CaseResult(Record):
     """Elements that each oracle judged. An oracle without elements makes the case an error."""
     launched: dict[str, int] = Field(default={})
     """How often the run under the main pattern launched each kernel."""
+    filled: dict[str, int] = Field(default={})
+    """Site -> bytes that the first run of the case filled. Empty if another process filled them."""
     accuracy: AccuracyRecord | None = None
     """Accuracy by epoch, for a case that measures it."""
     log: str = ""
@@ -287,7 +289,7 @@ class OptionSet(Record):
 
 
 class Reading(Record):
-    """Unwritten memory that live results depend on, with its first reader."""
+    """Uninitialised memory that live results depend on, with its first reader."""
 
     site: str
     reader: str

@@ -33,7 +33,7 @@ SITES: tuple[Site, ...] = (
     Site("context.lse", 5, "context-attention log-sum-exp of tokens that have no context in this chunk"),
     Site("kv.tail", 6, "slots of a request's last page at or past its length"),
     Site("kv.free", 7, "pages that belong to no request"),
-    Site("kv.new", 8, "a block at the moment it is given to a request, before anybody writes it"),
+    Site("kv.new", 8, "a block at the moment it is given to a request, before the request writes it"),
     Site("kv.null", 9, "block 0, which unused block-table entries point to"),
     Site("block_table.pad", 10, "block-table entries past the last page a request needs"),
     Site("graph.pad_rows", 11, "rows of a captured batch past the live requests"),

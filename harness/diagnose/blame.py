@@ -71,17 +71,17 @@ def _sites_to_blame(
     if () in failed or not sites:
         named = _named_by_findings(oracle, result)
         memory = _words(named) if named else "no memory"
-        return named, f"`{oracle}` fires with nothing poisoned; its findings name {memory}"
+        return named, f"`{oracle}` fires without poison too; its findings name {memory}"
     if len(sites) == 1:
         return sites, f"{sites[0]} is the only poisoned site, and without it the case is clean"
     alone = tuple(site for site in sites if (site,) in failed)
     if alone:
-        return alone, f"`{oracle}` fires when {_words(alone, 'or')} alone is poisoned, and not with nothing poisoned"
+        return alone, f"`{oracle}` fires when only {_words(alone, 'or')} is poisoned, and not without poison"
     # Of two sites that do not fail alone, both are necessary.
     necessary = tuple(site for site, rest in zip(sites, _all_but_one(sites), strict=True) if rest in passed)
     if necessary:
-        return necessary, f"no site fails alone; `{oracle}` is silent once {_words(necessary, 'or')} is left unpoisoned"
-    return sites, "no site fails alone and none is necessary: several together are to blame"
+        return necessary, f"no single site makes it fail; `{oracle}` needs {_words(necessary)} to be poisoned"
+    return sites, "no single site makes it fail, and none is needed: several together are to blame"
 
 
 def _named_by_findings(oracle: str, result: CaseResult) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def _all_but_one(sites: tuple[str, ...]) -> list[tuple[str, ...]]:
 def _trial(job: Job, result: CaseResult, sites: tuple[str, ...]) -> Job:
     """The job with other poisoned sites, judged by the oracle in question, with as few patterns as it needs.
 
-    A site that is not poisoned holds zeros. So the pattern zeros repeats the trial with nothing poisoned, and with
+    A site that is not poisoned holds zeros. So the pattern zeros repeats the trial without poison, and with
     nothing poisoned all patterns are equal.
     """
     case, oracle = job.case, primary(result.findings).oracle

@@ -2,8 +2,8 @@
 
 A failure that is gone proves little. PR 37442 filled an output with zeros: the NaN was gone, its cause stayed (PR
 38359). So the case runs again with the cure. One site at a time is filled with several patterns, and the results of
-each kernel launch are compared. A result that differs depends on unwritten memory, even if the answer does not. A site
-that the cure fills is filled with other finite values: if a result changes, the site is still read.
+each kernel launch are compared. A result that differs depends on uninitialised memory, even if the answer does not.
+A site that the cure fills is filled with other finite values: if a result changes, the site is still read.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _without_blind_oracles(job: Job, before: CaseResult) -> Job:
 
 
 def _search(pool: Pool, job: Job) -> tuple[tuple[Reading, ...], int]:
-    """The first reader of each site of unwritten memory, and the number of live tensors that were compared.
+    """The first reader of each site of uninitialised memory, and the number of live tensors that were compared.
 
     First all sites are filled together. A set of sites with a reader is halved, until each site stands alone.
     """
@@ -146,7 +146,7 @@ def _verdict(oracle: str, after: CaseResult, before: Sequence[Reading], readings
     if others:
         return NO_HELP, f"`{oracle}` is silent, but {_fire(others)}"
     if not before:
-        return REMOVES, f"`{oracle}` is silent; no unwritten memory was read, neither before nor now"
+        return REMOVES, f"`{oracle}` is silent; no uninitialised memory was read, neither before nor now"
     sites = ", ".join(reading.site for reading in before)
     return REMOVES, f"`{oracle}` is silent, and {sites} is not read any more"
 

@@ -18,7 +18,7 @@ from harness.run.pool import Pool
 from harness.scenario.expand import fault_cases
 from harness.scenario.selection import selects_scenario
 
-NOT_SOUGHT = "not sought: each trial would be a serving process; `mla-harness selftest` takes that time"
+NOT_SOUGHT = "not searched for: each trial would start a server; `mla-harness selftest` does so"
 MAX_CASES = 32
 """Cases of a scenario that are run to find one that fails."""
 

@@ -3,7 +3,7 @@
 A smaller case counts if
 - it fails for the same reason: the same oracle, site and sentence;
 - it passes without the fault, if one is injected;
-- it does not fail for this reason with nothing poisoned, unless the first case does too.
+- it does not fail for this reason without poison, unless the first case does too.
 The last two rules exclude cases that are too small to run. Several trials run at a time, and the first reduction that
 counts is taken, so the result does not depend on the number of workers.
 
@@ -201,7 +201,7 @@ def _trial(search: _Search, reduction: Reduction) -> Job:
 
 
 def _controls_hold(search: _Search, reduction: Reduction) -> bool:
-    """Whether the reduced case passes without the fault, and has another result with nothing poisoned."""
+    """Whether the reduced case passes without the fault, and has another result without poison."""
     trial = _trial(search, reduction)
     controls = []
     if search.job.fault is not None:

@@ -18,8 +18,8 @@ from harness.memory.poison.patterns import Poison
 class RoutedExperts:
     """A layer's experts 0 .. X-1 and the trap expert X, full of the poison's `router.ids`.
 
-    An id from unwritten memory leads to the trap, or out of bounds if the poison is strict. Expert-parallel ranks are
-    played in one process; each of the `num_ranks` has a share of the experts and its own trap.
+    An id from uninitialised memory leads to the trap, or out of bounds if the poison is strict. Expert-parallel ranks
+    are played in one process; each of the `num_ranks` has a share of the experts and its own trap.
     """
 
     def __init__(self, moe: MoE, kernels: Kernels, poison: Poison, num_ranks: int = 1) -> None:

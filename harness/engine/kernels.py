@@ -174,7 +174,7 @@ def pad_to_longest_rank(x: Tensor, num_rows: int, poison: Poison) -> Tensor:
 def rows_of_this_rank(num_tokens: int) -> int | None:
     """The rows that a scale covers in a batch padded for data parallelism: the rank's own tokens, or None for all.
 
-    The padding is unwritten memory (sgl-project/sglang#26133).
+    The padding is uninitialised memory (sgl-project/sglang#26133).
     """
     return num_tokens
 

@@ -59,7 +59,7 @@ def index_logits(indexer: Indexer, x: Tensor, cache: Tensor, tables: Tensor, len
     keys = cache[blocks].flatten(1, 2)
     logits = poison.empty(*keys.shape[:2], dtype=torch.float32, site="sparse.logits", device=x.device)
     written = torch.arange(keys.shape[1], device=x.device) < lengths[:, None]
-    # Keys past the length are unwritten memory. Their scores are computed and dropped.
+    # Keys past the length are uninitialised memory. Their scores are computed and dropped.
     return logits.copy_(torch.where(written, indexer.scores(x, keys).float(), logits))
 
 

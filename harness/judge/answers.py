@@ -29,7 +29,7 @@ from harness.judge.run_records import Evidence, Outcome, Run
 from harness.judge.target import Target, target_of
 from harness.kernels.call import counting_launches
 from harness.memory.bounds import bad_index
-from harness.memory.poison.patterns import Poison
+from harness.memory.poison.patterns import FILLED, Poison
 
 LOG_TAIL = 4000
 """Characters of a traceback that a result keeps."""
@@ -43,6 +43,7 @@ def verdict(job: Job) -> Outcome:
         evidence.repeat = lambda: next(_runs(target, job))
     outcome = judge(evidence)
     outcome.runs, outcome.launched = evidence.runs, evidence.runs[0].launched
+    outcome.filled = evidence.runs[0].filled
     never = never_called(job.case, evidence.runs) if outcome.verdict is Verdict.PASS and job.sites is None else []
     if never:
         outcome.verdict, outcome.reason = Verdict.SKIP, f"never called: {', '.join(never)}"
@@ -85,7 +86,7 @@ def judge(evidence: Evidence) -> Outcome:
     outcome.reason = "; ".join(notes)
     if blind:
         outcome.verdict = Verdict.ERROR
-        outcome.reason = f"nothing was looked at by {', '.join(blind)}; an oracle that sees nothing proves nothing"
+        outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
     if outcome.findings:
         outcome.findings = most_telling_first(outcome.findings)
         outcome.verdict = Verdict.FAIL
@@ -106,6 +107,7 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
     """One run for each poison pattern, the main one first. A crashed run is the last one."""
     plan = job.case.poison
     for pattern in plan.patterns:
+        FILLED.clear()
         with counting_launches() as launched:
             try:
                 run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
@@ -117,7 +119,7 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
                 if isinstance(error, torch.OutOfMemoryError) or not is_device_failure(error):
                     raise
                 run = Run(pattern, error=bad_index() or KernelError(f"{job.case.id}: {in_one_line(error)}"))
-        run.launched = dict(launched)
+        run.launched, run.filled = dict(launched), dict(FILLED)
         yield run
         if run.error is not None:
             return
@@ -168,7 +170,7 @@ def first_reader(job: Job) -> Outcome:
         if error is not None:
             return _found(_reading(sites, None, "as an index out of range", error), num_compared)
     if not num_compared:
-        return Outcome(Verdict.ERROR, "no live tensor was compared; a comparison of nothing proves nothing")
+        return Outcome(Verdict.ERROR, "no live tensor was compared, so this proves nothing")
     return Outcome(Verdict.PASS, looked_at={LOOKED_AT: num_compared})
 
 

@@ -132,6 +132,8 @@ class Run:
     """The end of the output of a serving process."""
     launched: dict[str, int] = field(default_factory=dict)
     """How often each kernel was launched."""
+    filled: dict[str, int] = field(default_factory=dict)
+    """Site -> bytes that were filled in this process."""
     error: Exception | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 
@@ -182,6 +184,7 @@ class Outcome:
     launched: dict[str, int] = field(default_factory=dict)
     """How often the main run launched each kernel."""
     runs: list[Run] = field(default_factory=list)
+    filled: dict[str, int] = field(default_factory=dict)
 
     def result_of(self, job: Job, seconds: float) -> CaseResult:
         """The result of `job`."""
@@ -196,4 +199,5 @@ class Outcome:
             log=self.log,
             first_nan=self.first_nan,
             launched=self.launched,
+            filled=self.filled,
         )

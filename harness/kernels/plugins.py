@@ -192,7 +192,7 @@ def load_entry_points() -> None:
             owner = point.dist.name if point.dist else point.value
             raise InputError(
                 f"entry point {point.name!r} of {owner}: {type(error).__name__}: {' '.join(str(error).split())}; "
-                "mend the package or uninstall it"
+                "fix the package or uninstall it"
             ) from error
 
 

@@ -38,7 +38,7 @@ LAYOUTS = {
 FULL_NAN = {"float32": 0x7FFFFFFF, "bfloat16": 0x7FFF, "float16": 0x7FFF}
 """The canonical NaN of NVIDIA's arithmetic (measured on an H200)."""
 
-KEPT = "Copied, or kept by arithmetic that keeps the payload of a NaN (x86), from unwritten memory:"
+KEPT = "Copied, or kept by arithmetic that keeps the payload of a NaN (x86), from uninitialised memory:"
 
 
 @dataclass(frozen=True, slots=True)

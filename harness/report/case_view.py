@@ -14,6 +14,7 @@ from harness.core.oracles import most_telling_first
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Shrunk, Verdict
 from harness.core.systems import engine_versions
 from harness.report.bits import Meaning, explain
+from harness.report.causes import facts as facts_of
 from harness.report.diagram import Diagram, diagram
 from harness.report.trend_chart import past_of
 from harness.report.wording import first_nan_lines, num, one_line, printable, reproduce, reproduce_case, show
@@ -64,19 +65,20 @@ class CaseView:
         return list(dict.fromkeys((*self.result.refs, *known)))
 
     @property
-    def findings(self) -> list[tuple[Finding, tuple[Meaning, ...]]]:
-        """The findings that are shown, each with the meaning of its bits."""
-        return [(_cut(finding), explain(finding.bits)) for finding in self.result.findings[:MAX_FINDINGS]]
+    def findings(self) -> list[tuple[Finding, tuple[str, ...], tuple[Meaning, ...]]]:
+        """The facts that are shown, each with the other oracles that see it and the meaning of its bits."""
+        found = facts_of(self.result.findings)[:MAX_FINDINGS]
+        return [(_cut(finding), also, explain(finding.bits)) for finding, also in found]
 
     @property
     def num_hidden(self) -> int:
         """How many findings are not shown."""
-        return max(0, len(self.result.findings) - MAX_FINDINGS)
+        return max(0, len(facts_of(self.result.findings)) - MAX_FINDINGS)
 
     @property
     def bits(self) -> list[Meaning]:
         """The patterns among the bits, each once. Numbers need no explanation."""
-        every = {(one.bits, one.dtype): one for _, meanings in self.findings for one in meanings}
+        every = {(one.bits, one.dtype): one for *_, meanings in self.findings for one in meanings}
         return [meaning for meaning in every.values() if meaning.kind != "number"]
 
 
@@ -163,7 +165,8 @@ def facts(job: Job, result: CaseResult, environment: dict[str, Any]) -> tuple[tu
     named = {
         "system": f"{job.case.system} on {job.device}",
         "poison": ", ".join(poison.patterns) + (", strict" if poison.strict else ""),
-        "poisoned sites": ", ".join(job.poisoned_sites) or "none",
+        "filled": ", ".join(f"{site} {count:,} bytes" for site, count in result.filled.items()),
+        "sites to fill": "" if result.filled else ", ".join(job.poisoned_sites) or "none",
         "elements judged": ", ".join(f"{name} {count:,}" for name, count in result.looked_at.items()),
         "planned again after the loss of": ", ".join(result.lost_nodes),
         "tags": ", ".join(job.case.tags),

@@ -73,7 +73,7 @@ def diagram(
     tensors = list(dict.fromkeys(finding.tensor for finding in findings if finding.tensor))
     silent = sum(oracle not in fired for oracle in judged)
     layers = [
-        ("unwritten memory", sites),
+        ("uninitialised memory", sites),
         ("read by", [(text, "step") for text in step_words(case, fault, scenario)]),
         ("seen in", [(text, "bad") for text in _few(tensors)]),
         ("found by", [(text, "bad") for text in _few(fired)] + ([(f"{silent} silent", "calm")] if silent else [])),

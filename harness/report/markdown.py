@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from harness.core.records import BAD, AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
+from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, Verdict
+from harness.report.causes import Cause, with_commands
 from harness.report.terminal_history import change_groups, count_line, flaky_line
-from harness.report.wording import accuracy_title, known_line, num, one_line, reproduce
+from harness.report.wording import accuracy_title, known_line, num, one_line
 from harness.store.history.compare import Comparison
 from harness.store.history.trends import Trends
 from harness.store.mutants import score
@@ -114,34 +115,24 @@ def _changes(comparison: Comparison | None) -> list[str]:
 
 
 def _failures(store: RunStore, results: Sequence[CaseResult]) -> list[str]:
-    bad = [result for result in results if result.verdict in BAD and result.reason != NEVER_RAN]
+    found = with_commands(store, results)
     never_ran = sum(result.reason == NEVER_RAN for result in results)
-    blames = store.blames()
-    lines = ["### Failures", ""] if bad or never_ran else []
-    alike: dict[tuple[str, str], list[CaseResult]] = {}
-    for result in bad:
-        alike.setdefault((result.scenario, _message(result)), []).append(result)
-    for first, *others in list(alike.values())[:MAX_LISTED]:
-        lines += _failure(first, blames.get(first.key), reproduce(first, store.plan.options), num_alike=len(others))
-    if len(alike) > MAX_LISTED:
-        lines.append(f"- and {len(alike) - MAX_LISTED} more kinds: see report.html")
+    lines = ["### Failures", ""] if found or never_ran else []
+    for cause, commands in found[:MAX_LISTED]:
+        lines += _cause(cause, next(iter(commands.values())))
+    if len(found) > MAX_LISTED:
+        lines.append(f"- and {len(found) - MAX_LISTED} more causes: see report.html")
     if never_ran:
         lines.append(f"- {num(never_ran, 'case')} never ran: the run ended before")
     return lines
 
 
-def _message(result: CaseResult) -> str:
-    return result.findings[0].message if result.findings else result.reason
-
-
-def _failure(result: CaseResult, blame: Blame | None, command: str, *, num_alike: int) -> list[str]:
-    refs = f" ({_escaped(', '.join(result.refs))})" if result.refs else ""
-    lines = [f"- **{result.verdict.value}** {_code(result.id)}{refs}: {_escaped(one_line(_message(result), 300))}"]
-    if num_alike:
-        lines.append(f"  <br>and {num(num_alike, 'more case')} of this scenario with the same words")
-    if blame and blame.sites:
-        lines.append(f"  <br>blame: {', '.join(_code(site) for site in blame.sites)}")
-    return [*lines, f"  <br>again: {_code(command)}"]
+def _cause(cause: Cause, command: str) -> list[str]:
+    refs = f" ({_escaped(', '.join(cause.first.refs))})" if cause.first.refs else ""
+    lines = [f"- **{cause.verdict.value}** {_code(cause.title)}{refs}: {_escaped(one_line(cause.sentence, 300))}"]
+    if cause.blame and cause.sites:
+        lines.append(f"  <br>blame: {', '.join(_code(site) for site in sorted(cause.sites))}")
+    return [*lines, f"  <br>smallest case: {_code(command)}"]
 
 
 def _known(results: Sequence[CaseResult]) -> list[str]:

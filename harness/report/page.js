@@ -140,7 +140,11 @@
   search.addEventListener("input", filter);
   scenario.addEventListener("change", filter);
   document.querySelectorAll("#case-list thead button").forEach((button) => button.addEventListener("click", () => sort(button.parentElement)));
-  document.querySelectorAll("a.narrow").forEach((link) => link.addEventListener("click", () => { scenario.value = link.dataset.scenario; filter(); }));
+  document.querySelectorAll("a.narrow").forEach((link) => link.addEventListener("click", () => {
+    scenario.value = link.dataset.scenario || "";
+    verdicts.forEach((button) => button.setAttribute("aria-pressed", String(button.value === link.dataset.verdict)));
+    filter();
+  }));
   window.addEventListener("hashchange", () => route(false));
   root.classList.add("js");
   filter();

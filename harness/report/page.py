@@ -5,20 +5,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from harness.core.oracles import most_telling_first
-from harness.core.records import BAD, AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
+from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, Verdict
+from harness.core.systems import engine_versions
 from harness.report.accuracy_chart import chart, grid
 from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
+from harness.report.causes import facts, kernel_of, with_commands
 from harness.report.trend_chart import trend_view
-from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable
+from harness.report.wording import (
+    accuracy_title,
+    describe_faulty,
+    model_sentence,
+    num,
+    one_line,
+    printable,
+    ref_url,
+)
 from harness.store.history.trends import Trends
 from harness.store.mutants import score, tables
 from harness.store.run_folder import RunStore
@@ -45,7 +54,8 @@ NUM_PRINTED = 20
 """Views that are printed with the overview; any other is printed when it is open."""
 BUDGET = 1_900_000
 """Bytes of the page up to which cases get a view in the markup; the script shows less of the others."""
-MAX_SENTENCE = 360
+MAX_NAMED = 6
+"""Kernels that the head of the page names; of more it has the number."""
 
 
 def render(store: RunStore, trends: Trends | None = None) -> str:
@@ -59,6 +69,7 @@ def render(store: RunStore, trends: Trends | None = None) -> str:
     pairs = [(result, jobs[result.key]) for result in ranked]
     shell: dict[str, Any] = {
         "plan": store.plan,
+        "run_id": store.plan.run_id,
         "counts": counts,
         "num_cases": len(results),
         "headline": (score(mutants).statement, "pass") if mutants else headline(counts, found),
@@ -67,18 +78,19 @@ def render(store: RunStore, trends: Trends | None = None) -> str:
         "scenarios": sorted(groups.items(), key=lambda group: not any(one.verdict in BAD for one in group[1])),
         "results": ranked,
         "anchors": anchors,
-        "groups": failure_groups((result for result in ranked if result.verdict in BAD), store.blames()),
+        "groups": with_commands(store, ranked),
+        "judged": judged(store),
         "known": [result for result in ranked if result.verdict is Verdict.KNOWN],
         "faults": faults,
         "pictures": _pictures([*((anchors[result.key], result) for result in results), *faults]),
         "num_hidden_pictures": max(0, len(accuracy_records([*results, *found])) - MAX_PICTURES),
         "mutants": tables(mutants),
         "trends": trend_view(trends),
-        "facts": _facts(store),
+        "environment": _facts(store),
         "data": Markup(embedded(case_data(pairs, store.plan.options, store.plan.environment))),
-        **_own_code(),
+        **own_code(),
     }
-    environment = _environment()
+    environment = environment_of_templates()
     template = environment.get_template("page.html")
     room = BUDGET - len(template.render(**shell, views={}, num_left_out=0).encode())
     views = _within(room, _wanted(store, ranked, faults, anchors, trends), environment)
@@ -92,9 +104,9 @@ def headline(counts: dict[str, int], faults: list[FaultResult]) -> tuple[str, st
     bad = counts["fail"] + counts["crash"]
     if bad:
         noun = "case fails" if bad == 1 else "cases fail"
-        return f"{bad} {noun}" + (f", and {missed} of {len(faults)} faults got through" if missed else ""), "fail"
+        return f"{bad} {noun}" + (f", and {missed} of {len(faults)} faults were not caught" if missed else ""), "fail"
     if missed:
-        return f"{missed} of {len(faults)} faults got through unnoticed", "fail"
+        return f"{missed} of {len(faults)} faults were not caught", "fail"
     if counts["error"]:
         return f"{counts['error']} could not be judged: this run proves nothing about them", "error"
     num_known = counts.get("known", 0)
@@ -110,10 +122,9 @@ def headline(counts: dict[str, int], faults: list[FaultResult]) -> tuple[str, st
     return f"All {counts['pass']} cases that ran pass{caught}", "pass"
 
 
-def ref_url(ref: str) -> str:
-    """The address of `owner/name#number` on GitHub."""
-    repository, _, number = ref.partition("#")
-    return f"https://github.com/{repository}/issues/{number}"
+def case_url(key: str) -> str:
+    """The address of a case, from another page in the folder of its run."""
+    return f"report.html#{quote(key.partition('!')[0])}"
 
 
 def breakable(case_id: str) -> Markup:
@@ -126,7 +137,13 @@ def ticks(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(printable(text)))))
 
 
-def _environment() -> Environment:
+def other_page(template: str, title: str, css: str, run_id: str, **values: Any) -> str:
+    """Another page in the style of the report: its title in the colour `css`, and what its template lays out."""
+    shell = {**own_code(), "headline": (title, css), "run_id": run_id}
+    return environment_of_templates().get_template(template).render(**shell, **values) + "\n"
+
+
+def environment_of_templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -135,7 +152,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_clean,
     )
-    functions = (ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, chart, grid, totals, num)
+    functions = (
+        *(ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, chart, grid, totals, num),
+        *(facts, case_url),
+    )
     environment.filters |= {function.__name__: function for function in functions}
     environment.filters["short"] = lambda text: one_line(text, MAX_REASON)
     return environment
@@ -146,7 +166,7 @@ def _clean(value: Any) -> Any:
     return printable(value) if type(value) is str else value
 
 
-def _own_code() -> dict[str, str]:
+def own_code() -> dict[str, str]:
     style, script = (Markup((FOLDER / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     return {"style": style, "script": script, "csp": _policy(style, script)}
 
@@ -216,6 +236,30 @@ def _pictures(owners: Sequence[tuple[str, CaseResult | FaultResult]]) -> list[tu
     return measured[:MAX_PICTURES]
 
 
+def judged(store: RunStore) -> list[tuple[str, str]]:
+    """What a run judged, as names and texts: kernels, plug-ins, device, engines with versions, commit, command."""
+    plan, environment = store.plan, store.plan.environment
+    kernels = dict.fromkeys(kernel_of(job.case) for job in plan.jobs if job.case.kernels())
+    own = [name for name in kernels if any(f"kernel={name.partition('/')[2]}" in job.case.id for job in plan.jobs)]
+    names = own if plan.options.get("plugins") or plan.options.get("kernel") else list(kernels)
+    skipped = {result.key for result in store.results() if result.verdict is Verdict.SKIP}
+    devices = {job.device for job in plan.jobs if job.key not in skipped}
+    gpus = ", ".join(dict.fromkeys(gpu["name"] for gpu in environment.get("gpus") or ()))
+    where = [gpus or "CUDA"] if "cuda" in devices else []
+    where += [str(environment.get("cpu") or "CPU")] if "cpu" in devices else []
+    versions = {"torch": environment.get("torch")} | engine_versions(environment)
+    commit = " ".join(filter(None, [plan.source.short_commit, plan.source.branch and f"on {plan.source.branch}"]))
+    found = {
+        "kernel": ", ".join(names) if len(names) <= MAX_NAMED else f"{len(names)} kernels",
+        "plug-in": ", ".join(map(str, plan.options.get("plugins") or ())),
+        "device": ", ".join(where),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        "commit": commit + (", with changes that are not committed" if commit and plan.source.changes else ""),
+        "command": plan.command,
+    }
+    return [(name, text) for name, text in found.items() if text]
+
+
 def _facts(store: RunStore) -> list[tuple[str, str]]:
     """The environment as name and text; a missing package reads `not installed`."""
     source = store.plan.source
@@ -237,39 +281,3 @@ def _facts(store: RunStore) -> list[tuple[str, str]]:
             value = ", ".join(f"{engine} {version}" for engine, version in value.items()) or "none"
         lines.append((name.replace("_", " "), "not installed" if value is None else str(value)))
     return lines
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Cases of one scenario that failed by the same oracles on the same tensor, blaming the same memory."""
-
-    members: tuple[CaseResult, ...]
-    sentence: str
-    oracles: tuple[str, ...]
-    sites: tuple[str, ...]
-
-
-def failure_groups(failed: Iterable[CaseResult], blames: dict[str, Blame]) -> list[Group]:
-    """The groups in the order of their first case. `blames` are by job key."""
-    found: dict[tuple[object, ...], list[CaseResult]] = {}
-    for result in failed:
-        found.setdefault(_likeness(result, blames.get(result.key)), []).append(result)
-    return [_group(results, blames.get(results[0].key)) for results in found.values()]
-
-
-def _likeness(result: CaseResult, blame: Blame | None) -> tuple[object, ...]:
-    ordered = most_telling_first(result.findings)
-    first = (ordered[0].oracle, ordered[0].tensor) if ordered else ("", one_line(result.reason, 80))
-    return (result.verdict, result.scenario, result.fault, *first, blame.sites if blame else ())
-
-
-def _group(results: list[CaseResult], blame: Blame | None) -> Group:
-    first = results[0]
-    ordered = most_telling_first(first.findings)
-    named = tuple(dict.fromkeys(finding.site for finding in ordered if finding.site))
-    return Group(
-        members=tuple(results),
-        sentence=one_line((ordered[0].message if ordered else "") or first.reason, MAX_SENTENCE),
-        oracles=tuple(dict.fromkeys(finding.oracle for finding in ordered)),
-        sites=blame.sites if blame and blame.sites else named,
-    )

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader
-
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.extras import pandas as pd
 from harness.core.files import write_atomic
 from harness.core.op_params import KernelParams, MlaDecodeParams
 from harness.core.records import CaseResult, Verdict
-from harness.report.wording import one_line, printable
+from harness.report.page import judged, other_page
+from harness.report.wording import num, one_line, printable
 from harness.scenario.susceptibility import PATTERNS, declared
 from harness.store.run_folder import RunStore
 
@@ -21,8 +20,9 @@ FILES = ("susceptibility.md", "susceptibility.csv", "susceptibility.html")
 LEGEND = (
     "clean: live rows bitwise equal to those over zeros, finite, and right; NaN: NaN or Inf in live rows; "
     "wrong: finite but other numbers; off: outside the reference's tolerance, whatever the memory holds; crash: the "
-    "kernel raised or died; *: the kernel declares that it needs this memory friendly, and its engine must see to it."
+    "kernel raised or died; *: the kernel declares that it needs this memory friendly, and the engine must ensure that."
 )
+LETTERS = {"clean": "·", "NaN": "N", "wrong": "W", "off": "O", "crash": "C", "error": "E", "skipped": "-"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def cell_of(result: CaseResult, case: Case) -> Cell:
 def write(store: RunStore) -> list[Path]:
     """Write the three files into the run's directory; returns their paths."""
     found = cells(store)
-    texts = (to_markdown(found), to_csv(found), to_html(found))
+    texts = (to_markdown(found), to_csv(found), to_html(store, found))
     paths = [store.path / name for name in FILES]
     for path, text in zip(paths, texts, strict=True):
         write_atomic(path, text)
@@ -109,12 +109,23 @@ def to_csv(found: list[Cell]) -> str:
     return text
 
 
-def to_html(found: list[Cell]) -> str:
-    """One page, no network: the table with the case and the reason behind each cell."""
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
-    environment.filters["mark"] = _mark
-    template = environment.get_template("susceptibility.html")
-    return template.render(legend=LEGEND, patterns=PATTERNS, rows=_rows(found)) + "\n"
+def to_html(store: RunStore, found: list[Cell]) -> str:
+    """A heat map in the style of the report: kernels by site and pattern. A cell leads to its case in `report.html`."""
+    rows: dict[tuple[str, str], dict[tuple[str, str], Cell]] = {}
+    for cell in found:
+        rows.setdefault((cell.kernel, cell.kv), {})[cell.site, cell.pattern] = cell
+    bad = sum(cell.outcome not in ("clean", "skipped") for cell in found)
+    title = f"{bad} of {num(len(found), 'cell')} are not clean" if bad else f"All {len(found)} cells are clean"
+    seen = {cell.outcome for cell in found}
+    values = {
+        "rows": rows,
+        "sites": list(dict.fromkeys(cell.site for cell in found)),
+        "patterns": PATTERNS,
+        "letters": {outcome: letter for outcome, letter in LETTERS.items() if outcome in seen},
+        "legend": LEGEND,
+        "judged": judged(store),
+    }
+    return other_page("susceptibility.html", title, "fail" if bad else "pass", store.plan.run_id, **values)
 
 
 def _mark(row: dict[str, Cell]) -> str:

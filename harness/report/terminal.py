@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO, Self
 
@@ -16,11 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.cases import Job
+from harness.core.finding_words import few
 from harness.core.mutants import MutantResult, SurveyedCase
 from harness.core.records import (
     BAD,
     AccuracyRecord,
-    Blame,
     CaseResult,
     EpochAccuracy,
     FaultResult,
@@ -29,17 +32,17 @@ from harness.core.records import (
     Shrunk,
     Verdict,
 )
+from harness.report.causes import Cause, facts, symptom_of, with_commands
 from harness.report.wording import (
+    EPOCHS,
     accuracy_title,
-    blame_lines,
     describe_faulty,
+    first_nan_lines,
     known_line,
     model_sentence,
     num,
     one_line,
     printable,
-    reproduce,
-    reproduce_case,
 )
 from harness.store.mutants import score, tables
 from harness.store.run_folder import NEVER_RAN, RunStore
@@ -57,6 +60,8 @@ MAX_FAILURES = 20
 MAX_FINDINGS = 3
 MAX_LOG_LINES = 12
 PIPE_WIDTH = 140
+SECONDS_BETWEEN_LINES = 30.0
+"""Without a terminal, a line of progress is printed this often."""
 MAX_RECORDS = 30
 SHOWN_EPOCHS = 20
 MAX_VALUE = 60
@@ -97,12 +102,19 @@ class _Bar:
 
 
 class LiveProgress(_Bar):
-    """A progress bar with counts while the cases run; without a terminal only bad results are printed, a line each."""
+    """A progress bar with counts while the cases run; without a terminal a line now and then.
+
+    Of failures that are alike, the first is printed at once, without a terminal only in a long run. The others are
+    counted.
+    """
 
     def __init__(self, console: Console, num_jobs: int) -> None:
         super().__init__(console, "cases", total=num_jobs, note="starting workers")
         self._running: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
+        self._num_jobs, self._started = num_jobs, time.monotonic()
+        self._printed = self._started
+        self._seen: set[tuple[str, ...]] = set()
 
     def on_start(self, job: Job) -> None:
         """A worker took a job."""
@@ -113,13 +125,26 @@ class LiveProgress(_Bar):
         """A job ended; a bad one is printed above the bar at once when `announce`."""
         self._running.pop(result.key, None)
         self._counts[result.verdict.value] += 1
-        if announce and result.verdict in BAD:
+        is_soon = not self._console.is_terminal and time.monotonic() - self._started < SECONDS_BETWEEN_LINES
+        if announce and not is_soon and result.verdict in BAD and self._is_new(result):
             verdict = verdict_text(result.verdict.value)
             self._console.print(verdict, one_line(result.id, 200), one_line(result.reason, 200), soft_wrap=True)
         self._update(1)
 
+    def _is_new(self, result: CaseResult) -> bool:
+        kernel = re.search(r"kernel=([^],]+)", result.id)
+        kind = (kernel[1] if kernel else result.scenario, symptom_of(result))
+        is_new = kind not in self._seen
+        self._seen.add(kind)
+        return is_new
+
     def _update(self, advance: int) -> None:
         counts = " ".join(f"{verdict.value} {n}" for verdict in Verdict if (n := self._counts[verdict.value]))
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._printed >= SECONDS_BETWEEN_LINES:
+            self._printed = now
+            done = f"{self._counts.total()} of {self._num_jobs} cases after {now - self._started:.0f} s: {counts}"
+            self._console.print(done, soft_wrap=True)
         running = one_line(next(iter(self._running.values()), ""), 50)
         self._progress.update(self._task, advance=advance, note=f"{counts}  {running}")
 
@@ -129,12 +154,18 @@ def verdict_text(verdict: str) -> Text:
     return Text(verdict.upper() if verdict in BAD else verdict, style=STYLES[verdict])
 
 
-def print_run(console: Console, store: RunStore) -> None:
-    """Print a finished run: table, failures with blame and command, totals, the path of the page."""
-    results, blames = store.results(), store.blames()
-    console.print(verdict_table(results))
-    print_accuracy(console, accuracy_records([*results, *store.faults()]))
-    print_failures(console, store, results, blames)
+def print_run(console: Console, store: RunStore, *, with_table: bool = False) -> None:
+    """Print a finished run: root causes with their commands, skips, totals, the path of the page.
+
+    The table of scenarios, and accuracy that is as it should be, are printed on request.
+    """
+    results = store.results()
+    if with_table:
+        console.print(verdict_table(results))
+    is_wanted = with_table or EPOCHS in store.plan.options
+    measured = accuracy_records([*results, *(store.faults() if is_wanted else ())])
+    print_accuracy(console, [one for one in measured if is_wanted or one.verdict is not Verdict.PASS])
+    print_failures(console, store, results)
     for fault in store.faults():
         console.print(fault_line(fault), soft_wrap=True)
     print_known(console, results)
@@ -142,6 +173,19 @@ def print_run(console: Console, store: RunStore) -> None:
     print_lost(console, results)
     console.print(totals_line(results, store.plan.seconds))
     console.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
+
+
+def say(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
+    """Print a sentence, wrapped at words, at most 100 wide. Its further lines are indented by two more blanks."""
+    lines = textwrap.wrap(
+        text,
+        min(100, max(40, console.width - 1)),
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    console.print(Text("\n".join(lines), style=style), soft_wrap=True)
 
 
 def verdict_table(results: Sequence[CaseResult]) -> Table:
@@ -180,49 +224,43 @@ def print_mutants(console: Console, results: Sequence[MutantResult], unused: Seq
     console.print(score(results).statement, soft_wrap=True)
 
 
-def print_failures(console: Console, store: RunStore, results: Sequence[CaseResult], blames: dict[str, Blame]) -> None:
-    """The first bad results in full. Of several with one reason, only the first shows its log."""
+def print_failures(console: Console, store: RunStore, results: Sequence[CaseResult]) -> None:
+    """The root causes of the bad results, and how many cases never ran."""
     bad = [result for result in results if result.verdict in BAD]
-    never_ran = [result for result in bad if result.reason == NEVER_RAN]
-    shown: set[str] = set()
-    ran = [result for result in bad if result.reason != NEVER_RAN]
-    smallest = store.shrunk()
-    for result in ran[:MAX_FAILURES]:
-        command = reproduce(result, store.plan.options)
-        print_failure(console, result, blames.get(result.key), command, with_log=result.reason not in shown)
-        if result.key in smallest:
-            case = smallest[result.key].case
-            again = reproduce_case(case.id, result.fault, store.plan.options)
-            console.print(f"  smallest: {again}\n", markup=False, soft_wrap=True)
-        shown.add(result.reason)
-    if len(ran) > MAX_FAILURES:
-        console.print(f"and {len(ran) - MAX_FAILURES} more: see {store.path / 'report.html'}\n", soft_wrap=True)
-    if never_ran:
-        console.print(f"{num(len(never_ran), 'case')} never ran: the run ended before", style=STYLES["error"])
+    for cause, words in (found := with_commands(store, bad))[:MAX_FAILURES]:
+        print_cause(console, cause, words)
+    if len(found) > MAX_FAILURES:
+        say(console, f"and {len(found) - MAX_FAILURES} more causes: see {store.path / 'report.html'}")
+    if never_ran := sum(result.reason == NEVER_RAN for result in bad):
+        console.print(f"{num(never_ran, 'case')} never ran: the run ended before", style=STYLES["error"])
 
 
-def print_failure(
-    console: Console, result: CaseResult, blame: Blame | None, command: str, *, with_log: bool = True
-) -> None:
-    """Print one failing case: findings, memory to blame, command. A line of code stands for the end of its log."""
-    console.print(verdict_text(result.verdict.value), printable(result.id), soft_wrap=True)
-    if result.refs:
-        console.print("  refs:", ", ".join(result.refs), soft_wrap=True)
-    if result.verdict is not Verdict.FAIL and result.reason:
-        console.print("  reason:", one_line(result.reason), soft_wrap=True)
-    for finding in result.findings[:MAX_FINDINGS]:
-        console.print("  " + finding_line(finding), soft_wrap=True)
+def print_cause(console: Console, cause: Cause, words: Mapping[str, str]) -> None:
+    """Print one root cause: its findings, the memory to blame, and the commands for its smallest case."""
+    console.print(verdict_text(cause.verdict.value), printable(cause.title), soft_wrap=True)
+    if not cause.finding:
+        say(console, f"reason: {one_line(cause.first.reason)}", indent="  ")
+    for finding, others in facts(cause.first.findings)[:MAX_FINDINGS]:
+        also = f" (also seen by {', '.join(others)})" if others else ""
+        say(console, finding_line(finding) + also, indent="  ")
         if finding.at:
             console.print("    at " + one_line(finding.at), soft_wrap=True)
-    if len(result.findings) > MAX_FINDINGS:
-        console.print(f"  and {num(len(result.findings) - MAX_FINDINGS, 'more finding')}")
-    for line in blame_lines(blame):
-        console.print("  " + line, soft_wrap=True)
-    is_placed = any(finding.at for finding in result.findings)
-    if with_log and result.log and result.verdict is not Verdict.FAIL and not is_placed:
-        for line in printable(result.log).strip().splitlines()[-MAX_LOG_LINES:]:
+    if cause.blame_line:
+        say(console, f"blame: {cause.blame_line}", indent="  ")
+    for line in first_nan_lines(cause.blame):
+        say(console, line, indent="  ")
+    is_placed = any(finding.at for finding in cause.first.findings)
+    if cause.first.log and cause.verdict is not Verdict.FAIL and not is_placed:
+        for line in printable(cause.first.log).strip().splitlines()[-MAX_LOG_LINES:]:
             console.print("  | " + line, style="dim", soft_wrap=True)
-    console.print("  again:", command, "\n", soft_wrap=True)
+    if len(cause.members) > 1:
+        counted = [f"{name} {count}" for name, count in cause.scenarios.items()]
+        say(console, f"scenarios: {few(counted, 'more scenarios')}", indent="  ")
+    if cause.first.refs:
+        say(console, f"refs: {', '.join(cause.first.refs)}", indent="  ")
+    for name, command in words.items():
+        console.print(f"  {name}: {command}", soft_wrap=True)
+    console.print()
 
 
 def finding_line(finding: Finding) -> str:
@@ -244,11 +282,11 @@ def print_known(console: Console, results: Sequence[CaseResult]) -> None:
         console.print(f"  and {len(known) - MAX_FAILURES} more in results.csv")
 
 
-def print_skips(console: Console, results: Sequence[CaseResult]) -> None:
-    """Why cases were skipped, each reason once."""
+def print_skips(console: Console, results: Sequence[CaseResult], scenario: str = "") -> None:
+    """Why cases were skipped, each reason once; of the `scenario` that is named."""
     reasons = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
     for reason, count in reasons.items():
-        console.print(f"skipped {num(count, 'case')}: {one_line(reason)}", style="dim", soft_wrap=True)
+        say(console, f"skipped {num(count, 'case')}{scenario and f' of {scenario}'}: {one_line(reason)}", style="dim")
 
 
 def print_lost(console: Console, results: Sequence[CaseResult]) -> None:

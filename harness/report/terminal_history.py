@@ -114,7 +114,16 @@ def print_comparison(console: Console, found: Comparison) -> None:
 
 def change_groups(found: Comparison) -> list[tuple[str, int, list[str]]]:
     """Title, number of changes and lines of each group, what matters most first. Lost cases have a line a reason."""
-    groups = {
+    groups = changes_by_title(found).items()
+    shown = [(title, len(changes), list(map(change_line, changes))) for title, changes in groups]
+    lost = [f"{len(keys)}: {one_line(why, 200)}; {one_line(keys[0], 200)} first" for why, keys in found.lost.items()]
+    shown.insert(1, ("good before, skipped or gone now", sum(map(len, found.lost.values())), lost))
+    return shown
+
+
+def changes_by_title(found: Comparison) -> dict[str, tuple[Change, ...]]:
+    """Title of each group -> its changes, what matters most first. Lost cases are not among them."""
+    return {
         "new failures": found.new_failures,
         "failing in another way": found.other_failures,
         "known failures": found.known,
@@ -123,17 +132,20 @@ def change_groups(found: Comparison) -> list[tuple[str, int, list[str]]]:
         "accuracy changed": found.accuracy,
         "time changed": found.time,
     }
-    shown = [(title, len(changes), list(map(change_line, changes))) for title, changes in groups.items()]
-    lost = [f"{len(keys)}: {one_line(why, 200)}; {one_line(keys[0], 200)} first" for why, keys in found.lost.items()]
-    shown.insert(1, ("good before, skipped or gone now", sum(map(len, found.lost.values())), lost))
-    return shown
 
 
 def change_line(change: Change) -> str:
     """One case or fault in both runs, on one line."""
     before, after = change.before, change.after
     word = after.verdict.upper() if before is None or before.verdict != after.verdict else after.verdict
-    parts = [f"{word} {one_line(change.key, 200)}: was {before.verdict if before else 'not in the older run'}"]
+    was = before.verdict if before else "not in the older run"
+    return "; ".join(filter(None, [f"{word} {one_line(change.key, 200)}: was {was}", difference(change)]))
+
+
+def difference(change: Change) -> str:
+    """What differs besides the verdict: oracles, blame and reason of a failure, accuracy, time."""
+    before, after = change.before, change.after
+    parts: list[str] = []
     if after.verdict not in ("pass", "caught"):
         if after.oracles:
             parts.append("by " + ", ".join(after.oracles))

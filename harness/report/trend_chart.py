@@ -139,7 +139,7 @@ def _fault_line(trend: FaultTrend, runs: Sequence[RunPoint]) -> TrendLine:
             css, word = words[letter]
             bars.append(_bar(place, step, css, f"{run.started[:16]} {run.short_commit}: {word}"))
     many, missed = num(len(bars), "run"), trend.outcomes.count("n")
-    description = f"got through in {missed} of {many}" if missed else f"caught in {many}"
+    description = f"not caught in {missed} of {many}" if missed else f"caught in {many}"
     return TrendLine(trend.fault, trend.case, tuple(bars), description, _seconds(trend.seconds), None)
 
 

@@ -31,6 +31,12 @@ def num(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def ref_url(ref: str) -> str:
+    """The address of `owner/name#number` on GitHub."""
+    repository, _, number = ref.partition("#")
+    return f"https://github.com/{repository}/issues/{number}"
+
+
 def known_line(result: CaseResult) -> str:
     """A known failure on one line: the issue, the engine with the versions that have it, and the case."""
     entry = result.known

@@ -201,7 +201,7 @@ def _syntax_error(error: yaml.MarkedYAMLError) -> DocumentError:
         return DocumentError("a second document starts here; write one scenario a file", *place)
     if "'\\t'" in problem:
         return DocumentError("a tab cannot indent YAML; use spaces", *place)
-    return DocumentError(f"not YAML: {problem}; mend the syntax here or just above", *place)
+    return DocumentError(f"not YAML: {problem}; fix the syntax here or just above", *place)
 
 
 def _build(node: Node, location: Location, document: Document) -> Any:

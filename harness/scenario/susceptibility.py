@@ -30,7 +30,7 @@ SITES: dict[str, tuple[str, ...]] = {
     "write_records": ("kv.new", "kv.free", "kv.null", "graph.pad_rows"),
     "read_records": ("output", "workspace", "kv.tail", "kv.free", "kv.null", "block_table.pad"),
 }
-"""Op -> unwritten memory that it could read."""
+"""Op -> uninitialised memory that it could read."""
 OUTPUT_SITES = {"context_attention": {"output": "context.output", "lse": "context.lse"}}
 """Op -> sites of its outputs, if these are not `output` and `lse`."""
 PARAMS: dict[str, dict[str, Any]] = {

@@ -34,7 +34,7 @@ def test_a_kernel_that_multiplies_shows_where_and_says_that_it_declares_so(tmp_p
     text = (folder / "susceptibility.md").read_text(encoding="utf-8")
     assert "| mla_decode/tiled-multiply | bf16 | kv.tail * | **NaN** |" in text
     assert by_cell["bf16", "kv.tail", "nan"]["case"] in text
-    assert 'class="NaN"' in (folder / "susceptibility.html").read_text(encoding="utf-8")
+    assert 'class="cell NaN"' in (folder / "susceptibility.html").read_text(encoding="utf-8")
 
 
 def test_the_id_of_a_cell_makes_its_case_again() -> None:

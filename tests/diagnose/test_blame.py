@@ -51,7 +51,7 @@ def test_the_single_site_that_fails_alone_is_blamed():
     assert found.trials == {
         "nothing": "pass", "output": "pass", "kv.tail": "pass", "router.ids": "fail", "workspace": "pass",
     }  # fmt: skip
-    assert found.how == "`finite` fires when router.ids alone is poisoned, and not with nothing poisoned"
+    assert found.how == "`finite` fires when only router.ids is poisoned, and not without poison"
 
 
 def test_two_sites_that_each_fail_alone_are_both_blamed():
@@ -71,7 +71,7 @@ def test_a_case_that_fails_with_nothing_poisoned_is_blamed_by_what_its_findings_
     found, rounds = blame(lambda sites: finite("graph.pad_rows"))
     assert found.sites == ("graph.pad_rows",)
     assert rounds == [[()]]
-    assert "with nothing poisoned" in found.how
+    assert "without poison" in found.how
 
 
 def test_a_case_that_fails_with_nothing_poisoned_and_names_nothing_blames_nothing():
@@ -110,13 +110,13 @@ def test_of_two_sites_that_fail_only_together_both_are_necessary_without_another
 def test_when_any_two_of_three_fail_none_is_necessary_and_all_are_named():
     found, _ = blame(lambda sites: finite() if len(sites) >= 2 else (), sites=("output", "lse", "workspace"))
     assert found.sites == ("output", "lse", "workspace")
-    assert "none is necessary" in found.how
+    assert "none is needed" in found.how
 
 
 def test_a_case_without_poisoned_sites_has_been_its_own_trial():
     found, rounds = blame(lambda sites: finite("kv.null"), sites=())
     assert (found.sites, rounds) == (("kv.null",), [])
-    assert "nothing poisoned" in found.how
+    assert "without poison" in found.how
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.SKIP, Verdict.ERROR])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from harness.core.cases import Case
 from harness.core.catalog import FAULTS
-from harness.diagnose.script.code import MARKER, without_bug
+from harness.core.errors import InputError
+from harness.diagnose.script.code import MARKER, inline, kernel_in, without_bug, without_dead_code
 from harness.diagnose.script.export import check
 from harness.diagnose.script.recipes import RECIPES
 
@@ -86,6 +88,60 @@ def test_the_numbers_of_a_script_are_those_of_its_case() -> None:
     other = case.model_copy(update={"params": params, "seed": 5})
     assert "SEED = 5\n" in (changed := script_of(fault, other)) and "SEQ_LENS = [7, 200]\n" in changed
     assert "PAGE, RANK, ROPE, HEADS = 64, 512, 64, 3\n" in changed
+
+
+def test_a_script_names_the_address_of_its_thread() -> None:
+    for fault, case in (DECLARED[0], next(pair for pair in DECLARED if pair[0].startswith("scale."))):
+        repository, _, number = FAULTS.get(fault).ref.partition("#")
+        assert f"# See https://github.com/{repository}/issues/{number}\n" in script_of(fault, case)
+
+
+@each
+def test_a_script_defines_and_imports_nothing_that_it_does_not_use(fault: str, case: Case) -> None:
+    text = script_of(fault, case)
+    assert without_dead_code(text) == text
+    names = [word for line in text.splitlines() for word in re.findall(r"^(?:def|class) (\w+)", line)]
+    assert all(len(re.findall(rf"\b{name}\b", text)) > 1 for name in names)
+
+
+def test_dead_code_goes_and_what_is_used_stays() -> None:
+    dead = "import math\nimport torch\nfrom a import b, c\n\nX = 1\nY = X\n\n\ndef used():\n    return c\n\n\n"
+    dead += "def unused():\n    return math.pi\n\n\ndef check():\n    torch.add(used())\n"
+    left = without_dead_code(dead)
+    assert "import math" not in left and "X = 1" not in left and "unused" not in left
+    assert "from a import c\n" in left and "def used" in left and "import torch" in left
+
+
+def test_an_optional_keyword_that_no_call_gives_goes_unless_the_kernel_is_under_test() -> None:
+    text = "def f(x, *, scale, extra=None):\n    return x * scale\n\n\ndef check():\n    f(1, scale=2)\n"
+    assert without_dead_code(text).startswith("def f(x, *, scale):\n")
+    used = text.replace("x * scale", "x * scale * extra")
+    assert without_dead_code(used) == used
+    under_test = text.replace("\n\n\ndef check", f"\n\n\nkernel = f{MARKER}\n\n\ndef check").replace(
+        "    f(1", "    kernel(1"
+    )
+    assert "extra=None" in without_dead_code(under_test)
+
+
+def test_a_mixed_batch_stays_mixed() -> None:
+    fault, case = next(pair for pair in DECLARED if pair[0] == "batch.decode-prefill-border")
+    assert "a mixed batch: decodes first, then prompts" in script_of(fault, case)
+
+
+def test_the_function_of_a_plug_in_is_inlined(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\nimport torch.nn.functional as F\nfrom harness import kernel\n\nSCALE = 2.0\n\n\n"
+        "def helper(x):\n    return F.relu(x) * SCALE\n\n\n"
+        "@kernel(op='mla_decode', name='mine', devices=('cpu',))\ndef decode(q, kv_cache, *, scale):\n"
+        "    return helper(q)\n"
+    )
+    found = inline(kernel_in(str(file), "mine"))
+    assert found.name == "decode" and "import torch.nn.functional as F" in found.imports
+    assert "SCALE = 2.0" in found.code and "def helper" in found.code
+    assert "@kernel" not in found.code and "harness" not in found.code
+    with pytest.raises(InputError, match="no function at its top level"):
+        kernel_in(str(file), "other")
 
 
 @pytest.mark.parametrize("pattern", ["nan", "inf", "max", "random"])

@@ -1,4 +1,4 @@
-"""What the README says is what the code has: tables, commands, exit codes, the scenario it shows."""
+"""What the README and docs/ say is what the code has: tables, commands, exit codes, links, words."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def table(first_column: str) -> list[list[str]]:
-    """The cells of the table whose header starts with `first_column`, without backticks."""
-    match = re.search(rf"^\| {first_column} \|.*\n\|[ -|]*\n((?:\|.*\n)+)", README, re.MULTILINE)
-    assert match, f"README has no table of {first_column}"
+def table(page: str, first_column: str) -> list[list[str]]:
+    """The cells of the table of a page whose header starts with `first_column`, without backticks."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    match = re.search(rf"^\| {first_column} \|.*\n\|[ -|]*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert match, f"{page} has no table of {first_column}"
     rows = [line.strip().strip("|").split(" | ") for line in match[1].splitlines()]
     return [[cell.strip().replace("`", "") for cell in row] for row in rows]
 
@@ -38,16 +39,8 @@ def command(name: str) -> Any:
     return found
 
 
-def test_oracles_are_those_of_the_catalog() -> None:
-    assert table("oracle") == [[entry.name, entry.summary] for entry in ORACLES]
-
-
-def test_sites_are_those_of_the_table_of_sites() -> None:
-    assert table("site") == [[entry.name, entry.summary] for entry in SITES]
-
-
 def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstream_numbers() -> None:
-    told = {name: row[3].split(", ") for row in table("family") for name in row[2].split(", ")}
+    told = {name: row[3].split(", ") for row in table("what-goes-wrong.md", "family") for name in row[2].split(", ")}
     scenarios = [load_scenario(path) for path in sorted((ROOT / "scenarios").glob("*.yaml"))]
     faulty = {scenario.name: scenario for scenario in scenarios if scenario.faults and "vllm" not in scenario.name}
     assert set(told) == set(faulty)
@@ -60,60 +53,98 @@ def test_the_list_of_bugs_has_every_fault_on_the_engine_and_the_kernels() -> Non
     bugs = (ROOT / "docs" / "bugs.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"\| `([a-z_]+\.[a-z0-9-]+)` \|", bugs))
     own = {fault.name for fault in FAULTS if not fault.name.startswith("vllm.")}
-    assert listed == own and f"lists the {len(own)} bugs one by one" in README
+    assert listed == own
+    assert f"[{len(own)} upstream bugs](docs/bugs.md)" in README
+    assert f"the {len(own)} bugs one by one" in (ROOT / "docs" / "what-goes-wrong.md").read_text(encoding="utf-8")
     assert "NOT CAUGHT" not in bugs
 
 
 def test_commands_are_those_of_the_program() -> None:
-    assert {row[0].split()[0] for row in table("command")} == set(COMMANDS)
+    assert {row[0].split()[0] for row in table("index.md", "command")} == set(COMMANDS)
 
 
 def test_exit_codes_are_those_of_the_help() -> None:
-    documented = {row[0] for row in table("code")}
+    documented = {row[0] for row in table("index.md", "code")}
+    assert documented == {row[0] for row in table("ci.md", "code")}
     assert documented == set(re.findall(r"\b\d+\b", EXIT_CODES))
 
 
-def test_the_page_of_ops_is_what_the_code_gives() -> None:
-    written = subprocess.run([sys.executable, "tools/ops_document.py"], cwd=ROOT, capture_output=True, text=True)
-    assert written.stdout == (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
-    assert all(f"## {name}" in written.stdout for name in OPS.names())
+@pytest.mark.parametrize("name", ["ops.md", "reference.md"])
+def test_the_tables_of_the_code_are_what_the_tool_writes(name: str, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "tools/ops_document.py", str(tmp_path)], cwd=ROOT, check=True)
+    written = (tmp_path / name).read_text(encoding="utf-8")
+    assert written == (ROOT / "docs" / name).read_text(encoding="utf-8"), "run python tools/ops_document.py"
+    assert all(op in written for op in OPS.names())
 
 
-@pytest.mark.parametrize("op", OPS.names())
-def test_support_matrix_lists_the_kernels_of_each_op(op: str) -> None:
-    match = re.search(rf"^\| `{op}` \| ([^|]*) \| ([^|]*) \| [^|]* \|$", README, re.MULTILINE)
-    assert match, f"the support matrix has no row for {op}"
-    specs = [spec for spec in KERNELS if spec.op == op]
-    assert match[1].replace("`", "").split(", ") == [spec.short_name for spec in specs]
-    assert set(match[2].split(", ")) == {device for spec in specs for device in spec.devices}
+def test_the_page_of_tables_has_every_oracle_site_and_kernel() -> None:
+    assert table("reference.md", "oracle") == [[entry.name, entry.summary] for entry in ORACLES]
+    assert table("reference.md", "site") == [[entry.name, entry.summary] for entry in SITES]
+    kernels = {row[0]: row[1].split(", ") for row in table("reference.md", "op")}
+    assert kernels == {op: [spec.short_name for spec in KERNELS if spec.op == op] for op in OPS.names()}
 
 
-def test_scenario_of_the_first_screen_is_a_valid_excerpt_of_the_shipped_one(tmp_path: Path) -> None:
-    shown = re.search(r"```yaml\n(.*?)```", README, re.DOTALL)
-    assert shown
-    path = tmp_path / "shown.yaml"
-    path.write_text(shown[1], encoding="utf-8")
-    excerpt = load_scenario(path)
-    shipped = load_scenario(ROOT / "scenarios" / f"{excerpt.name}.yaml")
-    assert excerpt.summary == shipped.summary
-    assert excerpt.refs == shipped.refs
-    for axis, values in excerpt.matrix.items():
-        assert shipped.matrix[axis] == values
-    assert len(shown[1].splitlines()) <= 12
+def test_the_picture_is_what_its_script_draws_of_its_data(tmp_path: Path) -> None:
+    for file in (ROOT / "docs" / "pictures").iterdir():
+        if file.suffix in (".json", ".py"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    subprocess.run([sys.executable, str(tmp_path / "answers_by_option.py")], check=True)
+    drawn = (tmp_path / "answers-by-option.svg").read_bytes()
+    assert drawn == (ROOT / "docs" / "pictures" / "answers-by-option.svg").read_bytes()
 
 
 def test_mentioned_options_exist() -> None:
     known = {option for name in COMMANDS for p in command(name).params for option in p.opts}
-    known |= {"--cases", "--help", "--version"}
-    told = set(re.findall(r"mla-harness [^`\n]*?(--[a-z-]+)", README)) | {"--resume", "--plugin", "--kernel"}
-    assert told <= known
+    known |= {"--cases", "--help", "--version", "--dir"}
+    pages = [README, *(file.read_text(encoding="utf-8") for file in (ROOT / "docs").glob("*.md"))]
+    told = {option for page in pages for option in re.findall(r"^\$ mla-harness [^`\n]*?(--[a-z-]+)", page, re.M)}
+    assert told <= known, told - known
 
 
 def test_files_that_documents_link_to_exist() -> None:
-    for name in ("README.md", "CONTRIBUTING.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (ROOT / target).exists(), f"{name} links to {target}"
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for target, fragment in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", text):
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            if fragment and linked.suffix == ".md":
+                heads = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+                assert fragment in map(slug, heads), f"{page.name} links to {target}#{fragment}"
+
+
+def slug(head: str) -> str:
+    """The fragment of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
+
+
+def test_every_page_is_in_the_menu_and_in_the_index() -> None:
+    pages = {file.name for file in (ROOT / "docs").glob("*.md")}
+    menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    listed = [page for entry in menu for page in (next(iter(entry.values())) if isinstance(entry, dict) else [entry])]
+    assert sorted(listed) == sorted(pages)
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert {name for name in pages if f"]({name}" not in index} == {"index.md"}
+
+
+RIDDLES = re.compile(
+    r"\b(nobody|somebody|anybody|of which|put back|belongs? to nobody|stands? for nothing|looked at nothing|"
+    r"with nothing poisoned|one value only)\b",
+    re.IGNORECASE,
+)
+RECORDED = {"gpu.md", "vllm.md", "vllm-host.md", "vllm-releases.md", "kernel-matrix.md"}
+"""Pages of printed outputs."""
+
+
+def test_pages_and_messages_have_plain_words() -> None:
+    pages = [file for file in (ROOT / "docs").glob("*.md") if file.name not in RECORDED]
+    files = [*pages, ROOT / "README.md", *(ROOT / "scenarios").glob("*.yaml"), *(ROOT / "examples").rglob("*.md")]
+    files += [file for file in (ROOT / "harness").rglob("*") if file.suffix in (".py", ".html", ".j2")]
+    found = {
+        f"{file.relative_to(ROOT)}: {match[0]}"
+        for file in files
+        for match in RIDDLES.finditer(file.read_text(encoding="utf-8"))
+    }
+    assert found == set()
 
 
 def test_folders_that_contributing_names_exist() -> None:

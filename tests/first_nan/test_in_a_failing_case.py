@@ -12,7 +12,8 @@ from harness.core.cases import AskFirstNan, Case, Job, PoisonPlan
 from harness.core.records import Blame, CaseResult, Finding, FirstNan, Verdict
 from harness.diagnose.session import Session, recorded_job, why_not_recorded, with_first_nan
 from harness.engines.vllm.params import VllmParams
-from harness.report.terminal import console_for, print_failure
+from harness.report.causes import causes
+from harness.report.terminal import console_for, print_cause
 from harness.report.wording import first_nan_lines
 from harness.report.write import write_reports
 from harness.store.run_folder import RunStore
@@ -97,16 +98,18 @@ def test_the_statement_says_what_when_whose_and_what_was_still_good() -> None:
         "mla_decode/<b>tiled</b> wrote out, not finite: layer 1, step 4 (decode), request 2, rank 2, "
         "row 0, element 3, bits 0x7fc00000 float32; still good: q; not good: kv_cache past the lengths"
     )
-    assert FirstNan().statement == "no watched live value was anything but finite"
+    assert FirstNan().statement == "all watched live values were finite"
 
 
 def test_the_terminal_shows_it_below_the_blame() -> None:
     stream = io.StringIO()
-    print_failure(console_for(stream), failure(job()), Blame(sites=("kv.new",), how="so", first_nan=SEEN), "again")
+    own, blame = job(), Blame(sites=("kv.new",), how="so", first_nan=SEEN)
+    (cause,) = causes([failure(own)], {own.key: own}, {own.key: blame})
+    print_cause(console_for(stream), cause, {"again": "again"})
     lines = stream.getvalue().splitlines()
     at = next(number for number, line in enumerate(lines) if "blame: kv.new" in line)
     assert "first writer: mla_decode/<b>tiled</b> wrote out" in lines[at + 1]
-    assert "first reader: mla_decode/tiled (out, step 4) of kv.new" in lines[at + 2]
+    assert "first reader: mla_decode/tiled (out, step 4) of kv.new" in "".join(lines[at + 2 : at + 5])
     assert first_nan_lines(Blame()) == first_nan_lines(None) == []
 
 

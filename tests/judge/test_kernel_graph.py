@@ -79,7 +79,7 @@ def test_a_replay_that_differs_from_the_eager_call_is_seen() -> None:
 
     with replaced(grows):
         found = run(graph="full")
-    assert "is not what the same step gives eagerly" in messages("replay", found)[0]
+    assert "differs from the same step run eagerly" in messages("replay", found)[0]
 
 
 @pytest.mark.usefixtures("equal_values")

@@ -202,7 +202,7 @@ def test_an_oracle_that_looked_at_nothing_makes_the_case_an_error(stub, oracle):
     stub.behave = staticmethod(lambda poison: Run(poison.pattern))
     result = run_case(job(oracles=(oracle,)))
     assert result.verdict is Verdict.ERROR
-    assert f"nothing was looked at by {oracle}" in result.reason
+    assert f"{oracle} judged no element" in result.reason
 
 
 def test_a_case_whose_runs_have_no_live_row_is_an_error(stub):
@@ -307,3 +307,13 @@ def test_a_bad_index_that_a_check_found_is_named_rather_than_the_fault_it_led_to
     monkeypatch.setattr(answers, "is_device_failure", lambda raised: True)
     result = run_case(job())
     assert result.verdict is Verdict.CRASH and result.findings[0].site == "block_table.pad"
+
+
+def test_a_result_says_which_sites_its_first_run_filled_with_how_many_bytes():
+    params = {"kernel": "tiled", "seq_lens": (5, 70), "num_heads": 2, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+    poison = PoisonPlan(patterns=("nan", "zeros"), sites=("kv.tail", "output"))
+    oracles = ("finite", "reference")
+    case = Case(id="c", scenario="c", system="kernel", op="mla_decode", params=params, poison=poison, oracles=oracles)
+    filled = run_case(Job(key="c", case=case)).filled
+    assert set(filled) == {"kv.tail", "output"}, "sites that are not poisoned get zeros and are not counted"
+    assert filled["output"] == 2 * 2 * 16 * 2, "two requests, two heads, rank 16, bfloat16"

@@ -1,4 +1,4 @@
-"""A user's suite under poison: planted bugs are found, and correct uses of unwritten memory pass."""
+"""A user's suite under poison: planted bugs are found, and correct uses of uninitialised memory pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = """
         return out
 
     def same_sign(values):
-        # Reads unwritten memory, which changes only the sign of the result.
+        # Reads uninitialised memory, which changes only the sign of the result.
         scratch = torch.empty(1)
         return torch.where(scratch > 1e30, -values, values)
 """
@@ -162,7 +162,7 @@ def test_each_way_to_assert_is_seen(suite: pytest.Pytester) -> None:
     suite.runpytest_subprocess("tests").assert_outcomes(passed=5, failed=1)  # test_end meets what memory held
     done = suite.runpytest_subprocess("--poison", "nan", "tests")
     done.assert_outcomes(failed=6)
-    done.stdout.fnmatch_lines(["6 tests under nan: *, 6 found on unwritten memory"])
+    done.stdout.fnmatch_lines(["6 tests under nan: *, 6 found on uninitialised memory"])
 
 
 def test_two_poisons_tell_what_no_sentinel_shows(suite: pytest.Pytester) -> None:

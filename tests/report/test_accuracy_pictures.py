@@ -158,11 +158,17 @@ def test_hostile_names_are_escaped_and_nothing_is_fetched(tmp_path: Path) -> Non
 def test_every_report_says_that_a_canary_measures_inference(tmp_path: Path) -> None:
     store = stored(tmp_path, measured("11", "11"), measured("11", "11", model="canary-hybrid"))
     stream = io.StringIO()
-    print_run(console_for(stream), store)
+    print_run(console_for(stream), store, with_table=True)
     for text in (page.render(store), junit.render(store), stream.getvalue()):
         for name in ("canary-mla", "canary-hybrid"):
             assert f"{name} is a canary: it measures inference, not ability." in text
     assert table.render(store).count(CANARY) == 4
+
+
+def test_accuracy_that_is_as_it_should_be_is_printed_on_request_only(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    print_run(console_for(stream), stored(tmp_path, measured("11", "11")))
+    assert len(stream.getvalue().splitlines()) == 2
 
 
 def test_the_csv_has_a_row_for_each_epoch_and_none_for_what_was_not_asked(tmp_path: Path) -> None:

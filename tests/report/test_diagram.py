@@ -43,7 +43,7 @@ def test_the_way_leads_from_the_blamed_site_through_the_kernel_and_tensor_to_eac
 
 
 def test_a_failure_that_needs_no_poison_blames_none() -> None:
-    found = diagram(Blame(how="fires with nothing poisoned"), FOUND, case=CASE, fault=None)
+    found = diagram(Blame(how="fires without poison too"), FOUND, case=CASE, fault=None)
     assert found is not None and "no poison is needed" in {node.text for node in found.nodes}
     assert not any(node.css == "bad" for node in found.nodes if node.y < 40)
 

@@ -43,9 +43,9 @@ def test_failures_come_with_blame_and_command_and_like_ones_are_told_once(tmp_pa
     store.add_blame("a[x=1]", Blame(sites=("kv.tail",)))
     told = render(store)
     assert told.startswith("## \u274c mla-harness run: 2 of 3 cases not good\n")
-    assert "- **fail** `a[x=1]` (a/b#1): NaN in live rows" in told and "`a[x=2]`" not in told
-    assert "and 1 more case of this scenario" in told and "blame: `kv.tail`" in told
-    assert "again: `mla-harness run 'a[x=1]'`" in told
+    assert "- **fail** `write_kv/torch: 2 cases of 1 scenario` (a/b#1): NaN in live rows" in told
+    assert "`a[x=2]`" not in told and "blame: `kv.tail`" in told
+    assert "smallest case: `mla-harness run 'a[x=1]'`" in told
     assert "| 1 scenario without a failure | 1 |" in told and "| **all** | 1 | 2 |" in told
 
 
@@ -77,11 +77,14 @@ def test_text_of_a_kernel_cannot_become_html_or_break_a_table(tmp_path: Path) ->
     told = render(after, compare(entry_of(store), entry_of(after)))
     assert "<img" not in told.replace("\\<img", "") and "<!--" not in told.replace("\\<!--", "").replace("\\<\\!--", "")
     assert "\x1b" not in told and "\n# title" not in told and "![i](" not in told
-    assert "`` a[x=`|`] ``" in told and "\\| \\`code" in told
+    assert "`` mla-harness run 'a[x=`|`]' ``" in told and "\\| \\`code" in told
 
 
 def test_a_run_in_which_all_fails_is_cut_to_size(tmp_path: Path) -> None:
     verdicts = {f"s{number}[x=1]": Verdict.FAIL for number in range(3 * MAX_LISTED)}
+    many = {f"s{number}": Blame(sites=(f"site{number}",)) for number in range(3 * MAX_LISTED)}
     after = store_of(tmp_path, verdicts, "x" * 5000)
+    for scenario, blame in many.items():
+        after.add_blame(f"{scenario}[x=1]", blame)
     told = render(after, compare(entry_of(store_of(tmp_path, dict.fromkeys(verdicts, Verdict.PASS))), entry_of(after)))
-    assert len(told) < 64_000 and "more kinds: see report.html" in told and f"and {2 * MAX_LISTED} more" in told
+    assert len(told) < 64_000 and "more causes: see report.html" in told and f"and {2 * MAX_LISTED} more" in told

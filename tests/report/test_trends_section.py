@@ -69,7 +69,7 @@ def test_one_bar_stands_for_each_run_that_had_the_scenario() -> None:
     assert line.description == "not all passed in 1 of 3 runs"
     (fault,) = found.fault_lines
     assert [bar.css for bar in fault.bars] == ["pass", "pass", "fail"]
-    assert fault.description == "got through in 1 of 3 runs"
+    assert fault.description == "not caught in 1 of 3 runs"
 
 
 def test_a_time_that_left_its_usual_range_is_said_and_a_gap_is_not_bridged() -> None:

@@ -198,7 +198,7 @@ def test_of_ranks_that_wrote_alike_the_lower_one_is_named_and_the_other_kept() -
 
 def test_a_rank_that_saw_nothing_is_told_beside_the_one_that_did() -> None:
     found = first_of_ranks([FirstNan(rank=0), report(1, "attention")])
-    assert found.rank == 1 and found.other_ranks == ("rank 0: no watched live value was anything but finite",)
+    assert found.rank == 1 and found.other_ranks == ("rank 0: all watched live values were finite",)
     assert not first_of_ranks([FirstNan(rank=0), FirstNan(rank=1)]).writer
 
 

@@ -26,6 +26,7 @@ MARKER = "  # BUG: remove this line and it passes"
 DROPPED = "\x00dropped\x00"
 """Printed at a hook of another bug."""
 
+_MARK = re.compile(r"(harness\.)?(seam|kernel)\(")
 _TOP_LEVEL = re.compile(r"def |class |if __name__")
 OWN = "harness"
 
@@ -129,6 +130,55 @@ def tidy(text: str) -> str:
     return "\n".join(found).strip("\n") + "\n"
 
 
+def without_dead_code(text: str) -> str:
+    """A script without definitions, constants, imports and optional keywords that nothing in it uses."""
+    while True:
+        tree = ast.parse(text)
+        body, lines = tree.body, text.splitlines()
+        given = {keyword.arg for call in ast.walk(tree) if isinstance(call, ast.Call) for keyword in call.keywords}
+        for node in body:
+            names = _bound_by(node)
+            others = (child for other in body if other is not node for child in ast.walk(other))
+            kept = names & {child.id for child in others if isinstance(child, ast.Name)}
+            if names and not kept:
+                del lines[node.lineno - 1 : node.end_lineno]
+                break
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and kept != names:
+                node.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in kept]
+                lines[node.lineno - 1 : node.end_lineno] = [ast.unparse(node)]
+                break
+            # The signature of a kernel under test is its own.
+            if not isinstance(node, ast.FunctionDef) or f"= {node.name}{MARKER}" in text:
+                continue
+            if _drop_keywords(node, given):
+                lines[node.lineno - 1 : node.body[0].lineno - 1] = [_signature(node)]
+                break
+        else:
+            return text
+        text = "\n".join(lines) + "\n"
+
+
+def _drop_keywords(node: ast.FunctionDef, given: set[str | None]) -> bool:
+    """Drop the optional keywords that no call gives and the function does not use; returns whether there were any."""
+    used = given | {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+    pairs = list(zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True))
+    kept = [(argument, default) for argument, default in pairs if default is None or argument.arg in used]
+    node.args.kwonlyargs = [argument for argument, _ in kept]
+    node.args.kw_defaults = [default for _, default in kept]
+    return len(kept) < len(pairs)
+
+
+def _bound_by(node: ast.stmt) -> set[str]:
+    """The names that a top-level definition, constant or import binds. A function that runs by itself binds none."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return set() if node.name == "check" or node.name.startswith("test_") else {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.Assign):
+        return {child.id for target in node.targets for child in ast.walk(target) if isinstance(child, ast.Name)}
+    return set()
+
+
 @dataclass(slots=True)
 class Inlined:
     """Code for a script: its imports, its text, and the name of the function to call."""
@@ -191,7 +241,7 @@ class _Joined:
             raise InputError(f"{module} does not define {definition}, so its source cannot be put into a script")
         if self._taken.setdefault(definition, module) != module:
             raise InputError(f"{module} and {self._taken[definition]} both define {definition}; a script can hold one")
-        _without_seam(node)
+        _without_marks(node)
         _without_annotations(node)
         for used in sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)}):
             if used != definition and (used in source.defined or used in source.imported):
@@ -200,9 +250,7 @@ class _Joined:
 
     def _add_import(self, module: str, attribute: str, alias: str) -> None:
         if not attribute:
-            if alias != module:
-                raise InputError(f"`import {module} as {alias}` cannot stand in a script")
-            self.modules.add(module)
+            self.modules.add(module if alias == module.partition(".")[0] else f"{module} as {alias}")
         elif module.partition(".")[0] == OWN:
             if attribute != alias:
                 raise InputError(f"{module}.{attribute} is imported as {alias}, which a script cannot follow")
@@ -212,7 +260,7 @@ class _Joined:
 
 
 def _split(target: str) -> tuple[str, str]:
-    module, _, attribute = target.partition(":")
+    module, _, attribute = target.rpartition(":")
     return module, attribute
 
 
@@ -255,10 +303,10 @@ def _signature(node: ast.FunctionDef) -> str:
     return f"{indent}def {node.name}(\n{indent}    {arguments}\n{indent}):"
 
 
-def _without_seam(node: ast.stmt) -> None:
-    """Drop the mark of a seam. A script replaces a function by its name."""
+def _without_marks(node: ast.stmt) -> None:
+    """Drop the marks of seams and of plug-ins' kernels. A script replaces a function by its name."""
     if isinstance(node, ast.FunctionDef):
-        node.decorator_list = [mark for mark in node.decorator_list if not ast.unparse(mark).startswith("seam(")]
+        node.decorator_list = [mark for mark in node.decorator_list if not _MARK.match(ast.unparse(mark))]
 
 
 def _without_annotations(node: ast.stmt) -> None:
@@ -272,11 +320,22 @@ def _without_annotations(node: ast.stmt) -> None:
                 argument.annotation = None
 
 
+def kernel_in(file: str, short_name: str) -> str:
+    """The target "file:function" of the kernel that a plug-in's file registers under a name. Raises InputError."""
+    for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+        marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        if any(f"name='{short_name}'" in ast.unparse(mark) for mark in marks):
+            return f"{file}:{node.name}"  # type: ignore[attr-defined]
+    raise InputError(f"{file}: no function at its top level is decorated with @kernel(name={short_name!r})")
+
+
 def _read(module: str) -> _Source:
-    spec = importlib.util.find_spec(module)
-    if spec is None or not spec.origin:
+    """The source of a module, by its dotted name or by the path of its file."""
+    spec = None if module.endswith(".py") else importlib.util.find_spec(module)
+    origin = module if module.endswith(".py") else spec and spec.origin
+    if not origin:
         raise InputError(f"{module} has no source file")
-    text = Path(spec.origin).read_text(encoding="utf-8")
+    text = Path(origin).read_text(encoding="utf-8")
     source = _Source({}, {}, text.splitlines())
     for node in ast.parse(text).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -286,7 +345,8 @@ def _read(module: str) -> _Source:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             source.defined[node.target.id] = node
         elif isinstance(node, ast.Import):
-            source.imported.update({alias.asname or alias.name: (alias.name, "") for alias in node.names})
+            names = {alias.asname or alias.name.partition(".")[0]: (alias.name, "") for alias in node.names}
+            source.imported.update(names)
         elif isinstance(node, ast.ImportFrom):
             names = {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
             source.imported.update(names)

@@ -20,7 +20,7 @@ from harness.core.catalog import FAULTS
 from harness.core.errors import HarnessError, InputError
 from harness.core.records import CaseResult, Finding, Shrunk, Verdict
 from harness.diagnose.script.code import without_bug
-from harness.diagnose.script.recipes import RECIPES
+from harness.diagnose.script.recipes import RECIPES, SMALL
 from harness.diagnose.script.render import Export, Story, render, why_not, why_of
 from harness.diagnose.session import comes_from
 from harness.run.environment import Environment
@@ -30,7 +30,7 @@ from harness.scenario.load import load_scenarios
 from harness.scenario.selection import selects_scenario
 
 ACCURACY = "of accuracy"
-NOT_SHOWN = frozenset(("merge.both-sides-empty", "merge.prefix-strides-for-suffix", "router.duplicates-from-nan-rows"))
+NOT_SHOWN = frozenset(("merge.both-sides-empty", "merge.prefix-strides-for-suffix"))
 """Bugs without a script: a script with the kernel's own source would pass, as its scene does not trigger them."""
 SECONDS = 120.0
 """Limit for one run of a script, which mostly imports torch."""
@@ -110,7 +110,7 @@ def _story(job: Job, case: Case, finding: Finding, environment: Environment, ste
     where = environment.gpus[0].name if job.device == "cuda" and environment.gpus else "a CPU"
     return Story(
         title=f"{title[:1].upper()}{title[1:]}.",
-        refs=(fault.ref,) if fault else (),
+        refs=(fault.ref,) if fault else job.case.refs,
         why=why_of(job.case.scenario, job.fault),
         case=case.id,
         finding=finding.message if fault else "",
@@ -150,6 +150,8 @@ def refusal(fault: str, case: Case) -> str:
         return ACCURACY
     if not case.kind.shows_launches:
         return f"of system {case.system}"
+    if fault in SMALL:
+        return ""
     if getattr(case.params, "layout", "contiguous") != "contiguous":
         return "in a cache that is not contiguous"
     if why_not(case, fault):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.core.cases import Case
@@ -191,6 +192,16 @@ def kernel_call(case: Case) -> Numbers:
     return params
 
 
+def small_numbers(case: Case) -> Numbers:
+    """What a scene of a few lines needs: a padded decode step, a kernel's call, or the parameters as they are."""
+    if case.op:
+        return kernel_call(case)
+    try:
+        return dummy_step(case)
+    except InputError:
+        return case.params.model_dump(mode="json")
+
+
 def _model_numbers(params: EngineParams) -> Numbers:
     same = params.model_dump(include={"kv", "num_heads", "kv_lora_rank", "qk_rope_head_dim"})
     kv_scale = KV_SCALE if params.kv == "fp8_e4m3" else None
@@ -279,3 +290,6 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 """Fault -> recipe."""
+SMALL = frozenset(path.stem for path in (Path(__file__).parent / "templates" / "small").iterdir())
+"""Faults with a scene of their own: a few lines around the mechanism, with the line of the bug among them."""
+RECIPES |= {name: Recipe("", "", Scene("small", small_numbers)) for name in sorted(SMALL)}

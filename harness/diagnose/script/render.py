@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import sysconfig
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment as Templates
@@ -25,12 +23,15 @@ from harness.diagnose.script.code import (
     comment,
     identifier,
     inline,
+    kernel_in,
     literal,
     long_text,
     only_code,
     tidy,
+    without_dead_code,
 )
-from harness.diagnose.script.recipes import OP_SCENES, RECIPES, Recipe, Scene
+from harness.diagnose.script.recipes import OP_SCENES, RECIPES, SMALL, Recipe, Scene
+from harness.report.wording import ref_url
 from harness.scenario.load import load_scenarios
 
 MAX_LINES = 119
@@ -43,8 +44,6 @@ _POISONS = {
     "random": ("numbers of the wrong size", "copy_(torch.randn(memory.shape) * 100", "torch.tensor(-1)"),
 }
 """Pattern -> its words, the call that fills floats, and the value of integers."""
-_WITHOUT_ALLOCATIONS = ("shared_pool", "write", "replay_persistent", "replay_lazy")
-_WITH_GRAPHS = ("replay_persistent", "replay_lazy", "shared_pool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +79,9 @@ def render(export: Export) -> str:
     scene = _scene(export, recipe)
     template = _templates(recipe).get_template(f"scenes/{scene.template}.py.j2")
     context = _context(export, recipe, scene)
-    text = tidy(template.render(context))
+    text = tidy(without_dead_code(tidy(template.render(context))))
     num_lines, width = text.count("\n"), max(map(len, text.splitlines()))
-    most = MAX_LINES + (context["inlined"].code.count("\n") if context["spec"].origin in ENGINES else 0)
+    most = MAX_LINES + (context["inlined"].code.count("\n") if context["spec"].origin != "built in" else 0)
     if num_lines > most or width > WIDTH:
         raise InputError(
             f"{export.case.id}: its script has {num_lines} lines of up to {width} characters, {most} of {WIDTH} "
@@ -96,6 +95,8 @@ def why_not(case: Case, fault: str | None) -> str:
     if not case.kind.shows_launches:
         instead = f"; {_instead(case, fault)}" if fault else "; export one of the systems kernel and engine"
         return f"a case of system {case.system} is not exported{instead}"
+    if fault in SMALL:
+        return ""
     if case.op and case.op not in OP_SCENES:
         return f"there are no scripts for op {case.op}; {_instead(case, fault)}"
     if getattr(case.params, "layout", "contiguous") != "contiguous":
@@ -127,7 +128,7 @@ def why_of(scenario: str, fault: str | None) -> str:
 
 
 def _scene(export: Export, recipe: Recipe | None) -> Scene:
-    if export.case.op:
+    if export.case.op and export.fault not in SMALL:
         return OP_SCENES[export.case.op]
     assert recipe is not None and recipe.engine is not None
     return recipe.engine
@@ -148,34 +149,29 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
     return {
         **numbers,
         "header": [Code(line) for line in _header(export)],
-        "function": Code(f"test_{identifier(case.id)}") if export.is_pytest else Code("check"),
+        "function": Code(f"test_{identifier(case.scenario)}") if export.is_pytest else Code("check"),
         "is_pytest": export.is_pytest,
         "seed": case.seed,
+        "small": export.fault,
         "sites": sites,
         "fills_all": {"kv.tail", "kv.free", "kv.null"} <= sites,
         "pattern_words": Code(f"{words} (-1 in integers)"),
         "poison_line": Code(f"return memory.{filled} if memory.is_floating_point() else {integer})"),
         "kv_poison": Code("finite" if keeps_finite else "poison"),
-        "poisons_allocations": scene.template not in _WITHOUT_ALLOCATIONS
-        and not (scene.template == "decode" and export.device == "cuda"),
-        "records": scene.template in _WITH_GRAPHS,
         "on_cuda": export.device == "cuda",
         "spec": spec,
         "plain": lambda op: Code(f"plain_{op}" if is_kernel else op),
         "callee": Code((code.name if code.rebinds else "kernel") if is_kernel else spec.op),
         "needs_plain": not code.rebinds,
         "is_kernel_under_test": is_kernel,
-        "loads_file": is_kernel and not code.name,
-        "kernel_module": _module_of(spec.origin),
         "inlined": code,
         "marker": Code(MARKER),
         "with_lse": is_kernel and spec.op == "mla_decode",
-        "extra_arguments": Code(", kv_scale=KV_SCALE" if is_kernel and numbers.get("kv") == "fp8_e4m3" else ""),
+        "extra_arguments": Code(_extra_arguments(code.code, numbers) if is_kernel else ""),
         "keeps_finite": keeps_finite,
         "with_reference": not scene.template.startswith("replay"),
         "planned_by_pages": scene.template.startswith("replay"),
         "hooks_padding": recipe is not None and recipe.hook == "decode.padding",
-        "needs_num_live": scene.template == "padded_amax" or (recipe is not None and recipe.hook == "decode.padding"),
         "only_with_context": recipe is not None and recipe.hook == "merge.count",
         "empty_lse": numbers.get("empty_lse") or (spec.empty_lse if spec.empty_lse != "undefined" else "-inf"),
         "kv_dtype": Code(KV_DTYPES[kv]),
@@ -186,6 +182,12 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
     }
 
 
+def _extra_arguments(code: str, numbers: dict[str, Any]) -> str:
+    """The optional keywords of a decode kernel that its source names, as text of a call."""
+    scale = ", kv_scale=KV_SCALE" if numbers.get("kv") == "fp8_e4m3" else ""
+    return scale + (", kv_lora_rank=RANK" if "kv_lora_rank=" in code else "")
+
+
 def _kernel_of(case: Case, scene: Scene) -> KernelSpec:
     """The kernel that a script shows: the kernel under test, or the engine's kernel for the scene's op."""
     op = case.op or scene.op
@@ -193,9 +195,11 @@ def _kernel_of(case: Case, scene: Scene) -> KernelSpec:
 
 
 def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) -> Inlined:
-    """The kernel's source; none for a recipe or a kernel in a user's file."""
-    if recipe is not None or spec.origin not in ("built in", *ENGINES.names()):
+    """The kernel's source, from a plug-in's file too; none for a recipe."""
+    if recipe is not None:
         return Inlined()
+    if spec.origin not in ("built in", *ENGINES.names()):
+        return inline(kernel_in(spec.origin, spec.short_name))
     if not isinstance(spec.impl, str) or not spec.impl:
         raise InputError(f"{spec.name}: its source is not known here")
     fault = FAULTS.get(export.fault) if export.fault else None
@@ -206,20 +210,11 @@ def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) ->
     return code
 
 
-def _module_of(origin: str) -> str:
-    """The dotted name of a file in an installed package; empty for another file."""
-    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        path = Path(origin)
-        if path.is_absolute() and path.is_relative_to(folder):
-            return ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
-    return ""
-
-
 def _header(export: Export) -> list[str]:
     story = export.story
     lines = comment(story.title)
     if story.refs:
-        lines += comment("See " + ", ".join(story.refs) + ".")
+        lines += comment("See " + ", ".join(map(ref_url, story.refs)))
     if story.why:
         lines += ["#", *comment(story.why)]
     made = f", made smaller in {story.steps} steps" if story.steps else ""

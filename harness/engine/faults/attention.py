@@ -30,7 +30,7 @@ def unguarded_shift(maximum: Tensor) -> Tensor:
 def weigh_all(
     blend: Tensor, prefix_out: Tensor, suffix_out: Tensor, prefix_empty: Tensor, suffix_empty: Tensor
 ) -> Tensor:
-    """Rely on the weight 0 of an empty side: its output is unwritten memory (flashinfer-ai/flashinfer#4975)."""
+    """Rely on the weight 0 of an empty side: its output is uninitialised memory (flashinfer-ai/flashinfer#4975)."""
     return blend
 
 

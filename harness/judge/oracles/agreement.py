@@ -60,7 +60,7 @@ def _against_reference(observed: Observed, pattern: str) -> tuple[int, list[Find
         tensor=observed.name,
         where=mismatch.where(observed.describe, "worst"),
         bits=mismatch.bits(observed.tensor),
-        message=f"{observed.name} is not what the float64 reference says: {mismatch.message} (pattern {pattern})",
+        message=f"{observed.name} differs from the float64 reference: {mismatch.message} (pattern {pattern})",
     )
     return comparison.looked_at, [finding]
 
@@ -174,8 +174,7 @@ def _padding_finding(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:
         tensor=pair.name,
         where=mismatch.where(pair.describe),
         bits=mismatch.bits(pair.second, pair.first, "unpadded "),
-        message=f"live rows of {pair.name} are not what they are without padded rows: {mismatch.message} "
-        f"(pattern {pattern})",
+        message=f"live rows of {pair.name} change when padded rows are added: {mismatch.message} (pattern {pattern})",
     )
 
 

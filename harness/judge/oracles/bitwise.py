@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness.core.finding_words import place
+from harness.core.finding_words import ONE_VALUE, place
 from harness.core.records import Finding
 from harness.judge.oracles.agreement import parting_finding
 from harness.judge.oracles.compare import Mismatch, blank_rows, compare_bits, explanation, largest_difference
@@ -120,7 +120,7 @@ def _blank(observed: Observed) -> Iterator[Finding]:
             tensor=observed.name,
             where=place(observed.describe, rows),
             bits=hex_bits(observed.tensor, first),
-            message=f"live rows of {observed.name} hold one value only, which cannot show an influence",
+            message=f"live rows of {observed.name} {ONE_VALUE}",
         )
 
 
@@ -168,7 +168,7 @@ def _unlike_eager(run: Run, step: ReplayedStep, mismatch: Mismatch) -> Finding:
         tensor=step.name,
         where=f"step {step.step}" + (f", {rows}" if rows else ""),
         bits=mismatch.bits(step.replayed, step.eager, "eager "),
-        message=f"the replay of {step.name} is not what the same step gives eagerly{stale}: {mismatch.message} "
+        message=f"the replay of {step.name} differs from the same step run eagerly{stale}: {mismatch.message} "
         f"(pattern {run.pattern})",
     )
 
@@ -197,8 +197,8 @@ def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
         tensor=last.name,
         where=f"steps {steps[0].step}-{last.step}, {place('row', stuck)}",
         bits=hex_bits(last.replayed, index) if row < len(last.replayed) else None,
-        message=f"the replayed answer of {last.name} does not move although its inputs do: the same bits in "
-        f"{int(seen[row])} steps (pattern {run.pattern})",
+        message=f"the replay of {last.name} gives the same bits in {int(seen[row])} steps although its inputs change "
+        f"(pattern {run.pattern})",
     )
 
 

@@ -163,7 +163,7 @@ def _non_finite_mismatch(
     at = (int(first[0]), int(first[1]))
     message = (
         f"{_number(mine[at])} where {_number(reference[at])} is expected; "
-        f"{int(odd.sum())} of {odd.numel()} live elements disagree about what is finite"
+        f"{int(odd.sum())} of {odd.numel()} live elements are finite in only one of them"
     )
     return Mismatch("non-finite", message, _rows(rows, odd.any(dim=1)), _index(rows, at, shape), int(odd.sum()))
 

@@ -4,7 +4,7 @@
 it comes from.
 
 `sentinel`: live rows hold no sentinel, and guarded memory keeps its bytes. In bfloat16 and float16 a sentinel proves a
-copy of unwritten memory. In float32 the arithmetic of a CPU keeps the payload of a NaN, so the value may also be
+copy of uninitialised memory. In float32 the arithmetic of a CPU keeps the payload of a NaN, so the value may also be
 computed from such memory. An fp8 NaN has no payload and any NaN rounds to it. It proves nothing here and is left to
 `finite`.
 """
@@ -98,7 +98,7 @@ def _in_live_rows(run: Run, observed: Observed) -> Iterator[Finding]:
             tensor=observed.name,
             where=place(observed.describe, where.rows, where.first),
             bits=hex_bits(tensor, where.first),
-            message=f"live rows of {observed.name} hold {of}, {how} from unwritten memory: "
+            message=f"live rows of {observed.name} hold {of}, {how} from uninitialised memory: "
             f"{where.count} elements (pattern {run.pattern})",
         )
 

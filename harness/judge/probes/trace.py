@@ -1,8 +1,8 @@
 """The trace of a run: fingerprints of the live tensors of every launch, for the comparison of two runs.
 
-Two runs that differ only in the content of unwritten memory must compute the same live values. The first launch with
-another live output has read such memory, even if the answers do not show it. The rows of requests are live. Rows of
-graph padding and all rows of dummy steps, warm-ups and captures are not.
+Two runs that differ only in the content of uninitialised memory must compute the same live values. The first launch
+with another live output has read such memory, even if the answers do not show it. The rows of requests are live. Rows
+of graph padding and all rows of dummy steps, warm-ups and captures are not.
 
 Integers count where they are consumed: an unwritten expert id counts for the experts' kernel, which reads it, and not
 for the function that returns it.

@@ -141,7 +141,7 @@ class ModuleRecorder:
 
     def __str__(self) -> str:
         found = self.report()
-        return found.statement if found else "no watched value was anything but finite"
+        return found.statement if found else "all watched values were finite"
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():

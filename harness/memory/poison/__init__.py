@@ -1,4 +1,4 @@
-"""Poison: unwritten memory, filled so that a read of it shows."""
+"""Poison: uninitialised memory, filled so that a read of it shows."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ ALLOCATIONS = frozenset(
         _aten.empty_permuted.default,
     }
 )
-"""The ops that return unwritten memory. A replay does not repeat them."""
+"""The ops that return uninitialised memory. A replay does not repeat them."""
 
 
 class QuickDispatch:

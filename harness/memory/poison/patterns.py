@@ -8,6 +8,7 @@ poison or 0/0".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -98,6 +99,10 @@ def hex_bits(tensor: Tensor, index: tuple[int, ...]) -> str:
 NATURAL = "natural"
 
 
+FILLED: Counter[str] = Counter()
+"""Site -> bytes that were filled with poison in this process since it was cleared."""
+
+
 @dataclass(frozen=True, slots=True)
 class Poison:
     """A pattern and the sites that it covers. All other sites get friendly memory (zeros).
@@ -125,12 +130,14 @@ class Poison:
         return site in self.sites
 
     def fill_(self, tensor: Tensor, site: str) -> Tensor:
-        """Fill `tensor` in place as unwritten memory of `site`. Returns it."""
+        """Fill `tensor` in place as uninitialised memory of `site`. Returns it."""
         if self.is_natural:
             return tensor
         if not self.covers(site):
             bits_view(tensor).zero_()
-        elif tensor.dtype.is_floating_point or tensor.dtype in (torch.uint8, torch.bool):
+            return tensor
+        FILLED[site] += tensor.nbytes
+        if tensor.dtype.is_floating_point or tensor.dtype in (torch.uint8, torch.bool):
             self._fill_floats(tensor, site)
         else:
             self._fill_indices(tensor, site)

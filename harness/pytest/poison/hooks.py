@@ -89,8 +89,8 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
     """The closing lines of a run."""
     lines = [
         f"{sums['tests']} tests under {', '.join(patterns)}: {sums['filled']} allocations filled, "
-        f"{sums['compared']} comparisons looked at ({sums['elements']} elements), "
-        f"{sums['found']} found on unwritten memory"
+        f"{sums['compared']} comparisons checked ({sums['elements']} elements), "
+        f"{sums['found']} found on uninitialised memory"
     ]
     if sums["excepted"]:
         lines.append(f"{sums['excepted']} ran without poison: marked poison_ok")

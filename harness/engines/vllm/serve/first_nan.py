@@ -137,7 +137,7 @@ class WorkerRecorder:
     def write_report(self) -> None:
         """Print the report to standard error, and write it to the folder if there is one."""
         found = self.report()
-        text = found.statement if found else "no watched live value was anything but finite"
+        text = found.statement if found else "all watched live values were finite"
         print(f"mla-harness: first NaN, rank {self.rank}, after {self._step + 1} steps: {text}", file=sys.stderr)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Poison inside a vLLM worker: unwritten memory is filled before each step, and before vLLM zeroes anything.
+"""Poison inside a vLLM worker: uninitialised memory is filled before each step, and before vLLM zeroes anything.
 
 Both model runners get the scheduler's output in `execute_model`. There the ids of new blocks are known and vLLM has not
 zeroed them yet. All fills are queued on the current stream, before the work of the step. One site is filled within a
@@ -70,7 +70,7 @@ def _wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., 
 
 
 class StepPoison:
-    """Fills unwritten memory before a step. One object for each runner class, because it keeps the sweep's table."""
+    """Fills uninitialised memory before a step. One object a runner class: it keeps the sweep's table."""
 
     def __init__(self, poison: ServePoison) -> None:
         self._poison = poison

@@ -1,4 +1,4 @@
-"""Run each test under poison, and add findings about unwritten memory to its report."""
+"""Run each test under poison, and add findings about uninitialised memory to its report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Judge:
         return run_item(self._watch, item, nextitem)
 
     def judge(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
-        """Fail a test that passed on unwritten memory, and explain a failed one."""
+        """Fail a test that passed on uninitialised memory, and explain a failed one."""
         seen = self._watch.observation
         if seen is None or call.when != "call":
             return
@@ -64,7 +64,7 @@ class Judge:
             found = [*seen.found, *(end_of_test.judge(seen) if not seen.found else [])]
             if found:
                 report.outcome = "failed"
-                lines = ["this test passes on unwritten memory:", *sentences(found)]
+                lines = ["this test passes on uninitialised memory:", *sentences(found)]
                 report.longrepr = "\n".join(lines)
                 report.__dict__["poison_found"] = True
                 sums["found"] = 1
@@ -80,7 +80,7 @@ def sentences(found: Sequence[PoisonFound]) -> list[str]:
     lines: list[str] = []
     for one in unique[:MAX_FINDINGS]:
         lines.append(
-            f"{one.what} at {short(one.where)} holds unwritten memory, or values computed from it: "
+            f"{one.what} at {short(one.where)} holds uninitialised memory, or values computed from it: "
             f"{one.count} of {one.total} elements, first at {list(one.index)}, bits {one.bits}"
         )
         lines += _origin(one)

@@ -23,7 +23,7 @@ KEPT_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class PoisonFound:
-    """A value that a test examined holds unwritten memory."""
+    """A value that a test examined holds uninitialised memory."""
 
     what: str
     where: str

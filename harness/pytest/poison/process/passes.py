@@ -100,7 +100,8 @@ def _explained(watch: Watch, item: pytest.Item, done: Pass, run: Run) -> list[py
 
 def _failed_by_difference(done: Pass, other: Pass, found: list[str]) -> list[pytest.TestReport]:
     under = f"({done.pattern}, then {other.pattern})"
-    lines = [f"the asserted values of this test depend on unwritten memory {under}:", *(f"  {one}" for one in found)]
+    head = f"the asserted values of this test depend on uninitialised memory {under}:"
+    lines = [head, *(f"  {one}" for one in found)]
     for report in done.reports:
         if report.when == "call":
             report.outcome = "failed"

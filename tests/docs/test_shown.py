@@ -1,0 +1,45 @@
+"""The commands that the README shows: run word by word, with the output that it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .shown import ROOT, differs, plain, printed, shown_in  # type: ignore[import-not-found]
+
+PAGES = ("README.md", "examples/rowkernels/README.md")
+RUN = [one for name in PAGES for one in shown_in(ROOT / name) if not one.why_not]
+
+
+def test_the_readme_shows_three_ways_in_and_names_a_reason_for_what_is_not_run() -> None:
+    shown = shown_in(ROOT / "README.md")
+    assert [one.command.split()[1] for one in shown if not one.why_not] == ["run", "repro", "epochs"]
+    assert {one.why_not for one in shown if one.why_not} == {
+        "installs packages", "needs a server, and a GPU with vLLM",
+    }  # fmt: skip
+    assert all(one.output.strip() for one in RUN)
+
+
+@pytest.mark.nightly  # CI runs `python tests/docs/shown.py` as a step of its own
+@pytest.mark.parametrize("shown", RUN, ids=lambda one: one.command)
+def test_a_command_prints_what_its_page_shows(shown, tmp_path: Path) -> None:
+    assert differs(shown.output, printed(shown.command, tmp_path)) == ""
+
+
+def test_another_word_another_order_and_a_missing_line_are_seen() -> None:
+    text = "a 1.5 s\nb\nc\n"
+    assert differs(text, "a 9.25 s\nb\nc\n") == ""
+    assert "shown:   b" in differs(text, "a 1.5 s\nB\nc\n")
+    assert differs(text, "a 1.5 s\nc\nb\n") and differs(text, "a 1.5 s\nb\n")
+    assert differs(text, text + "d\n") == "printed and not shown: d"
+
+
+def test_lines_may_be_left_out_where_the_page_says_so_and_nowhere_else() -> None:
+    printed_lines = "a\nx\ny\nb\n"
+    assert differs("a\n…\nb\n", printed_lines) == "" and differs("a\n…\n", printed_lines) == ""
+    assert differs("a\nb\n", printed_lines) and differs("…\nc\n", printed_lines)
+
+
+def test_widths_of_tables_and_run_ids_do_not_count() -> None:
+    assert plain(" a   b  \n ───\n20261122T183408Z-6b58\n") == plain(" a  b\n ─────────\n20250101T000000Z-ffff\n")
