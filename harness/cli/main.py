@@ -13,7 +13,6 @@ import typer
 from harness.cli.commands import CONTEXT, Commands
 from harness.core.errors import INTERRUPTED, HarnessError
 from harness.core.files import keep_for_reader
-from harness.report.wording import printable
 
 EXIT_CODES = (
     "Exit codes: 0 all good; 1 a regression or a fault not caught; 2 bad input; 3 the harness itself failed; "

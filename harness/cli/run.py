@@ -183,7 +183,7 @@ def finish(
         if loudness < 0:
             screen.print(totals_line(store.results(), store.plan.seconds))
         else:
-            print_run(screen, store)
+            print_run(screen, store, with_table=loudness > 0)
         if as_json:
             print_json(summarise(store.plan, store.results(), store.faults()))
         return code_of(store, fail_on or (), history, screen)
