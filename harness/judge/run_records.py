@@ -16,6 +16,8 @@ from harness.core.finding_words import merged
 from harness.core.records import AccuracyRecord, CaseResult, Finding, FirstNan, Verdict
 from harness.engine.observations import Binding as Binding
 from harness.engine.observations import ZeroedBlock as ZeroedBlock
+from harness.memory.moves.checks import Misplaced
+from harness.memory.moves.streams import Race
 
 
 @dataclass(slots=True)
@@ -91,6 +93,20 @@ class ChosenExperts:
 
 
 @dataclass(slots=True)
+class Moved:
+    """What one schedule of a case that moves its cache showed.
+
+    `num_bytes` were read, `num_pairs` of accesses compared. `order` says how the schedule was chosen.
+    """
+
+    num_bytes: int
+    num_pairs: int
+    misplaced: list[Misplaced]
+    races: list[Race]
+    order: str = ""
+
+
+@dataclass(slots=True)
 class Run:
     """The results of one execution of a case under one poison pattern."""
 
@@ -102,6 +118,7 @@ class Run:
     pairs: list[Pair] = field(default_factory=list)
     zeroed: list[ZeroedBlock] = field(default_factory=list)
     chosen: list[ChosenExperts] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
     accuracy: AccuracyRun | None = None
     """The result of every question in every epoch, if the target answers questions."""
     eager: AccuracyRun | None = None
