@@ -86,6 +86,7 @@ class VllmHostParams(Params):
         "padded-decode",
         "batch-order",
         "indexer-records",
+        "kv-moves",
     ] = Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the part fills what a captured graph reads"
@@ -103,6 +104,16 @@ class VllmHostParams(Params):
         default="plain",
         description="who stores the keys of `indexer-records`; DeepSeek V4 compresses and stores in one",
     )
+    connector: Literal["simple", "offloading"] = Field(
+        default="simple", description="the KV connector of `kv-moves`: SimpleCPUOffloadConnector, OffloadingConnector"
+    )
+    overlapped: bool = Field(
+        default=False, description="`kv-moves` schedules a step before it looks at the result of the one before"
+    )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=300, description="how long one case may take; the first of a process imports vLLM"
     )
+
+    def gives(self) -> frozenset[str]:
+        """See :meth:`Params.gives`."""
+        return super().gives() | ({"moves"} if self.part == "kv-moves" else set())

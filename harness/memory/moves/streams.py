@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Clock = dict[str, int]
 Span = tuple[str, int, int, int]
@@ -31,11 +32,6 @@ class Operation:
     writes: tuple[Span, ...] = ()
     is_done: bool = False
 
-    @property
-    def title(self) -> str:
-        """The name without the number of a piece."""
-        return self.name.partition(",")[0]
-
     def is_before(self, other: Operation) -> bool:
         """Whether every schedule runs this before `other`."""
         return other.clock.get(self.stream, 0) >= self.place
@@ -49,12 +45,24 @@ class Event:
     clock: Clock
 
 
+class Launch(NamedTuple):
+    """An operation by its name and its stream."""
+
+    name: str
+    stream: str
+
+    @property
+    def title(self) -> str:
+        """The name without the number of a piece."""
+        return title_of(self.name)
+
+
 @dataclass(frozen=True, slots=True)
 class Race:
     """Two accesses to the same bytes, one of them a write, that no event orders."""
 
-    first: Operation
-    second: Operation
+    first: Launch
+    second: Launch
     span: Span
     how: str
 
@@ -166,7 +174,7 @@ class Streams:
         self._queues[operation.stream].popleft()
         if operation.run is not None:
             operation.run()
-            self._ran.add(operation.title)
+            self._ran.add(title_of(operation.name))
         operation.is_done = True
         for buffer, row, start, end in operation.writes:
             self._written.setdefault((buffer, row), []).append((start, end, operation))
@@ -176,7 +184,7 @@ class Streams:
             return ready
         earlier, later = self.swapped
         is_due = earlier in self._ran
-        return [operation for operation in ready if (operation.title == later) == is_due] or ready
+        return [operation for operation in ready if (title_of(operation.name) == later) == is_due] or ready
 
     def _note(self, span: Span, is_write: bool, operation: Operation) -> None:
         buffer, row, start, end = span
@@ -186,7 +194,8 @@ class Streams:
                 self.num_compared += 1
                 if not other.is_before(operation):
                     how = f"{'write' if wrote else 'read'} and {'write' if is_write else 'read'}"
-                    self.races.append(Race(other, operation, span, how))
+                    pair = (Launch(one.name, one.stream) for one in (other, operation))
+                    self.races.append(Race(*pair, span, how))
         if is_write:
             # Later accesses that are ordered after this one are ordered after those, too.
             known[:] = [one for one in known if not (start <= one[0] and one[1] <= end and one[3].is_before(operation))]
@@ -198,6 +207,11 @@ def orders_to_try(races: Iterable[Race]) -> Iterator[tuple[str, str]]:
     pairs = dict.fromkeys((race.first.title, race.second.title) for race in races)
     yield from (pair[::-1] for pair in pairs)
     yield from pairs
+
+
+def title_of(name: str) -> str:
+    """The name of an operation without the number of its piece."""
+    return name.partition(",")[0]
 
 
 def _happened(event: Event) -> bool:
