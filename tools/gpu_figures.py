@@ -24,6 +24,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -212,10 +213,10 @@ def decode(kv: str) -> dict[str, Any]:
 
 
 def flashmla() -> list[dict[str, Any]]:
-    rows = []
+    rows, versions = [], {name: version(name) for name in ("vllm", "torch", "triton")}
     for kv in ("bf16", "fp8_e4m3"):
         ours, theirs = decode(kv), replay_us(flashmla_call(kv))
-        rows.append({**ours, "flashmla_us": theirs, "over_flashmla": ours["decode_us"] / theirs})
+        rows.append({**versions, **ours, "flashmla_us": theirs, "over_flashmla": ours["decode_us"] / theirs})
     return rows
 
 

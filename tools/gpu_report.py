@@ -112,11 +112,6 @@ def chosen(record: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: record.get(name) for name in names}
 
 
-def matrix() -> dict[str, Any]:
-    found = harness("run -m kernel-matrix --device cuda -n 1", seconds=200)
-    return {"cases": len(found["results"]), **summary(found, 20)}
-
-
 def selftest() -> dict[str, Any]:
     found = harness("selftest -m 'not kernel-matrix' --device cuda -n 1", seconds=300)
     kept = ("fault", "scenario", "caught", "by", "blamed", "reason", "ref")
@@ -167,7 +162,7 @@ def several() -> dict[str, Any]:
     return {"gpus": gpus, "seconds": took, "tests": outcomes}
 
 
-def containment() -> list[dict[str, Any]]:
+def containment() -> dict[str, Any]:
     """Verdict and finding of each kernel that breaks a GPU process, with a good case before and after it."""
     case = select(load_scenarios(), ["decode-kernel"])[0]
     jobs = []
@@ -186,10 +181,11 @@ def containment() -> list[dict[str, Any]]:
         results = list(pool.run(jobs))
     names = [result.key.partition("-")[2] for result in results]
     messages = [result.findings[0].message if result.findings else "" for result in results]
-    return [
+    cases = [
         {"kernel": name, "verdict": result.verdict, "finding": message, "seconds": round(result.seconds, 2)}
         for name, message, result in zip(names, messages, results, strict=True)
     ]
+    return {"cases": cases}
 
 
 def sanitizer() -> dict[str, Any]:
@@ -238,7 +234,6 @@ PARTS = {
     "machine": lambda: python("-c", MACHINE),
     "bandwidth": lambda: tool("gpu_figures.py", "bandwidth"),
     "step": lambda: tool("gpu_figures.py", "step"),
-    "matrix": matrix,
     "epochs": epochs,
     "nightly": nightly,
     "selftest": selftest,

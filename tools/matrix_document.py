@@ -17,11 +17,10 @@ from markdown_page import brief, table
 from harness.core.errors import HarnessError
 from harness.core.records import BAD, CaseResult, Verdict
 from harness.scenario.load import load_scenarios
-from harness.store.run_folder import RunStore
+from harness.store.run_folder import NEVER_RAN, RunStore
 
 OP_OF = {scenario.name: scenario.op for scenario in load_scenarios(None)}
-NEVER_RAN = "never ran"
-"""The first words of the reason of a case that an interrupted run did not reach."""
+RECORD_OPS = {"write_records": "writer", "read_records": "reader"}
 VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.KNOWN]
 
 
@@ -35,8 +34,34 @@ def document(runs: dict[str, RunStore]) -> str:
             "typed by hand. A cell is one case: a kernel, a cache type, and a point of the axes of a `kernel-matrix-*` "
             "scenario. [findings.md](findings.md) explains the cells that are not clean.\n\n"
         )
-        + "\n\n".join(parts)
+        + "\n\n".join([*parts, *_records(runs)])
     )
+
+
+def _records(runs: dict[str, RunStore]) -> Iterator[str]:
+    """Who writes and reads which record format, with the cells by verdict in each release."""
+    found: dict[tuple[str, str, str], dict[str, Counter[Verdict]]] = {}
+    for release, store in runs.items():
+        for result in store.results():
+            op, _, kernel = _kernel(result).partition("/")
+            if op in RECORD_OPS:
+                row = found.setdefault((_named(result, "kv"), op, kernel), {})
+                row.setdefault(release, Counter())[result.verdict] += 1
+    if found:
+        yield "## Record formats: writers and readers"
+        yield (
+            "Each writer's bytes are decoded, and each reader gets bytes that were encoded, by this project's own "
+            "description of the format ([record-formats.md](record-formats.md))."
+        )
+        rows = [
+            (f"`{kv}`", RECORD_OPS[op], f"`{kernel}`", *(_counts(by_release.get(release)) for release in runs))
+            for (kv, op, kernel), by_release in sorted(found.items(), key=lambda item: (item[0][0], item[0][1] < "s"))
+        ]
+        yield table(("`kv`", "", "kernel", *runs), rows)
+
+
+def _counts(found: Counter[Verdict] | None) -> str:
+    return ", ".join(f"{count} {verdict.value}" for verdict, count in (found or {}).items())
 
 
 def _release(release: str, store: RunStore) -> Iterator[str]:
@@ -67,19 +92,25 @@ def _release(release: str, store: RunStore) -> Iterator[str]:
             for (name, scenario, verdict, _), found in groups.items()
         ]
         yield table(("kernel", "scenario", "verdict", "cells", "first cell", "its reason"), bad)
-    skipped = Counter(_alike(result.reason) for result in results if result.verdict is Verdict.SKIP)
+    skips = [result.reason for result in results if result.verdict is Verdict.SKIP]
+    skipped = Counter(map(_alike, skips))
     if skipped:
-        yield table(("skipped", "cells"), [(brief(reason, 160), count) for reason, count in skipped.most_common()])
+        first = {_alike(reason): reason for reason in reversed(skips)}
+        yield table(("skipped", "cells"), [(brief(first[key], 160), count) for key, count in skipped.most_common()])
 
 
 def _kernel(result: CaseResult) -> str:
-    found = re.search(r"kernel=([^,\]]+)", result.id)
-    return f"{OP_OF.get(result.scenario, result.scenario)}/{found[1] if found else '?'}"
+    return f"{OP_OF.get(result.scenario, result.scenario)}/{_named(result, 'kernel')}"
+
+
+def _named(result: CaseResult, axis: str) -> str:
+    found = re.search(rf"\b{axis}=([^,\]]+)", result.id)
+    return found[1] if found else "?"
 
 
 def _alike(reason: str) -> str:
     """A reason without the numbers, patterns and case ids in which equal failures differ."""
-    return re.sub(r"\S+\[[^\]]*\]|\(pattern \w+\)|-?\d+(\.\d+)?(e-?\d+)?", "#", reason).partition("; # of")[0]
+    return re.sub(r"\S+\[[^\]]*\]|\(pattern \w+\)|(?<!\w)-?\d+(\.\d+)?(e-?\d+)?", "#", reason).partition("; # of")[0]
 
 
 def _plain(result: CaseResult) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
+from functools import cache
 
 from harness.core.cases import AskVerdict, Job
 from harness.core.finding_words import DECLARE_SHAPES
@@ -32,8 +33,10 @@ class CrashGroups:
     def __init__(self, jobs: Iterable[Job], results: Iterable[CaseResult] = ()) -> None:
         """`jobs` are all jobs of the run. `results` are stored results of a run that is continued."""
         self._jobs = {job.key: job for job in jobs if _is_plain(job)}
+        self._keys = {key: (_group(job), *_of_other_sizes(job)) for key, job in self._jobs.items()}
         self._streaks: dict[Hashable, tuple[str, str, int]] = {}
         self._why: dict[Hashable, str] = {}
+        self._news = False
         for result in results:
             self.note(result)
 
@@ -42,33 +45,45 @@ class CrashGroups:
         job = self._jobs.get(result.key)
         if job is None or result.verdict is Verdict.SKIP:
             return
-        group, kernels = _group(job), ", ".join(_kernels(job))
+        (group, *other_sizes), kernels = self._keys[job.key], ", ".join(_kernels(job))
         if result.verdict is Verdict.CRASH:
             reason = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", result.reason.replace(result.id, ""))
             before, first, count = self._streaks.get(group, ("", "", 0))
             first, count = (first, count + 1) if reason == before else (result.id, 1)
             self._streaks[group] = (reason, first, count)
             if count >= MOST_ALIKE:
-                self._why[group] = (
-                    f"{NOT_RUN}{MOST_ALIKE} cases before it crashed in {kernels} with the same reason ({first}); "
-                    "--exhaustive runs it"
+                self._hold(
+                    group,
+                    f"{MOST_ALIKE} cases before it crashed in {kernels} with the same reason ({first}); "
+                    "--exhaustive runs it",
                 )
         else:
             self._streaks.pop(group, None)
         text = " ".join((result.reason, *(finding.message for finding in result.findings)))
         if result.verdict in FAILED and DECLARE_SHAPES in text:
-            for kernel in _of_other_sizes(job):
-                if kernel in text:
-                    self._why[kernel] = f"{NOT_RUN}{kernel} raises at such sizes ({result.id}); {DECLARE_SHAPES}"
+            for kernel in other_sizes:
+                if str(kernel) in text:
+                    self._hold(kernel, f"{kernel} raises at such sizes ({result.id}); {DECLARE_SHAPES}")
+
+    def _hold(self, key: Hashable, why: str) -> None:
+        self._why[key] = NOT_RUN + why
+        self._news = True
 
     def take_from(self, waiting: deque[Job]) -> Iterator[CaseResult]:
         """Remove the jobs that need not run from `waiting`. Yields their results, with verdict `skip`."""
-        for job in list(waiting) if self._why else ():
-            keys = (_group(job), *_of_other_sizes(job)) if job.key in self._jobs else ()
-            why = next((self._why[key] for key in keys if key in self._why), None)
-            if why is not None:
-                waiting.remove(job)
-                yield CaseResult.of(job, Verdict.SKIP, reason=why)
+        if not self._news:
+            return
+        self._news = False
+        jobs = list(waiting)
+        waiting.clear()
+        held = []
+        for job in jobs:
+            why = next((self._why[key] for key in self._keys.get(job.key, ()) if key in self._why), None)
+            if why is None:
+                waiting.append(job)
+            else:
+                held.append(CaseResult.of(job, Verdict.SKIP, reason=why))
+        yield from held
 
 
 def _is_plain(job: Job) -> bool:
@@ -87,9 +102,13 @@ def _group(job: Job) -> Hashable:
 def _of_other_sizes(job: Job) -> list[str]:
     """The kernels of a job that it calls at other sizes than an op's default parameters, which are DeepSeek's."""
     ops = {kernel: kernel.partition("/")[0] for kernel in _kernels(job)}
-    return [kernel for kernel, op in ops.items() if op in SIZES and _sizes(op, job.case.params) != _sizes(op)]
+    return [kernel for kernel, op in ops.items() if op in SIZES and _sizes(op, job.case.params) != _default_sizes(op)]
 
 
-def _sizes(op: str, params: Params | None = None) -> dict[str, int | str]:
-    found = sizes_of(op, KERNEL_PARAMS[op]() if params is None else params)
-    return {size: value for size, value in found.items() if size in RESIZABLE}
+def _sizes(op: str, params: Params) -> dict[str, int | str]:
+    return {size: value for size, value in sizes_of(op, params).items() if size in RESIZABLE}
+
+
+@cache
+def _default_sizes(op: str) -> dict[str, int | str]:
+    return _sizes(op, KERNEL_PARAMS[op]())

@@ -152,8 +152,9 @@ class WorkerPool(Pool):
         for worker in [worker for worker in self._workers if worker not in busy]:
             if worker.is_ready and worker.ended():
                 self._replace(worker)
-        while len(self._workers) < min(self.num_workers, self._num_useful(waiting) + len(busy)):
-            self._workers.append(self._spawn())
+        if len(self._workers) < self.num_workers:
+            for _ in range(len(self._workers), min(self.num_workers, self._num_useful(waiting) + len(busy))):
+                self._workers.append(self._spawn())
         for worker in self._workers:
             if waiting and worker not in busy and worker.is_ready:
                 job = self._next_for(worker, waiting)
@@ -176,14 +177,13 @@ class WorkerPool(Pool):
 
     def _next_for(self, worker: Worker, waiting: deque[Job]) -> Job | None:
         """The first waiting job that `worker` can run. For a job on CUDA, the worker locks a GPU and keeps it."""
-        on_cpu = next((job for job in waiting if job.device != "cuda"), None)
-        on_gpu = next((job for job in waiting if job.device == "cuda"), None)
+        on_gpu = (job for job in waiting if job.device == "cuda")
         if worker in self._gpu_of:
             # Other workers can run the rest, but not on this GPU.
-            return on_gpu or on_cpu
-        if on_gpu is waiting[0] and self._take_gpu(worker):
-            return on_gpu
-        return on_cpu
+            return next(on_gpu, waiting[0])
+        if waiting[0].device == "cuda" and self._take_gpu(worker):
+            return waiting[0]
+        return next((job for job in waiting if job.device != "cuda"), None)
 
     def _take_gpu(self, worker: Worker) -> bool:
         assert self.environment is not None

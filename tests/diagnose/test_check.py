@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from harness.diagnose.script.code import MARKER
@@ -36,6 +40,16 @@ def test_a_script_that_fails_without_its_bug_too_shows_nothing() -> None:
     done = check(f"x = 1{MARKER}\nassert False, 'always'\n")
     assert not done.holds
     assert "passes without: no (status 1, AssertionError: always)" in done.sentence
+
+
+def test_a_script_finds_packages_of_the_python_path_but_not_this_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Engines and their torch are often unpacked into folders that only PYTHONPATH names.
+    (tmp_path / "engine_elsewhere.py").write_text("answer = 1\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
+    assert check(f"import engine_elsewhere\nx = 1\nx = 2{MARKER}\nassert x == engine_elsewhere.answer\n").holds
+    assert not check(f"x = 0\nimport harness{MARKER}\n").fails_with
 
 
 def test_a_script_that_does_not_end_is_ended() -> None:
