@@ -20,10 +20,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
@@ -40,7 +47,7 @@ BLOCK, NUM_BLOCKS, WIDTH = 16, 10, 24
 TOKEN_BYTES = 2 * WIDTH
 LAYERS = ("model.layers.0.attn", "model.layers.1.attn")
 HOST_BYTES = 1 << 16
-CLASSES = {"simple": "SimpleCPUOffloadConnector", "offloading": "OffloadingConnector"}
+CLASSES = {"simple": "SimpleCPUOffloadConnector", "offloading": "OffloadingConnector", "nixl": "NixlConnector"}
 NUM_SCHEDULES, MOST_SEARCHED, MOST_STEPS = 3, 8, 400
 ROUNDS = (((0, 70), (1, 60)), ((2, 75), (3, 58), (4, 80), (5, 66), (6, 40)))
 """The requests of each round with the lengths of their prompts. The second round takes the blocks of the first."""
@@ -69,6 +76,10 @@ class TinyModel:
         """The number of layers of this rank."""
         return len(LAYERS)
 
+    def get_total_num_hidden_layers(self) -> int:
+        """The number of layers of all ranks."""
+        return len(LAYERS)
+
     def get_head_size(self) -> int:
         """Elements of a token."""
         return WIDTH
@@ -79,18 +90,12 @@ class TinyModel:
         return False if name.startswith(("is_", "use", "has_", "enable_")) else None
 
 
-class Layer(AttentionLayerBase):
+class Layer(AttentionLayerBase):  # type: ignore[misc]
     """An attention layer, of which a connector asks where the dimension of blocks is."""
 
     def get_attn_backend(self) -> Any:
-        """A backend with blocks outermost, as MLA's are."""
-        backend = mock.Mock()
-        backend.get_kv_cache_shape = lambda num_blocks, block_size, num_kv_heads, head_size, **more: (
-            num_blocks,
-            block_size,
-            head_size,
-        )
-        return backend
+        """A backend of MLA, which has blocks outermost."""
+        return TritonMLABackend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
         """The cache of one layer."""
@@ -102,10 +107,19 @@ def spec_of_layer() -> Any:
     return MLAAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=WIDTH, dtype=torch.bfloat16)
 
 
-def settings(connector: str, is_overlapped: bool) -> Any:
+def spec_of_window() -> Any:
+    """The cache of a layer with a window that is longer than every request, so that all its tokens are read."""
+    known = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": WIDTH // 2, "dtype": torch.bfloat16}
+    return SlidingWindowSpec(**known, sliding_window=TinyModel.max_model_len)
+
+
+def settings(connector: str, is_overlapped: bool, engine: str) -> Any:
     """vLLM's configuration with a connector."""
     cache = configs.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
     cache.num_gpu_blocks = NUM_BLOCKS
+    if IS_ONE_ALLOCATION:
+        # The engine core resolves the layout before any connector is made.
+        cache.kv_cache_layout = "LBNHC"
     scheduler = configs.SchedulerConfig(
         max_num_seqs=4,
         max_num_batched_tokens=48,
@@ -117,6 +131,7 @@ def settings(connector: str, is_overlapped: bool) -> Any:
     transfer = configs.KVTransferConfig(
         kv_connector=CLASSES[connector],
         kv_role="kv_both",
+        engine_id=engine,
         kv_connector_extra_config={"cpu_bytes_to_use": HOST_BYTES, "block_size": BLOCK},
     )
     made = configs.VllmConfig(
@@ -126,6 +141,8 @@ def settings(connector: str, is_overlapped: bool) -> Any:
         device_config=configs.DeviceConfig("cpu"),
     )
     made.model_config = TinyModel()
+    # A platform that is not known switches it off.
+    made.scheduler_config.disable_hybrid_kv_cache_manager = False
     made.compilation_config.static_forward_context.update({name: Layer() for name in LAYERS})
     return made
 
@@ -134,16 +151,18 @@ IS_ONE_ALLOCATION = "layers" in inspect.signature(KVCacheTensor).parameters
 """Whether this release describes all layers as places in one allocation, and not as a tensor each."""
 
 
-def cache_config() -> Any:
-    """The cache of two layers, as the release describes it."""
+def cache_config(is_hybrid: bool) -> Any:
+    """The cache of two layers, as the release describes it. In a hybrid model the second one has a window."""
     size = NUM_BLOCKS * BLOCK * TOKEN_BYTES
     if IS_ONE_ALLOCATION:
         known = {"layers": list(LAYERS), "layer_stride": size, "block_stride": BLOCK * TOKEN_BYTES}
         tensors = [KVCacheTensor(size=len(LAYERS) * size, **known)]
     else:
         tensors = [KVCacheTensor(size=size, shared_by=[name]) for name in LAYERS]
-    group = KVCacheGroupSpec(list(LAYERS), spec_of_layer())
-    return KVCacheConfig(num_blocks=NUM_BLOCKS, kv_cache_tensors=tensors, kv_cache_groups=[group])
+    groups = [KVCacheGroupSpec(list(LAYERS), spec_of_layer())]
+    if is_hybrid:
+        groups = [KVCacheGroupSpec([LAYERS[0]], spec_of_layer()), KVCacheGroupSpec([LAYERS[1]], spec_of_window())]
+    return KVCacheConfig(num_blocks=NUM_BLOCKS, kv_cache_tensors=tensors, kv_cache_groups=groups)
 
 
 def new_caches() -> dict[str, Tensor]:
@@ -164,17 +183,19 @@ class Serving:
     landed: Landed
     connector: str
     is_overlapped: bool
+    name: str = "engine"
+    is_hybrid: bool = False
     scheduler: Any = field(init=False)
     worker: Any = field(init=False)
     caches: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        vllm_config, kv_config = settings(self.connector, self.is_overlapped), cache_config()
+        vllm_config, kv_config = settings(self.connector, self.is_overlapped, self.name), cache_config(self.is_hybrid)
         kind = AsyncScheduler if self.is_overlapped else Scheduler
         grammars = mock.Mock(**{"should_advance.return_value": False})
         self.scheduler = kind(vllm_config, kv_config, grammars, BLOCK)
         self.caches = new_caches()
-        self.device.caches = self.caches
+        self.device.caches |= {f"{self.name} {name}": cache for name, cache in self.caches.items()}
         self.worker = KVConnectorFactory.create_connector(vllm_config, KVConnectorRole.WORKER, kv_config)
         typed = {name: cache.view(torch.bfloat16).view(NUM_BLOCKS, BLOCK, WIDTH) for name, cache in self.caches.items()}
         # Handlers refuse memory that is not on a GPU.
@@ -186,16 +207,32 @@ class Serving:
 
     def run(self) -> None:
         """Serve all rounds."""
-        init_none_hash(sha256)
-        hasher = get_request_block_hasher(BLOCK, sha256)
         for requests in ROUNDS:
             for number, length in requests:
-                parameters = SamplingParams(max_tokens=4 * NUM_GENERATED, ignore_eos=True, stop_token_ids=[STOP])
-                self.scheduler.add_request(
-                    Request(str(number), prompt(number, length), parameters, None, block_hasher=hasher)
-                )
+                self.add(number, length)
             self._serve()
         self.device.streams.finish()
+
+    def add(self, number: int, length: int, transfer: dict[str, Any] | None = None, max_tokens: int = 24) -> None:
+        """Queue a request. `transfer` has the parameters of its move between engines."""
+        init_none_hash(sha256)
+        parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=[STOP])
+        parameters.extra_args = transfer and {"kv_transfer_params": transfer}
+        hasher = get_request_block_hasher(BLOCK, sha256)
+        self.scheduler.add_request(Request(str(number), prompt(number, length), parameters, None, block_hasher=hasher))
+
+    @property
+    def compute(self) -> str:
+        """The stream of the model."""
+        return "compute" if self.name == "engine" else f"{self.name} compute"
+
+    def tick(self) -> list[Any]:
+        """One step, looked at before the next. Returns what vLLM says of its requests."""
+        scheduled = self.scheduler.schedule()
+        output = self._execute(scheduled)
+        self.device.streams.synchronize(self.device.streams.record(self.compute))
+        outputs = self.scheduler.update_from_output(scheduled, output)
+        return [one for each in outputs.values() for one in each.outputs]
 
     def _serve(self) -> None:
         newest: tuple[Any, Any, Event] | None = None
@@ -203,7 +240,7 @@ class Serving:
             if not self.scheduler.has_requests() and newest is None:
                 return
             scheduled = self.scheduler.schedule()
-            ran = (scheduled, self._execute(scheduled), self.device.streams.record("compute"))
+            ran = (scheduled, self._execute(scheduled), self.device.streams.record(self.compute))
             if self.is_overlapped:
                 # The step before is only looked at now, while this one runs.
                 ran, newest = newest, ran  # type: ignore[assignment]
@@ -258,11 +295,13 @@ class Serving:
             old, new = [], []
             for request, count in scheduled.num_scheduled_tokens.items():
                 end = self.scheduler.requests[request].num_computed_tokens
-                (blocks,) = self.scheduler.kv_cache_manager.get_block_ids(request)
-                old += [(request, *place) for place in places(int(request), name, layer, list(blocks), 0, end - count)]
-                new += [place for place in places(int(request), name, layer, list(blocks), end - count, end)]
+                lists = self.scheduler.kv_cache_manager.get_block_ids(request)
+                blocks = lists[layer if self.is_hybrid else 0]
+                of = (int(request), f"{self.name} {name}", layer, list(blocks))
+                old += [(request, *place) for place in places(*of, 0, end - count)]
+                new += list(places(*of, end - count, end))
             if old or new:
-                self._launch(f"step {self.device.streams.num_launched} layer {layer}", name, old, new)
+                self._launch(f"{self.name} step {self.device.streams.num_launched} layer {layer}", name, old, new)
 
     def _launch(
         self, title: str, name: str, old: list[tuple[str, Span, Tensor]], new: list[tuple[Span, Tensor]]
@@ -274,7 +313,7 @@ class Serving:
             for span, wanted in new:
                 self.caches[name][span[1], span[2] : span[3]] = wanted.flatten()
 
-        self.device.streams.launch("compute", title, run, [one[1] for one in old], [one[0] for one in new])
+        self.device.streams.launch(self.compute, title, run, [one[1] for one in old], [one[0] for one in new])
 
 
 def prompt(number: int, length: int) -> list[int]:

@@ -184,7 +184,7 @@ def in_place(device: Device) -> Iterator[None]:
     event = lambda *args, **options: Event(device)  # noqa: E731
     threads = mock.Mock(wraps=threading, Thread=InlineThread)
     queues = mock.Mock(wraps=queue, SimpleQueue=OwnQueue)
-    patches = [
+    patches: list[Any] = [
         *(mock.patch.object(torch.cuda, name, made) for name, made in (("Stream", stream), ("Event", event))),
         mock.patch.object(torch, "Event", event),
         mock.patch.object(torch.accelerator, "current_device_index", lambda: 0),
