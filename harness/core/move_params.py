@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from harness.core.params import Count, Length, Params
 
 Ranks = Literal[1, 2, 4]
+
+CONNECTORS: dict[str, Any] = {}
+"""Who stores and loads for a host tier, by name: subclasses of `harness.engine.moves.host.HostTier`."""
 
 
 class MoveParams(Params):
@@ -20,6 +23,7 @@ class MoveParams(Params):
         description="host: preempted requests and finished prefixes go to a host tier and come back; "
         "handoff: a prefill engine hands its pages to a decode engine",
     )
+    connector: str = Field(default="own", description="who stores and loads for the host tier; plug-ins add theirs")
     groups: tuple[Literal["latent", "heads", "index", "window", "state"], ...] = Field(
         default=("latent",),
         description="what a layer stores: MLA latents, K and V by head, index keys, latents of a window, a state. "

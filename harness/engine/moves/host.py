@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from harness.core.move_params import MoveParams
+from harness.core.move_params import CONNECTORS, MoveParams
 from harness.core.seams import seam
 from harness.engine.moves.layout import TABLES, Memory, Region, Tables, memory_of
 from harness.engine.moves.pieces import lengths, moved_regions, page_pieces
@@ -100,6 +100,17 @@ class HostTier:
             self.streams.progress(PROGRESS)
         self.streams.finish()
 
+    def waits(self, stream: str) -> list[Event]:
+        """What copies on `stream` (STORE or LOAD) wait for, before any of them is launched."""
+        return (store_waits if stream == STORE else load_waits)(self.server)
+
+    def copies(self, target: Region, source: Region, rows: tuple[int, int], length: int, used: int) -> Iterable[Piece]:
+        """The copies of one block of a region, from row `rows[0]` of `source` to row `rows[1]` of `target`.
+
+        `length` are the bytes of the block, `used` its computed tokens.
+        """
+        return page_pieces(target, source, rows, length, used, self.params.unit)
+
     def _settle(self) -> None:
         """Free the blocks of stores and loads that have ended."""
         for event, request in [one for one in self._leaving if self.streams.is_done(one[0])]:
@@ -161,7 +172,7 @@ class HostTier:
             self.server.free(request)
 
     def _store(self, request: MovedRequest, num_tokens: int) -> Stored:
-        for event in (*store_waits(self.server), *request.ready.values()):
+        for event in (*self.waits(STORE), *request.ready.values()):
             self.streams.wait(STORE, event)
         request.ready = {}
         size = -(-num_tokens // self.params.block_size)
@@ -182,7 +193,7 @@ class HostTier:
         return Stored(host, num_tokens, self.streams.record(STORE))
 
     def _load(self, request: MovedRequest, stored: Stored, is_prefix: bool) -> None:
-        for event in load_waits(self.server):
+        for event in self.waits(LOAD):
             self.streams.wait(LOAD, event)
         request.num_computed = stored.num_tokens
         self.server.give(request, stored.num_tokens, LOAD)
@@ -221,7 +232,7 @@ class HostTier:
                     continue
                 row = device_row(other, rows[1], rows[0]) if source in self.host else rows[1]
                 used = num_tokens - page * self.params.block_size
-                yield from page_pieces(other, region, (rows[0], row), length, used, self.params.unit)
+                yield from self.copies(other, region, (rows[0], row), length, used)
 
     def _launch(self, stream: str, name: str, parts: list[Piece]) -> None:
         def run() -> None:
@@ -230,6 +241,19 @@ class HostTier:
 
         reads = [span for part in parts for span in part.reads]
         self.streams.launch(stream, name, run, reads, [span for part in parts for span in part.writes])
+
+
+CONNECTORS["own"] = HostTier
+
+
+def connector(name: str) -> Callable[[type[HostTier]], type[HostTier]]:
+    """Register a subclass of HostTier, for `connector: NAME` of a case with `move: host`."""
+
+    def register(kind: type[HostTier]) -> type[HostTier]:
+        CONNECTORS[name] = kind
+        return kind
+
+    return register
 
 
 def requests_of(params: MoveParams) -> list[MovedRequest]:

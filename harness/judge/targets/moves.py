@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from harness.core.move_params import MoveParams
+from harness.core.cases import Case
+from harness.core.move_params import CONNECTORS, MoveParams
+from harness.core.registry import nearest
 from harness.engine.moves.handoff import Handoff
-from harness.engine.moves.host import HostTier
+from harness.engine.moves import host as host
 from harness.judge.run_records import Moved, Run
 from harness.judge.target import Target
 from harness.memory.moves.checks import Landed
@@ -17,6 +19,12 @@ MOST_SEARCHED = 12
 
 class MoveTarget(Target):
     """The requests of a case, served once for each schedule."""
+
+    @classmethod
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+        """See :meth:`Target.why_not`."""
+        name = case.params_as(MoveParams).connector
+        return "" if name in CONNECTORS else f"no connector {name!r}: {nearest(name, list(CONNECTORS), see='--plugin')}"
 
     def run(self, poison: Poison) -> Run:
         """Serve the requests in seeded orders. If two accesses have no order, try both."""
@@ -40,7 +48,7 @@ class MoveTarget(Target):
 def scheduled(params: MoveParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:
     """One schedule: what its steps read, the memory that no move may touch, and its accesses."""
     streams, landed = Streams(seed, swapped), Landed()
-    served = (HostTier if params.move == "host" else Handoff)(params, streams, landed)
+    served = (CONNECTORS[params.connector] if params.move == "host" else Handoff)(params, streams, landed)
     served.run()
     for server in served.servers:
         for name, before, after in server.padding():

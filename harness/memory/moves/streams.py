@@ -194,8 +194,8 @@ class Streams:
                 self.num_compared += 1
                 if not other.is_before(operation):
                     how = f"{'write' if wrote else 'read'} and {'write' if is_write else 'read'}"
-                    first, second = (Launch(one.name, one.stream) for one in (other, operation))
-                    self.races.append(Race(first, second, span, how))
+                    sides = [Launch(one.name, one.stream) for one in (other, operation)]
+                    self.races.append(Race(sides[0], sides[1], span, how))
         if is_write:
             # Later accesses that are ordered after this one are ordered after those, too.
             known[:] = [one for one in known if not (start <= one[0] and one[1] <= end and one[3].is_before(operation))]
