@@ -43,18 +43,22 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
         _shake_hands(prefill)
         for number, length in REQUESTS:
             prefill.add(number, length, {"do_remote_decode": True, "do_remote_prefill": False}, max_tokens=1)
-        finished = 0
+        finished, failed = 0, []
         for _ in range(MOST_STEPS):
             for output in prefill.tick():
                 if output.kv_transfer_params:
                     decode.add(
                         int(output.request_id), dict(REQUESTS)[int(output.request_id)], output.kv_transfer_params
                     )
-            finished += sum(output.finish_reason is not None for output in decode.tick())
+            ended = [output for output in decode.tick() if output.finish_reason is not None]
+            finished += len(ended)
+            failed += [output.request_id for output in ended if str(output.finish_reason) in ("error", "abort")]
             device.streams.progress(6)
             if finished == len(REQUESTS):
                 break
         device.streams.finish()
+        if not params.failing and (failed or finished < len(REQUESTS)):
+            raise RuntimeError(f"{finished} of {len(REQUESTS)} requests ended, and {failed} failed without a cause")
         for engine in (prefill, decode):
             engine.scheduler.connector.shutdown()
             engine.worker.shutdown()

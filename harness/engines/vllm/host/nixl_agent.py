@@ -68,7 +68,7 @@ class Agent:
         """The number of a list of descriptors."""
         number = next(self._numbers)
         descriptors = more.get("xfer_list", descriptors)
-        self._lists[number] = [(int(one[0]), int(one[1])) for one in descriptors]
+        self._lists[number] = [place for one in descriptors for place in _blocks(*map(int, one))]
         return number
 
     def make_prepped_xfer(
@@ -122,6 +122,14 @@ class Agent:
                     "remove_remote_agent", "create_backend"):  # fmt: skip
             return lambda *args, **options: None
         raise AttributeError(name)
+
+
+def _blocks(
+    address: int, num_bytes: int, device: int = 0, stride: int = 0, count: int = 1
+) -> Iterator[tuple[int, int]]:
+    """The blocks of a descriptor. Since 0.33.0 one descriptor is of `count` blocks, `stride` bytes apart."""
+    for number in range(count):
+        yield address + number * stride, num_bytes
 
 
 class InlineExecutor:
