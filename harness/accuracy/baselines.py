@@ -76,7 +76,7 @@ def read_baseline(path: Path) -> Baseline:
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
         baseline = Baseline.model_validate(loaded).model_copy(update={"name": path.stem})
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     except ValidationError as error:
         first = error.errors()[0]
@@ -84,7 +84,8 @@ def read_baseline(path: Path) -> Baseline:
         raise InputError(f"{path}: no baseline: {where}: {first['msg']}; make it with `baseline update`") from None
     if len(baseline.outcomes) != baseline.num_questions:
         raise InputError(f"{path}: {len(baseline.outcomes)} outcomes for {baseline.num_questions} questions")
-    if round(baseline.accuracy * baseline.num_questions) != len(baseline.right):
+    # An accuracy of NaN is no number of answers either.
+    if not abs(baseline.accuracy * baseline.num_questions - len(baseline.right)) <= 0.5:
         raise InputError(f"{path}: accuracy {baseline.accuracy} is not {len(baseline.right)} right answers")
     return baseline
 

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 from harness.accuracy.answer_log import AccuracyRun, QuestionResult
 from harness.accuracy.backends import CANARY_NOTE
 from harness.accuracy.baselines import Baseline
 from harness.accuracy.tasks import STOCK
 from harness.core.errors import InputError
+from harness.core.extras import stats
 from harness.core.records import (
     AccuracyJudgement,
     AccuracyLimits,

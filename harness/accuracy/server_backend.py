@@ -8,6 +8,7 @@ with an error: its questions do not count as wrong, and `--resume` asks them aga
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import random
@@ -15,13 +16,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import httpx
-
 from harness.accuracy.backends import CANARY_NOTE, Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
 from harness.core.errors import HarnessError, InputError
+from harness.core.extras import httpx
 
 RETRIED_STATUS = (408, 429)
-HOPELESS_STATUS = (401, 403, 404, 405)
+REFUSED_KEY = (401, 403)
+HOPELESS_STATUS = (*REFUSED_KEY, 404, 405)
+KEY_VARIABLE = "OPENAI_API_KEY"
 
 QuestionT = TypeVar("QuestionT")
 ResultT = TypeVar("ResultT")
@@ -65,7 +67,7 @@ class ServerBackend:
         self._concurrency = concurrency
         self._timeout = timeout
         self._num_replies = 0
-        key = os.environ.get("OPENAI_API_KEY")
+        key = os.environ.get(KEY_VARIABLE)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._served_model = served_model or self._only_model()
 
@@ -178,7 +180,7 @@ class ServerBackend:
         if response.status_code in RETRIED_STATUS or response.status_code >= 500:
             raise _Retry(f"HTTP {response.status_code}", _seconds(response.headers.get("retry-after")))
         if response.status_code in HOPELESS_STATUS:
-            raise InputError(f"{self._url}/completions: HTTP {response.status_code}: check the address, key and model")
+            raise self._refusal(response)
         if response.status_code != 200:
             # Only this question fails, for example a prompt beyond the model's length. A retry would fail too.
             return {"refused": f"HTTP {response.status_code}: {response.text[:120]}"}
@@ -190,6 +192,19 @@ class ServerBackend:
             raise _Retry("the reply is no completion")
         return reply
 
+    def _refusal(self, response: httpx.Response) -> InputError:
+        """What is wrong with the key, the address or the model, if the server refuses all questions."""
+        where, status = f"{response.request.url}: HTTP {response.status_code}", response.status_code
+        if status in REFUSED_KEY:
+            what = "refuses the key in the environment variable" if self._headers else "wants a key; give it in"
+            return InputError(f"{where}: the server {what} {KEY_VARIABLE}")
+        hello = {"model": self._served_model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        with contextlib.suppress(httpx.TransportError):
+            chat = httpx.post(f"{self._url}/chat/completions", headers=self._headers, json=hello, timeout=10.0)
+            if chat.status_code not in HOPELESS_STATUS:
+                return InputError(f"{where}: this server has chat only; /v1/completions is needed")
+        return InputError(f"{where}: check the address, which ends in /v1, and --served-model")
+
     def _only_model(self) -> str:
         """The name of the served model. Raises InputError without a server."""
         try:
@@ -198,7 +213,9 @@ class ServerBackend:
             names = [str(entry["id"]) for entry in response.json()["data"]]
         except httpx.TransportError as error:
             raise InputError(f"{self._url}: no server answers there ({type(error).__name__})") from None
-        except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
+        except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in REFUSED_KEY:
+                raise self._refusal(error.response) from None
             raise InputError(f"{self._url}/models lists no model; name it with --served-model") from None
         if len(names) != 1:
             raise InputError(f"{self._url}: it serves {len(names)} models; name one with --served-model")

@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from harness.core import extras
 from harness.core.errors import InputError
 from harness.core.files import TASKS
 from harness.core.registry import nearest
@@ -129,7 +130,7 @@ def load_task(
         dataset = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": files}
         override: dict[str, Any] = {"include": str(path), "task": name, "tag": [], **dataset}
         spec.write_text(yaml.safe_dump(override, sort_keys=False), encoding="utf-8")
-    _require_lm_eval()
+    extras.require(extras.ACCURACY)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
@@ -154,7 +155,7 @@ def _source(name: str, data_dir: Path | None) -> tuple[Path, dict[str, str]]:
         if not own.is_file():
             raise InputError(f"--task {name!r}: unknown; {nearest(name, known_tasks(), see='')}")
         return own, _existing(name, {"test": f"{name}.jsonl"}, data_dir or TASKS / "data")
-    _require_lm_eval()
+    extras.require(extras.ACCURACY)
     found = importlib.util.find_spec("lm_eval.tasks")
     assert found is not None and found.origin is not None
     path, files = STOCK[name]
@@ -202,8 +203,3 @@ def _keep_compiled_templates() -> None:
 
     if not hasattr(env.from_string, "cache_info"):
         env.from_string = functools.lru_cache(maxsize=256)(env.from_string)
-
-
-def _require_lm_eval() -> None:
-    if importlib.util.find_spec("lm_eval") is None:
-        raise InputError("accuracy needs lm-eval, which is not installed: python3 -m pip install lm-eval==0.4.13")

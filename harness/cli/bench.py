@@ -9,8 +9,8 @@ import typer
 from harness.cli.options import Json, Scenarios, Seed, Selectors, Tags
 from harness.cli.output import console, print_json, table
 from harness.run.child import ONE_THREAD, ask
+from harness.run.planning import Wanted, load
 from harness.run.requests import MeasureCases
-from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 
 
@@ -23,8 +23,9 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure the cost of the harness itself."""
-    known = load_scenarios(scenarios)
-    cases = select(known, tuple(selectors or ()), tags=tags or (), seed=seed)
+    wanted = Wanted(tuple(selectors or ()), tuple(tags or ()), seed=seed, scenarios=scenarios)
+    known = load(wanted)
+    cases = select(known, wanted.selectors, tags=wanted.tags, seed=seed)
     if not selectors and not tags:
         # Drawn cases and the thousands of cases for GPUs would dominate the median. The time of a model that answers
         # questions is not the harness's.

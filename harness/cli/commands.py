@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cure": ("cure:cure", "Check whether a fix removes the cause of a failure or only hides it."),
     "bench": ("bench:bench", "Measure the cost of the harness itself."),
     "susceptibility": ("susceptibility:susceptibility", "Poison each kernel at each site, and write a table."),
+    "survey": ("survey:survey", "Try options of an engine together, as released, and find which lose answers."),
     "bisect": ("bisect:bisect", "Run the same scenarios under several versions, and find the first bad one."),
     "serve-check": ("serve_check:serve_check", "Check the accuracy and the repeatability of a running server."),
     "epochs": ("epochs:epochs", "Ask a model the same questions several times, and judge each epoch."),

@@ -19,8 +19,9 @@ from harness.diagnose.shrink import shrink
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
 
-BAR_SECONDS = 60.0
-"""An export takes at most this, unless finding a failure or one run of the script takes half of it."""
+BAR_SECONDS = 55.0
+"""What an export plans to take at most, 5 s below the limit of a minute; more if finding a failure or one run of the
+script takes half of it."""
 MAX_SHRINK_SECONDS = 20.0
 
 

@@ -9,40 +9,59 @@ import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Column, Table
+from rich.text import Text
 
-from harness.cli.options import Json, Kernel, Plugins, Scenarios, Seed
+from harness.cli.options import Json, Kernel, Plugins, Scenarios, Seed, Selectors, Tags
 from harness.cli.output import console, print_json, table
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS, ORACLES, SITES
-from harness.report.wording import reproduce_case
+from harness.report.wording import printable, reproduce_case
 from harness.run.environment import DEVICES, Environment
-from harness.run.planning import Wanted, register_plugins
+from harness.run.planning import Wanted, load, register_plugins
 from harness.run.runner import WorkerPool
 from harness.scenario.expand import expand
-from harness.scenario.load import load_scenarios
+from harness.scenario.json_schema import json_schema
 from harness.scenario.matrix import num_points
-from harness.scenario.schema import Scenario, json_schema
-from harness.scenario.selection import select, with_each
+from harness.scenario.schema import Scenario
+from harness.scenario.selection import select, select_scenarios, with_each
 
 
 def list_(
+    selectors: Selectors = None,
+    tags: Tags = None,
     cases: Annotated[bool, typer.Option("--cases", help="Print all case ids instead of the tables.")] = False,
     scenarios: Scenarios = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """List scenarios, kernels, faults, oracles and sites."""
-    known = load_scenarios(scenarios)
+    """List scenarios, kernels, faults, oracles and sites; with a selector or a tag, the scenarios that it selects."""
+    wanted = Wanted(tuple(selectors or ()), tuple(tags or ()), seed=seed, scenarios=scenarios)
+    known, is_part = load(wanted), bool(selectors or tags)
     if cases:
-        ids = [case.id for scenario in known for case in expand(scenario, seed=seed)]
+        if is_part:
+            found = select(known, wanted.selectors, tags=wanted.tags, seed=seed, has_gpu=True)
+        else:
+            found = [case for scenario in known for case in expand(scenario, seed=seed)]
+        ids = [case.id for case in found]
         if json:
             print_json({"cases": ids})
         else:
             # One id a line, for `grep` and `xargs`.
             print(*ids, sep="\n")
         return
-    tables = {
-        "scenarios": [_scenario_row(scenario) for scenario in known],
+    if is_part:
+        known = select_scenarios(known, wanted.selectors, tags=wanted.tags)
+    tables = {"scenarios": [_scenario_row(scenario) for scenario in known]}
+    if not is_part:
+        tables |= _other_tables()
+    if json:
+        print_json(tables)
+    else:
+        _print_tables(tables)
+
+
+def _other_tables() -> dict[str, list[dict[str, Any]]]:
+    return {
         "kernels": [
             {"name": k.name, "devices": ", ".join(k.devices), "kv": ", ".join(k.kv), "summary": k.summary}
             for k in KERNELS
@@ -51,10 +70,6 @@ def list_(
         "oracles": [{"name": o.name, "summary": o.summary} for o in ORACLES],
         "sites": [{"name": s.name, "summary": s.summary} for s in SITES],
     }
-    if json:
-        print_json(tables)
-    else:
-        _print_tables(tables)
 
 
 def _scenario_row(scenario: Scenario) -> dict[str, Any]:
@@ -63,6 +78,7 @@ def _scenario_row(scenario: Scenario) -> dict[str, Any]:
         "name": scenario.name,
         "cases": count,
         "faults": len(scenario.faults),
+        "tags": ", ".join(scenario.tags),
         "refs": ", ".join(scenario.refs),
         "summary": scenario.summary,
     }
@@ -86,11 +102,12 @@ def show(
     json: Json = False,
 ) -> None:
     """Show one case in full, and explain its terms."""
-    wanted = Wanted(kernels=(kernel,) if kernel else (), plugins=tuple(plugin or ()), seed=seed, scenarios=scenarios)
+    kernels = (kernel,) if kernel else ()
+    wanted = Wanted((case_id,), kernels=kernels, plugins=tuple(plugin or ()), seed=seed, scenarios=scenarios)
     with WorkerPool(1) as pool:  # A worker starts only if there are plug-ins to describe.
         names = register_plugins(wanted, pool)
-    known = load_scenarios(scenarios)
-    case = with_each(names, lambda override: select(known, [case_id], seed=seed, override=override))[0]
+    known = load(wanted)
+    case = with_each(names, lambda override: select(known, wanted.selectors, seed=seed, override=override))[0]
     # A cell of the susceptibility matrix has no scenario.
     scenario = next((scenario for scenario in known if scenario.name == case.scenario), None)
     if json:
@@ -152,8 +169,14 @@ def doctor(json: Json = False) -> None:
     facts |= {"gpus": gpus or "none", "cuda": environment.cuda or "none"}
     _print_block(screen, "this machine", {name: "not installed" if v is None else str(v) for name, v in facts.items()})
     _print_block(screen, "devices", devices)
-    screen.print()
-    _print_tables({"kernels": kernels})
+    # The block above says why a device cannot be used at all.
+    for device in (name for name, answer in devices.items() if answer == "yes"):
+        by_answer: dict[str, list[str]] = {}
+        for row in kernels:
+            by_answer.setdefault(row[device], []).append(row["kernel"])
+        screen.print(f"\nkernels on {device}", style="bold")
+        for answer, names in by_answer.items():
+            screen.print(Padding(Text(printable(f"{answer}: {', '.join(names)}")), (0, 0, 0, 2)))
 
 
 def _answer(described: dict[str, Any], environment: Environment, device: str) -> str:

@@ -13,6 +13,7 @@ import typer
 from harness.cli.commands import CONTEXT, Commands
 from harness.core.errors import INTERRUPTED, HarnessError
 from harness.core.files import keep_for_reader
+from harness.report.wording import printable
 
 EXIT_CODES = (
     "Exit codes: 0 all good; 1 a regression or a fault not caught; 2 bad input; 3 the harness itself failed; "
@@ -24,7 +25,6 @@ app = typer.Typer(
     cls=Commands,
     help="Finds memory bugs in MLA serving: poisons unwritten memory, checks outputs, names the memory to blame.",
     epilog=EXIT_CODES,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
@@ -79,7 +79,7 @@ def exit_code_of(arguments: list[str]) -> int:
 
 
 def _refuse(sentence: str, code: int) -> int:
-    print("mla-harness: " + " ".join(sentence.split()), file=sys.stderr)
+    print("mla-harness: " + printable(" ".join(sentence.split())), file=sys.stderr)
     return code
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 
 import typer
@@ -17,17 +18,20 @@ from rich.console import Console
 
 from harness.cli.output import warn
 from harness.core.errors import INTERRUPTED, HarnessError, InputError
-from harness.core.records import Verdict
+from harness.core.extras import why_not
+from harness.core.records import BAD, CaseResult, Verdict
 from harness.diagnose.perform import carry_out, diagnose, judge_faults
-from harness.report.terminal import LiveProgress
+from harness.report.terminal import LiveProgress, verdict_text
+from harness.report.wording import num, one_line, printable
 from harness.report.write import write_reports
+from harness.run.planning import Wanted
 from harness.run.pool import Pool
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerPool
 from harness.store.history.database import DEFAULT_HISTORY, opened
 from harness.store.history.entry import entry_of, write_run
 from harness.store.history.trends import Trends, read_trends
-from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
+from harness.store.run_folder import DEFAULT_RUNS, NEVER_RAN, RunStore, find_run
 from harness.store.source import Source, read_source
 
 NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons above"
@@ -35,7 +39,8 @@ LOCAL, RAY = "local", "ray"
 NO_HISTORY = "none"
 
 _HOW_TO_RUN = ("resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "exhaustive")
-NOT_OF_THE_PLAN = frozenset((*_HOW_TO_RUN, "fail_on", "history", "commit", "branch", "json"))
+_HOW_LONG_AND_LOUD = ("first_failure", "max_failures", "quiet", "verbose")
+NOT_OF_THE_PLAN = frozenset((*_HOW_TO_RUN, *_HOW_LONG_AND_LOUD, "fail_on", "history", "commit", "branch", "json"))
 """Parameters of commands that may change when a run is continued."""
 
 
@@ -61,16 +66,47 @@ def source_under_test(commit: str = "", branch: str = "", plugins: tuple[Path, .
     return read_source(folder, os.environ, commit=commit, branch=branch)
 
 
+class EachCase(LiveProgress):
+    """Prints every case as it ends, and all that a bad one printed, with its traceback."""
+
+    def on_result(self, result: CaseResult, *, announce: bool = True) -> None:
+        """See :meth:`LiveProgress.on_result`."""
+        if result.verdict not in BAD:
+            reason = one_line(result.reason, 200)
+            self._console.print(verdict_text(result.verdict.value), result.key, f"{result.seconds:.1f} s", reason)
+        super().on_result(result, announce=announce)
+        for line in printable(result.log).strip().splitlines():
+            self._console.print("  | " + line, style="dim", soft_wrap=True)
+
+
+class Stopped(HarnessError):
+    """A run ended early, because as many cases failed as its options allow."""
+
+    exit_code = 1
+
+
 def work_on(
-    store: RunStore, pool: Pool, screen: Console, *, is_exhaustive: bool = False, shrink_seconds: float = 0.0
+    store: RunStore,
+    pool: Pool,
+    screen: Console,
+    *,
+    is_exhaustive: bool = False,
+    shrink_seconds: float = 0.0,
+    max_failures: int | None = None,
+    progress: type[LiveProgress] = LiveProgress,
 ) -> None:
-    """Run what is left of a planned run, judge its faults, and diagnose its failures."""
+    """Run what is left of a planned run, judge its faults, and diagnose its failures.
+
+    Raises Stopped at the end if cases are left after `max_failures` bad ones.
+    """
     num_left = len(store.unfinished(is_exhaustive=is_exhaustive)) + len(store.untried_controls())
-    with LiveProgress(screen, num_left) as live:
-        carry_out(store, pool, live, is_exhaustive=is_exhaustive)
+    with progress(screen, num_left) as live:
+        carry_out(store, pool, live, is_exhaustive=is_exhaustive, max_failures=max_failures)
     with screen.status("looking for the memory to blame"):
         judge_faults(store, pool)
         diagnose(store, pool, shrink_seconds=shrink_seconds)
+    if max_failures is not None and (left := len(store.unfinished()) + len(store.untried_controls())):
+        raise Stopped(f"stopped after {num(max_failures, 'failure')}, with {num(left, 'case')} left")
 
 
 def perform(
@@ -125,6 +161,31 @@ def stoppable(store: RunStore) -> Iterator[None]:
         store.add_seconds(time.monotonic() - started)
 
 
+def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
+    """What to select so that the cases that failed in the newest run can be run again, and their ids.
+
+    Options that the user does not give are as in that run. Raises InputError if nothing failed in it.
+    """
+    store = RunStore.open(find_run("latest", root))
+    failed = [result.id for result in store.results() if result.verdict in BAD and result.reason != NEVER_RAN]
+    if not failed:
+        raise InputError(f"--last-failed: no case failed in {store.path.name}")
+    old, unset = store.plan.options, Wanted()
+    kernel = old.get("kernel")
+    then = Wanted(
+        selectors=tuple(failed),
+        device=old.get("device", "auto"),
+        kernels=(kernel,) if isinstance(kernel, str) else tuple(kernel or ()),
+        plugins=tuple(map(Path, old.get("plugins") or ())),
+        fault=old.get("fault"),
+        seed=old.get("seed", 0),
+        scenarios=Path(old["scenarios"]) if old.get("scenarios") else None,
+    )
+    given = {field.name: getattr(wanted, field.name) for field in fields(wanted)}
+    changed = {name: value for name, value in given.items() if value != getattr(unset, name)}
+    return replace(then, **changed), frozenset(failed)
+
+
 def is_all_skipped(verdicts: list[Verdict]) -> bool:
     """Whether there are results, and each of them is a skip."""
     return bool(verdicts) and all(verdict is Verdict.SKIP for verdict in verdicts)
@@ -144,11 +205,15 @@ def add_to_history(store: RunStore, history: Path | None) -> Trends | None:
     """
     if history is None:
         return None
+    is_new = not history.is_file()
     try:
         with opened(history, create=True) as connection:
             write_run(connection, entry_of(store))
     except (HarnessError, OSError, sqlite3.Error, ValueError, KeyboardInterrupt) as error:
         warn(f"this run is not in the history: {str(error) or 'interrupted'}")
+        return None
+    if not is_new and (reason := why_not(["pandas"])):
+        warn(f"this report has no trends: {reason}")
         return None
     return read_trends(history, store.plan.run_id)
 

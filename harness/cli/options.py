@@ -11,7 +11,10 @@ import typer
 
 Selectors = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[SELECTOR]...", help="Scenarios, case ids, or PR numbers [default: all scenarios]."),
+    typer.Argument(
+        metavar="[SELECTOR]...",
+        help="Scenarios, (parts of) case ids, PRs, a YAML file [default: all].",
+    ),
 ]
 Tags = Annotated[
     list[str] | None,
@@ -37,7 +40,7 @@ PerGpu = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of one case.")]
-Scenarios = Annotated[Path | None, typer.Option("--scenarios", metavar="DIR", help="Your own folder of scenarios.")]
+Scenarios = Annotated[Path | None, typer.Option("--scenarios", metavar="DIR", help="Your folder or file of scenarios.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Folder of all run directories [default: reports/runs].")

@@ -32,7 +32,7 @@ from harness.run.pool import Pool
 from harness.run.runner import WorkerPool
 from harness.scenario.expand import fault_cases
 from harness.scenario.schema import FaultUse, Scenario
-from harness.scenario.selection import select, selects_scenario, unknown_reference
+from harness.scenario.selection import as_reference, select, selects_scenario, unknown_reference
 from harness.store.summary import totals
 
 MAX_CASES = 16
@@ -41,7 +41,7 @@ MAX_CASES = 16
 
 def repro(
     reference: Annotated[
-        str, typer.Argument(metavar="PR", help="36540 or OWNER/NAME#36540; with --script also a case id.")
+        str, typer.Argument(metavar="PR", help="36540, OWNER/NAME#36540 or its address; with --script also a case id.")
     ],
     script: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Export a failing case as a standalone script.")
@@ -62,7 +62,7 @@ def repro(
     json: Json = False,
 ) -> None:
     """Show an upstream bug, without and with it; or export a failing case."""
-    screen = console(json)
+    screen, reference = console(json), as_reference(reference)
     if script is not None:
         kernels = (kernel,) if kernel else ()
         wanted = Wanted((reference,), (), device, kernels, tuple(plugin or ()), fault, seed, timeout, scenarios)
@@ -88,7 +88,8 @@ def repro(
 
 
 def _scenarios_of(reference: str, known: list[Scenario]) -> list[Scenario]:
-    chosen = [scenario for scenario in known if reference != scenario.name and selects_scenario(reference, scenario)]
+    is_reference = "#" in reference or reference.isdigit()
+    chosen = [scenario for scenario in known if is_reference and selects_scenario(reference, scenario)]
     if chosen:
         return chosen
     if reference.partition("[")[0] in (scenario.name for scenario in known):

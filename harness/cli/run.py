@@ -13,7 +13,8 @@ from harness.cli.fail_on import FailOn, code_of
 from harness.cli.output import console, print_json
 from harness.cli.sharding import cut, refuse_moving
 from harness.core.errors import InputError
-from harness.report.terminal import print_run
+from harness.core.extras import require
+from harness.report.terminal import LiveProgress, print_run, totals_line
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
@@ -30,6 +31,9 @@ def run(
     kernels: options.Kernels = None,
     plugin: options.Plugins = None,
     fault: options.Fault = None,
+    with_faults: Annotated[
+        bool, typer.Option("--with-faults", help="Also inject the known bugs that the scenarios declare.")
+    ] = False,
     seed: options.Seed = 0,
     out: options.Out = None,
     resume: options.Resume = None,
@@ -50,6 +54,13 @@ def run(
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
     ] = 0.0,
     exhaustive: options.Exhaustive = False,
+    first_failure: Annotated[bool, typer.Option("-x", help="Stop after the first failure.")] = False,
+    max_failures: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N failures.")] = None,
+    last_failed: Annotated[
+        bool, typer.Option("--last-failed", help="Only cases that failed in the newest run, with its options.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", help="Print failures in one line each, and totals.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", help="Print each case, and tracebacks in full.")] = False,
     fail_on: FailOn = None,
     history: options.History = None,
     commit: options.Commit = "",
@@ -61,9 +72,14 @@ def run(
         *(tuple(selectors or ()), tuple(tags or ()), device, tuple(kernels or ()), tuple(plugin or ())),
         *(fault, seed, timeout, scenarios),
     )
+    again: frozenset[str] | None = None
+    if last_failed:
+        wanted, again = making_runs.as_last_failed(wanted, out or DEFAULT_RUNS)
     kept = making_runs.history_file(history)
     if "new" in (fail_on or ()) and kept is None:
         raise InputError("--fail-on new: compares with the run before in the history; leave out --history none")
+    if "new" in (fail_on or ()):
+        require(["pandas"])
     if times is not None:
         refuse_moving(times, shard, kept)
     store = None
@@ -74,10 +90,20 @@ def run(
         if sanitizer and (left := store.unfinished()):
             check(sanitizer, left)
     with _pool(workers, per_gpu, sanitizer, executor, ray_address) as pool:
-        store = store or _planned(wanted, pool, out or DEFAULT_RUNS, shard, times)
+        if store is None:
+            store = _planned(wanted, pool, out or DEFAULT_RUNS, shard, times, again, with_faults=with_faults)
         store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
-        how = {"as_json": json, "is_exhaustive": exhaustive}
-        code = finish(store, pool, **how, shrink_seconds=shrink_seconds, fail_on=fail_on, history=kept)
+        code = finish(
+            store,
+            pool,
+            as_json=json,
+            is_exhaustive=exhaustive,
+            shrink_seconds=shrink_seconds,
+            max_failures=1 if first_failure else max_failures,
+            loudness=verbose - quiet,
+            fail_on=fail_on,
+            history=kept,
+        )
     raise typer.Exit(code)
 
 
@@ -93,13 +119,25 @@ def _pool(workers: int | None, per_gpu: int, sanitizer: str | None, executor: st
     return SanitizedPool(sanitizer)
 
 
-def _planned(wanted: Wanted, pool: Pool, root: Path, shard: str | None, times: Path | None) -> RunStore:
+def _planned(
+    wanted: Wanted,
+    pool: Pool,
+    root: Path,
+    shard: str | None,
+    times: Path | None,
+    again: Collection[str] | None,
+    *,
+    with_faults: bool,
+) -> RunStore:
+    """Plan a run; of the cases, only those with an id in `again` if it is not None."""
     planner = Planner(wanted, pool)
-    jobs = planner.jobs()
+    jobs = [job for job in planner.jobs() if again is None or job.case.id in again]
+    if not jobs:
+        raise InputError("--last-failed: none of the selected cases failed in the newest run; select others")
     tool = pool.tool if isinstance(pool, SanitizedPool) else None
     if tool is not None:
         check(tool, jobs)
-    controls = [Control(use=use, job=job) for use, job in planner.faults_of_accuracy(jobs)]
+    controls = [Control(use=use, job=job) for use, job in (planner.faults_in(jobs) if with_faults else ())]
     note = None
     if shard is not None:
         jobs, controls, note = cut(shard, jobs, controls, times)
@@ -121,18 +159,31 @@ def finish(
     as_json: bool,
     is_exhaustive: bool = False,
     shrink_seconds: float = 0.0,
+    max_failures: int | None = None,
+    loudness: int = 0,
     fail_on: Collection[str] | None = None,
     history: Path | None = None,
 ) -> int:
-    """Run what is left of a planned run, and print it. Returns the exit code."""
+    """Run what is left of a planned run, and print it: less with `loudness` -1, more with 1. Returns the exit code."""
     # A moving line would disturb a debugger.
     screen = console(as_json, moves=not isinstance(pool, InProcessPool))
 
     def work() -> None:
-        making_runs.work_on(store, pool, screen, is_exhaustive=is_exhaustive, shrink_seconds=shrink_seconds)
+        making_runs.work_on(
+            store,
+            pool,
+            screen,
+            is_exhaustive=is_exhaustive,
+            shrink_seconds=shrink_seconds,
+            max_failures=max_failures,
+            progress=making_runs.EachCase if loudness > 0 else LiveProgress,
+        )
 
     def tell() -> int:
-        print_run(screen, store)
+        if loudness < 0:
+            screen.print(totals_line(store.results(), store.plan.seconds))
+        else:
+            print_run(screen, store)
         if as_json:
             print_json(summarise(store.plan, store.results(), store.faults()))
         return code_of(store, fail_on or (), history, screen)

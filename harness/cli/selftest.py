@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from harness.cli import making_runs, options
+from harness.cli.mutants import try_mutants
 from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
@@ -48,26 +49,45 @@ def selftest(
     commit: options.Commit = "",
     branch: options.Branch = "",
     json: options.Json = False,
+    mutants: Annotated[
+        int | None,
+        typer.Option("--mutants", metavar="N", min=1, help="Change the engine's code in N small ways instead."),
+    ] = None,
     no_clean: Annotated[bool, typer.Option("--faults-only", help="Skip the clean cases.")] = False,
+    controls: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Only N random cases on right kernels: a finding is a failure."),
+    ] = None,
 ) -> None:
     """Inject each known bug, and check that it is caught."""
     wanted = Wanted(
         tuple(selectors or ()), tuple(tags or ()), device, seed=seed, timeout_seconds=timeout, scenarios=scenarios
     )
+    if mutants is not None:
+        with making_runs.pool_for(executor, ray_address, workers, per_gpu) as pool:
+            kept = making_runs.history_file(history)
+            raise typer.Exit(
+                try_mutants(wanted, pool, mutants, out=out or DEFAULT_RUNS, workers=workers, as_json=json, history=kept)
+            )
     store = None
     if resume is not None:
         making_runs.refuse_new_plan(context)
         store = making_runs.reopened(resume, out, "selftest")
     with making_runs.pool_for(executor, ray_address, workers, per_gpu) as pool:
-        store = store or _planned(wanted, pool, out or DEFAULT_RUNS, no_clean=no_clean)
+        store = store or _planned(wanted, pool, out or DEFAULT_RUNS, no_clean=no_clean, num_draws=controls)
         store.note_source(making_runs.source_under_test(commit, branch))
         kept = making_runs.history_file(history)
         raise typer.Exit(finish(store, pool, as_json=json, is_exhaustive=exhaustive, history=kept))
 
 
-def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool) -> RunStore:
+def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool, num_draws: int | None) -> RunStore:
     planner = Planner(wanted, pool)
     known = planner.scenarios()
+    if num_draws is not None:
+        jobs = planner.control_jobs(num_draws)
+        return RunStore.create(
+            root, jobs, command=options.command_line(), options=wanted.reproduction(), is_selftest=True
+        )
     faults = planner.faults()
     cases = [] if no_clean else select(known, wanted.selectors, tags=wanted.tags, seed=wanted.seed)
     if no_clean and not faults:
@@ -114,12 +134,7 @@ def _code(store: RunStore) -> int:
     verdicts = [result.verdict for result in [*results, *tried.values()]]
     if making_runs.is_all_skipped(verdicts) and not store.untried_controls():
         return 2
-    return exit_code(results, store.faults(), tried.values()) or (3 if _num_unjudged(store) else 0)
-
-
-def _num_unjudged(store: RunStore) -> int:
-    """Faults without a judgement: an interrupted selftest has some."""
-    return len(store.unfinished_controls()) - len(_skipped(store))
+    return exit_code(results, store.faults(), tried.values()) or (3 if store.unfinished_controls() else 0)
 
 
 def _print(screen: Console, store: RunStore) -> None:
@@ -133,10 +148,14 @@ def _print(screen: Console, store: RunStore) -> None:
         screen.print(fault_line(fault), soft_wrap=True)
     print_known(screen, results)
     print_skips(screen, [*results, *skipped])
-    counts = {"skipped": len(skipped), "not judged yet": _num_unjudged(store)}
+    counts = {"skipped": len(skipped), "not judged yet": len(store.unfinished_controls())}
     more = "".join(f", {count} {word}" for word, count in counts.items() if count)
     num_judged = len(store.plan.controls) - len(skipped)
-    screen.print(f"faults caught: {sum(fault.caught for fault in faults)} of {num_judged}{more}")
+    if num_on_sound := sum(job.case.uses_sound_variant for job in store.plan.jobs):
+        false_alarms = sum(result.verdict is not Verdict.PASS for result in results)
+        screen.print(f"false alarms: {false_alarms} in {num_on_sound} cases on right kernels")
+    else:
+        screen.print(f"faults caught: {sum(fault.caught for fault in faults)} of {num_judged}{more}")
     if results:
         screen.print("clean cases:", totals_line(results, store.plan.seconds))
     screen.print(f"report: {store.path / 'report.html'}", soft_wrap=True)

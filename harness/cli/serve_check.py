@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harness.accuracy.serve_check import Check
-from harness.cli.options import Json
+from harness.accuracy.serve_check import SCENARIO, Check
+from harness.cli import making_runs
+from harness.cli.options import Branch, Commit, History, Json, Out, command_line
 from harness.cli.output import print_json
+from harness.core.cases import Case, Job
+from harness.core.engine_params import ModelParams
+from harness.core.records import CaseResult
+from harness.report.write import write_reports
 from harness.run.child import ask
+from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
 URL = Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server, such as http://host:8000/v1.")]
 
@@ -32,17 +40,41 @@ def serve_check(
         str | None, typer.Option(metavar="NAME", help="The model, if the server has several.")
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of one answer.")] = 120.0,
+    out: Out = None,
+    history: History = None,
+    commit: Commit = "",
+    branch: Branch = "",
     json: Json = False,
 ) -> None:
     """Check the accuracy and the repeatability of a running server.
 
     Asks a task's questions in several epochs, and repeats some prompts, which must give the same answer. Needs no
-    access to the server's process. Exit code 0 if both checks pass, else 1.
+    access to the server's process. A key is read from the environment variable OPENAI_API_KEY. Exit code 0 if both
+    checks pass, else 1.
     """
-    request = Check(**{name: context.params[name] for name in Check.model_fields})
+    request, started = Check(**{name: context.params[name] for name in Check.model_fields}), time.monotonic()
     answer = ask("harness.run.serve_check", request, name="the process that asks")
+    result = CaseResult.model_validate(answer["result"])
+    store = _stored(result, request, out or DEFAULT_RUNS, time.monotonic() - started)
+    store.note_source(making_runs.source_under_test(commit, branch))
+    write_reports(store, making_runs.add_to_history(store, making_runs.history_file(history)))
     if json:
-        print_json(answer["found"])
+        print_json(answer["found"] | {"directory": str(store.path)})
     else:
-        print(*answer["lines"], sep="\n")
+        print(*answer["lines"], f"report: {store.path / 'report.html'}", sep="\n")
     raise typer.Exit(0 if answer["found"]["ok"] else 1)
+
+
+def _stored(result: CaseResult, request: Check, root: Path, seconds: float) -> RunStore:
+    """A run directory with the check as its only case."""
+    given = request.model_dump(exclude={"num_epochs"}) | {"epochs": request.num_epochs}
+    params = ModelParams(
+        model=f"server:{request.url}",
+        **{name: value for name, value in given.items() if name in ModelParams.model_fields},
+    )
+    case = Case(id=result.id, scenario=SCENARIO, system="model", params=params, oracles=("accuracy", "repeats"))
+    job = Job(key=result.key, case=case)
+    store = RunStore.create(root, [job], command=command_line(), options={SCENARIO: given})
+    store.add(result.model_copy(update={"seconds": round(seconds, 3)}))
+    store.add_seconds(seconds)
+    return store

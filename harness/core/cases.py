@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue, SerializeAsAny, ValidationInfo, model_val
 from harness.core.catalog import SYSTEMS
 from harness.core.errors import UnknownNameError
 from harness.core.params import Params, ParamsT, Record
+from harness.core.sound_kernels import SOUND
 from harness.core.systems import SystemSpec
 
 
@@ -55,6 +56,8 @@ class Case(Record):
     poison: PoisonPlan = PoisonPlan()
     oracles: tuple[str, ...] = ()
     seed: int = 0
+    named: tuple[str, ...] = ()
+    """The parameters with a kernel that the id names. The case does not pass unless it was launched."""
     known: tuple[KnownFailure, ...] = ()
 
     @model_validator(mode="before")
@@ -63,7 +66,10 @@ class Case(Record):
         """Convert the parameters to their model. Runs of version 0.1 have the op among the parameters."""
         if not isinstance(values, dict) or isinstance(values.get("params"), Params):
             return values
-        given = dict(values.get("params") or {})
+        given = values.get("params") or {}
+        if not isinstance(given, dict):
+            raise ValueError("params is no map")
+        given = dict(given)
         op = values.get("op") or given.pop("op", None)
         try:
             model = SYSTEMS.get(values.get("system", "")).model(op)
@@ -90,6 +96,11 @@ class Case(Record):
         """Parameter -> kernel that it names, as `op/short_name`."""
         named = self.kind.kernels_of(self.op)
         return {field: f"{op}/{getattr(self.params, field)}" for field, op in named.items()}
+
+    @property
+    def uses_sound_variant(self) -> bool:
+        """Whether it judges a kernel that is right by construction."""
+        return any(name.partition("/")[2].startswith(SOUND) for name in self.kernels().values())
 
     def uses_kernel(self, short_names: Collection[str]) -> bool:
         """Whether one of its kernels has a name of `short_names`."""

@@ -14,6 +14,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.oracles import OracleSpec
 from harness.core.registry import Registry
 from harness.core.sites import Site
+from harness.core.sound_kernels import sound_variants
 from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
 __all__ = ["ENGINES", "FAULTS", "KERNELS", "MODELS", "ORACLES", "SITES", "SYSTEMS"]
@@ -32,6 +33,6 @@ ENGINES: Registry[EngineSpec] = Registry("engine", tuple(tables.ENGINE for table
 SYSTEMS: Registry[SystemSpec] = Registry("system", (*systems.SYSTEMS, *_of_engines("SYSTEMS")))
 MODELS: Registry[ModelSpec] = Registry("kind of model", (*systems.MODELS, *_of_engines("MODELS")))
 SITES: Registry[Site] = Registry("site", (*sites.SITES, *_of_engines("SITES")))
-KERNELS: Registry[KernelSpec] = Registry("kernel", (*kernels.KERNELS, *_of_engines("KERNELS")))
+KERNELS: Registry[KernelSpec] = Registry("kernel", (*kernels.KERNELS, *_of_engines("KERNELS")), sound_variants)
 ORACLES: Registry[OracleSpec] = Registry("oracle", (*oracles.ORACLES, *_of_engines("ORACLES")))
 FAULTS: Registry[FaultSpec] = Registry("fault", (*faults.FAULTS, *_of_engines("FAULTS")))

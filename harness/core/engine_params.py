@@ -145,12 +145,25 @@ class EngineParams(ServingParams):
 
     def gives(self) -> frozenset[str]:
         found = {
+            "requests": True,
             "warm": self.prefix_caching and self.epochs > 1,
             "flush": self.flush,
             "experts": self.num_experts > 0,
             "mixed": len(self._stored_types()) > 1,
         }
         return super().gives() | {name for name, is_there in found.items() if is_there}
+
+    def idle_kernels(self) -> frozenset[str]:
+        has_context = self.prefix_caching or sum(prompt for prompt, _ in self.requests) > self.max_batched_tokens
+        uses = {
+            "quantize_kernel": self.quantize == "fp8_per_tensor",
+            "blocks_kernel": self.quantize == "mxfp8",
+            "route_kernel": self.num_experts > 0,
+            "sparse_kernel": "sparse" in self.layers,
+            "context_kernel": has_context and "mla" in self.layers,
+            "merge_kernel": has_context and "mla" in self.layers,
+        }
+        return frozenset(field for field, is_used in uses.items() if not is_used)
 
     def _stored_types(self) -> set[str]:
         """The kinds of data that layers store in the blocks of the pool: types of latents, and states."""

@@ -18,6 +18,10 @@ class InputError(HarnessError):
     exit_code = 2
 
 
+class Refused(HarnessError):
+    """An engine refuses the options of a case. The case is skipped, with the engine's words."""
+
+
 class UnknownNameError(InputError):
     """A name that no registry has. The message gives the nearest names."""
 

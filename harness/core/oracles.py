@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from harness.core.records import Finding
     from harness.judge.run_records import Evidence, Judgement
 
-Need = Literal["", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats", "moves"]
+Need = Literal["", "requests", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats", "moves"]
 
 TELLING_ORDER = (
-    "crash", "address", "replay", "padding", "zeroed", "distinct_experts", "landed", "ordered", "sentinel", "finite",
-    "reference", "cold_warm", "flush", "repeats", "non_interference", "accuracy", "streams", "answers",
+    "crash", "address", "conserved", "replay", "padding", "zeroed", "distinct_experts", "landed", "ordered",
+    "sentinel", "finite", "reference", "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy", "streams", "answers",
 )  # fmt: skip
 """Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a stale address or plan,
 unwritten memory), then a symptom."""
@@ -32,10 +32,10 @@ def most_telling_first(findings: Iterable[Finding]) -> list[Finding]:
 class OracleSpec:
     """One oracle; `impl` is the "module:function" that takes Evidence and returns a Judgement.
 
-    `needs` is what a case must have: `graph` a captured graph, `patterns` two poison patterns or more, `answers` a
-    task's questions, `warm` prompts that come again to an engine with prefix caching, `flush` a flush, `mixed` layers
-    of different types that share one pool, `experts` tokens that are routed to experts, `repeats` several launches on
-    equal inputs, `moves` a cache that is moved.
+    `needs` is what a case must have: `requests` that an engine serves, `graph` a captured graph, `patterns` two poison
+    patterns or more, `answers` a task's questions, `warm` prompts that come again to an engine with prefix caching,
+    `flush` a flush, `mixed` layers of different types that share one pool, `experts` tokens that are routed to experts,
+    `repeats` several launches on equal inputs, `moves` a cache that is moved.
     """
 
     name: str
@@ -59,6 +59,8 @@ ORACLES: tuple[OracleSpec, ...] = (
     _oracle("values:finite", "live rows hold no NaN and no Inf where the reference is finite"),
     _oracle("values:sentinel", "no sentinel is found verbatim in live rows, and guarded memory is untouched"),
     _oracle("agreement:reference", "live rows agree with the float64 reference"),
+    _oracle("agreement:tokens", "each token is the largest logit of its row, and of the reference's", "requests"),
+    _oracle("contracts:conserved", "no request and no page is lost or counted twice", "requests"),
     _oracle("bitwise:non_interference", "live rows are bitwise equal under two different poisons", "patterns"),
     _oracle(
         "bitwise:replay",

@@ -79,6 +79,10 @@ class Params(Record):
         """What the case offers to oracles, in the words of `OracleSpec.needs`."""
         return frozenset({"graph"} if self.has_graph else ())
 
+    def idle_kernels(self) -> frozenset[str]:
+        """The parameters with a kernel that no run with these parameters launches."""
+        return frozenset()
+
     def resized(self, size: str, value: int, changes: dict[str, Any]) -> dict[str, Any]:
         """The parameters that give the case `value` as its `size`, beside `changes` that are made already."""
         return {size: value}

@@ -207,6 +207,8 @@ class CaseResult(Record):
     findings: tuple[Finding, ...] = ()
     looked_at: dict[str, int] = Field(default={})
     """Elements that each oracle judged. An oracle without elements makes the case an error."""
+    launched: dict[str, int] = Field(default={})
+    """How often the run under the main pattern launched each kernel."""
     accuracy: AccuracyRecord | None = None
     """Accuracy by epoch, for a case that measures it."""
     log: str = ""
@@ -271,6 +273,17 @@ class Shrunk(Record):
     num_trials: int = 0
     seconds: float = 0.0
     is_smallest: bool = Field(default=False, description="false: the time was up before every smaller case was tried")
+
+
+class OptionSet(Record):
+    """Options of an engine that fail together, with the smallest case that shows it."""
+
+    options: dict[str, Any] = Field(description="what differs from the plain combination")
+    case: Case
+    result: CaseResult
+    keys: tuple[str, ...] = Field(default=(), description="the failing jobs that have all of these options")
+    num_trials: int = 0
+    is_smallest: bool = Field(default=False, description="false: the time was up before each option was set back")
 
 
 class Reading(Record):

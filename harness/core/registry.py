@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from harness.core.errors import InputError, UnknownNameError
@@ -32,8 +32,15 @@ def nearest(name: str, known: list[str], *, see: str = LIST) -> str:
 
     `see` is the command that shows all names, or empty.
     """
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else some_of(name, known, see=see)
+    begun = [known_name for known_name in known if len(name) > 1 and known_name.startswith(name)]
+    typo = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    # The start of a name is more telling than likeness, unless a letter or two are missing.
+    found = typo or begun or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not found:
+        return some_of(name, known, see=see)
+    *others, last = map(repr, found[:MAX_NAMES])
+    more = f" ({len(found) - MAX_NAMES} more begin so)" if len(found) > MAX_NAMES else ""
+    return f"did you mean {', '.join(others) + ' or ' if others else ''}{last}{more}?"
 
 
 def some_of(name: str, known: list[str], *, see: str = LIST) -> str:
@@ -48,10 +55,16 @@ def some_of(name: str, known: list[str], *, see: str = LIST) -> str:
 
 
 class Registry(Generic[EntryT]):
-    """Named entries of one kind. An entry is never replaced."""
+    """Named entries of one kind. An entry is never replaced. `family` makes the entries that a name stands for."""
 
-    def __init__(self, kind: str, entries: tuple[EntryT, ...] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        entries: tuple[EntryT, ...] = (),
+        family: Callable[[str], tuple[EntryT, ...]] = lambda name: (),
+    ) -> None:
         self.kind = kind
+        self._family = family
         self._entries: dict[str, EntryT] = {}
         for entry in entries:
             self.add(entry)
@@ -62,8 +75,15 @@ class Registry(Generic[EntryT]):
             raise InputError(f"{self.kind} {entry.name!r} is registered already; choose another name")
         self._entries[entry.name] = entry
 
+    def add_family(self, name: str) -> None:
+        """Register the entries that `name` stands for, if it is of a family and they are not there yet."""
+        for entry in self._family(name):
+            self._entries.setdefault(entry.name, entry)
+
     def get(self, name: str) -> EntryT:
         """The entry called `name`. Raises UnknownNameError with the nearest name."""
+        if name not in self._entries:
+            self.add_family(name)
         try:
             return self._entries[name]
         except KeyError:
@@ -74,6 +94,8 @@ class Registry(Generic[EntryT]):
         return list(self._entries)
 
     def __contains__(self, name: str) -> bool:
+        if name not in self._entries:
+            self.add_family(name)
         return name in self._entries
 
     def __iter__(self) -> Iterator[EntryT]:

@@ -66,7 +66,7 @@ class EngineSpec:
     `name` is its folder, `title` its name in texts, `distribution` its name for pip, `package` its name for import,
     `install` the argument for pip if it is not the distribution. Environment variables that begin with one of
     `variables` change what it does, and are stored with a case. `slow_modules` take seconds to import; a spare worker
-    imports them before it has a case.
+    imports them before it has a case. `serve_command` is "module:function" that makes a shell command of a case.
     """
 
     name: str
@@ -76,6 +76,7 @@ class EngineSpec:
     install: str = ""
     variables: tuple[str, ...] = ()
     slow_modules: tuple[str, ...] = ()
+    serve_command: str = ""
 
     @property
     def summary(self) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Protocol
 
 from harness.core.cases import Job
 from harness.core.catalog import FAULTS
-from harness.core.records import FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
-from harness.diagnose.blame import conclude, find_blame
+from harness.core.records import BAD, FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.diagnose.blame import find_blame
 from harness.diagnose.session import Limits, Session
 from harness.run.crash_groups import CrashGroups
 from harness.run.pool import Pool
@@ -26,8 +27,10 @@ class Progress(Protocol):
     def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
 
 
-def carry_out(store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive: bool = True) -> None:
-    """Run what is left of a run: its jobs, and its controls (the same cases with a fault).
+def carry_out(
+    store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive: bool = True, max_failures: int | None = None
+) -> None:
+    """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until `max_failures`.
 
     Unless it is exhaustive, cases that would repeat a crash are not run (:class:`CrashGroups`). Their results are kept
     when the run is continued, but an exhaustive run has them run.
@@ -42,29 +45,29 @@ def carry_out(store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive:
         key=lambda job: not job.case.kind.asks_canary,
     )
     groups = None if is_exhaustive else CrashGroups(planned.values(), store.finished().values())
-    for result in pool.run([store.placed(job) for job in jobs], progress.on_start, groups):
-        if result.key not in controls:
-            result = settled(planned[result.key], result, environment.engines)
-            store.add(result)
-        elif store.plan.is_selftest:
-            store.add_tried(result)
-        elif result.verdict is not Verdict.SKIP:
-            control = controls[result.key]
-            blame = conclude(control.job, result, ()) if result.findings else Blame()
-            store.add_fault(judge_fault(control.use, result, blame, 0.0))
-        progress.on_result(result, announce=result.key not in controls)
+    num_bad = 0
+    with closing(pool.run([store.placed(job) for job in jobs], progress.on_start, groups)) as results:
+        for result in results:
+            if result.key in controls:
+                store.add_tried(result)
+            else:
+                result = settled(planned[result.key], result, environment.engines)
+                store.add(result)
+                num_bad += result.verdict in BAD
+            progress.on_result(result, announce=result.key not in controls)
+            if num_bad == max_failures:
+                return
 
 
 def judge_faults(store: RunStore, pool: Pool) -> None:
-    """Blame, judge and store each fault of a selftest that was tried and is not judged yet."""
+    """Blame, judge and store each fault that was tried and is not judged yet."""
     tried = store.tried()
     todo = [(control, tried[control.job.key]) for control in store.unfinished_controls() if control.job.key in tried]
     failing = [(control.job, result) for control, result in todo if result.has_failed]
     blames = find_blame(pool, failing)
     for control, result in todo:
-        if result.verdict is not Verdict.SKIP:
-            blame, seconds = blames.get(control.job.key, (Blame(), 0.0))
-            store.add_fault(judge_fault(control.use, result, blame, seconds))
+        blame, seconds = blames.get(control.job.key, (Blame(), 0.0))
+        store.add_fault(judge_fault(control.use, result, blame, seconds))
 
 
 def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> None:

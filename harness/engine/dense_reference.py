@@ -11,6 +11,7 @@ import copy
 import torch
 from torch import Tensor
 
+from harness.engine.decisions import Decisions, shortfall
 from harness.engine.model.layers import MoE, route
 from harness.engine.model.mla import MLAAttention
 from harness.engine.model.transformer import CausalLM, DecoderLayer
@@ -21,7 +22,7 @@ Choices = dict[int, dict[int, Tensor]]
 
 
 class DenseReference:
-    """`model` in float64. `tie_margin` is how far a chosen expert may lie below the k-th largest router logit."""
+    """`model` in float64. `tie_margin` is how far a choice may score below the best one left out."""
 
     def __init__(self, model: CausalLM, tie_margin: float) -> None:
         self._model = copy.deepcopy(model).double()
@@ -30,6 +31,13 @@ class DenseReference:
     @torch.no_grad()
     def logits(self, sequences: list[Sequence], expert_ids: Choices, selected: Choices | None = None) -> Tensor:
         """Logits [generated tokens of all sequences in order, vocab] float64 that each token was chosen from."""
+        return self.judged(sequences, expert_ids, selected)[0]
+
+    @torch.no_grad()
+    def judged(
+        self, sequences: list[Sequence], expert_ids: Choices, selected: Choices | None = None
+    ) -> tuple[Tensor, list[Decisions]]:
+        """The logits, and the decisions of each sequence; rounding of logits is left to the caller."""
         # The last token was never an input. Padding on the right changes nothing in a causal model.
         inputs = [sequence.tokens[:-1] for sequence in sequences]
         longest = max(len(tokens) for tokens in inputs)
@@ -37,7 +45,8 @@ class DenseReference:
         positions = torch.arange(longest)
         x = self._model.embed_tokens(tokens)
         moe_layer = sparse_layer = 0
-        for layer in self._model.layers:
+        decided: list[tuple[str, Tensor, Tensor]] = []
+        for number, layer in enumerate(self._model.layers):
             assert isinstance(layer, DecoderLayer)
             normed = layer.input_layernorm(x)
             attention = layer.self_attn
@@ -49,35 +58,59 @@ class DenseReference:
                 seen = _choices_tensor(sequences, selected or {}, sparse_layer, attention.indexer.topk, longest)
                 # A spoiled list may point past the end.
                 seen = torch.where(seen < longest, seen, -1)
-                x = x + attention(normed, positions, visible_tokens(attention, normed, seen, self._tie_margin))
+                visible, below = visible_tokens(attention, normed, seen, self._tie_margin)
+                decided.append((f"the token selection of layer {number}", seen, below))
+                x = x + attention(normed, positions, visible)
                 sparse_layer += 1
             normed = layer.post_attention_layernorm(x)
             if isinstance(layer.mlp, MoE):
                 taken = _choices_tensor(sequences, expert_ids, moe_layer, layer.mlp.num_experts_per_tok, longest)
-                x = x + self._experts(layer.mlp, normed, taken)
+                mixed, below = self._experts(layer.mlp, normed, taken)
+                decided.append((f"the router of layer {number}", taken, below))
+                x = x + mixed
                 moe_layer += 1
             else:
                 x = x + layer.mlp(normed)
         rows = [x[i, sequence.num_prompt_tokens - 1 : len(inputs[i])] for i, sequence in enumerate(sequences)]
-        out: Tensor = self._model.compute_logits(torch.cat(rows))
-        return out
+        logits: Tensor = self._model.compute_logits(torch.cat(rows))
+        parts = zip(sequences, torch.split(logits, [len(row) for row in rows]), strict=True)
+        return logits, [self._decisions(sequence, part, i, decided) for i, (sequence, part) in enumerate(parts)]
 
-    def _experts(self, moe: MoE, x: Tensor, taken: Tensor) -> Tensor:
-        """x [B, T, hidden], taken [B, T, k] expert ids or -1 -> [B, T, hidden]."""
+    def _decisions(
+        self, sequence: Sequence, logits: Tensor, index: int, decided: list[tuple[str, Tensor, Tensor]]
+    ) -> Decisions:
+        """The decisions of sequence `index`; its tokens were chosen from `logits` [G, vocab]."""
+        tokens = sequence.tokens[sequence.num_prompt_tokens :]
+        length = len(sequence.tokens) - 1
+        return Decisions(
+            sequence.request,
+            sequence.num_prompt_tokens,
+            tokens,
+            [name for name, _, _ in decided],
+            [taken[index, :length].sort(dim=-1).values for _, taken, _ in decided],
+            [below[index, :length] for _, _, below in decided],
+            self._tie_margin,
+            logits.amax(-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0],
+            torch.zeros(len(tokens)),
+        )
+
+    def _experts(self, moe: MoE, x: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
+        """x [B, T, hidden], taken [B, T, k] expert ids or -1 -> [B, T, hidden], and the shortfall of `taken` [B, T]."""
         flat, taken = x.flatten(0, 1), taken.flatten(0, 1)
         router_logits = moe.gate(flat)
         ids, _ = route(router_logits, moe.num_experts_per_tok)
-        ids = torch.where(_tied(router_logits, ids, taken, self._tie_margin)[:, None], taken, ids)
+        below = expert_shortfall(router_logits, taken)
+        ids = torch.where((below <= self._tie_margin)[:, None], taken, ids)
         chosen = router_logits.gather(1, ids.long()).softmax(-1)
         out: Tensor = moe.combine(flat, ids, chosen).view_as(x)
-        return out
+        return out, below.view(x.shape[:2])
 
 
-def visible_tokens(attention: MLAAttention, x: Tensor, seen: Tensor, margin: float) -> Tensor:
+def visible_tokens(attention: MLAAttention, x: Tensor, seen: Tensor, margin: float) -> tuple[Tensor, Tensor]:
     """Which tokens each query of a sparse layer sees, [B, T, T] bool: the best ones, or the engine's choice `seen`.
 
     `seen` [B, T, K] are positions, -1 for none. They are accepted where their number is right, none is in the future,
-    and they score within `margin` of the best ones.
+    and none left out scores more than `margin` above them. The second result is their shortfall [B, T], inf if illegal.
     """
     assert attention.indexer is not None
     best = attention.visible(x)
@@ -87,10 +120,9 @@ def visible_tokens(attention: MLAAttention, x: Tensor, seen: Tensor, margin: flo
     taken.scatter_add_(-1, seen.clamp(min=0), is_token.long())
     causal = torch.ones_like(best[0]).tril()
     legal = (taken <= 1).all(-1) & ~(taken.bool() & ~causal).any(-1) & (taken.sum(-1) == best.sum(-1))
-    scores = attention.indexer.scores(x, attention.indexer.keys(x))
-    least = scores.masked_fill(~best, torch.inf).amin(-1) - margin
-    tied = legal & (scores.masked_fill(~taken.bool(), torch.inf).amin(-1) >= least)
-    return torch.where(tied[..., None], taken.bool(), best)
+    scores = attention.indexer.scores(x, attention.indexer.keys(x)).masked_fill(~causal, -torch.inf)
+    below = torch.where(legal, shortfall(scores, taken.bool()), torch.inf)
+    return torch.where((below <= margin)[..., None], taken.bool(), best), below
 
 
 def _choices_tensor(sequences: list[Sequence], choices: Choices, layer: int, k: int, longest: int) -> Tensor:
@@ -104,11 +136,10 @@ def _choices_tensor(sequences: list[Sequence], choices: Choices, layer: int, k: 
     return chosen
 
 
-def _tied(router_logits: Tensor, ids: Tensor, taken: Tensor, margin: float) -> Tensor:
-    """Rows [N] where the `taken` experts are distinct, exist, and lie within `margin` of the best ones `ids`."""
+def expert_shortfall(router_logits: Tensor, taken: Tensor) -> Tensor:
+    """How far the `taken` experts [N, k] score below the best one left out [N]; inf if they repeat or do not exist."""
     num_experts = router_logits.shape[1]
     exist = ((taken >= 0) & (taken < num_experts)).all(1)
     inside = taken.clamp(0, num_experts - 1).long()
-    distinct = torch.zeros_like(router_logits).scatter(1, inside, 1.0).sum(1) == taken.shape[1]
-    least = router_logits.gather(1, ids.long()).amin(1) - margin
-    return exist & distinct & (router_logits.gather(1, inside).amin(1) >= least)
+    chosen = torch.zeros_like(router_logits, dtype=torch.bool).scatter(1, inside, True)
+    return torch.where(exist & (chosen.sum(1) == taken.shape[1]), shortfall(router_logits, chosen), torch.inf)

@@ -22,7 +22,8 @@ from harness.memory.poison.patterns import Poison
 class ReplayNote:
     """Logits [B, vocab] of one replay of a graph of B rows, and of the same step run eagerly on a copy of memory.
 
-    `eager_again` is a second eager run on a GPU, made if the first differs from the replay.
+    `eager_again` is a second eager run on a GPU, made if the first differs from the replay. `alike` [B] bool are the
+    rows with equal decisions in the replay and the eager run.
     """
 
     step: int
@@ -31,6 +32,7 @@ class ReplayNote:
     eager: Tensor
     stale_plan: bool
     eager_again: Tensor | None = None
+    alike: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,16 @@ class ZeroedBlock:
 
 @dataclass(frozen=True, slots=True)
 class PaddingNote:
-    """Logits [n, vocab] of the live rows of a step, without padded requests and with `num_padded`."""
+    """Logits [n, vocab] of the live rows of a step, without padded requests and with `num_padded`.
+
+    `alike` [n] bool are the rows with equal decisions.
+    """
 
     step: int
     num_padded: int
     unpadded: Tensor
     padded: Tensor
+    alike: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +167,14 @@ class ChoiceNotes:
                 notes.setdefault(sequence.request, {})[position] = value
 
 
+def decided_alike(first: Forwarded, second: Forwarded) -> Tensor:
+    """The rows [T] bool with the same experts and the same selected tokens in two forwards of one batch."""
+    alike = torch.ones(len(first.logits), dtype=torch.bool)
+    for one, other in zip(first.expert_ids + first.selected, second.expert_ids + second.selected, strict=True):
+        alike &= (one.sort(dim=-1).values == other.sort(dim=-1).values).all(dim=-1).cpu()
+    return alike
+
+
 def _prefix_hash(tokens: list[int], position: int) -> int:
     return hash(tuple(tokens[: position + 1]))
 
@@ -215,19 +229,22 @@ class PaddedTwins:
         if len(self.notes) >= MAX_NOTES or size == num_live:
             return
         num_padded = self._tried[num_live] = self._tried.get(num_live, 0) % (size - num_live) + 1
-        logits = [self._logits(model, inputs, memory, num_live, size, count) for count in (0, num_padded)]
-        self.notes.append(PaddingNote(step, num_padded, logits[0], logits[1]))
+        first, second = (self._forward(model, inputs, memory, num_live, size, count) for count in (0, num_padded))
+        assert inputs.decode is not None
+        rows = num_live * inputs.decode.query_len
+        alike = decided_alike(first, second)[:rows]
+        self.notes.append(PaddingNote(step, num_padded, first.logits[:rows], second.logits[:rows], alike))
 
-    def _logits(
+    def _forward(
         self, model: PagedModel, inputs: Batch, memory: PagedMemory, num_live: int, size: int, num_padded: int
-    ) -> Tensor:
+    ) -> Forwarded:
         twin = self.dummy(size)
         assert inputs.decode is not None and twin.decode is not None
         if inputs.decode.output is not None:
             twin.decode.output = inputs.decode.output.new_zeros(size, *inputs.decode.output.shape[1:])
         rest = repeated(inputs, num_live, size - num_padded, self.padding.slot)
         fill_static(twin, rest, self.poison, self.padding)
-        return model.forward(twin, memory.snapshot()).logits[: num_live * inputs.decode.query_len]
+        return model.forward(twin, memory.snapshot())
 
 
 def repeated(inputs: Batch, num_live: int, count: int, slot: int) -> Batch:

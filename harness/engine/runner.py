@@ -23,6 +23,7 @@ from harness.engine.observations import (
     PaddedTwins,
     ReplayNote,
     ZeroedBlock,
+    decided_alike,
     dirty_workspace,
     written_blocks,
 )
@@ -205,11 +206,12 @@ class ModelRunner:
         eager = self._model.forward(inputs, memory.snapshot())
         assert inputs.decode is not None
         stale = self._graphs.reads_stale_plan(size, inputs.decode.metadata.plan)
-        again = None
+        again = alike = None
         if replayed_logits.is_cuda and not torch.equal(replayed_logits, eager.logits):
             # A second eager run shows whether the kernels repeat their bits at all.
+            alike = decided_alike(replayed, eager)
             again = self._model.forward(inputs, memory).logits
-        note = ReplayNote(number, len(ordered) * self._query_len, replayed_logits, eager.logits, stale, again)
+        note = ReplayNote(number, len(ordered) * self._query_len, replayed_logits, eager.logits, stale, again, alike)
         self.observations.replays.append(note)
         self.observations.bindings += [
             Binding(number, f"{name} of the graph of {size}", site, captured, current)

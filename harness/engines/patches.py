@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from harness.core.errors import InputError
@@ -63,7 +63,7 @@ class Patch:
         targets = dict.fromkeys(edit.target for edit in self.edits)
         ready = [(find_owner(target), self._edited(target)) for target in targets]
         for (owner, name), function in ready:
-            setattr(owner, name, function)
+            replace(owner, name, function)
 
     def _edited(self, target: str) -> Callable[..., Any]:
         owner, name = find_owner(target)
@@ -102,6 +102,16 @@ def _compiled(function: FunctionType, source: str) -> Callable[..., Any]:
     exec(code, sys.modules[function.__module__].__dict__, scope)
     made: Callable[..., Any] = scope[function.__name__]
     return made
+
+
+def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replace `owner.name`, and a module's function also where other modules have imported it by name."""
+    original = owner.__dict__[name]
+    setattr(owner, name, function)
+    for module in list(sys.modules.values()) if isinstance(owner, ModuleType) else ():
+        for key, value in list(getattr(module, "__dict__", {}).items()):
+            if value is original:
+                setattr(module, key, function)
 
 
 def find_owner(target: str) -> tuple[Any, str]:

@@ -11,7 +11,6 @@ visible launches, so it is searched on a CPU only.
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +27,7 @@ from harness.judge.oracles.crash import CRASHES
 from harness.judge.probes.trace import Event, Trace, first_difference
 from harness.judge.run_records import Evidence, Outcome, Run
 from harness.judge.target import Target, target_of
-from harness.kernels.call import LAUNCHED
+from harness.kernels.call import counting_launches
 from harness.memory.bounds import bad_index
 from harness.memory.poison.patterns import Poison
 
@@ -43,9 +42,11 @@ def verdict(job: Job) -> Outcome:
     if target.may_differ:
         evidence.repeat = lambda: next(_runs(target, job))
     outcome = judge(evidence)
+    outcome.runs, outcome.launched = evidence.runs, evidence.runs[0].launched
     never = never_called(job.case, evidence.runs) if outcome.verdict is Verdict.PASS and job.sites is None else []
     if never:
-        return Outcome(Verdict.SKIP, f"never called: {', '.join(never)}")
+        outcome.verdict, outcome.reason = Verdict.SKIP, f"never called: {', '.join(never)}"
+        return outcome
     if outcome.verdict is Verdict.CRASH and job.device == "cuda":
         # The driver's log lists errors of many processes, so the message names its case.
         outcome.findings = [
@@ -93,30 +94,30 @@ def judge(evidence: Evidence) -> Outcome:
 
 
 def never_called(case: Case, runs: Sequence[Run]) -> list[str]:
-    """The kernels that the case's id names with `kernel=`, unless a run called one of them."""
-    label = re.search(r"[\[,]kernel=([^],]+)", case.id)
-    ops = {spec.op for spec in KERNELS if label and label[1] in (spec.name, spec.short_name)}
-    # By op, because a twin stands for the kernel on CUDA.
-    named = [name for name in dict.fromkeys(case.kernels().values()) if name.partition("/")[0] in ops]
-    return [] if any(name in run.launched for run in runs for name in named) else named
+    """The kernels that the case's id names and no run launched. One name may stand for kernels of several ops."""
+    launched = {name for run in runs for name in run.launched}
+    groups: dict[str, list[str]] = {}
+    for name in (case.kernels()[field] for field in case.named):
+        groups.setdefault(name.partition("/")[2], []).append(name)
+    return [name for group in groups.values() if launched.isdisjoint(group) for name in group]
 
 
 def _runs(target: Target, job: Job) -> Iterator[Run]:
     """One run for each poison pattern, the main one first. A crashed run is the last one."""
     plan = job.case.poison
     for pattern in plan.patterns:
-        LAUNCHED.clear()
-        try:
-            run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
-        except CRASHES as error:
-            # An earlier finding of a bounds check explains the crash.
-            run = Run(pattern, error=bad_index() or error)
-        except RuntimeError as error:
-            # Memory that ran out outside a kernel says nothing about it.
-            if isinstance(error, torch.OutOfMemoryError) or not is_device_failure(error):
-                raise
-            run = Run(pattern, error=bad_index() or KernelError(f"{job.case.id}: {in_one_line(error)}"))
-        run.launched = dict(LAUNCHED)
+        with counting_launches() as launched:
+            try:
+                run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
+            except CRASHES as error:
+                # An earlier finding of a bounds check explains the crash.
+                run = Run(pattern, error=bad_index() or error)
+            except RuntimeError as error:
+                # Memory that ran out outside a kernel says nothing about it.
+                if isinstance(error, torch.OutOfMemoryError) or not is_device_failure(error):
+                    raise
+                run = Run(pattern, error=bad_index() or KernelError(f"{job.case.id}: {in_one_line(error)}"))
+        run.launched = dict(launched)
         yield run
         if run.error is not None:
             return

@@ -14,7 +14,7 @@ import torch
 
 from harness.core.cases import AskFirstNan, AskReaders, AskVerdict, Case, Job
 from harness.core.catalog import FAULTS
-from harness.core.errors import HarnessError
+from harness.core.errors import HarnessError, Refused
 from harness.core.records import CaseResult, Verdict
 from harness.core.seams import Injection, inject
 from harness.judge import answers
@@ -35,14 +35,20 @@ ANSWERS: dict[type, Callable[[Job], Outcome]] = {
 def run_case(job: Job) -> CaseResult:
     """Run one job and answer its ask. Raises no Exception: a failure of the harness is verdict `error`."""
     started = time.perf_counter()
+    return outcome_of(job).result_of(job, time.perf_counter() - started)
+
+
+def outcome_of(job: Job) -> Outcome:
+    """As `run_case`, with the runs of the case."""
     try:
-        outcome = _outcome(job)
+        return _outcome(job)
+    except Refused as error:
+        return Outcome(Verdict.SKIP, str(error))
     except HarnessError as error:
-        outcome = Outcome(Verdict.ERROR, str(error))
+        return Outcome(Verdict.ERROR, str(error))
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        outcome = Outcome(Verdict.ERROR, reason, log=traceback.format_exc()[-answers.LOG_TAIL :])
-    return outcome.result_of(job, time.perf_counter() - started)
+        return Outcome(Verdict.ERROR, reason, log=traceback.format_exc()[-answers.LOG_TAIL :])
 
 
 def _outcome(job: Job) -> Outcome:

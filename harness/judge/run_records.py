@@ -14,6 +14,9 @@ from harness.accuracy.answer_log import AccuracyRun
 from harness.core.cases import Case, Job
 from harness.core.finding_words import merged
 from harness.core.records import AccuracyRecord, CaseResult, Finding, FirstNan, Verdict
+from harness.engine.decisions import Decisions as Decisions
+from harness.engine.decisions import Parting as Parting
+from harness.engine.decisions import rows_before_partings as rows_before_partings
 from harness.engine.observations import Binding as Binding
 from harness.engine.observations import ZeroedBlock as ZeroedBlock
 from harness.memory.moves.checks import Misplaced
@@ -36,6 +39,10 @@ class Observed:
     describe: str = "row"
     site: str | None = None
     """The site to name if a non-finite value does not come from poison."""
+    decisions: tuple[Decisions, ...] = ()
+    """The decisions of the requests in the order of the rows, if the rows depend on decisions."""
+    tokens: torch.Tensor | None = None
+    """The token [rows] that was taken from each row of logits."""
 
     @property
     def num_live_elements(self) -> int:
@@ -70,9 +77,22 @@ class ReplayedStep:
     """The site of a captured input that differed from the input of the eager step."""
 
 
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number that must be kept: the blocks of a pool, the tokens of a request."""
+
+    name: str
+    expected: int
+    found: int
+    where: str = ""
+
+
 @dataclass(slots=True)
 class Pair:
-    """The same answers twice, from two conditions of the caches; `oracle` names the oracle that judges them."""
+    """The same answers twice, from two conditions of the caches; `oracle` names the oracle that judges them.
+
+    No live row depends on the decision on which the two `parting`, if they do.
+    """
 
     oracle: str
     name: str
@@ -81,6 +101,7 @@ class Pair:
     live: torch.Tensor
     bound: str
     describe: str = "row"
+    parting: Parting | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +140,7 @@ class Run:
     zeroed: list[ZeroedBlock] = field(default_factory=list)
     chosen: list[ChosenExperts] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
     accuracy: AccuracyRun | None = None
     """The result of every question in every epoch, if the target answers questions."""
     eager: AccuracyRun | None = None
@@ -126,7 +148,7 @@ class Run:
     log: str = ""
     """The end of the output of a serving process."""
     launched: dict[str, int] = field(default_factory=dict)
-    """How often the code of each kernel was called in this process."""
+    """How often each kernel was launched."""
     error: Exception | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 
@@ -174,6 +196,9 @@ class Outcome:
     accuracy: AccuracyRecord | None = None
     log: str = ""
     first_nan: FirstNan | None = None
+    launched: dict[str, int] = field(default_factory=dict)
+    """How often the main run launched each kernel."""
+    runs: list[Run] = field(default_factory=list)
 
     def result_of(self, job: Job, seconds: float) -> CaseResult:
         """The result of `job`."""
@@ -187,4 +212,5 @@ class Outcome:
             accuracy=self.accuracy and self.accuracy.model_copy(update={"fault": job.fault}),
             log=self.log,
             first_nan=self.first_nan,
+            launched=self.launched,
         )

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from tokenizers import Tokenizer
 
 from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, describe_directory, has_invalid_text
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
 from harness.core.errors import InputError
+from harness.core.extras import tokenizers
 from harness.core.files import FIXTURES
 from harness.engine.engine import Engine
 from harness.engine.model import checkpoint
@@ -98,7 +98,7 @@ class _Request:
 class EngineBackend:
     """Queues all prompts at once, so that the engine's own scheduler forms the batches."""
 
-    def __init__(self, engine: ServedEngine, tokenizer: Tokenizer, identity: Identity) -> None:
+    def __init__(self, engine: ServedEngine, tokenizer: tokenizers.Tokenizer, identity: Identity) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self.identity = identity
@@ -225,7 +225,7 @@ def open_engine(
     card = describe_directory(Path(directory))
     try:
         config = checkpoint.load_config(directory)
-        tokenizer = Tokenizer.from_file(str(_required(Path(directory) / "tokenizer.json")))
+        tokenizer = tokenizers.Tokenizer.from_file(str(_required(Path(directory) / "tokenizer.json")))
         model = checkpoint.load(directory, torch.float32).to(_available(device))
     except (ValueError, FileNotFoundError) as error:
         raise InputError(f"--model engine:{directory}: {error}") from None

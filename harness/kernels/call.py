@@ -26,10 +26,8 @@ from harness.memory.poison.patterns import Poison
 Wrapper = Callable[..., Any]
 """Called in place of a kernel, as `wrapper(kernel, *args, **kwargs)`."""
 
-LAUNCHED: Counter[str] = Counter()
-"""The name of a kernel -> how often its code was called in this process, since the last `clear`."""
-
 _wrappers: ContextVar[tuple[tuple[str, Wrapper], ...]] = ContextVar("harness_kernel_wrappers", default=())
+_launched: ContextVar[Counter[str] | None] = ContextVar("harness_launched_kernels", default=None)
 _intercepts: ContextVar[bool] = ContextVar("harness_intercepts_allocations", default=True)
 # Name of a kernel and shapes of its arguments -> ordinal of an allocation -> site of the output it became.
 _seen_sites: dict[tuple[Any, ...], dict[int, str]] = {}
@@ -43,6 +41,24 @@ def wrapped_kernels(op: str, wrapper: Wrapper) -> Iterator[None]:
         yield
     finally:
         _wrappers.reset(token)
+
+
+@contextlib.contextmanager
+def counting_launches() -> Iterator[Counter[str]]:
+    """The name of each kernel that is launched inside the block -> how often."""
+    launched: Counter[str] = Counter()
+    token = _launched.set(launched)
+    try:
+        yield launched
+    finally:
+        _launched.reset(token)
+
+
+def note_launch(name: str) -> None:
+    """Count a launch of the kernel `name`."""
+    launched = _launched.get()
+    if launched is not None:
+        launched[name] += 1
 
 
 @contextlib.contextmanager
@@ -74,6 +90,7 @@ class BoundKernel:
         return launch(self._run, *args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        note_launch(self.spec.name)
         if self._poison is None or self._poison.is_natural or not _intercepts.get():
             return self._call(args, kwargs)
         if not self._outputs:
@@ -98,7 +115,6 @@ class BoundKernel:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the kernel's own code. Raises KernelError for its exceptions, which are no error of the harness."""
-        LAUNCHED[self.spec.name] += 1
         try:
             return self._function(*args, **kwargs)
         except IllegalAddress as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from harness.scenario.expand import GPU, NIGHTLY, KernelOverride, expand, on_dev
 from harness.scenario.load import default_directory, load_scenario
 from harness.scenario.matrix import ACCURACY
 from harness.scenario.selection import is_for_a_plain_run, with_plugins
+from mla_harness_loader import own_names
 
 MAX_FINDINGS_SHOWN = 8
 MAX_SHRINK_SECONDS = 60.0
@@ -33,7 +33,9 @@ WORKERS = pytest.StashKey[tuple[WorkerPool, Session]]()
 class ScenarioFile(pytest.File):
     """A scenario file. A malformed file is a collection error of one line."""
 
-    def collect(self) -> Iterator[CaseItem]:
+    @own_names()
+    def collect(self) -> list[CaseItem]:
+        """One item for each case that `mla-harness run` would run."""
         try:
             names = _kernels_of_plugins(self.config)
             scenario = load_scenario(self.path)
@@ -48,16 +50,21 @@ class ScenarioFile(pytest.File):
                 cases = expand(scenario, seed=self.config.option.mla_seed, override=override, keep=keep)
                 return [case for case in cases if is_for_a_plain_run(case, tags, override)]
 
-            # As in `mla-harness run --plugin`: the plug-in's kernels alone, and where the scenario names them.
             cases = with_plugins(names, choose) if names else choose(None)
+            if names and scenario.names_kernels:
+                # The file says what is judged. The plug-in's kernels come on top of that.
+                written = [case for case in choose(None) if ACCURACY in tags or not case.kind.asks_canary]
+                cases = list({case.id: case for case in [*written, *cases]}.values())
         except InputError as error:
             raise self.CollectError(str(error)) from None
+        items = []
         for case in cases:
             item: CaseItem = CaseItem.from_parent(self, name=case.id, case=case)
             for tag in case.tags:
                 self._declare(tag)
                 item.add_marker(tag)
-            yield item
+            items.append(item)
+        return items
 
     def _declare(self, tag: str) -> None:
         """Register a tag as a marker, for `--strict-markers`."""
@@ -81,6 +88,7 @@ class CaseItem(pytest.Item):
         super().__init__(**rest)
         self.case = case
 
+    @own_names()
     def runtest(self) -> None:
         device = self._device
         job = Job(
@@ -110,6 +118,7 @@ class CaseItem(pytest.Item):
             blames = {job.key: blame} if blame else {}
             raise CaseFailed(result, blame, next(session.smallest([(job, result)], blames), None))
 
+    @own_names()
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The findings, instead of a traceback of the harness."""
         if isinstance(excinfo.value, CaseFailed):

@@ -10,6 +10,7 @@ from harness.report.terminal_history import change_groups, count_line, flaky_lin
 from harness.report.wording import accuracy_title, known_line, num, one_line, reproduce
 from harness.store.history.compare import Comparison
 from harness.store.history.trends import Trends
+from harness.store.mutants import score
 from harness.store.run_folder import NEVER_RAN, RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
 
@@ -32,6 +33,7 @@ def render(store: RunStore, comparison: Comparison | None = None, trends: Trends
         _failures(store, results),
         _known(results),
         _faults(faults),
+        _mutants(store),
         _accuracy(accuracy_records([*results, *faults])),
         _flaky(trends),
     ]
@@ -45,14 +47,25 @@ def _headline(store: RunStore, results: Sequence[CaseResult], faults: Sequence[F
     bad += [f"{num(num_missed, 'fault')} not caught"] if num_missed else []
     num_passed = sum(result.verdict is Verdict.PASS for result in results)
     num_known = sum(result.verdict is Verdict.KNOWN for result in results)
-    if not bad and not num_passed and not num_known and not faults:
+    mutants = store.mutants()
+    if not bad and not num_passed and not num_known and not faults and not mutants:
         bad = ["nothing was judged"]
     good = [num(num_passed, "case") + " passed"] if num_passed else []
     good += [num(len(faults), "fault") + " caught"] if faults else []
     good += [num(num_known, "known failure")] if num_known else []
+    good += [f"{score(mutants).rate:.1%} of mutants killed"] if mutants else []
     mark = "\u274c" if bad else "\u2705"
     words = one_line(store.plan.command, 120)
     return f"## {mark} {_escaped(words)}: {', '.join(bad or good)}"
+
+
+def _mutants(store: RunStore) -> list[str]:
+    """The score, and the mutants that were not killed."""
+    results = store.mutants()
+    left = [one for one in results if one.status not in ("killed", "equivalent")]
+    lines = [f"- {_escaped(f'{one.file}:{one.line}')} {_code(one.change)}: {one.status}" for one in left[:MAX_LISTED]]
+    rest = [f"- and {len(left) - MAX_LISTED} more"] if len(left) > MAX_LISTED else []
+    return [f"**Mutants**: {score(results).statement}", "", *lines, *rest] if results else []
 
 
 def _facts(store: RunStore) -> list[str]:

@@ -20,6 +20,7 @@ from harness.report.case_view import CaseView, case_data, embedded, of_fault, of
 from harness.report.trend_chart import trend_view
 from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable
 from harness.store.history.trends import Trends
+from harness.store.mutants import score, tables
 from harness.store.run_folder import RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
 
@@ -49,7 +50,7 @@ MAX_SENTENCE = 360
 
 def render(store: RunStore, trends: Trends | None = None) -> str:
     """The page of a run; with `trends` it also shows the run's place among earlier runs."""
-    results, jobs = store.results(), store.jobs_by_key()
+    results, jobs, mutants = store.results(), store.jobs_by_key(), store.mutants()
     anchors = {result.key: f"case-{number}" for number, result in enumerate(results, start=1)}
     ranked = sorted(results, key=lambda result: ORDER.index(result.verdict))
     found = store.faults()
@@ -60,7 +61,7 @@ def render(store: RunStore, trends: Trends | None = None) -> str:
         "plan": store.plan,
         "counts": counts,
         "num_cases": len(results),
-        "headline": headline(counts, found),
+        "headline": (score(mutants).statement, "pass") if mutants else headline(counts, found),
         "order": [verdict.value for verdict in ORDER if counts.get(verdict.value)],
         "words": {verdict.value: word for verdict, word in VERDICT_WORDS.items()},
         "scenarios": sorted(groups.items(), key=lambda group: not any(one.verdict in BAD for one in group[1])),
@@ -71,6 +72,7 @@ def render(store: RunStore, trends: Trends | None = None) -> str:
         "faults": faults,
         "pictures": _pictures([*((anchors[result.key], result) for result in results), *faults]),
         "num_hidden_pictures": max(0, len(accuracy_records([*results, *found])) - MAX_PICTURES),
+        "mutants": tables(mutants),
         "trends": trend_view(trends),
         "facts": _facts(store),
         "data": Markup(embedded(case_data(pairs, store.plan.options, store.plan.environment))),

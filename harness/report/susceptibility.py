@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
+from harness.core.extras import pandas as pd
 from harness.core.files import write_atomic
 from harness.core.op_params import KernelParams, MlaDecodeParams
 from harness.core.records import CaseResult, Verdict

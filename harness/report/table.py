@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Sequence
-
-import pandas as pd
 
 from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, Finding
 from harness.report.wording import printable, reproduce
@@ -43,11 +43,13 @@ def render(store: RunStore) -> str:
             "command": reproduce(result, store.plan.options),
         }
         rows += [row | epoch for epoch in _epochs(result.accuracy)]
-    cells = [{name: _cell(value) for name, value in row.items()} for row in rows]
+    cells = [{name: cell(value) for name, value in row.items()} for row in rows]
     known = KNOWN_COLUMNS if any(row["known_issue"] for row in rows) else ()
-    # Objects, because a column of numbers would write counts beside empty cells as fractions.
-    text: str = pd.DataFrame(cells, columns=[*COLUMNS, *known], dtype=object).to_csv(index=False, lineterminator="\n")
-    return text
+    text = io.StringIO()
+    table = csv.DictWriter(text, [*COLUMNS, *known], extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(cells)
+    return text.getvalue()
 
 
 def _epochs(record: AccuracyRecord | None) -> list[dict[str, object]]:
@@ -90,7 +92,8 @@ def _distinct(findings: Sequence[Finding], field: str, separator: str = " ") -> 
     return separator.join(dict.fromkeys(filter(None, (getattr(finding, field) for finding in findings))))
 
 
-def _cell(value: object) -> object:
+def cell(value: object) -> object:
+    """A value as a spreadsheet may open it: text that it would run as a formula gets an apostrophe before it."""
     if not isinstance(value, str):
         return value
     text = printable(value)

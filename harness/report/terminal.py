@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.cases import Job
+from harness.core.mutants import MutantResult, SurveyedCase
 from harness.core.records import (
     BAD,
     AccuracyRecord,
@@ -40,6 +41,7 @@ from harness.report.wording import (
     reproduce,
     reproduce_case,
 )
+from harness.store.mutants import score, tables
 from harness.store.run_folder import NEVER_RAN, RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
 
@@ -136,7 +138,7 @@ def print_run(console: Console, store: RunStore) -> None:
     for fault in store.faults():
         console.print(fault_line(fault), soft_wrap=True)
     print_known(console, results)
-    print_skips(console, results)
+    print_skips(console, [*results, *store.tried().values()])
     print_lost(console, results)
     console.print(totals_line(results, store.plan.seconds))
     console.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
@@ -162,6 +164,20 @@ def verdict_table(results: Sequence[CaseResult]) -> Table:
 def count_text(verdict: str, count: int) -> Text:
     """A count in the colour of its verdict, and a dim dot for 0."""
     return Text(str(count), style=STYLES[verdict]) if count else Text("·", style="dim")
+
+
+def print_mutants(console: Console, results: Sequence[MutantResult], unused: Sequence[SurveyedCase]) -> None:
+    """Print the tables of mutants, the cases that could not judge any, and the score."""
+    for head, rows in tables(results):
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for title in head:
+            table.add_column(title, overflow="fold")
+        for row in rows:
+            table.add_row(*map(printable, row))
+        console.print(table)
+    for case in unused:
+        console.print(f"not used: {printable(case.id)}: {one_line(case.why_not, 200)}", soft_wrap=True)
+    console.print(score(results).statement, soft_wrap=True)
 
 
 def print_failures(console: Console, store: RunStore, results: Sequence[CaseResult], blames: dict[str, Blame]) -> None:

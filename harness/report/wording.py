@@ -11,7 +11,7 @@ from harness.core.records import AccuracyRecord, Blame, CaseResult, EpochAccurac
 # XML 1.0 cannot hold these characters, not even escaped. A terminal obeys some of them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
 OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios"}
-EPOCHS = "epochs"
+EPOCHS, SERVE_CHECK = "epochs", "serve-check"
 """The scenario, and the key of `run.json`, of a run of `mla-harness epochs`."""
 
 
@@ -84,8 +84,8 @@ def first_nan_lines(blame: Blame | None) -> list[str]:
 
 def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
     """`mla-harness run ID` with all that decides the outcome: fault, kernel, plug-ins, seed, device."""
-    if result.scenario == EPOCHS and EPOCHS in options:
-        return _epochs_command(options[EPOCHS])
+    if result.scenario in (EPOCHS, SERVE_CHECK) and result.scenario in options:
+        return _questions_command(result.scenario, options[result.scenario])
     return reproduce_case(result.id, result.fault, options)
 
 
@@ -99,16 +99,16 @@ def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> 
     words += _plugins_and_seed(options)
     if fault:
         words += ["--fault", fault]
-    return shlex.join(words)
+    return printable(shlex.join(words))
 
 
-def _epochs_command(questions: dict[str, Any]) -> str:
-    words = ["mla-harness", EPOCHS]
+def _questions_command(command: str, questions: dict[str, Any]) -> str:
+    words = ["mla-harness", command, *filter(None, [questions.get("url")])]
     settings = {name: value for name, value in questions.items() if name != "options"} | questions.get("options", {})
     for name, value in settings.items():
-        if value is not None:
+        if value is not None and name != "url":
             words += ["--" + name.replace("_", "-"), str(value)]
-    return shlex.join(words)
+    return printable(shlex.join(words))
 
 
 def show(case_id: str, options: dict[str, Any]) -> str:

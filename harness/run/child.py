@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import IO, Any, BinaryIO, NamedTuple, Protocol, Self
 
 from harness.core.errors import HarnessError, InputError
 from harness.core.files import keep_for_reader
@@ -65,6 +65,27 @@ class ChildDied(HarnessError):
         self.log = death.log
 
 
+class Process(Protocol):
+    """The part of `subprocess.Popen` that `Child` uses."""
+
+    pid: int
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
+class Forks(Protocol):
+    """Starts a module in a fork; see :class:`harness.run.fork_server.ForkServer`."""
+
+    def start(self, module: str, *arguments: str, environ: Mapping[str, str], log: int, replies: int) -> Process: ...
+
+
 class Child:
     """A child in its own process group, so that ending it also ends the processes that its kernels started."""
 
@@ -78,12 +99,14 @@ class Child:
         environ: Mapping[str, str] | None = None,
         log: Path | None = None,
         seconds: float = math.inf,
+        forks: Forks | None = None,
     ) -> None:
         """Start `python -P -m module`, where `module` calls :func:`harness.run.protocol.run_child`.
 
         `name` is for sentences, such as "the worker". `prefix` is a program, with its arguments, that runs the
         interpreter. `environ` is added to this process's environment. The log is a temporary file unless `log` names
-        one. `seconds` limits the time to the first reply. Raises HarnessError if the program cannot be started.
+        one. `seconds` limits the time to the first reply. `forks` starts the module in a fork instead. Raises
+        HarnessError if the program cannot be started.
         """
         self.name = name
         self._replies: deque[Reply] = deque()
@@ -96,15 +119,20 @@ class Child:
         os.set_blocking(self._stream, False)
         parent = 0 if prefix else os.getpid()
         self._start_clock(seconds)
+        settings = _child_environ(environ or {})
         try:
-            self._process = subprocess.Popen(
-                [*prefix, python, "-P", "-m", module, str(parent), str(replies), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=(replies,),
-                env=_child_environ(environ or {}),
-                start_new_session=True,
+            self._process: Process = (
+                forks.start(module, *arguments, environ=settings, log=self._log.fileno(), replies=replies)
+                if forks is not None
+                else subprocess.Popen(
+                    [*prefix, python, "-P", "-m", module, str(parent), str(replies), *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=self._log,
+                    stderr=self._log,
+                    pass_fds=(replies,),
+                    env=settings,
+                    start_new_session=True,
+                )
             )
         except OSError as error:
             os.close(self._stream)

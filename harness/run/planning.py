@@ -14,15 +14,15 @@ from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
 from harness.run.environment import DEVICES
 from harness.run.pool import Pool
-from harness.scenario.expand import GPU, KernelOverride, fault_cases, on_device
-from harness.scenario.load import load_scenarios
+from harness.scenario.expand import GPU, KernelOverride, control_cases, fault_cases, on_device
+from harness.scenario.load import SUFFIXES, load_scenarios
 from harness.scenario.schema import FaultUse, Scenario
-from harness.scenario.selection import select, select_scenarios, selects_scenario, with_each, with_plugins
+from harness.scenario.selection import select, select_scenarios, with_each, with_plugins
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The options of a run."""
+    """The options of a run. A selector that is a YAML file stands for the scenarios of this file alone."""
 
     selectors: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -33,6 +33,15 @@ class Wanted:
     seed: int = 0
     timeout_seconds: float = 60.0
     scenarios: Path | None = None
+
+    def __post_init__(self) -> None:
+        files = [selector for selector in self.selectors if selector.endswith(SUFFIXES)]
+        if not files:
+            return
+        if len(files) > 1 or self.scenarios is not None:
+            raise InputError(f"{files[-1]}: one file at a time; name the folder of several with --scenarios")
+        object.__setattr__(self, "scenarios", Path(files[0]))
+        object.__setattr__(self, "selectors", tuple(selector for selector in self.selectors if selector != files[0]))
 
     def reproduction(self) -> dict[str, Any]:
         """The options that decide a case's outcome, for `run.json` and the commands in reports."""
@@ -83,23 +92,35 @@ class Planner:
             timeout_seconds=(case.params.own_timeout or self.wanted.timeout_seconds) + compiling,
         )
 
+    def control_jobs(self, num_draws: int) -> list[Job]:
+        """Draws on right kernels, as controls. Raises InputError if no scenario draws cases."""
+        drawing = [scenario for scenario in self.scenarios() if scenario.fuzz is not None]
+        if not drawing or self.wanted.selectors or self.wanted.tags:
+            raise InputError(
+                "--controls: draws cases of the scenario `fuzz`; leave out selectors, tags and --scenarios"
+            )
+        return self.jobs_of(control_cases(drawing[0], self.wanted.seed, num_draws))
+
     def faults(self) -> list[tuple[FaultUse, Job]]:
         """Each fault that the selected scenarios declare, with the job that tries it."""
         scenarios = select_scenarios(self.scenarios(), self.wanted.selectors, tags=self.wanted.tags)
         return self._faults_of(scenarios)
 
-    def faults_of_accuracy(self, jobs: Sequence[Job]) -> list[tuple[FaultUse, Job]]:
-        """The measurements of accuracy among `jobs`, each with the fault that its scenario declares.
+    def faults_in(self, jobs: Sequence[Job]) -> list[tuple[FaultUse, Job]]:
+        """The faults that scenarios declare for the cases of `jobs`, each with the job that tries it.
 
-        Only scenarios that a selector names as a whole have some: a run of everything leaves faults to `selftest`, and
-        a run of one case, another kernel or one fault has its own subject.
+        Raises InputError if there are none, and for options that give a run another subject.
         """
         wanted = self.wanted
         if wanted.fault or wanted.kernels or wanted.plugins:
-            return []
-        planned = {job.case.id for job in jobs if job.case.kind.asks_canary and not job.case.kind.serves}
-        named = [s for s in self.scenarios() if any(selects_scenario(selector, s) for selector in wanted.selectors)]
-        return [(use, job) for use, job in self._faults_of(named) if job.case.id in planned]
+            raise InputError(
+                "--with-faults: scenarios declare faults of their own kernels; leave out --fault, --kernel and --plugin"
+            )
+        planned = {job.case.id for job in jobs}
+        found = [pair for pair in self._faults_of(self.scenarios()) if pair[1].case.id in planned]
+        if not found:
+            raise InputError("--with-faults: no scenario declares a fault for the selected cases; select others")
+        return found
 
     def _faults_of(self, scenarios: Iterable[Scenario]) -> list[tuple[FaultUse, Job]]:
         pairs = [pair for scenario in scenarios for pair in fault_cases(scenario, seed=self.wanted.seed)]
@@ -172,4 +193,5 @@ def _register(described: list[dict[str, Any]]) -> None:
 
 
 def _is_known(name: str) -> bool:
+    KERNELS.add_family(name)
     return any(name in (spec.name, spec.short_name) for spec in KERNELS)

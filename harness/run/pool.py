@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, Self
 
@@ -54,7 +54,7 @@ class Pool(ABC):
         jobs: Sequence[Job],
         on_start: Callable[[Job], None] | None = None,
         groups: CrashGroups | None = None,
-    ) -> Iterator[CaseResult]:
+    ) -> Generator[CaseResult]:
         """Yield one result for each job, as they end. `groups` holds back jobs that would repeat a crash.
 
         A worker gets its next job only after the caller asked for the next result, so a caller can write a result to

@@ -81,6 +81,11 @@ class Parent:
         os.dup2(nothing, 0)
         os.close(nothing)
 
+    def close(self) -> None:
+        """Close both ends: a fork of this process is no child of the parent."""
+        self._requests.close()
+        os.close(self._replies)
+
     def request(self, kind: type[RecordT]) -> RecordT | None:
         """The next request, or None when the parent has no more. Raises ValueError for a line that is no request."""
         line = self._requests.readline()

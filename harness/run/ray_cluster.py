@@ -12,6 +12,7 @@ import warnings
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from harness.core import extras
 from harness.core.errors import HarnessError, InputError
 from harness.run import ray_actor
 
@@ -43,12 +44,9 @@ class Cluster:
     """
 
     def __init__(self, address: str | None, num_cpus: int) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise InputError(
-                "--executor ray: Ray is not installed; install it with: python3 -m pip install 'mla-harness[ray]'"
-            ) from None
+        extras.require(["ray"])
+        import ray
+
         self.address = address or LOCAL
         self._ray: Any = ray
         self._listed: list[Slot] = []

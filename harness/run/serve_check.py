@@ -9,9 +9,9 @@ from harness.run.protocol import answer_once
 
 
 def check(request: Check) -> dict[str, Any]:
-    """Check the server. Returns what was found, as an object and as lines."""
+    """Check the server. Returns what was found, as an object, as lines, and as a case."""
     found = check_server(request)
-    return {"found": found.as_dict(), "lines": found.lines()}
+    return {"found": found.as_dict(), "lines": found.lines(), "result": found.result().model_dump(mode="json")}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from harness.core.engine_params import AccuracyParams
 from harness.core.errors import UnknownNameError
 from harness.core.params import Params
 from harness.core.registry import nearest
+from harness.core.sound_kernels import NUM_VARIANTS, SOUND, sound_variants
 from harness.core.systems import SystemSpec
 from harness.scenario.draws import draw
 from harness.scenario.matrix import ACCURACY, MatrixPoint, accuracy_points, case_id, points
@@ -44,6 +45,7 @@ class KernelOverride:
     @classmethod
     def named(cls, name: str) -> KernelOverride:
         """The registered kernels called `name`, short or as `op/short`. Raises UnknownNameError."""
+        KERNELS.add_family(name)
         specs = [spec for spec in KERNELS if name in (spec.short_name, spec.name)]
         if not specs:
             known = KERNELS.names() if "/" in name else sorted({spec.short_name for spec in KERNELS})
@@ -143,7 +145,9 @@ def _made(
     known: tuple[KnownFailure, ...] = (),
 ) -> Case:
     """The case of `point`. `tags` are added to the scenario's. Default `oracles`: all usable ones."""
-    identity = case_id(scenario.name, point.labels)
+    identity, short_name = case_id(scenario.name, point.labels), point.labels.get("kernel")
+    kernels, idle = SYSTEMS.get(system).kernels_of(op), point.params.idle_kernels()
+    axes = {axis for axis in point.labels if axis not in idle}
     return Case(
         id=identity,
         scenario=scenario.name,
@@ -155,6 +159,7 @@ def _made(
         poison=poison,
         oracles=usable(scenario.oracles, poison.patterns, point.params) if oracles is None else oracles,
         seed=seed_of(identity, seed),
+        named=tuple(name for name in kernels if name in axes or getattr(point.params, name) == short_name),
         known=known,
     )
 
@@ -177,9 +182,19 @@ def drawn_cases(scenario: Scenario, seed: int, override: KernelOverride | None =
     return [case for case in drawn if case is not None]
 
 
+def control_cases(scenario: Scenario, seed: int, num_draws: int) -> list[Case]:
+    """The first draws of a fuzz scenario on the sound variants of `seed`, in turns."""
+    overrides = [KernelOverride.named(f"{SOUND}{seed * NUM_VARIANTS + i}") for i in range(min(num_draws, NUM_VARIANTS))]
+    drawn = (_drawn(scenario, seed, number, overrides[number % NUM_VARIANTS]) for number in range(num_draws))
+    return [case for case in drawn if case is not None]
+
+
 def drawn_case(scenario: Scenario, identity: str, override: KernelOverride | None = None) -> Case | None:
     """The case of a fuzz id with any seed and number; None for any other id."""
     match = _DRAWN_ID.match(identity)
+    if override is None and match and match["kernel"] and sound_variants(match["kernel"]):
+        # No option need name a sound variant: anybody can make it from its name.
+        override = KernelOverride.named(match["kernel"])
     kernel = override.short_name if override else None
     if match is None or match["name"] != scenario.name or match["kernel"] != kernel:
         return None

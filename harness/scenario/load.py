@@ -41,8 +41,10 @@ def default_directory() -> Path:
 
 
 def load_scenarios(directory: Path | None = None) -> list[Scenario]:
-    """All scenarios of a folder, ordered by file name. Raises InputError for the first problem."""
+    """The scenarios of a folder, by file name, or the one of a file. Raises InputError for the first problem."""
     folder = default_directory() if directory is None else directory
+    if folder.is_file() or folder.suffix in SUFFIXES:
+        return [load_scenario(folder)]
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder of scenarios; name another with --scenarios")
     paths = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)

@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from harness.core.catalog import ENGINES, KERNELS, SITES, SYSTEMS
 from harness.core.engine_params import AccuracyParams
 from harness.core.params import ILLEGAL, Params
 from harness.core.registry import nearest
+from harness.scenario.cover import STRENGTHS, covering
 from harness.scenario.schema import (
     LABEL,
     PATTERNS,
@@ -109,20 +110,29 @@ def num_points(scenario: Scenario) -> int:
 
 def _given(scenario: Scenario) -> Iterator[tuple[Labels, Given]]:
     """Yield the labels of each point, and its parameters as in the file."""
-    axes = [[(axis, label, given) for label, given in _axis(scenario, axis)] for axis in scenario.matrix]
+    axes = {axis: dict(_axis(scenario, axis)) for axis in scenario.matrix}
     fits: dict[tuple[str, ...], bool] = {}
-    for choice in itertools.product(*axes):
+    for labels in _chosen(scenario, {axis: list(values) for axis, values in axes.items()}):
         merged = dict(scenario.params)
-        for _, _, given in choice:
-            merged.update(given)
-        labels = {axis: label for axis, label, _ in choice}
-        if any(is_selected(labels, exception) for exception in scenario.exclude):
-            continue
+        for axis, label in labels.items():
+            merged.update(axes[axis][label])
         if scenario.has_all_kernels:
             key = _of_call(labels)
             fits[key] = fits[key] if key in fits else _runs_here(scenario, merged)
         if not scenario.has_all_kernels or fits[key]:
             yield labels, merged
+
+
+def _chosen(scenario: Scenario, axes: dict[str, list[str]]) -> Iterable[Labels]:
+    """The labels of each point that is not excluded: of all points, or of few that hold every pair."""
+
+    def is_excluded(labels: Labels) -> bool:
+        return any(is_selected(labels, exception) for exception in scenario.exclude)
+
+    if strength := STRENGTHS.get(scenario.cover):
+        return covering(axes, strength, is_excluded, scenario.name)
+    every = (dict(zip(axes, labels, strict=True)) for labels in itertools.product(*axes.values()))
+    return (labels for labels in every if not is_excluded(labels))
 
 
 def check(scenario: Scenario) -> Iterator[Problem]:

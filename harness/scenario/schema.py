@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from harness.core.cases import KnownFailure
 from harness.core.catalog import ENGINES, FAULTS, ORACLES, SITES, SYSTEMS
-from harness.core.engine_params import AccuracyParams, EpochsParams
+from harness.core.engine_params import EpochsParams
 from harness.core.ops import OPS
 from harness.core.params import ILLEGAL, Count, Params, Record
 from harness.core.registry import Registry, nearest
@@ -71,7 +71,7 @@ Given = dict[str, JsonValue]
 TaskName = Literal["gsm_symbolic", "aime_shaped"]
 """The tasks that the canaries were trained on."""
 Axis = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
-DEFAULT_ORACLES = "finite sentinel reference non_interference cold_warm flush zeroed distinct_experts"
+DEFAULT_ORACLES = "finite sentinel reference non_interference cold_warm flush zeroed distinct_experts tokens conserved"
 _scalar = {"type": ["string", "integer", "boolean"]}
 _labels = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": LABEL}}
 # scenario.matrix checks unions, as its messages name the axis. Messages of pydantic name every branch.
@@ -141,13 +141,13 @@ class FuzzSettings(Record):
 class Scenario(Record):
     """One scenario: its cases, their poison, their oracles, and the faults that it must catch."""
 
-    name: Annotated[str, StringConstraints(pattern=NAME)]
-    summary: Annotated[str, StringConstraints(min_length=1, max_length=120)]
+    name: Annotated[str, StringConstraints(pattern=NAME)] = Field(description="its name, with which case ids begin")
+    summary: Annotated[str, StringConstraints(min_length=1, max_length=120)] = Field(description="one line for lists")
     why: str = Field(default="", description="what went wrong once, for a reader new to it")
     refs: tuple[Annotated[str, StringConstraints(pattern=REF)], ...] = Field(
         default=(), description="upstream references such as flashinfer-ai/flashinfer#941"
     )
-    tags: tuple[Annotated[str, StringConstraints(pattern=TAG)], ...] = ()
+    tags: tuple[Annotated[str, StringConstraints(pattern=TAG)], ...] = Field(default=(), description="words for `-m`")
     system: SystemName | None = Field(
         default=None,
         description="what runs: one op's kernel, the reference engine, or a real engine; left out with `fuzz`",
@@ -165,18 +165,24 @@ class Scenario(Record):
         "pattern, compared with zeros, or the only site that is filled; `kernel: [all]` stands for every kernel of the "
         "op that is installed, each where its promises fit",
     )
+    cover: Literal["all", "pairs", "triples"] = Field(
+        default="all",
+        description="pairs, triples: few points that hold each pair, or each three, of the matrix's labels",
+    )
     exclude: tuple[Point, ...] = Field(default=(), alias="except", description="points of the matrix to leave out")
-    poison: PoisonSettings = PoisonSettings()
-    oracles: tuple[OracleName, ...] = Field(default=tuple(DEFAULT_ORACLES.split()), min_length=1)
+    poison: PoisonSettings = Field(default=PoisonSettings(), description="what fills which memory")
+    oracles: tuple[OracleName, ...] = Field(
+        default=tuple(DEFAULT_ORACLES.split()), min_length=1, description="what judges a case, where it applies"
+    )
     accuracy: AccuracySettings | None = Field(
         default=None, description="measure accuracy by epoch as well, in memory that nothing is filled in"
     )
-    faults: tuple[FaultUse, ...] = ()
+    faults: tuple[FaultUse, ...] = Field(default=(), description="bugs that the scenario must catch")
     known: tuple[KnownUse, ...] = Field(
         default=(),
         description="failures that releases have themselves: reported, and no failure of the run while they last",
     )
-    fuzz: FuzzSettings | None = None
+    fuzz: FuzzSettings | None = Field(default=None, description="cases that are drawn, instead of a matrix")
 
     @property
     def kind(self) -> SystemSpec:
@@ -189,22 +195,14 @@ class Scenario(Record):
         return self.matrix.get("kernel") == ["all"]
 
     @property
+    def names_kernels(self) -> bool:
+        """Whether it says itself which kernels its cases use."""
+        return self.fuzz is None and not {*self.params, *self.matrix}.isdisjoint(self.kind.kernels_of(self.op))
+
+    @property
     def model(self) -> type[Params]:
         """The model of the parameters of its cases."""
         return self.kind.model(self.op)
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a scenario file, with the parameters of every system under `$defs`."""
-    schema = Scenario.model_json_schema(by_alias=True)
-    definitions = schema.setdefault("$defs", {})
-    models: list[type[Params]] = [spec.model(op) for spec in IN_SCENARIOS for op in spec.ops() or [""]]
-    models.append(AccuracyParams)
-    for model in models:
-        definitions[model.__name__] = model.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    schema["title"] = "MLA harness scenario"
-    return schema
 
 
 @dataclass(frozen=True, slots=True)

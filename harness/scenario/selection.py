@@ -1,9 +1,15 @@
-"""Selectors -> cases. A selector is a scenario, a case id, or a reference; `-m` is a tag or its negation."""
+"""Selectors -> cases. `-m` is a tag or its negation.
+
+A selector is a scenario, a case id, or a reference (a number, `owner/name#number`, the address of a PR or issue). In a
+name and in an id, `*` and `?` stand for any text. Part of an id selects the cases that have these parts:
+`decode-kernel[kv=bf16]`, or of all scenarios `*[kv=bf16]`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import fnmatch
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -19,6 +25,7 @@ from harness.scenario.schema import Scenario
 
 _NUMBER = re.compile(r"^#?(\d+)$")
 _REF = re.compile(r"^[\w.-]+/[\w.-]+#\d+$")
+_URL = re.compile(r"^https?://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)\b")
 
 
 def select(
@@ -37,7 +44,7 @@ def select(
 
     Raises InputError for a selector or tag that names nothing, and if no case is left.
     """
-    wanted = list(selectors)
+    wanted = [as_reference(selector) for selector in selectors]
     keep = _tag_filter(scenarios, tags)
     found: dict[str, Case] = {}
     matched: set[str] = set()
@@ -53,9 +60,9 @@ def select(
         whole = not wanted or any(selects_scenario(selector, scenario) for selector in hits)
         matched.update(selector for selector in hits if selects_scenario(selector, scenario))
         for case in _candidates(scenario, hits, whole, seed, override, has_gpu):
-            if case.id in hits:
-                matched.add(case.id)
-            is_chosen = case.id in hits or (whole and is_for_a_plain_run(case, tags, override))
+            mine = [selector for selector in hits if selects_case(selector, case.id)]
+            matched.update(mine)
+            is_chosen = case.id in mine or ((whole or mine) and is_for_a_plain_run(case, tags, override))
             if is_chosen and keep(case):
                 found.setdefault(case.id, case)
     for selector in wanted:
@@ -86,17 +93,18 @@ def with_each(kernels: Iterable[str], choose: Callable[[KernelOverride | None], 
 
 
 def with_plugins(kernels: Sequence[str], choose: Callable[[KernelOverride | None], list[Case]]) -> list[Case]:
-    """As :func:`with_each`, after the cases whose scenarios name one of `kernels` themselves."""
-    named: list[Case] = []
+    """As :func:`with_each`, but a scenario that names one of `kernels` itself is left as it is written."""
+    written: list[Case] = []
     with contextlib.suppress(InputError):
-        named = [case for case in choose(None) if case.uses_kernel(kernels)]
+        written = choose(None)
+    own = {case.scenario for case in written if case.uses_kernel(kernels)}
+    named = [case for case in written if case.scenario in own]
     try:
-        cases = with_each(kernels, choose)
+        return named + [case for case in with_each(kernels, choose) if case.scenario not in own]
     except InputError:
         if not named:
             raise
-        cases = []
-    return list({case.id: case for case in [*named, *cases]}.values())
+        return named
 
 
 def select_scenarios(
@@ -113,7 +121,28 @@ def selects_scenario(selector: str, scenario: Scenario) -> bool:
     number = _NUMBER.match(selector)
     if number:
         return any(ref.rpartition("#")[2] == number[1] for ref in scenario.refs)
-    return selector == scenario.name or selector in scenario.refs
+    return selector in scenario.refs or ("[" not in selector and _is_like(selector, scenario.name))
+
+
+def selects_case(selector: str, case_id: str) -> bool:
+    """Whether `selector` is the id, or a name and parts that the id has. Both may hold `*` and `?`."""
+    name, bracket, rest = selector.partition("[")
+    if not bracket or selector == case_id:
+        return selector == case_id
+    # A last part without its bracket may go on.
+    wanted = (rest.removesuffix("]") if rest.endswith("]") else rest + "*").split(",")
+    own, _, parts = case_id.removesuffix("]").partition("[")
+    return _is_like(name, own) and all(any(_is_like(one, part) for part in parts.split(",")) for one in wanted)
+
+
+def _is_like(pattern: str, text: str) -> bool:
+    """As in a shell, without classes of characters: `[` begins the parts of an id."""
+    return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
+
+
+def as_reference(selector: str) -> str:
+    """`owner/name#number` for the address of a PR or an issue, else the selector."""
+    return "#".join(found.groups()) if (found := _URL.match(selector)) else selector
 
 
 def unknown_reference(reference: str, scenarios: Sequence[Scenario]) -> UnknownNameError:
@@ -141,7 +170,7 @@ def is_for_a_plain_run(case: Case, tags: Collection[str], override: KernelOverri
 
 
 def _may_name(selector: str, scenario: Scenario) -> bool:
-    return selects_scenario(selector, scenario) or selector.partition("[")[0] == scenario.name
+    return selects_scenario(selector, scenario) or _is_like(selector.partition("[")[0], scenario.name)
 
 
 def _candidates(
@@ -149,8 +178,12 @@ def _candidates(
 ) -> list[Case]:
     """The cases to choose from. A fuzz id has its own seed."""
     if scenario.fuzz is None:
-        keep = None if has_gpu or scenario.device == "any" else lambda place, name: not place or name in selectors
-        return expand(scenario, seed=seed, override=override, keep=keep)
+
+        def keep(place: int, name: str) -> bool:
+            return not place or any(selects_case(selector, name) for selector in selectors)
+
+        is_whole = has_gpu or scenario.device == "any"
+        return expand(scenario, seed=seed, override=override, keep=None if is_whole else keep)
     named = [drawn_case(scenario, selector, override) for selector in selectors]
     drawn = expand(scenario, seed=seed, override=override) if whole else []
     return [*drawn, *(case for case in named if case is not None)]
@@ -179,6 +212,9 @@ def _unknown(
         return unknown_reference(selector, scenarios)
     names = [scenario.name for scenario in scenarios]
     base = selector.partition("[")[0]
+    if "*" in selector or "?" in selector:
+        what = "case" if "[" in selector else "scenario"
+        return UnknownNameError(f"no {what} is like {selector!r}; {some_of(base, names)}")
     if "[" in selector and base in names:
         cases = [c.id for s in scenarios if s.name == base for c in expand(s, seed=seed, override=override)]
         close = difflib.get_close_matches(selector, cases, n=1, cutoff=0.0)
@@ -191,4 +227,6 @@ def _nothing_left(tags: Sequence[str], override: KernelOverride | None) -> str:
     if override is not None:
         ops = ", ".join(sorted(override.ops))
         return f"no selected case uses {ops}, which is what --kernel {override.short_name} implements; select others"
+    if not tags:
+        return "the selected cases are nightly ones; add -m nightly, or name one by its whole id"
     return f"no selected case is left by -m {' -m '.join(map(repr, tags))}; select others"

@@ -109,4 +109,5 @@ def _case(spec: KernelSpec, kv: str, tokens: int, site: str, pattern: str, seed:
         oracles=ORACLES,
         # One seed for all cases of an op, as they differ in the poison only.
         seed=seed_of(f"{SCENARIO}[{spec.op}]", seed),
+        named=("kernel",),
     )

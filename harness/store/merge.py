@@ -38,6 +38,8 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
     for shard in ordered:
         for key, blame in shard.blames().items():
             merged.add_blame(key, blame)
+        for tried in shard.tried().values():
+            merged.add_tried(tried)
         for shrunk in shard.shrunk().values():
             merged.add_shrunk(shrunk)
         if (shard.path / "accuracy").is_dir():

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.files import append_line, read_json_lines, write_atomic
+from harness.core.mutants import MutantResult
 from harness.core.params import STORED, Record
 from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.scenario.schema import FaultUse
@@ -128,7 +129,7 @@ class RunStore:
             raw = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError(f"{path}: not a run directory (it has no run.json)") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{file}: cannot be read: {error}") from None
         return cls(path, _parse(RunPlan, raw, file))
 
@@ -169,6 +170,14 @@ class RunStore:
         """Append the smallest case that fails as one job did, with the way there."""
         self._append("shrunk.jsonl", shrunk)
 
+    def add_mutant(self, result: MutantResult) -> None:
+        """Append what became of one mutant."""
+        self._append("mutants.jsonl", result)
+
+    def mutants(self) -> list[MutantResult]:
+        """What became of each mutant that was tried."""
+        return self._read("mutants.jsonl", MutantResult)
+
     def finished(self) -> dict[str, CaseResult]:
         """The results on disk by job key; a later result of a job replaces an earlier one."""
         return {result.key: result for result in self._read("results.jsonl", CaseResult)}
@@ -184,19 +193,19 @@ class RunStore:
         return [job for job in self.plan.jobs if job.key not in done]
 
     def tried(self) -> dict[str, CaseResult]:
-        """The results of the controls of a selftest, by job key."""
+        """The results of the controls, by job key."""
         return {result.key: result for result in self._read("tried.jsonl", CaseResult)}
 
     def unfinished_controls(self) -> list[Control]:
-        """The controls that are not judged yet."""
+        """The controls that are not judged yet, except skipped ones."""
         finished = {(fault.fault, fault.case) for fault in self.faults()}
+        finished |= {(r.fault, r.id) for r in self.tried().values() if r.fault and r.verdict is Verdict.SKIP}
         return [control for control in self.plan.controls if (control.use.name, control.job.case.id) not in finished]
 
     def untried_controls(self) -> list[Control]:
-        """The controls that still have to be run. A selftest stores their results before it judges them."""
+        """The controls that still have to be run. Their results are stored before they are judged."""
         tried = self.tried()
-        controls = self.plan.controls if self.plan.is_selftest else self.unfinished_controls()
-        return [control for control in controls if control.job.key not in tried]
+        return [control for control in self.unfinished_controls() if control.job.key not in tried]
 
     def faults(self) -> list[FaultResult]:
         """The judgements of faults; a later one of a fault and case replaces an earlier one."""

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+from harness.core.mutants import MutantResult
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.store.mutants import score
 from harness.store.run_folder import RunPlan, RunStore
 
 FAULT_FIELDS = {"fault", "scenario", "case", "caught", "by", "blamed", "seconds"}
@@ -32,7 +34,9 @@ def by_scenario(results: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
     return groups
 
 
-def summarise(plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[FaultResult]) -> dict[str, Any]:
+def summarise(
+    plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[FaultResult], mutants: Sequence[MutantResult] = ()
+) -> dict[str, Any]:
     """The summary of a run: totals, each case with its findings, and each injected fault."""
     return {
         "run_id": plan.run_id,
@@ -43,7 +47,14 @@ def summarise(plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[Fau
         "cases": [_case(result) for result in results],
         "faults": [fault.model_dump(mode="json", include=FAULT_FIELDS) for fault in faults],
         "accuracy": [record.model_dump(mode="json") for record in accuracy_records([*results, *faults])],
+        **({"mutants": _mutants(mutants)} if mutants else {}),
     }
+
+
+def _mutants(results: Sequence[MutantResult]) -> dict[str, Any]:
+    found = score(results)
+    shown = [one.model_dump(mode="json", exclude={"schema_version"}) for one in results]
+    return {"rate": found.rate, "interval": found.interval, "statement": found.statement, "mutants": shown}
 
 
 def accuracy_records(results: Sequence[CaseResult | FaultResult]) -> list[AccuracyRecord]:

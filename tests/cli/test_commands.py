@@ -68,6 +68,14 @@ def test_selftest_catches_the_fault_by_the_declared_oracle_and_site(cli: Cli, sc
     assert "caught merge.ignore-context-count by" in err and "faults caught: 1 of 1" in err
 
 
+def test_run_injects_the_faults_of_a_scenario_only_when_asked(cli: Cli, scenarios: Path) -> None:
+    code, out, _ = cli("run", "merge", "--scenarios", scenarios, "-n", 1)
+    assert code == 0 and "merge.ignore-context-count" not in out and "2 pass in" in out
+    code, out, _ = cli("run", "merge", "--with-faults", "--scenarios", scenarios, "-n", 1)
+    assert code == 0 and "2 pass in" in out
+    assert "caught merge.ignore-context-count by" in out and "context.output" in out
+
+
 @pytest.mark.parametrize(
     ("declared", "wrong", "why"),
     [

@@ -32,9 +32,7 @@ def test_without_ray_it_is_said_how_to_install_it(cli: Cli, scenarios: Path, mon
     monkeypatch.setitem(sys.modules, "ray", None)
     code, _, err = cli("run", "--scenarios", scenarios, "--executor", "ray")
     assert code == 2
-    assert err.strip() == (
-        "mla-harness: --executor ray: Ray is not installed; install it with: python3 -m pip install 'mla-harness[ray]'"
-    )
+    assert err.strip() == ("mla-harness: ray not installed: pip install '.[ray]'")
 
 
 @pytest.mark.parametrize(

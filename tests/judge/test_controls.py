@@ -81,3 +81,10 @@ def test_experts_that_change_with_rounding_are_no_finding() -> None:
     assert not fires("distinct_experts", served(fine))
     assert not fires("distinct_experts", served(coarse))
     assert not fires("reference", served(coarse))
+
+
+def test_padding_under_a_scale_over_the_whole_batch_may_move_live_rows_by_rounding() -> None:
+    params = {"graph": "full", "quantize": "fp8_per_tensor", "pad_keys": 1, "requests": REQUESTS}
+    pairs = {rows: served(params | {"amax_rows": rows}).runs[0].pairs for rows in ("live", "batch")}
+    assert {pair.bound for pair in pairs["live"]} == {""}
+    assert {pair.bound for pair in pairs["batch"]} == {"engine.logits.bf16.fp8act"}

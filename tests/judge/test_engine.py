@@ -8,9 +8,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from harness.core.cases import Case
+from harness.core.cases import Case, Job
 from harness.core.catalog import ORACLES, SITES
+from harness.core.errors import InputError
+from harness.core.records import Verdict
+from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.scheduler import Scheduler, Sequence
 from harness.judge.oracles.compare import compare_bits
+from harness.judge.probes.trace import Trace
+from harness.judge.run_case import run_case
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
@@ -149,3 +155,54 @@ def test_there_is_no_case_whose_pool_is_too_small() -> None:
     assert not EngineTarget.why_not(case(num_blocks=5))
     with pytest.raises(ValidationError, match="num_blocks 4 leaves 2 blocks, a request needs 3"):
         case(num_blocks=4)
+
+
+def test_an_error_that_the_engine_raises_is_a_crash_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "_fits", lambda self, sequence, count: count // 0)
+    result = run_case(Job(key="k", case=case().model_copy(update={"oracles": ("finite",)})))
+    assert result.verdict is Verdict.CRASH
+    assert result.reason.startswith("the engine raised ZeroDivisionError: ")
+    assert result.findings[0].at.startswith("scheduler.py:") and "_schedule_running" in result.findings[0].at
+
+
+@pytest.mark.parametrize("error", [InputError("too long"), torch.OutOfMemoryError("full")])
+def test_a_refusal_and_a_full_memory_are_no_crash_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(self: Scheduler, sequence: object, count: int) -> bool:
+        raise error
+
+    monkeypatch.setattr(Scheduler, "_fits", refuse)
+    assert run_case(Job(key="k", case=case().model_copy(update={"oracles": ("finite",)}))).verdict is Verdict.ERROR
+
+
+def test_an_error_of_a_probe_that_watches_the_engine_is_none_of_the_engine() -> None:
+    broken = Trace()
+    del broken.events
+    torch.set_num_threads(1)
+    with pytest.raises(AttributeError, match="events"):
+        EngineTarget(case()).run_traced(Poison("zeros", frozenset()), broken)
+
+
+@pytest.mark.parametrize("params", [{}, {"graph": "full"}, {"prefix_caching": True, "epochs": 2}, {"layers": HYBRID}])
+def test_no_request_and_no_block_is_lost(params: dict[str, Any]) -> None:
+    found = serve(**params)
+    assert [judge(oracle, found) for oracle in ("conserved", "tokens")] == [[], []]
+
+
+def test_a_block_that_is_not_freed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = BlockPool.free
+    monkeypatch.setattr(BlockPool, "free", lambda self, blocks: free(self, list(blocks)[1:]))
+    found = judge("conserved", serve())
+    assert any("blocks that are free or owned" in message for message in found)
+    assert any("free blocks after the last request" in message for message in found)
+
+
+def test_a_request_that_gets_too_few_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sequence, "is_finished", property(lambda self: self.num_generated_tokens >= 3))
+    assert any(message.startswith("tokens of request 0: 3, not 6") for message in judge("conserved", serve()))
+
+
+def test_a_token_that_is_not_the_largest_logit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.engine.engine.greedy_tokens", lambda logits: logits.topk(2).indices[:, 1])
+    assert "tokens are not the largest logit" in judge("tokens", serve())[0]

@@ -183,7 +183,22 @@ def test_the_kernel_runs_before_its_reference(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(reference, "quantize_fp8", lambda *a, **k: (order.append("reference"), compute(*a, **k))[1])
     monkeypatch.setattr("harness.judge.targets.kernel.invoke", lambda *a: (order.append("kernel"), invoke(*a))[1])
     KernelTarget(case_of("quantize_fp8")).run(poison())
-    assert order == ["kernel", "reference"]
+    # The first call has other values.
+    assert order == ["kernel", "kernel", "reference"]
+
+
+def test_a_scale_kept_from_the_call_before_is_found() -> None:
+    inner = KERNELS.get("quantize_fp8/torch").load()
+    kept: list[torch.Tensor] = []
+
+    def late(x: torch.Tensor, **keywords: Any) -> Any:
+        x8, scale = inner(x, **keywords)
+        kept.append(scale)
+        # The scale of the call before, and of the first call its own.
+        return x8, kept[max(len(kept) - 2, 0)].clone()
+
+    KERNELS.add(KernelSpec("quantize_fp8", "late", "", late))
+    assert "reference" in judged_by(case_of("quantize_fp8", kernel="late"), ("nan",))
 
 
 def guards_of(run: Run) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from harness.judge import answers
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
-from harness.kernels.call import LAUNCHED
+from harness.kernels.call import note_launch
 from harness.memory.poison.patterns import Poison
 
 
@@ -94,37 +94,42 @@ def calling(*kernels: str) -> Any:
     """A `behave` that calls kernels, by their names."""
 
     def behave(poison: Poison) -> Run:
-        LAUNCHED.update(kernels)
+        for kernel in kernels:
+            note_launch(kernel)
         return Run(poison.pattern, [observed()])
 
     return staticmethod(behave)
 
 
 @pytest.mark.parametrize(
-    ("identity", "called", "reason"),
+    ("named", "called", "reason"),
     [
-        ("decode[kernel=tiled,kv=fp32]", ("write_kv/torch",), "never called: mla_decode/tiled"),
-        ("decode[kernel=mla_decode/tiled]", (), "never called: mla_decode/tiled"),
-        ("decode[kernel=tiled,kv=fp32]", ("mla_decode/tiled",), None),
-        ("decode[kernel=fixed]", (), None),
-        ("decode[kv=fp32]", (), None),
+        (("kernel",), ("write_kv/torch",), "never called: mla_decode/tiled"),
+        (("kernel",), (), "never called: mla_decode/tiled"),
+        (("kernel",), ("mla_decode/tiled",), None),
+        ((), (), None),
     ],
 )
-def test_a_case_that_never_calls_the_kernel_of_its_name_is_a_skip(stub, identity, called, reason):
-    LAUNCHED["mla_decode/tiled"] += 1  # By a case before.
+def test_a_case_that_never_calls_the_kernel_of_its_name_is_a_skip(stub, named, called, reason):
+    note_launch("mla_decode/tiled")  # By a case before.
     stub.behave = calling(*called)
-    result = run_case(job(id=identity))
+    result = run_case(job(named=named))
     assert (result.verdict, result.reason) == ((Verdict.SKIP, reason) if reason else (Verdict.PASS, ""))
 
 
 def test_a_kernel_that_one_of_the_runs_called_was_judged(stub):
     stub.behave = staticmethod(lambda poison: calling(*["mla_decode/tiled"] * (poison.pattern == "zeros"))(poison))
-    assert run_case(job(id="decode[kernel=tiled]")).verdict is Verdict.PASS
+    assert run_case(job(named=("kernel",))).verdict is Verdict.PASS
+
+
+def test_a_result_says_how_often_the_main_run_launched_each_kernel(stub):
+    stub.behave = calling("mla_decode/tiled", "mla_decode_plan/tiled", "mla_decode/tiled")
+    assert run_case(job()).launched == {"mla_decode/tiled": 2, "mla_decode_plan/tiled": 1}
 
 
 def test_a_failure_stays_a_failure_if_the_kernel_was_never_called(stub):
     stub.behave = staticmethod(lambda poison: Run(poison.pattern, [observed(torch.full((3, 8), float("nan")))]))
-    assert run_case(job(id="decode[kernel=tiled]")).verdict is Verdict.FAIL
+    assert run_case(job(named=("kernel",))).verdict is Verdict.FAIL
 
 
 def test_one_run_for_each_pattern_on_the_sites_of_the_case(stub):

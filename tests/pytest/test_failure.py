@@ -111,3 +111,15 @@ def test_a_plug_in_kernel_is_judged_alone_and_its_item_shows_blame_and_the_small
     assert outcomes["failed"] >= 1 and "passed" not in outcomes
     done.stdout.fnmatch_lines(["*merge[[]kernel=mine,*", "*blame: *", "*smallest: *"])
     assert "kernel=torch" not in str(done.stdout)
+
+
+def test_a_plug_in_kernel_replaces_no_kernel_that_the_file_names(project: pytest.Pytester, merge: Path) -> None:
+    path = project.makepyfile(my_kernel=BAD_KERNEL)
+    own = project.mkdir("my") / "own.yaml"
+    text = merge.read_text(encoding="utf-8").replace("name: merge", "name: own")
+    named = "matrix: {num_tokens: [9], kernel: [torch, mine]}"
+    for matrix, failed in ((named, 1), (named.replace(", mine", ""), 1)):
+        own.write_text(text.replace("matrix: {num_tokens: [9, 12]}", matrix), encoding="utf-8")
+        done = project.runpytest_subprocess(f"--mla-plugin={path}", "--mla-shrink=0", "-rA", "my/own.yaml")
+        done.assert_outcomes(passed=1, failed=failed)
+        done.stdout.fnmatch_lines(["PASSED *own[[]*kernel=torch*", "FAILED *own[[]*kernel=mine*"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,144 @@ def test_a_failure_says_whether_poison_is_behind_it(suite: pytest.Pytester) -> N
     done.assert_outcomes(failed=2)
     done.stdout.fnmatch_lines(["this test fails without poison too: no finding of the poison (pattern nan)"])
     done.stdout.fnmatch_lines(["local 'got' of test_sum at *", "this test passes without poison (pattern nan)"])
+
+
+LIMITS = """
+    import torch
+    from rows import double_rows, padded
+
+    ONES = torch.ones(4, 2)
+"""
+BLIND = {
+    "any": "assert not (got > 3).any()",
+    "function": "assert not torch.any(torch.gt(got, 3))",
+    "sum": "assert (got > 3).sum() == 0",
+    "slice": "assert not (got[1:] > 3).any()",
+    "one element": "assert not got[3, 0] > 3",
+    "method": "assert not got[2:].gt(3).any().item()",
+    "negated": "assert (~(got[1:] > 3)).all()",
+    "not close": "assert not torch.isclose(got[2:], torch.full((2, 2), 9.0)).any()",
+    "raise": "if (got[3] > 3).any():\n        raise AssertionError",
+    "local": "bad = got[1:] > 3\n    assert not bad.any()",
+}
+SIGHTED = {
+    "live part of the operand": "assert not (got[:3] > 3).any()",
+    "live part of the result": "assert (got == 2)[:3].all()",
+    "beside a mask": "live = torch.tensor([[True], [True], [True], [False]])\n    assert ((got == 2) | ~live).all()",
+    "only its shape": "assert (got > 3).shape == (4, 2)",
+    "filled": "got.fill_(2)\n    assert not (got > 3).any()",
+}
+
+
+def one_a_test(bodies: dict[str, str]) -> str:
+    tests = [f"\ndef test_{n}():\n    got = double_rows(ONES)\n    {body}\n" for n, body in enumerate(bodies.values())]
+    return textwrap.dedent(LIMITS) + "".join(tests)
+
+
+@pytest.mark.parametrize(("bodies", "found"), [(BLIND, len(BLIND)), (SIGHTED, 0)], ids=["blind", "sighted"])
+def test_a_comparison_that_nan_passes_is_seen_with_its_slices(
+    suite: pytest.Pytester, bodies: dict[str, str], found: int
+) -> None:
+    write(suite, one_a_test(bodies))
+    suite.runpytest_subprocess("--poison", "zeros", "tests").assert_outcomes(passed=len(bodies))
+    done = suite.runpytest_subprocess("--poison", "nan", "tests")
+    done.assert_outcomes(passed=len(bodies) - found, failed=found)
+    if found:
+        done.stdout.fnmatch_lines(["side 1 of operator gt at tests/test_rows.py:* holds unwritten memory*"])
+
+
+def test_results_of_operators_are_as_without_the_plug_in(suite: pytest.Pytester) -> None:
+    write(
+        suite,
+        """
+        import torch
+
+        @torch.jit.script
+        def scripted(x):
+            return torch.any(torch.eq(x, 1.0)) and torch.isclose(x, x).all()
+
+        class Own(torch.Tensor):
+            pass
+
+        def test_operators():
+            a, b = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 2.0])
+            assert (a < b).tolist() == [True, False] and (0 < b).all() and not (a == None)
+            assert bool(scripted(a)) and hash(a) == hash(a) and a in {a}
+            assert type(a.as_subclass(Own) == b) is Own
+            compiled = torch.compile(lambda x: (x > 1).any(), backend="eager")
+            assert compiled(a) and int((a != b).sum()) == 1
+    """,
+    )
+    suite.runpytest_subprocess("-W", "ignore", "--poison", "nan,max", "tests").assert_outcomes(passed=1)
+
+
+def test_a_failure_is_acquitted_only_after_zeros_and_two_plain_runs(suite: pytest.Pytester) -> None:
+    write(
+        suite,
+        """
+        import torch
+
+        RUNS = []
+
+        def test_zeros_fail_and_one_plain_run_passes():
+            got = torch.empty(8)
+            RUNS.append(1)
+            # Poison, zeros and the first plain run fail.
+            assert len(RUNS) == 4
+
+        def test_broken():
+            assert torch.ones(1) == 2
+    """,
+    )
+    done = suite.runpytest_subprocess("--poison", "max", "tests")
+    done.assert_outcomes(failed=2)
+    done.stdout.fnmatch_lines(
+        ["this test passes without poison in one run, over memory that is not filled (pattern max)"]
+    )
+    done.stdout.fnmatch_lines(["this test fails without poison too: no finding of the poison (pattern max)"])
+    done.stdout.fnmatch_lines(["1 failed without poison too"])
+
+
+def test_a_test_can_be_excepted_with_a_reason(suite: pytest.Pytester) -> None:
+    text = """
+        import pytest, torch
+        from rows import double_rows
+
+        @pytest.mark.poison_ok({reason})
+        def test_garbage_is_meant():
+            got = double_rows(torch.ones(3, 4))
+            assert not torch.equal(got, torch.zeros(3, 4))
+    """
+    write(suite, text.format(reason='"the last row is the caller\'s"'))
+    done = suite.runpytest_subprocess("--strict-markers", "--poison", "nan", "tests")
+    done.assert_outcomes(passed=1)
+    done.stdout.fnmatch_lines(["1 ran without poison: marked poison_ok"])
+    suite.runpytest_subprocess("--strict-markers", "tests").assert_outcomes(passed=1)
+    write(suite, text.format(reason=""))
+    done = suite.runpytest_subprocess("--poison", "nan", "tests")
+    done.stderr.fnmatch_lines(["ERROR: tests/test_rows.py::test_garbage_is_meant: say why: *poison_ok('reason')"])
+
+
+def test_ini_options_stand_for_the_command_line_and_allow_lines_of_code(suite: pytest.Pytester) -> None:
+    write(
+        suite,
+        """
+        import torch
+        from rows import double_rows
+
+        def test_rows():
+            got = double_rows(torch.ones(3, 4))
+            assert not torch.equal(got, torch.zeros(3, 4))
+    """,
+    )
+    ini = (suite.path / "tox.ini").read_text()
+    for more, passed in (
+        ("poison = nan", 0),
+        ("poison = nan\npoison_sites = tests", 1),
+        ("poison = nan\npoison_allow =\n    rows.py:double_rows  # its last row is the caller's", 1),
+        ("poison = nan\npoison_allow =\n    rows.py:padded", 0),
+        ("poison_diff = true", 0),
+    ):
+        suite.makeini(f"{ini}\n{more}\n")
+        suite.runpytest_subprocess("tests").assert_outcomes(passed=passed, failed=1 - passed)
+    suite.runpytest_subprocess("--poison", "off", "tests").assert_outcomes(passed=1)

@@ -1,26 +1,120 @@
-"""The plug-in is found however it is asked for, and never twice."""
+"""The plug-in is found however it is asked for, never twice, and leaves a project's own `harness` alone."""
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from .conftest import GOOD  # type: ignore[import-not-found]
 
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["harness.pytest.plugin", "mla_harness_pytest"])
 @pytest.mark.parametrize("asked", ["conftest", "option", "both"])
-def test_plugin_is_registered_once_however_it_is_asked_for(project: pytest.Pytester, merge: Path, asked: str) -> None:
+def test_plugin_is_registered_once_however_it_is_asked_for(
+    project: pytest.Pytester, merge: Path, asked: str, name: str
+) -> None:
     project.makeini("[pytest]\nfilterwarnings = error\n")
     if asked in ("conftest", "both"):
-        project.makeconftest('pytest_plugins = ["harness.pytest.plugin"]')
+        project.makeconftest(f'pytest_plugins = ["{name}"]')
     options = ["-p", "harness.pytest.plugin"] if asked in ("option", "both") else []
     done = project.runpytest_subprocess(*options, "--collect-only", "-q", "scenarios/")
     assert done.ret == 0
     done.stdout.fnmatch_lines(["2 tests collected*"])
 
 
-def test_entry_point_is_named_like_the_module() -> None:
-    found = [point for point in entry_points(group="pytest11") if point.value == "harness.pytest.plugin"]
-    if not found:
-        pytest.skip("the harness is not installed here, so it has no entry points")
-    assert {point.name for point in found} == {"harness.pytest.plugin"}
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The harness as pip installs it, without its dependencies."""
+    folder = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+    pip += ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    done = subprocess.run([*pip, str(ROOT)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def foreign(pytester: pytest.Pytester, site: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project with a package `harness` of its own, where this harness is installed."""
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    pytester.makeini("[pytest]\npythonpath = .\naddopts = -p no:cacheprovider -p mla_harness_pytest\n")
+    # Only this plug-in, whatever else is installed here.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(
+        **{
+            "harness/__init__": "import torch\nNAME = 'theirs'\n",
+            "harness/rows": "import torch\ndef rows():\n    return torch.empty(4)\n",
+            "tests/test_rows": """
+                import torch
+                import harness
+                from harness.rows import rows
+
+                def test_own_package():
+                    import harness.rows as again
+                    assert harness.NAME == "theirs" and again.rows is rows
+
+                def test_reads_unwritten_memory():
+                    got = rows()
+                    assert not torch.equal(got, torch.full((4,), 7.0))
+            """,
+        }
+    )
+    return pytester
+
+
+def test_a_wheel_has_the_entry_points_and_is_typed(site: Path) -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    (text,) = (path.read_text() for path in site.glob("mla_harness-*.dist-info/entry_points.txt"))
+    for points in declared.values():
+        for name, value in points.items():
+            assert f"{name} = {value}" in text and (site / f"{value.partition(':')[0]}.py").is_file()
+            assert value.startswith("mla_harness_"), "a unique name"
+    assert (site / "harness" / "py.typed").is_file()
+
+
+def test_a_project_with_a_harness_of_its_own_is_left_alone(foreign: pytest.Pytester, site: Path) -> None:
+    foreign.makeconftest(f"""
+        import sys
+        def pytest_unconfigure(config):
+            found = [name for name, module in sys.modules.items()
+                     if str(getattr(module, "__file__", "")).startswith({str(site)!r})]
+            print("loaded:", *sorted(found))
+    """)
+    done = foreign.runpytest_subprocess("-s")
+    done.assert_outcomes(passed=2)
+    done.stdout.fnmatch_lines(["*loaded: mla_harness_loader mla_harness_pytest"])
+
+
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "1")], ids=["one process", "xdist"])
+def test_poison_in_such_a_project_finds_its_bug_and_keeps_its_package(
+    foreign: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
+    done = foreign.run(sys.executable, "-m", "pytest", *workers, "--poison", "nan")
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.fnmatch_lines(["*harness/rows.py:3 in rows", "FAILED *::test_reads_unwritten_memory*"])
+
+
+def test_scenarios_run_in_such_a_project(foreign: pytest.Pytester) -> None:
+    (foreign.mkdir("scenarios") / "own.yaml").write_text(GOOD.format(name="own"), encoding="utf-8")
+    done = foreign.run(sys.executable, "-m", "pytest", "scenarios/", "tests/test_rows.py::test_own_package")
+    done.assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize("variable", ["", "MLA_HARNESS_POISON"])
+def test_vllm_s_entry_point_loads_this_harness_only_if_the_environment_asks(
+    foreign: pytest.Pytester, variable: str
+) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MLA_HARNESS_")}
+    code = "import sys, mla_harness_vllm as p; print('harness' in sys.modules); p.activate()"
+    ask = {variable: "no-such-site:nan"} if variable else {}
+    done = subprocess.run([sys.executable, "-c", code], env=environ | ask, capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n"
+    assert (done.returncode == 0) is (not variable) and ("unknown site 'no-such-site'" in done.stderr) is bool(variable)

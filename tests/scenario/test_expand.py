@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.core.catalog import SITES
 from harness.core.op_params import MergeAttnStatesParams
-from harness.scenario.expand import expand, fault_cases, seed_of
+from harness.scenario.expand import KernelOverride, expand, fault_cases, seed_of
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 
@@ -22,6 +22,18 @@ def test_case_of_a_kernel_carries_its_op_and_every_parameter(tmp_path: Path) -> 
     assert case.op == "merge_attn_states"
     assert case.params == MergeAttnStatesParams(num_tokens=20, kernel="torch")
     assert case.tags == ("kernel", "merge_attn_states")
+
+
+def test_a_case_is_named_after_the_kernels_of_its_id_that_its_runs_need(tmp_path: Path) -> None:
+    (plain,) = expand(scenario_of(tmp_path, "system: kernel\nop: write_kv\n"))
+    (own,) = expand(scenario_of(tmp_path, "system: kernel\nop: write_kv\nmatrix: {kernel: [torch]}\n"))
+    assert (plain.named, own.named) == ((), ("kernel",))
+    (mine,) = expand(scenario_of(tmp_path, "system: kernel\nop: write_kv\n"), override=KernelOverride.named("torch"))
+    assert mine.named == ("kernel",)
+    text = "system: engine\nparams: {num_experts: 4}\nmatrix: {quantize_kernel: [torch], route_kernel: [torch]}\n"
+    # No activation is quantized, so the first kernel has nothing to do.
+    (served,) = expand(scenario_of(tmp_path, text))
+    assert served.named == ("route_kernel",)
 
 
 def test_every_site_is_poisoned_unless_the_scenario_says_which(tmp_path: Path) -> None:

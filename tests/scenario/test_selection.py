@@ -19,7 +19,7 @@ def names(*selectors: str, tags: Sequence[str] = ()) -> set[str]:
 
 
 def test_nothing_named_means_everything() -> None:
-    assert names() == {scenario.name for scenario in LISTED}
+    assert names() == {scenario.name for scenario in LISTED if "nightly" not in scenario.tags}
 
 
 def test_scenario_is_named_by_its_name() -> None:
@@ -93,3 +93,51 @@ def test_whole_scenarios_are_selected_for_their_faults() -> None:
     selected = [scenario.name for scenario in select_scenarios(LISTED, ["43961"])]
     assert selected == [scenario.name for scenario in LISTED if "vllm-project/vllm#43961" in scenario.refs]
     assert "kv-cache-full" in selected
+
+
+@pytest.mark.parametrize("kind", ["pull", "issues"])
+def test_a_pull_request_may_be_named_by_its_address(kind: str) -> None:
+    address = f"https://github.com/vllm-project/vllm/{kind}/36540"
+    assert names(address) == names(f"{address}/files") == names("36540")
+    with pytest.raises(UnknownNameError, match="reference 'vllm-project/vllm#1'"):
+        names("https://github.com/vllm-project/vllm/pull/1")
+
+
+def test_a_pattern_names_scenarios() -> None:
+    assert names("*-layouts") == {name for name in names() if name.endswith("-layouts")} != set()
+    assert names("decode-kerne?") == {"decode-kernel"}
+    with pytest.raises(UnknownNameError, match=r"no scenario is like 'nosuch\*'; known: "):
+        names("nosuch*")
+
+
+@pytest.mark.parametrize("selector", ["decode-kernel[kv=bf16]", "decode-kernel[kv=bf", "decode-k*[kv=bf*]"])
+def test_part_of_an_id_names_the_cases_that_have_it(selector: str) -> None:
+    every = [case.id for case in select(LISTED, ["decode-kernel"])]
+    found = [case.id for case in select(LISTED, [selector])]
+    assert found == [one for one in every if "kv=bf16" in one] and 0 < len(found) < len(every)
+
+
+def test_two_parts_of_an_id_must_both_be_there() -> None:
+    (found,) = select(LISTED, ["decode-kernel[planned=unplanned,kv=bf16]"])
+    assert found.id == "decode-kernel[kernel=tiled,kv=bf16,planned=unplanned]"
+    with pytest.raises(UnknownNameError, match="unknown case"):
+        select(LISTED, ["decode-kernel[kernel=til]"])
+
+
+def test_a_pattern_of_parts_names_cases_of_all_scenarios() -> None:
+    found = select(LISTED, ["*[kernel=tiled,kv=bf16]"])
+    assert len({case.scenario for case in found}) > 2
+    assert all("kernel=tiled," in case.id and "kv=bf16" in case.id for case in found)
+
+
+def test_nightly_cases_are_not_named_by_a_part() -> None:
+    assert not any("nightly" in case.tags for case in select(LISTED, ["kv-cache-full[accuracy=gsm"]))
+    with pytest.raises(InputError, match="add -m nightly"):
+        select(LISTED, ["kv-cache-full[limit=full]"])
+
+
+def test_the_start_of_a_name_is_answered_with_the_names_that_begin_so() -> None:
+    with pytest.raises(UnknownNameError, match=r"did you mean 'decode-empty-rows', .* or 'decode-plans'\?"):
+        names("decode")
+    with pytest.raises(UnknownNameError, match=r"did you mean 'warm-context'\?"):
+        names("warm")

@@ -81,3 +81,17 @@ def test_a_release_newer_than_all_that_were_examined_is_refused_by_the_newest_ra
     assert why_not("vllm.plan-in-warmup-only", "0.34.0") == (
         "written for vLLM 0.26.0 up to, not including, 0.34.0; this is 0.34.0"
     )
+
+
+def test_a_replaced_function_of_a_module_is_replaced_where_it_was_imported_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A forked process has imported the importers before the bug is injected.
+    import importlib
+
+    (tmp_path / "made_here.py").write_text("def length(x):\n    return len(x)\n")
+    (tmp_path / "used_there.py").write_text("from made_here import length as measure\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    used = importlib.import_module("used_there")
+    patch(Edit("made_here:length", "return len(x)", "return 0")).apply("0.22.1")
+    assert used.measure([1, 2]) == importlib.import_module("made_here").length([1, 2]) == 0

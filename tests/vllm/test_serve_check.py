@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,7 @@ class Server:
 
 def test_a_server_that_repeats_itself_is_told_so_with_its_accuracy() -> None:
     found = check_backend(Server(), Server(), Check(url="http://x/v1", limit=4, num_epochs=2, repeats=3))
-    assert (found.num_repeated, found.different, len(found.accuracy)) == (3, (), 2)
+    assert (found.num_repeated, found.different, len(found.record.epochs)) == (3, (), 2)
 
 
 def test_a_second_greedy_answer_that_differs_fails_the_check() -> None:
@@ -48,9 +51,18 @@ def test_a_second_greedy_answer_that_differs_fails_the_check() -> None:
     assert "prompts with a different second answer: 0, 1, 2" in found.lines()
 
 
+def test_a_check_is_a_case_with_findings_of_both_oracles() -> None:
+    good = check_backend(Server(), Server(), Check(url="http://x/v1", limit=4, num_epochs=2, repeats=3)).result()
+    assert (good.verdict, good.findings, good.looked_at) == ("pass", (), {"accuracy": 8, "repeats": 3})
+    check = Check(url="http://x/v1", limit=4, num_epochs=2, repeats=3, least=0.9)
+    bad = check_backend(Server(), Server("8", "9"), check).result()
+    assert bad.verdict == "fail" and {finding.oracle for finding in bad.findings} == {"accuracy", "repeats"}
+    assert "3 of 3 greedy answers differ the second time: 0, 1, 2" in [finding.message for finding in bad.findings]
+
+
 def test_accuracy_below_the_least_fails_the_check() -> None:
     found = check_backend(Server(), Server(), Check(url="http://x/v1", limit=4, num_epochs=2, least=0.9))
-    assert found.verdict == "fail" and not found.ok
+    assert found.record.verdict == "fail" and not found.ok
 
 
 def test_an_unreachable_server_is_one_line_whatever_lies_where_the_user_stands(
@@ -65,3 +77,71 @@ def test_an_unreachable_server_is_one_line_whatever_lies_where_the_user_stands(
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "http://127.0.0.1:9/v1: no server answers there" in told
     assert "--model" not in told, "serve-check has no such option"
+
+
+SERVERS = Path(__file__).parents[1] / "servers"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """Start a server of tests/servers; returns its address."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> str:
+        command = [sys.executable, str(SERVERS / words[0]), *words[1:]]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert running[-1].stdout is not None
+        return f"http://127.0.0.1:{int(running[-1].stdout.readline())}/v1"
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "says"),
+    [
+        ("key", "", "/models: HTTP 401: the server wants a key; give it in OPENAI_API_KEY"),
+        ("key", "wrong", "/models: HTTP 401: the server refuses the key in the environment variable OPENAI_API_KEY"),
+        ("key", "right", "/completions: HTTP 403: the server refuses the key in the environment variable OPENAI_API_K"),
+        ("chat", "", "/completions: HTTP 404: this server has chat only; /v1/completions is needed"),
+        ("nothing", "", "/completions: HTTP 404: check the address, which ends in /v1, and --served-model"),
+    ],
+)
+def test_a_server_that_refuses_is_answered_with_what_it_wants(
+    serve: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    key: str,
+    says: str,
+) -> None:
+    from harness.cli.main import exit_code_of
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if key:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert exit_code_of(["serve-check", serve("closed_server.py", kind), "--limit", "2"]) == 2
+    told = capsys.readouterr().err
+    assert says in told and told.count("\n") == 1 and not (tmp_path / "reports").exists()
+
+
+def test_a_check_leaves_a_run_folder_junit_and_history(
+    serve: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.cli.main import exit_code_of
+
+    monkeypatch.chdir(tmp_path)
+    url = serve("sum_server.py", "{}", "0")
+    code = exit_code_of(["serve-check", url, "--limit", "2", "--epochs", "2", "--repeats", "2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    run = Path(found["directory"])
+    assert code == (0 if found["ok"] else 1) and found["model"] == "server:adder"
+    assert {"run.json", "results.jsonl", "report.html", "junit.xml", "results.csv"} <= {p.name for p in run.iterdir()}
+    assert "serve-check[task=gsm_symbolic,model=server:adder]" in (run / "junit.xml").read_text()
+    assert f"mla-harness serve-check {url} --task gsm_symbolic" in (run / "results.csv").read_text()
+    assert exit_code_of(["history", "serve-check"]) == 0 and "1 case " in capsys.readouterr().out
+    assert exit_code_of(["report", "latest"]) == 0

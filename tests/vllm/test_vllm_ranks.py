@@ -14,11 +14,11 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError, InputError
 from harness.core.records import Blame, FirstNan, Verdict
 from harness.diagnose.session import recorded_job
+from harness.engines.vllm.options import environ, llm_options
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import collected, rank_environ
 from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.settings import ServePoison
-from harness.engines.vllm.target import environ, llm_options
 from harness.judge.run_case import run_case
 from harness.memory.first_nan.recorder import first_of_ranks
 from harness.report.wording import first_nan_lines

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,11 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import Verdict
+from harness.engines.vllm.options import environ, llm_options
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
 from harness.engines.vllm.serve.worker_state import check, summed
-from harness.engines.vllm.target import VllmTarget, _last_words, environ, llm_options
+from harness.engines.vllm.target import VllmTarget, _last_words
 from harness.judge.run_case import run_case
 from harness.memory.poison.patterns import Poison
 
@@ -199,3 +203,46 @@ def test_what_workers_filled_is_added_up_and_kept_by_rank() -> None:
     told = summed([worker(1, blocks=3), worker(0)])
     assert (told["sweeps"], told["blocks"]) == (18, 3)
     assert [(one["rank"], one["blocks"]) for one in told["ranks"]] == [(0, 0), (1, 3)]
+
+
+def test_options_that_vllm_refuses_are_a_skip_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "refuse")
+    result = run(tmp_path, case(graph="full"))
+    assert (result.verdict, result.reason) == (
+        Verdict.SKIP, "vLLM refuses these options: this backend takes no graphs",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("process", ["fork", "spawn"])
+def test_a_fork_and_a_new_process_give_the_same_answers(process: str, tmp_path: Path) -> None:
+    result = run(tmp_path, case(graph="none", process=process).model_copy(update={"oracles": ("answers",)}))
+    assert result.accuracy is not None and result.verdict is Verdict.PASS
+
+
+def test_a_release_that_cannot_be_forked_is_imported_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_server(*_: Any, **__: Any) -> Any:
+        raise HarnessError("importing initialized CUDA")
+
+    monkeypatch.setattr("harness.engines.vllm.target.ForkServer", no_server)
+    monkeypatch.setattr(VllmTarget, "_server", None)
+    monkeypatch.setattr(VllmTarget, "_why_no_forks", "")
+    result = run(tmp_path, case(graph="none").model_copy(update={"oracles": ("answers",)}))
+    assert result.verdict is Verdict.PASS and VllmTarget._why_no_forks == "importing initialized CUDA"
+
+
+def test_a_module_that_touches_cuda_is_left_to_the_forks(tmp_path: Path) -> None:
+    (tmp_path / "probing.py").write_text("import torch\ntry:\n    torch.cuda.init()\nexcept Exception:\n    pass\n")
+    program = (
+        "import importlib.util, sys\n"
+        "spec = importlib.util.find_spec('harness.engines.vllm.serve.imports')\n"
+        'text = open(spec.origin).read().replace(\'"lm_eval.api.task"\', \'"probing", "json"\')\n'
+        "exec(compile(text, 'imports', 'exec'), {'__name__': 'imports'})\n"
+        "import torch\n"
+        "assert 'probing' not in sys.modules and 'json' in sys.modules and not torch.cuda.is_initialized()\n"
+        "assert 'imports' not in torch.cuda._lazy_init.__module__\n"
+    )
+    path = os.pathsep.join((str(tmp_path), str(FAKE), str(Path(__file__).parents[2])))
+    environ_ = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", program], env=environ_, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "probing is left to the forks: it touches CUDA" in done.stderr

@@ -48,7 +48,7 @@ def test_a_package_that_vllms_python_needs_is_named(fake_vllm: None, monkeypatch
     monkeypatch.setattr(vllm_host, "NEEDED", ("no_such_package",))
     result = run("vllm-host-new-blocks")
     assert result.verdict is Verdict.SKIP
-    assert result.reason == "vLLM's Python needs no_such_package (pip install mla-harness[vllm-host])"
+    assert result.reason == "vLLM's Python needs no_such_package (pip install '.[vllm-host]')"
 
 
 def test_good_code_passes_in_one_child_and_something_was_looked_at(fake_vllm: None) -> None:
@@ -124,7 +124,7 @@ def test_a_package_missing_deeper_inside_is_an_error_that_names_it(
 @pytest.mark.parametrize(
     ("lacks", "reason"),
     [
-        ("no-package", "vLLM's Python needs fastapi (pip install mla-harness[vllm-host])"),
+        ("no-package", "vLLM's Python needs fastapi (pip install '.[vllm-host]')"),
         ("no-module", "RuntimeError: vLLM 0.22.1: ModuleNotFoundError: No module named 'vllm.moved'"),
     ],
 )

@@ -240,7 +240,7 @@ def check(
 
 
 def run(path: Path, *, is_pytest: bool = False, python: str | None = None, seconds: float = SECONDS) -> Outcome:
-    """Run one script in its own folder, for at most `seconds`. It can import what PYTHONPATH names, not this project."""
+    """Run one script in its own folder, for at most `seconds`. PYTHONPATH holds; this project cannot be imported."""
     kind = "pytest" if is_pytest else "script"
     words = [python or sys.executable, "-s", "-P", "-c", _BLOCKER, kind, str(path), str(path.parent)]
     environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from harness.core.extras import safetensors
 from harness.engine.model.layers import compute_dtype
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import ModelConfig
@@ -45,7 +45,7 @@ def save(model: CausalLM, directory: str | Path, tokenizer: str | Path | None = 
         for name, tensor in _to_hf(model)
     }
     # transformers refuses a file without the format's name.
-    save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    safetensors.save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
     if tokenizer is not None:
         for name in TOKENIZER_FILES:
             source = Path(tokenizer) / name
@@ -69,7 +69,7 @@ def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device =
     config = load_config(directory)
     with torch.device("meta"):
         model = CausalLM(config)
-    stored = load_file(directory / WEIGHTS_FILE)
+    stored = safetensors.load_file(directory / WEIGHTS_FILE)
     state = {}
     for name, names in _hf_names(model).items():
         parts = [_take(stored, hf_name, directory) for hf_name in names]

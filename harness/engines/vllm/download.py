@@ -1,6 +1,6 @@
 """Download releases of vLLM into folders, to judge them without a GPU.
 
-    python3 -m pip install mla-harness[vllm-host]
+    python3 -m pip install -c constraints.txt '.[vllm-host]'
     python -m harness.engines.vllm.download SITES 0.21.0 0.24.0 0.33.0
     mla-harness bisect vllm-host --site SITES/vllm-0.21.0 --site SITES/vllm-0.24.0 --site SITES/vllm-0.33.0
 

@@ -20,7 +20,7 @@ from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 from harness.run.child import Child, ChildDied
 
-INSTALL = "pip install mla-harness[vllm-host] && pip install --no-deps vllm==0.33.0"
+INSTALL = "pip install '.[vllm-host]' && pip install --no-deps vllm==0.33.0"
 NEEDED = ("triton", "transformers", "msgspec", "cbor2", "xgrammar", "regex", "zmq")
 """Packages that vLLM's Python imports and that are often missing."""
 
@@ -38,7 +38,7 @@ class VllmHostTarget(Target):
             return f"vLLM is not installed ({INSTALL})"
         missing = [name for name in NEEDED if find_spec(name) is None]
         if missing:
-            return f"vLLM's Python needs {', '.join(missing)} (pip install mla-harness[vllm-host])"
+            return f"vLLM's Python needs {', '.join(missing)} (pip install '.[vllm-host]')"
         return (why_not(fault, version) or "") if fault else ""
 
     def run(self, poison: Poison) -> Run:

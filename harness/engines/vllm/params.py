@@ -18,7 +18,9 @@ class VllmParams(Params):
 
     canary: Literal["mla", "hybrid", "moe"] = Field(default="mla", description="the checkpoint under fixtures/")
     runner: Literal["v1", "v2"] = Field(default="v1", description="vLLM's model runner")
-    graph: Literal["none", "piecewise", "full"] = "none"
+    graph: Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "default"] = Field(
+        default="none", description="vLLM's cudagraph_mode; default: its own mode, sizes and compiler"
+    )
     kv: Literal["bf16", "fp8_e4m3"] = "bf16"
     backend: Literal["FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA", "CUTLASS_MLA", "FLASHINFER_MLA"] = "FLASHMLA"
     task: str = "gsm_symbolic"
@@ -34,6 +36,12 @@ class VllmParams(Params):
     prefix_caching: bool = False
     capture_sizes: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
     compare_eager: bool = Field(default=False, description="also serve without graphs, and compare the answers")
+    async_scheduling: bool = False
+    expert_parallel: bool = False
+    moe_backend: Literal["triton", "default"] = "triton"
+    speculative: Literal["none", "ngram"] = Field(
+        default="none", description="ngram: three tokens are drafted from the prompt and verified in one step"
+    )
     quantization: Literal["none", "fp8_per_tensor"] = Field(
         default="none",
         description="fp8_per_tensor: weights in fp8; experts quantize their input by one scale of the whole batch",
@@ -48,6 +56,9 @@ class VllmParams(Params):
         default=None, description="the only rank to poison; all ranks when left out"
     )
     least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
+    process: Literal["fork", "spawn"] = Field(
+        default="fork", description="fork: of a process that has imported vLLM once; spawn: a new interpreter a case"
+    )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=600, description="how long one serving process may take; a cold one compiles kernels for minutes"
     )

@@ -14,7 +14,7 @@ ENGINE = EngineSpec(
     "vLLM",
     distribution="vllm",
     package="vllm",
-    install="mla-harness[vllm]",
+    install="'.[vllm]'",
     variables=("VLLM_",),
     slow_modules=(
         "vllm._custom_ops",
@@ -22,6 +22,7 @@ ENGINE = EngineSpec(
         "vllm.v1.attention.ops.flashmla",
         "vllm.v1.attention.ops.triton_decode_attention",
     ),
+    serve_command="harness.engines.vllm.options:serve_command",
 )
 
 SYSTEMS = (

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from harness.accuracy.answer_log import read_run
+from harness.core import extras
 from harness.core.cases import Case
-from harness.core.errors import InputError, KernelError
-from harness.core.files import FIXTURES
+from harness.core.errors import HarnessError, InputError, KernelError, Refused
 from harness.core.records import FirstNan
 from harness.engines import base
 from harness.engines.vllm.faults import why_not
+from harness.engines.vllm.options import canary, environ, llm_options
 from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.ranks import collected, rank_environ, rank_options, why_not_split
-from harness.engines.vllm.serve.child import ServeRequest
-from harness.engines.vllm.serve.settings import (
-    FAULT_VARIABLE,
-    FIRST_NAN_VARIABLE,
-    ROUTING_VARIABLE,
-    SITES,
-    STRATEGY,
-    VARIABLE,
-    ServePoison,
-)
+from harness.engines.vllm.ranks import collected, why_not_split
+from harness.engines.vllm.serve.child import REFUSED, ServeRequest
+from harness.engines.vllm.serve.settings import SITES, ServePoison
 from harness.engines.vllm.serve.worker_state import check
 from harness.engines.vllm.tables import ENGINE
 from harness.judge.run_records import Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 from harness.run.child import Child, ChildDied
+from harness.run.fork_server import ForkServer
 
 FILLED_FILE = "poison.json"
 """The workers' states, `worker_state.summed`, in the folder of the answers."""
@@ -62,6 +56,8 @@ class VllmTarget(Target):
     """Serves a case's canary with vLLM for each poison pattern, and without graphs to compare the answers."""
 
     injects_faults = True
+    _server: ClassVar[ForkServer | None] = None
+    _why_no_forks: ClassVar[str] = ""
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -77,9 +73,8 @@ class VllmTarget(Target):
         release = base.release_of(version)
         if not torch.cuda.is_available():
             return "vLLM serves on CUDA, and there is no CUDA device on this machine"
-        missing = [name for name in ("lm_eval", "tokenizers") if find_spec(name) is None]
-        if missing:
-            return f"{', '.join(missing)} not installed: python3 -m pip install lm-eval==0.4.13"
+        if reason := extras.why_not(extras.ACCURACY):
+            return reason
         params = case.params_as(VllmParams)
         if params.backend in BLACKWELL:
             major, minor = torch.cuda.get_device_capability()
@@ -140,7 +135,8 @@ class VllmTarget(Target):
     def _serve(self, directory: Path, graph: str, poison: ServePoison | None, first_nan: Path | None = None) -> None:
         """Run one serving process to its end, with recorders if `first_nan` is the folder for their reports.
 
-        Raises as `_reply` does, and HarnessError if a worker lacks poison, fault or routing.
+        Raises as `_reply` does, Refused if vLLM refuses the options, and HarnessError if a worker lacks poison, fault
+        or routing.
         """
         directory.mkdir(parents=True, exist_ok=True)
         request = ServeRequest(
@@ -154,6 +150,8 @@ class VllmTarget(Target):
             directory=str(directory),
         )
         filled = self._reply(request, environ(self._params, poison, self.fault, self.gpus, first_nan))
+        if REFUSED in filled:
+            raise Refused(f"vLLM refuses these options: {filled[REFUSED][:500]}")
         (directory / FILLED_FILE).write_text(json.dumps(filled), encoding="utf-8")
         check(
             filled,
@@ -167,7 +165,8 @@ class VllmTarget(Target):
     def _reply(self, request: ServeRequest, settings: dict[str, str]) -> dict[str, Any]:
         """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies."""
         seconds, log = self._params.timeout_seconds, Path(request.directory) / "vllm.log"
-        with Child("harness.engines.vllm.serve.child", name="vLLM's process", environ=settings, log=log) as child:
+        options: dict[str, Any] = {"environ": settings, "log": log, "forks": self._forks()}
+        with Child("harness.engines.vllm.serve.child", name="vLLM's process", **options) as child:
             child.send(request, seconds)
             reply = None
             with contextlib.suppress(ChildDied):
@@ -182,73 +181,26 @@ class VllmTarget(Target):
             raise InputError(reply.refused)
         return reply.result
 
+    def _forks(self) -> ForkServer | None:
+        """The server of this worker, started anew if the last one died.
 
-def canary(params: VllmParams) -> Path:
-    """The folder of the checkpoint that a case serves."""
-    return FIXTURES / f"canary-{params.canary}"
-
-
-NAMED_IN = {
-    "attention_backend": "vllm.v1.attention.backends.registry:AttentionBackendEnum",
-    "compilation_config.cudagraph_mode": "vllm.config.compilation:CUDAGraphMode",
-    "kv_cache_dtype": "vllm.config.cache:CacheDType",
-    "moe_backend": "vllm.config.kernel:MoEBackend",
-    "quantization": "vllm.model_executor.layers.quantization:QuantizationMethods",
-}
-"""Where vLLM lists the values of options of `llm_options`, for `harness.engines.vllm.fits`."""
-
-
-def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`. All memory sizes are fixed, so that several processes can share a GPU."""
-    options: dict[str, Any] = {
-        "max_model_len": 1024,
-        "max_num_batched_tokens": params.max_batched_tokens,
-        "num_gpu_blocks_override": params.num_blocks,
-        "kv_cache_memory_bytes": params.kv_megabytes << 20,
-        "gpu_memory_utilization": 0.08,
-        "kv_cache_dtype": "auto" if params.kv == "bf16" else "fp8",
-        "enable_prefix_caching": params.prefix_caching,
-        "quantization": None if params.quantization == "none" else params.quantization,
-        "attention_backend": params.backend,
-        "trust_remote_code": True,
-        "seed": 0,
-    }
-    options |= rank_options(params.tensor_parallel)
-    if params.canary == "moe":
-        # The default differs between releases, and some defaults compile kernels at the first start.
-        options["moe_backend"] = "triton"
-    if graph == "none":
-        return {**options, "enforce_eager": True}
-    compilation: dict[str, Any] = {"mode": 0, "cudagraph_mode": graph.upper()}
-    if graph == "piecewise":
-        # vLLM splits the model in its compiler only. The pieces need not be compiled.
-        compilation |= {"mode": 3, "backend": "eager"}
-    return {**options, "compilation_config": {**compilation, "cudagraph_capture_sizes": list(params.capture_sizes)}}
-
-
-def environ(
-    params: VllmParams,
-    poison: ServePoison | None,
-    fault: str | None = None,
-    gpus: tuple[int, ...] = (),
-    first_nan: Path | None = None,
-) -> dict[str, str]:
-    """The environment of a serving process and its workers: settings of vLLM and of the plug-in."""
-    ours = {
-        "PYTHONUNBUFFERED": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_V2_MODEL_RUNNER": "1" if params.runner == "v2" else "0",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        VARIABLE: poison.text() if poison else "",
-        FAULT_VARIABLE: fault or "",
-    }
-    if params.routing == "simulated":
-        ours[ROUTING_VARIABLE] = STRATEGY
-    if first_nan is not None:
-        ours[FIRST_NAN_VARIABLE] = str(first_nan)
-    return {**ours, **rank_environ(params.tensor_parallel, gpus, os.environ)}
+        None for a case that asks for a new process, and where this release cannot be imported before a fork.
+        """
+        if self._params.process == "spawn" or self._why_no_forks:
+            return None
+        if VllmTarget._server is None or VllmTarget._server.is_dead():
+            try:
+                VllmTarget._server = ForkServer(
+                    ["harness.engines.vllm.serve.imports"],
+                    name="the process with vLLM's imports",
+                    environ={**environ(self._params, None), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                    seconds=self._params.timeout_seconds,
+                )
+            except HarnessError as error:
+                VllmTarget._why_no_forks = str(error)
+                print(f"no forks of vLLM's imports, each case imports anew: {error}", file=sys.stderr)
+                return None
+        return VllmTarget._server
 
 
 def _last_words(log: str) -> str:

@@ -9,18 +9,27 @@ plan made for them, moves live rows by little: the values stay finite, and withi
 `cold_warm` repeats a prompt after another request has cached its prefix. That changes how attention is computed (chunks
 of context, merged), never its result. It shows a unit error in a merge, or a page that was found before it was written.
 
+`tokens` looks at what an engine took from each row of logits: the largest one, which is the reference's too. Where the
+reference's logits of two tokens lie within the bound of each other, either may be taken.
+
 `flush` repeats the questions after a flush of all caches. An engine that answers worse from round to round and recovers
 with a flush has stale data in its caches. If it does not recover, the stale data is elsewhere, or survives the flush.
+
+Answers are compared up to the first decision on which the two part (see :mod:`harness.engine.decisions`). A decision
+that rounding does not explain is a finding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
+from harness.core.finding_words import place
 from harness.core.records import Finding
 from harness.judge.oracles.compare import Comparison, Mismatch, compare, compare_bits
 from harness.judge.oracles.thresholds import bound
-from harness.judge.run_records import Evidence, Judgement, Observed, Pair
+from harness.judge.run_records import Evidence, Judgement, Observed, Pair, Parting
 
 
 def compared(observed: Observed) -> Comparison:
@@ -56,6 +65,44 @@ def _against_reference(observed: Observed, pattern: str) -> tuple[int, list[Find
     return comparison.looked_at, [finding]
 
 
+def tokens(evidence: Evidence) -> Judgement:
+    """Look at the token of every row of logits that says which token it gave, in every run."""
+    return Judgement.of(
+        _wrong_tokens(observed, run.pattern)
+        for run in evidence.runs
+        for observed in run.observed
+        if observed.tokens is not None
+    )
+
+
+def _wrong_tokens(observed: Observed, pattern: str) -> tuple[int, list[Finding]]:
+    """The rows with a token that is not the largest logit, or that the reference puts beyond the bound below it."""
+    assert observed.tokens is not None and observed.expected is not None
+    taken, want, limits = observed.tokens, observed.expected, bound(observed.bound)
+    exists = (taken >= 0) & (taken < want.shape[1])
+    column = torch.where(exists, taken, 0)[:, None]
+    own = observed.tensor.nan_to_num(nan=torch.inf)
+    largest = want.amax(dim=1)
+    error = (
+        limits.floor * want.square().mean(dim=1).sqrt() + limits.ulps * torch.finfo(limits.dtype).eps * largest.abs()
+    )
+    is_own = own.gather(1, column).squeeze(1) == own.amax(dim=1)
+    is_right = exists & is_own & (want.gather(1, column).squeeze(1) >= largest - 2 * error)
+    rows = (~is_right).nonzero().flatten().tolist()
+    if not rows:
+        return len(taken), []
+    first = rows[0]
+    best = int(own[first].argmax()), int(want[first].argmax())
+    finding = Finding(
+        oracle="tokens",
+        tensor=observed.name,
+        where=place(observed.describe, rows),
+        message=f"{len(rows)} of {len(taken)} tokens are not the largest logit: the first is {int(taken[first])}, "
+        f"where the engine's largest is of {best[0]} and the reference's of {best[1]} (pattern {pattern})",
+    )
+    return len(taken), [finding]
+
+
 def padding(evidence: Evidence) -> Judgement:
     """Compare each step with its twin without padding: bit by bit, or within the bound of the pair if it names one."""
     return _judge(evidence, "padding", _padding_finding)
@@ -84,10 +131,31 @@ def _judge(evidence: Evidence, oracle: str, finding_of: Callable[[Pair, Mismatch
             comparison = compare(pair.second, pair.first.double(), pair.live, bound(pair.bound))
         else:
             comparison = compare_bits(pair.second, pair.first, pair.live)
-        mismatch = comparison.mismatch
-        return comparison.looked_at, [finding_of(pair, mismatch, pattern)] if mismatch else []
+        mismatch, parting = comparison.mismatch, pair.parting
+        found = [finding_of(pair, mismatch, pattern)] if mismatch else []
+        if parting is None:
+            return comparison.looked_at, found
+        if parting.is_beyond_rounding:
+            found.append(parting_finding(oracle, pair.name, pair.describe, parting, pattern))
+        else:
+            notes.append(f"{pair.name}: {parting}; compared up to there")
+        return comparison.looked_at + parting.num_compared, found
 
-    return Judgement.of(look(pair, run.pattern) for run in evidence.runs for pair in run.pairs if pair.oracle == oracle)
+    notes: list[str] = []
+    judged = (look(pair, run.pattern) for run in evidence.runs for pair in run.pairs if pair.oracle == oracle)
+    judgement = Judgement.of(judged)
+    judgement.notes = notes[:1]
+    return judgement
+
+
+def parting_finding(oracle: str, name: str, describe: str, parting: Parting, pattern: str) -> Finding:
+    """The finding of a decision that differs between two runs, although rounding does not explain it."""
+    return Finding(
+        oracle=oracle,
+        tensor=name,
+        where=f"{describe} {parting.row}",
+        message=f"{name} is decided differently, and rounding does not explain it: {parting} (pattern {pattern})",
+    )
 
 
 def _repeat_finding(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:

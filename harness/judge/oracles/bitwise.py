@@ -19,8 +19,9 @@ import torch
 
 from harness.core.finding_words import place
 from harness.core.records import Finding
+from harness.judge.oracles.agreement import parting_finding
 from harness.judge.oracles.compare import Mismatch, blank_rows, compare_bits, explanation, largest_difference
-from harness.judge.run_records import Evidence, Judgement, Observed, ReplayedStep, Run
+from harness.judge.run_records import Evidence, Judgement, Observed, Parting, ReplayedStep, Run, rows_before_partings
 from harness.memory.poison.patterns import hex_bits
 
 
@@ -56,7 +57,8 @@ class _Spreads:
             self._again = self.evidence.repeat()
         if index >= len(self._again.observed):
             return False
-        spread = largest_difference(ours.tensor, self._again.observed[index].tensor, ours.live)
+        again = self._again.observed[index]
+        spread = largest_difference(ours.tensor, again.tensor, ours.live & _before_partings(ours, again)[0])
         return _covers(spread, ours.name, largest_difference(ours.tensor, theirs.tensor, live), self.notes)
 
 
@@ -69,11 +71,32 @@ def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, l
         yield 0, [Finding(oracle="non_interference", where=f"tensors {different[0]}", message=message)]
     for index, (ours, theirs) in enumerate(zip(first.observed, other.observed, strict=False)):
         both = ours.live & theirs.live if ours.live.shape == theirs.live.shape else ours.live
+        if spreads.evidence.repeat is not None:
+            # A device that does not repeat its bits may decide a near tie differently.
+            rows, partings = _before_partings(ours, theirs)
+            both = both & rows
+            beyond = [parting for parting in partings if parting.is_beyond_rounding]
+            yield (
+                sum(parting.num_compared for parting in partings),
+                [_parted(ours, parting, other) for parting in beyond],
+            )
+            spreads.notes += [f"{ours.name}: {parting}; compared up to there" for parting in partings if not beyond][:1]
         comparison = compare_bits(theirs.tensor, ours.tensor, both)
         mismatch = comparison.mismatch
         differs = mismatch is not None and not spreads.explain(index, ours, theirs, both)
         found = [_influenced(ours, theirs, mismatch, first.pattern, other.pattern)] if mismatch and differs else []
         yield comparison.looked_at, found
+
+
+def _before_partings(ours: Observed, theirs: Observed) -> tuple[torch.Tensor, list[Parting]]:
+    """The rows [n] bool that no differing decision reaches, and the partings. All rows without decisions."""
+    if len(ours.decisions) != len(theirs.decisions) or not ours.decisions:
+        return torch.ones_like(ours.live), []
+    return rows_before_partings(ours.decisions, theirs.decisions)
+
+
+def _parted(ours: Observed, parting: Parting, other: Run) -> Finding:
+    return parting_finding("non_interference", ours.name, "row", parting, other.pattern)
 
 
 def _influenced(ours: Observed, theirs: Observed, mismatch: Mismatch, first: str, other: str) -> Finding:

@@ -178,8 +178,7 @@ def _within(
     error = torch.where(finite, (mine - reference).abs(), zero)
     counted = finite.sum(dim=1).clamp(min=1)
     scale = (reference.square().sum(dim=1) / counted).sqrt().clamp(min=bound.least_scale)
-    allowed = torch.maximum(bound.ulps * _ulp(reference, bound.dtype), bound.floor * scale[:, None])
-    by_element = _share(error, allowed)
+    by_element = _share(error, _allowed(reference, scale, bound))
     by_row = _share((error.square().sum(dim=1) / counted).sqrt(), bound.relative_l2 * scale)
     used = torch.maximum(by_element.amax(dim=1), by_row)
     worst_row = int(used.argmax())
@@ -197,6 +196,20 @@ def _within(
     )
     mismatch = Mismatch("value", message, _rows(rows, wrong), _index(rows, at, shape), max(count, 1), excess)
     return Comparison(mine.numel(), mismatch, excess)
+
+
+def _allowed(reference: torch.Tensor, scale: torch.Tensor, bound: Bound) -> torch.Tensor:
+    """The error [rows, n] that `bound` allows each element of `reference` [rows, n] in rows of the `scale` [rows]."""
+    return torch.maximum(bound.ulps * _ulp(reference, bound.dtype), bound.floor * scale[:, None])
+
+
+def token_margins(logits: torch.Tensor, bound: Bound) -> torch.Tensor:
+    """How far rounding may bring a token below the best of the reference's `logits` [rows, vocab] float64: [rows].
+
+    Both may be off by what `bound` allows.
+    """
+    scale = logits.square().mean(dim=1).sqrt().clamp(min=bound.least_scale)
+    return 2 * _allowed(logits, scale, bound).amax(dim=1)
 
 
 def _bitwise(mine: torch.Tensor, reference: torch.Tensor, rows: torch.Tensor) -> Comparison:

@@ -6,6 +6,8 @@
 
 `distinct_experts`: the experts of a token are distinct and exist. Expert kernels sort tokens by expert and rely on both
 for every row, padding included. A row of -1 is masked by the engine and not judged.
+
+`conserved`: each request gets its tokens once, and each block is free or owned, in every step and at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 
 from harness.core.finding_words import place
 from harness.core.records import Finding
-from harness.judge.run_records import Binding, ChosenExperts, Evidence, Judgement, ZeroedBlock
+from harness.judge.run_records import Binding, ChosenExperts, Count, Evidence, Judgement, ZeroedBlock
 
 
 def address(evidence: Evidence) -> Judgement:
@@ -52,6 +54,21 @@ def _dirty(block: ZeroedBlock, pattern: str) -> Iterator[Finding]:
             message="a block that the scheduler wants zeroed holds old data: "
             f"block {block.block} in step {block.step}, {block.num_dirty} of {block.num_bytes} bytes "
             f"(pattern {pattern})",
+        )
+
+
+def conserved(evidence: Evidence) -> Judgement:
+    """Look at every count of every run."""
+    return Judgement.of((1, _miscounted(count, run.pattern)) for run in evidence.runs for count in run.counts)
+
+
+def _miscounted(count: Count, pattern: str) -> Iterator[Finding]:
+    if count.found != count.expected:
+        yield Finding(
+            oracle="conserved",
+            tensor=count.name,
+            where=count.where,
+            message=f"{count.name}: {count.found}, not {count.expected} (pattern {pattern})",
         )
 
 

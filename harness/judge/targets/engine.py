@@ -6,22 +6,28 @@ It is also a target of questions: a canary answers a task in every epoch on one 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
-import importlib.util
 import tempfile
+import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from harness.core import extras
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cuda_failures import is_device_failure
 from harness.core.engine_params import AccuracyParams, EngineParams, ServingParams
+from harness.core.errors import HarnessError, KernelError
 from harness.core.files import FIXTURES
 from harness.core.params import KvType
 from harness.core.records import FirstNan
+from harness.engine import batch
+from harness.engine.decisions import Decisions, rows_before_partings
 from harness.engine.dense_reference import DenseReference
 from harness.engine.engine import Engine
 from harness.engine.memory import CacheLayout
@@ -29,18 +35,23 @@ from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE, ModelConfig, model_config, num_pages, why_not_together
 from harness.engine.schedule.scheduler import Sequence
+from harness.judge.oracles.compare import token_margins
 from harness.judge.oracles.crash import CRASHES
+from harness.judge.oracles.thresholds import bound
+from harness.judge.probes import recorder
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
-from harness.judge.run_records import ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run
+from harness.judge.run_records import ChosenExperts, Count, Guard, Observed, Pair, ReplayedStep, Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
+ENGINE, PROBES = Path(batch.__file__).parent, Path(recorder.__file__).parent
 WEIGHT_SEED = 0
 """Cases of one model share its weights and differ in their prompts."""
 
-_TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp8_e4m3": 0.5}
-"""Router logits have unit variance. A decision closer than the rounding of their inputs may fall either way."""
+_TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.02, "fp8_e4m3": 0.1}
+"""Scores of routers and indexers have about unit variance. A decision closer than the rounding of their inputs may fall
+either way. docs/tolerances.md has what right kernels need."""
 _TIE_MARGIN_FP8_ACTIVATIONS = 0.5
 
 
@@ -67,34 +78,22 @@ class EngineTarget(Target):
         return ""
 
     def first_writer(self, poison: Poison) -> FirstNan:
-        with recorder_on(self.device) as recorder:
+        with recorder_on(self.device) as watching:
             try:
-                self.run(poison, probe=recorder)
+                self.run(poison, probe=watching)
             except CRASHES:
                 pass
             except RuntimeError as error:
                 if not is_device_failure(error):
                     raise
-            return recorder.report() or FirstNan()
+            return watching.report() or FirstNan()
 
     def run(self, poison: Poison, probe: Probe | None = None) -> Run:
         """Serve all requests `epochs` times under `poison` on a fresh engine, which `probe` watches."""
         params = self._params
         poison = self._legitimate(poison)
-        engine = Engine(
-            _model(self._config, self.device),
-            params,
-            poison,
-            max_model_len=max(_length(request) for request in params.requests),
-            probe=probe,
-        )
-        epochs, starts = [], []
-        for epoch in range(params.epochs + params.flush):
-            if epoch == params.epochs:
-                engine.flush()
-            starts.append(engine.num_steps)
-            epochs.append([engine.add_request(*request) for request in self._requests()])
-            engine.run()
+        with errors_of_the_engine():
+            engine, epochs, starts, counts = self._serve(poison, probe)
         finished = [[sequence for sequence in epoch if sequence.is_finished] for epoch in epochs]
         run = Run(poison.pattern)
         for epoch, sequences in enumerate(finished):
@@ -102,27 +101,57 @@ class EngineTarget(Target):
         before, after = engine.runner.null_block_at_start, engine.runner.memory.block(NULL_BLOCK)
         run.guards = [Guard("the null block", "kv.null", before.cpu(), after.cpu())]
         run.guards += [Guard(n.name, n.site, n.before.cpu(), n.after.cpu()) for n in engine.observations.written]
-        run.pairs = pairs_of(engine, epochs, params, self._bound) + self._padding_pairs(engine)
+        decisions = {made.request: made for observed in run.observed for made in observed.decisions}
+        run.pairs = pairs_of(engine, epochs, params, self._bound, decisions) + self._padding_pairs(engine)
         run.zeroed = engine.observations.zeroed
         if engine.observations.routed:
             ids = torch.cat(engine.observations.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
+        run.counts = counts + _counts_at_end(engine, epochs)
         _add_graph_notes(run, engine, starts)
         return run
+
+    def _serve(
+        self, poison: Poison, probe: Probe | None
+    ) -> tuple[Engine, list[list[Sequence]], list[int], list[Count]]:
+        """The engine after all requests, the requests of each epoch, its first step, and the blocks of each step."""
+        params = self._params
+        engine = Engine(
+            _model(self._config, self.device),
+            params,
+            poison,
+            max_model_len=max(_length(request) for request in params.requests),
+            probe=probe,
+        )
+        epochs, starts, counts = [], [], []
+        for epoch in range(params.epochs + params.flush):
+            if epoch == params.epochs:
+                engine.flush()
+            starts.append(engine.num_steps)
+            epochs.append([engine.add_request(*request) for request in self._requests()])
+            while engine.scheduler.has_work:
+                engine.step()
+                counts += _counts_of_blocks(engine)
+        return engine, epochs, starts, counts
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
         return self.run(poison, probe=trace)
 
     def _padding_pairs(self, engine: Engine) -> list[Pair]:
-        """Steps with and without padding, to compare bit by bit, or within the bound of logits if bits may differ."""
+        """Steps with and without padding, to compare bit by bit, or within the bound of logits if bits may differ.
+
+        A scale over the whole batch covers padding by design, and copies of a row round differently at their places.
+        """
+        is_exact = self.device == "cpu" and self._params.amax_rows == "live"
         return [
             Pair(
                 "padding",
                 name=f"logits of step {note.step} beside {note.num_padded} padded requests",
                 first=note.unpadded.cpu(),
                 second=note.padded.cpu(),
-                live=torch.ones(len(note.padded), dtype=torch.bool),
-                bound="" if self.device == "cpu" else self._bound,
+                # Equal bits leave nothing to decide differently. Where bits may differ, a near tie may be.
+                live=torch.ones_like(note.alike) if is_exact else note.alike,
+                bound="" if is_exact else self._bound,
             )
             for note in engine.runner.padded_twins.notes
         ]
@@ -181,18 +210,27 @@ class EngineTarget(Target):
     def _observed(self, engine: Engine, epoch: str, sequences: list[Sequence]) -> list[Observed]:
         """The logits of an epoch's tokens, and of its rejected drafts, which have no reference."""
         notes = engine.observations
-        rows = [row for sequence in sequences for row in notes.logits[sequence.request]]
+        rows = [row for sequence in sequences for row in notes.logits.get(sequence.request, [])]
+        tokens = [token for sequence in sequences for token in sequence.tokens[sequence.num_prompt_tokens :]]
+        if not rows:
+            return []
         rejected = [row for sequence in sequences for row in notes.rejected.get(sequence.request, [])]
         margin = _TIE_MARGIN[self._coarsest] if self._params.quantize == "none" else _TIE_MARGIN_FP8_ACTIVATIONS
         reference = _reference(self._config, margin)
+        expected, decisions = reference.judged(sequences, notes.expert_ids, notes.selected)
+        margins = torch.split(token_margins(expected, bound(self._bound)), [len(made.tokens) for made in decisions])
+        for made, of_tokens in zip(decisions, margins, strict=True):
+            made.token_margins = of_tokens
         observed = [
             Observed(
                 name=f"logits of {epoch}",
                 tensor=torch.stack(rows).cpu(),
                 live=torch.ones(len(rows), dtype=torch.bool),
-                expected=reference.logits(sequences, notes.expert_ids, notes.selected),
+                expected=expected,
                 bound=self._bound,
                 describe=f"generated token ({_ranges(sequences)})",
+                decisions=tuple(decisions),
+                tokens=torch.tensor(tokens) if len(tokens) == len(rows) else None,
             )
         ]
         if rejected:
@@ -202,26 +240,71 @@ class EngineTarget(Target):
         return observed
 
 
-def pairs_of(engine: Engine, epochs: list[list[Sequence]], params: EngineParams, bound: str) -> list[Pair]:
-    """Answers of the first epoch beside answers of later ones, which have a cached prefix or follow a flush."""
+def _counts_of_blocks(engine: Engine) -> list[Count]:
+    """After a step each block is free or has an owner, and it is free once."""
+    free = engine.pool.free_blocks
+    owned = {block for sequence in engine.scheduler.running for block in _blocks_of(sequence)}
+    where = f"step {engine.num_steps - 1}"
+    return [
+        Count("blocks that are free or owned", engine.pool.num_usable_blocks, len(owned.union(free)), where),
+        Count("blocks that are free twice, or free and owned", 0, len(free) - len(set(free) - owned), where),
+    ]
+
+
+def _blocks_of(sequence: Sequence) -> list[int]:
+    blocks = [*sequence.blocks, *sequence.window_blocks[sequence.num_evicted_pages :]]
+    return blocks if sequence.state_block is None else [*blocks, sequence.state_block]
+
+
+def _counts_at_end(engine: Engine, epochs: list[list[Sequence]]) -> list[Count]:
+    """Each request has its tokens, or none if it was cancelled, and all blocks are free."""
+    free = Count("free blocks after the last request", engine.pool.num_usable_blocks, engine.pool.num_free_blocks)
+    counts = [free]
+    for sequence in (sequence for epoch in epochs for sequence in epoch):
+        expected = 0 if sequence.request in engine.params.cancelled else sequence.max_tokens
+        counts.append(Count(f"tokens of request {sequence.request}", expected, sequence.num_generated_tokens))
+    return counts
+
+
+@contextlib.contextmanager
+def errors_of_the_engine() -> Iterator[None]:
+    """Raise KernelError for an error that the engine raises: it is under test as its kernels are.
+
+    A refusal of the request, a full memory, and an error of a probe that watches the engine stay what they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (HarnessError, torch.OutOfMemoryError, *CRASHES)):
+            raise
+        stack = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
+        if is_device_failure(error) or not own or any(Path(frame.filename).parent == PROBES for frame in stack):
+            raise
+        failure = KernelError(f"the engine raised {type(error).__name__}: {error}")
+        failure.at = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}"
+        raise failure from error
+
+
+def pairs_of(
+    engine: Engine, epochs: list[list[Sequence]], params: EngineParams, bound: str, decisions: dict[int, Decisions]
+) -> list[Pair]:
+    """Answers of the first epoch beside answers of later ones, which have a cached prefix or follow a flush.
+
+    `decisions` are by number of the request.
+    """
     pairs = []
     for number, epoch in enumerate(epochs[1:], 1):
         is_flushed = number == params.epochs
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
             if first.is_finished and later.is_finished and (is_flushed or is_warm):
-                oracle = "flush" if is_flushed else "cold_warm"
-                pairs.append(_pair(engine, oracle, f"request {index} of epoch {number}", (first, later), bound))
+                cold, warm = (torch.stack(engine.observations.logits[made.request]).cpu() for made in (first, later))
+                rows, partings = rows_before_partings((decisions[first.request],), (decisions[later.request],))
+                oracle, name = "flush" if is_flushed else "cold_warm", f"request {index} of epoch {number}"
+                parting = partings[0] if partings else None
+                pairs.append(Pair(oracle, name, cold, warm, rows, bound, "generated token", parting))
     return pairs
-
-
-def _pair(engine: Engine, oracle: str, name: str, both: tuple[Sequence, Sequence], bound: str) -> Pair:
-    """Rows count as long as both requests were given the same tokens: what follows another token may differ."""
-    first, later = (torch.stack(engine.observations.logits[sequence.request]).cpu() for sequence in both)
-    start = both[0].num_prompt_tokens
-    same = [a == b for a, b in zip(both[0].tokens[start:], both[1].tokens[start:], strict=True)]
-    live = torch.tensor([all(same[:row]) for row in range(len(same))])
-    return Pair(oracle, name, first, later, live, bound, "generated token")
 
 
 def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
@@ -236,7 +319,7 @@ def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
                 replayed=replay.replayed.cpu(),
                 eager=replay.eager.cpu(),
                 eager_again=None if replay.eager_again is None else replay.eager_again.cpu(),
-                live=torch.arange(size) < replay.num_live,
+                live=(torch.arange(size) < replay.num_live) & (True if replay.alike is None else replay.alike),
                 stale_site="sched_meta" if replay.stale_plan else None,
             )
         )
@@ -268,8 +351,6 @@ def _reference(config: ModelConfig, tie_margin: float) -> DenseReference:
     return DenseReference(_model(config), tie_margin)
 
 
-NEEDED = {"lm_eval": "lm-eval", "tokenizers": "tokenizers", "scipy": "scipy", "safetensors": "safetensors"}
-"""Modules that a measurement imports -> their packages."""
 ORDER_SEED = 0
 """Seed of the order of questions in each epoch: the same for all cases, so that curves are comparable."""
 
@@ -279,9 +360,8 @@ class AccuracyTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
-        if missing:
-            return f"{', '.join(missing)} not installed: pip install {' '.join(missing)}"
+        if reason := extras.why_not(extras.ACCURACY):
+            return reason
         canary = _canary(case.params_as(AccuracyParams))
         return "" if (canary / "config.json").is_file() else f"{canary} is not there: train one with `canary train`"
 

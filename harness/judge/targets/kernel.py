@@ -5,6 +5,7 @@ Each op has a builder of its call: the inputs, the shapes that it must return, a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -72,6 +73,9 @@ class KernelTarget(Target):
     def run(self, poison: Poison) -> Run:
         """Poison the inputs' unowned memory, call the kernel, then compute the expected outputs.
 
+        Before each call that is judged, the kernel is called with other values of the same shapes: what it keeps from
+        a call, such as a scale, is wrong in the next one.
+
         An illegal address, an exception of the kernel or a bad output ends the run early and is `Run.error`.
         """
         run = Run(poison.pattern)
@@ -79,13 +83,15 @@ class KernelTarget(Target):
             # Workers that share a GPU would each keep gigabytes of an earlier pool.
             torch.cuda.empty_cache()
         try:
+            self._call_with_other_values(poison)
             call = _BUILDERS[self.op](self.params, Setting(self.spec, poison, self.case.seed, self.device))
             if self.params.has_graph:
                 result, run.replays = replayed(self.spec, poison, call)
             else:
                 result = invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
-            run.pairs = repeated(self.spec, poison, call, outputs, getattr(self.params, "launches", 1))
+            between = functools.partial(self._call_with_other_values, poison)
+            run.pairs = repeated(self.spec, poison, call, outputs, getattr(self.params, "launches", 1), between)
         except CRASHES as error:
             run.error = error
             return run
@@ -97,6 +103,13 @@ class KernelTarget(Target):
             Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name) for item in call.guarded
         ]
         return run
+
+    def _call_with_other_values(self, poison: Poison, number: int = 0) -> None:
+        """Call the kernel with values drawn for this `number`, and drop its outputs. Large pools have no twin."""
+        if getattr(self.params, "layout", "") != "large":
+            setting = Setting(self.spec, poison, self.case.seed ^ (number + 1), self.device)
+            call = _BUILDERS[self.op](self.params, setting)
+            invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
 
 
 def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
@@ -304,8 +317,10 @@ def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCa
     form = FORMATS[params.block_format]
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        want = reference.quantize_blocks(kept.x, kept.expert_offsets, block_format=params.block_format)
         values, scales = decoded_values(outputs[0], form), decoded_scales(outputs[1], form)
+        want = reference.quantize_blocks(
+            kept.x, kept.expert_offsets, block_format=params.block_format, chosen=(values, scales)
+        )
         # Scale rows of padding are promised too: code 0.
         every = torch.ones(len(scales), dtype=torch.bool)
         return [

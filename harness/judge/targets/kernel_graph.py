@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -44,11 +45,17 @@ def replayed(spec: KernelSpec, poison: Poison, call: KernelCall) -> tuple[tuple[
 
 
 def repeated(
-    spec: KernelSpec, poison: Poison, call: KernelCall, first: tuple[Tensor, ...], launches: int
+    spec: KernelSpec,
+    poison: Poison,
+    call: KernelCall,
+    first: tuple[Tensor, ...],
+    launches: int,
+    between: Callable[[int], None],
 ) -> list[Pair]:
-    """`launches` calls in all on equal inputs: the output of each beside the first."""
+    """`launches` calls in all on equal inputs: the output of each beside the first. `between` is called before each."""
     pairs = []
     for number in range(1, launches):
+        between(number)
         again = invoke(spec, poison, call.args, call.keywords(is_captured=False))
         live, name = call.live_requests().cpu(), f"out of launch {number}"
         pairs.append(Pair("repeats", name, first[0].cpu(), again[0].cpu(), live, "", "request"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from harness.core.cases import Case
 from harness.core.move_params import CONNECTORS, MoveParams
 from harness.core.registry import nearest
-from harness.engine.moves.handoff import Handoff
 from harness.engine.moves import host as host
+from harness.engine.moves.handoff import Handoff
 from harness.judge.run_records import Moved, Run
 from harness.judge.target import Target
 from harness.memory.moves.checks import Landed

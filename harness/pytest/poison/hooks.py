@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.pytest.poison.settings import Settings, read
+from harness.core.errors import HarnessError
+from harness.pytest.poison.settings import OFF, Settings, read
 
 if TYPE_CHECKING:
     from harness.pytest.poison.process.judging import Judge
@@ -38,13 +39,15 @@ class PoisonHooks:
         return f"poison: {', '.join(self.settings.patterns)} in {', '.join(sorted(self.settings.sites))}{diff}"
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            _why_ok(item)
         if self._judge is not None:
             self._judge.note_collected({str(item.path) for item in session.items})
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a test under each poison, and report it once."""
-        if self._judge is None or not isinstance(item, pytest.Function):
+        if self._judge is None or not isinstance(item, pytest.Function) or _why_ok(item):
             return None  # Doctests and items of other plug-ins cannot run twice.
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._judge.run(item, nextitem):
@@ -60,6 +63,8 @@ class PoisonHooks:
         report = yield
         if self._judge is not None:
             self._judge.judge(report, call)
+            if call.when == "call" and _why_ok(item):
+                report.__dict__["poison"] = {"excepted": 1}
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -87,6 +92,8 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
         f"{sums['compared']} comparisons looked at ({sums['elements']} elements), "
         f"{sums['found']} found on unwritten memory"
     ]
+    if sums["excepted"]:
+        lines.append(f"{sums['excepted']} ran without poison: marked poison_ok")
     if sums["failed_anyway"]:
         lines.append(f"{sums['failed_anyway']} failed without poison too")
     if sums["lost"]:
@@ -100,6 +107,17 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
     return lines
 
 
+def _why_ok(item: pytest.Item) -> str:
+    """The reason of a test's mark `poison_ok`, or empty. Raises UsageError for a mark without a reason."""
+    mark = item.get_closest_marker("poison_ok")
+    if mark is None:
+        return ""
+    reason = " ".join(map(str, (*mark.args, *mark.kwargs.values()))).strip()
+    if not reason:
+        raise pytest.UsageError(f"{item.nodeid}: say why: @pytest.mark.poison_ok('reason')")
+    return reason
+
+
 def is_controller(options: Any) -> bool:
     """Whether this process only controls workers of xdist."""
     wants_workers = getattr(options, "numprocesses", None) or getattr(options, "tx", None)
@@ -107,7 +125,12 @@ def is_controller(options: Any) -> bool:
 
 
 def register(config: pytest.Config, options: Any) -> None:
-    """Register the hooks that `options` ask for. Raises InputError for unknown words."""
-    settings = read(options.poison, options.poison_sites, options.poison_diff)
-    if settings is not None:
-        config.pluginmanager.register(PoisonHooks(settings, config, is_controller(options)), "mla-harness-poison")
+    """Register the hooks that `options` ask for. Raises UsageError for unknown words."""
+    given = {name: getattr(options, name) or config.getini(name) for name in ("poison", "poison_sites", "poison_diff")}
+    is_diff = bool(given["poison_diff"]) and options.poison != OFF
+    try:
+        settings = read(given["poison"] or None, given["poison_sites"] or None, is_diff, config.getini("poison_allow"))
+        if settings is not None:
+            config.pluginmanager.register(PoisonHooks(settings, config, is_controller(options)), "mla-harness-poison")
+    except HarnessError as error:
+        raise pytest.UsageError(str(error)) from None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness.core.errors import InputError
 from harness.core.registry import nearest
 
+OFF = "off"
 PATTERNS = ("nan", "max", "inf", "random", "zeros")
 SITES = {
     "code": "what the code under test allocates",
@@ -27,18 +29,28 @@ class Settings:
     patterns: tuple[str, ...]
     sites: frozenset[str]
     is_diff: bool
+    allowed: tuple[str, ...] = ()
+    """Lines that may leave memory unwritten, as patterns of `path` or `path:function`."""
+
+    def allows(self, line: str) -> bool:
+        """Whether the allow-list has a line (`path:number in function`)."""
+        path, _, rest = line.partition(":")
+        names = (path, f"{path}:{rest.rpartition(' ')[2]}")
+        return any(fnmatchcase(name, f"*{pattern}") for pattern in self.allowed for name in names)
 
 
-def read(poison: str | None, sites: str | None, is_diff: bool) -> Settings | None:
-    """The settings of the three options, or None without an option. Raises InputError for an unknown word."""
-    if poison is None and not is_diff:
-        if sites is not None:
+def read(poison: str | None, sites: str | None, is_diff: bool, allowed: Sequence[str] = ()) -> Settings | None:
+    """The settings of the options, or None without one, or with `off`. Raises InputError for an unknown word."""
+    if poison == OFF or (poison is None and not is_diff):
+        if sites is not None and poison is None:
             raise InputError("--poison-sites: needs --poison; for example --poison nan --poison-sites code")
         return None
     patterns = _words("--poison", poison or "nan", PATTERNS)
     if is_diff and len(patterns) == 1:
         patterns = (*patterns, "max" if patterns != ("max",) else "nan")
-    return Settings(patterns, frozenset(_words("--poison-sites", sites or ",".join(SITES), tuple(SITES))), is_diff)
+    words = tuple(word for line in allowed if (word := line.partition("#")[0].strip()))
+    places = frozenset(_words("--poison-sites", sites or ",".join(SITES), tuple(SITES)))
+    return Settings(patterns, places, is_diff, words)
 
 
 def _words(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-
 from harness.core.errors import InputError
+from harness.core.extras import pandas as pd
 from harness.core.registry import nearest
 from harness.store.history.database import REBUILD, opened, query
 from harness.store.history.entry import CAUGHT, MISSED, Entry, FaultEntry, RunEntry, entry_of

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import pandas as pd
-
 from harness.core.errors import InputError
+from harness.core.extras import pandas as pd
 
 DEFAULT_HISTORY = Path("reports") / "history.sqlite"
 LOCK_SECONDS = 5.0

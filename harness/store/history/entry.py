@@ -12,11 +12,14 @@ from typing import Any
 from harness.core.cases import Job
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult
 from harness.store.history.database import transaction
+from harness.store.mutants import score
 from harness.store.run_folder import RunStore
 from harness.store.source import Source
 
 MAX_NOTE = 400
 """Characters kept of a reason; the run directory has all of it."""
+MUTANTS = "mutants"
+"""The name of the case with the kill rate of a selftest of mutants."""
 CAUGHT, MISSED = "caught", "missed"
 """The verdicts of a fault."""
 # A run that is written again keeps its number. Its results and faults are deleted with the row that is replaced.
@@ -136,7 +139,7 @@ def entry_of(store: RunStore) -> RunEntry:
         variant=_digest(plan.options, plan.environment),
         folder=str(store.path.resolve()),
         num_planned=len(plan.jobs),
-        cases=tuple(_case(job, finished[job.key], blames.get(job.key)) for job in jobs),
+        cases=(*(_case(job, finished[job.key], blames.get(job.key)) for job in jobs), *_score(store)),
         faults=tuple(_fault(fault) for fault in store.faults()),
     )
 
@@ -154,6 +157,17 @@ def _case(job: Job, result: CaseResult, blame: Blame | None) -> CaseEntry:
         oracles=tuple(dict.fromkeys(finding.oracle for finding in result.findings)),
         blamed=blame.sites if blame else (),
         accuracies=_accuracies(result.accuracy),
+    )
+
+
+def _score(store: RunStore) -> tuple[CaseEntry, ...]:
+    """The kill rate of the mutants as the accuracy of a case of its own; empty for a run without mutants."""
+    if not (results := store.mutants()):
+        return ()
+    found = score(results)
+    seed = int(store.plan.options.get("seed") or 0)
+    return (
+        CaseEntry(MUTANTS, MUTANTS, "pass", store.plan.seconds, seed, "cpu", found.statement, (), (), (found.rate,)),
     )
 
 

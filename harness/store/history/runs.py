@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-import pandas as pd
-
 from harness.core.errors import InputError
+from harness.core.extras import pandas as pd
 from harness.core.records import Verdict
 from harness.store.history.database import query
 from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry

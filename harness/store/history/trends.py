@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from harness.core.errors import HarnessError
+from harness.core.extras import pandas as pd
 from harness.store.history.database import opened, query
 from harness.store.history.runs import RunPoint, cases_of, earlier, faults_of, number_of, points, read_run
 

@@ -29,8 +29,8 @@ from harness.engines.vllm.faults import PATCHES, patch_for
 from harness.engines.vllm.fits.calls import Call, calls_of, declared, mismatches, parameters
 from harness.engines.vllm.fits.release import Release
 from harness.engines.vllm.objects import RELIED, Relied
+from harness.engines.vllm.options import NAMED_IN, llm_options
 from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.target import NAMED_IN, llm_options
 
 FOLDER = Path(__file__).parents[1]
 OUR_TEXT = Release([FOLDER.parents[2]])

@@ -50,7 +50,7 @@ def answer(request: HostRequest) -> Reply:
     except ModuleNotFoundError as error:
         # A missing module of vLLM itself means that this release has other code than the harness calls.
         if error.name and error.name.partition(".")[0] != "vllm":
-            return Reply(refused=f"vLLM's Python needs {error.name} (pip install mla-harness[vllm-host])")
+            return Reply(refused=f"vLLM's Python needs {error.name} (pip install '.[vllm-host]')")
         return reply_to_error(error)
     except Exception as error:
         return reply_to_error(error)

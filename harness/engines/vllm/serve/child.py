@@ -15,6 +15,10 @@ RANKS_SECONDS = 30.0
 """The time limit for the workers' states after the questions, or after a failure."""
 
 
+REFUSED = "refused"
+"""The only key of the result if vLLM refuses the options. The value is its message."""
+
+
 class ServeRequest(Record):
     """A model to serve with `options` of `vllm.LLM`, the questions, and the folder for the answers."""
 
@@ -39,7 +43,11 @@ def serve(request: ServeRequest) -> dict[str, Any]:
     activate()
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(request.task, Path(scratch), limit=request.limit)
-        backend = VllmBackend(request.model, concurrency=request.concurrency, **request.options)
+        try:
+            backend = VllmBackend(request.model, concurrency=request.concurrency, **request.options)
+        except (NotImplementedError, ValueError) as error:
+            # vLLM checks its options with these. Whatever else goes wrong at the start is a crash.
+            return {REFUSED: " ".join(str(error).split())}
         try:
             folder = Path(request.directory)
             run_epochs(backend, task, folder, num_epochs=request.epochs, max_tokens=request.max_tokens, resume=True)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from harness.engines.patches import replace
 from harness.engines.vllm.objects import (
     ATTENTION_MODULE,
     AttentionMetadata,
@@ -41,7 +42,7 @@ def install(poison: ServePoison) -> str:
     """Install the hook that fits this release. Returns the path of the patched function or class."""
     module: Any = importlib.import_module(ATTENTION_MODULE)
     if hasattr(module, "init_mla_context_partial"):
-        module.init_mla_context_partial = with_marked_rows(module.init_mla_context_partial, poison)
+        replace(module, "init_mla_context_partial", with_marked_rows(module.init_mla_context_partial, poison))
         return path_of(InitContextPartial)
     owner = module.MLACommonImpl
     wrap = with_masked_rows if hasattr(module, "mask_empty_context") else with_counted_rows

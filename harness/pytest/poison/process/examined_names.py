@@ -85,6 +85,8 @@ class _Names:
                 yield from self._values(node.value)
         elif isinstance(node, ast.Subscript | ast.Lambda | ast.Constant):
             return
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
+            return  # A mask may leave padding out.
         elif isinstance(node, ast.Call):
             yield from self._values_of_call(node)
         elif not (isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)):

@@ -116,12 +116,30 @@ class Observation:
                 for number, tensor in enumerate(tensors):
                     if tensor is not None:
                         other = tensors[1 - number] if len(tensors) == 2 else None
-                        self._judge(f"argument {number + 1} of {name}", where, tensor, other)
+                        self.found += self._judge(f"argument {number + 1} of {name}", where, tensor, other)
             if self.keeps:
                 kept = tuple(self._keep(tensor) for tensor in tensors if tensor is not None)
                 self.asserted.append(Asserted(f"{name} at {short(where)}", kept))
 
-    def _judge(self, what: str, where: str, tensor: torch.Tensor, other: torch.Tensor | None) -> None:
+    def operands(self, name: str, frame: FrameType, sides: tuple[Any, ...]) -> list[PoisonFound] | None:
+        """What the operands of a comparison hold, if a file of tests makes it; None for other code."""
+        if self.poison.call_sites.owner_of(frame.f_code.co_filename) != "tests":
+            return None
+        self.saw(frame)
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        with looking(self.poison):
+            tensors = [readable(side) if isinstance(side, torch.Tensor) else None for side in sides]
+            self.counts.compared += 1
+            self.counts.elements += sum(tensor.numel() for tensor in tensors if tensor is not None)
+            if self.poison.pattern != "nan":
+                return []
+            found: list[PoisonFound] = []
+            for number, (tensor, other) in enumerate(zip(tensors, reversed(tensors), strict=True), start=1):
+                if tensor is not None:
+                    found += self._judge(f"side {number} of {name}", where, tensor, other)
+            return found
+
+    def _judge(self, what: str, where: str, tensor: torch.Tensor, other: torch.Tensor | None) -> Iterator[PoisonFound]:
         marks = find(tensor)
         if not marks:
             return
@@ -132,7 +150,7 @@ class Observation:
             owner, origins = self.origins_of(mark)
             kept = mark if owner != "tests" else differing.get(mark.bits)
             if kept is not None:
-                self.found.append(described(kept, tensor, what, where, owner, origins))
+                yield described(kept, tensor, what, where, owner, origins)
 
     def origins_of(self, mark: Marked) -> tuple[Owner | None, tuple[tuple[Line, ...], ...]]:
         """The owner of a mark's memory, and the stacks of its possible allocations (several for a 6-bit mark)."""

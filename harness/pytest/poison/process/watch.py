@@ -14,11 +14,12 @@ import torch
 
 from harness.core.errors import HarnessError
 from harness.memory.poison.allocations import SITE, DispatcherPoison
-from harness.memory.poison.marks import CallSite, CallSites
+from harness.memory.poison.marks import CallSite, CallSites, describe
 from harness.memory.poison.patterns import Poison
 from harness.pytest.poison.process.assertions import Interception
-from harness.pytest.poison.process.observation import Observation, looking
+from harness.pytest.poison.process.observation import Observation, PoisonFound, looking
 from harness.pytest.poison.settings import Settings, TestFiles
+from mla_harness_loader import own_names
 
 
 def _folder(module: Any) -> str:
@@ -40,13 +41,13 @@ class Watch:
         passed_over = [_folder(module) for module in (torch, numpy, harness.memory.poison, harness.pytest.poison)]
         pytest_itself = [_folder(module) for module in (_pytest, pluggy)]
         self.poison = DispatcherPoison(CallSites(self.test_files, passed_over, pytest_itself))
-        self.poison.wanted = lambda site: site.owner in settings.sites
+        self.poison.wanted = lambda site: site.owner in settings.sites and not settings.allows(describe(site.line))
         self.poison.on_fill = self._on_fill
         self.observation: Observation | None = None
         self.not_swept = ""
         self.lost_in = ""
         """The test that left CUDA unusable for the rest of this process."""
-        self._assertions = Interception(self._on_assertion)
+        self._assertions = Interception(self._on_assertion, self._on_operator, self._on_reading)
 
     def start(self) -> None:
         """Wrap torch's allocations and the comparing functions."""
@@ -59,12 +60,15 @@ class Watch:
         self.poison.remove()
 
     @contextlib.contextmanager
-    def observing(self, test: Any, pattern: str) -> Iterator[Observation]:
-        """Poison this block, which runs a test and its fixtures, with `pattern`."""
+    def observing(self, test: Any, pattern: str | None) -> Iterator[Observation]:
+        """Poison this block, which runs a test and its fixtures, with `pattern`; None fills nothing."""
         observation = Observation(self.poison, code_of(test), self.settings.is_diff)
         observation.filled_before = self.poison.filled
         self.observation = observation
         try:
+            if pattern is None:
+                yield observation
+                return
             with self.poison.filling(pattern):
                 self._sweep(pattern)
                 yield observation
@@ -81,6 +85,15 @@ class Watch:
         if self.observation is not None and not self.poison.is_paused:
             self.observation.compared(name, frame, sides)
 
+    def _on_operator(self, name: str, frame: FrameType, sides: tuple[Any, ...]) -> list[PoisonFound] | None:
+        if self.observation is None or self.poison.is_paused:
+            return None
+        return self.observation.operands(name, frame, sides)
+
+    def _on_reading(self, found: list[PoisonFound]) -> None:
+        if self.observation is not None and not self.poison.is_paused:
+            self.observation.found += found
+
     def _sweep(self, pattern: str) -> None:
         """Fill free CUDA memory, if the program has initialized CUDA."""
         if "free" not in self.settings.sites or self.not_swept:
@@ -88,7 +101,8 @@ class Watch:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
         try:
-            from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
+            with own_names():  # The project under test may have a `harness` of its own.
+                from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
 
             word = fill_word(Poison(pattern, frozenset({SITE})), SITE)
             for index in range(torch.cuda.device_count()):

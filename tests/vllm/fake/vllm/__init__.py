@@ -26,6 +26,8 @@ class LLM:
         print("vLLM's own log line", flush=True)
         if os.environ.get("FAKE_VLLM") == "raise":
             raise RuntimeError("Engine core initialization failed")
+        if os.environ.get("FAKE_VLLM") == "refuse":
+            raise ValueError("this backend takes\n no graphs")
         if os.environ.get("FAKE_VLLM") == "die":
             os.abort()
         rows = [json.loads(line) for line in _DATA.read_text(encoding="utf-8").splitlines()]

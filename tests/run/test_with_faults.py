@@ -1,4 +1,4 @@
-"""A scenario named as a whole shows its accuracy with its fault as well; nothing else does."""
+"""`run --with-faults`: the faults that scenarios declare, beside their clean cases."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case, Job
+from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.perform import judge_fault
 from harness.run.environment import Environment
 from harness.run.planning import Planner, Wanted
-from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.load import load_scenarios
 from harness.scenario.schema import FaultUse
 from harness.scenario.selection import select
 from harness.store.run_folder import Control, RunStore
@@ -28,40 +29,37 @@ class NoGpu:
 
 def controls(*selectors: str, **options: object) -> list[str]:
     planner = Planner(Wanted(selectors=selectors, **options), NoGpu())  # type: ignore[arg-type]
-    return [job.key for _, job in planner.faults_of_accuracy(planner.jobs())]
+    return [job.key for _, job in planner.faults_in(planner.jobs())]
 
 
 def _job(case: Case, fault: str | None) -> Job:
     return Job(key=f"{case.id}!{fault}" if fault else case.id, case=case, fault=fault)
 
 
-def test_a_named_scenario_brings_its_accuracy_with_the_fault() -> None:
-    expected = [f"{NAME}[accuracy=gsm_symbolic]!kv.skip-zero-new-blocks"]
-    assert controls(NAME) == expected
-    assert controls("43961") == expected
+def test_a_scenario_brings_its_faults_into_its_own_cases() -> None:
+    found = controls(NAME)
+    assert f"{NAME}[accuracy=gsm_symbolic]!kv.skip-zero-new-blocks" in found
+    assert set(found) < set(controls("43961")) and {key.partition("[")[0] for key in found} == {NAME}
+
+
+def test_a_run_of_one_case_has_the_faults_of_this_case_alone() -> None:
+    case = f"{NAME}[accuracy=gsm_symbolic]"
+    assert controls(case) == [f"{case}!kv.skip-zero-new-blocks"]
 
 
 @pytest.mark.parametrize(
-    ("selectors", "options"),
+    ("selectors", "options", "says"),
     [
-        ((), {}),
-        ((f"{NAME}[accuracy=gsm_symbolic]",), {}),
-        ((NAME,), {"fault": "kv.skip-zero-new-blocks"}),
-        ((NAME,), {"tags": ("engine",)}),
+        ((NAME,), {"fault": "kv.skip-zero-new-blocks"}, "leave out --fault"),
+        (("merge-kernel",), {"kernels": ("triton",)}, "--kernel and --plugin"),
+        (("kernel-matrix-merge",), {}, "declares a fault for the selected cases"),
     ],
 )
-def test_a_run_of_everything_of_one_case_or_under_a_fault_does_not(
-    selectors: tuple[str, ...], options: dict[str, object]
+def test_where_there_is_nothing_to_inject_the_option_is_refused(
+    selectors: tuple[str, ...], options: dict[str, object], says: str
 ) -> None:
-    assert controls(*selectors, **options) == []
-
-
-def test_a_tag_of_the_user_makes_no_case_a_measurement_of_accuracy(tmp_path: Path) -> None:
-    text = (shipped_directory() / f"{NAME}.yaml").read_text(encoding="utf-8")
-    assert "\ntags: [" in text
-    (tmp_path / f"{NAME}.yaml").write_text(text.replace("\ntags: [", "\ntags: [accuracy, "), encoding="utf-8")
-    expected = [f"{NAME}[accuracy=gsm_symbolic]!kv.skip-zero-new-blocks"]
-    assert controls(NAME, scenarios=tmp_path) == expected
+    with pytest.raises(InputError, match=says):
+        controls(*selectors, **options)
 
 
 def test_a_control_is_done_once_across_resumed_stretches_and_apart_from_the_cases(tmp_path: Path) -> None:

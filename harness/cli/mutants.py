@@ -1,0 +1,63 @@
+"""`mla-harness selftest --mutants N`: change the engine and its kernels in N small ways, and see which cases notice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from harness.cli import making_runs, options
+from harness.cli.output import console, print_json
+from harness.core.errors import InputError
+from harness.core.mutants import MutantResult, SurveyedCase, Trials
+from harness.report.terminal import print_mutants
+from harness.run.child import ONE_THREAD, Child
+from harness.run.environment import num_usable_cores
+from harness.run.planning import Planner, Wanted
+from harness.run.pool import Pool
+from harness.scenario.selection import select
+from harness.store.mutants import score
+from harness.store.run_folder import RunStore
+from harness.store.summary import summarise
+
+SYSTEMS = ("kernel", "engine")
+MODULE, NAME = "harness.judge.mutants.trials", "the trials of mutants"
+
+
+def try_mutants(
+    wanted: Wanted, pool: Pool, count: int, *, out: Path, workers: int | None, as_json: bool, history: Path | None
+) -> int:
+    """Try `count` mutants drawn from the seed on the selected cases. Returns the exit code: 0, or 3 without a score."""
+    wanted = replace(wanted, device="cpu")
+    planner = Planner(wanted, pool)
+    cases = select(planner.scenarios(), wanted.selectors, tags=wanted.tags, seed=0)
+    jobs = [job for job in planner.jobs_of(cases) if job.case.system in SYSTEMS and job.device == "cpu"]
+    if not jobs:
+        raise InputError("--mutants: changes the reference engine and the built-in kernels; select cases that run them")
+    store = RunStore.create(
+        out, (), command=options.command_line(), options=wanted.reproduction() | {"mutants": count}, is_selftest=True
+    )
+    store.note_source(making_runs.source_under_test())
+    workers, screen = workers or min(num_usable_cores(), 4), console(as_json)
+    unused: list[SurveyedCase] = []
+
+    def work() -> None:
+        request = Trials(jobs=tuple(jobs), count=count, seed=wanted.seed, workers=workers)
+        live = screen.status(f"looking at {len(jobs)} cases")
+        with live as status, Child(MODULE, name=NAME, environ=ONE_THREAD) as child:
+            child.send(request)
+            while (reply := child.answer()).result is None:
+                found = reply.progress or {}
+                unused.extend(SurveyedCase.model_validate(case) for case in found.get("unused", ()))
+                if "mutant" in found:
+                    store.add_mutant(MutantResult.model_validate(found["mutant"]))
+                    status.update(score(store.mutants()).statement)
+
+    def tell() -> int:
+        results = store.mutants()
+        print_mutants(screen, results, unused)
+        screen.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
+        if as_json:
+            print_json(summarise(store.plan, [], [], results))
+        return 0 if results else 3
+
+    return making_runs.perform(store, work, stop=lambda: None, tell=tell, history=history)

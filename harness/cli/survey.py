@@ -1,0 +1,84 @@
+"""`mla-harness survey ENGINE`: options that users switch on, in pairs and threes; which of them lose answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli import making_runs, options
+from harness.cli.output import console, print_json
+from harness.core.catalog import ENGINES
+from harness.core.errors import InputError
+from harness.core.files import write_atomic
+from harness.core.records import OptionSet
+from harness.core.registry import nearest
+from harness.diagnose.options import smallest_sets
+from harness.diagnose.perform import carry_out
+from harness.report.survey import csv_text, sets_table, to_object
+from harness.report.terminal import LiveProgress, print_run
+from harness.run.planning import Planner, Wanted
+from harness.run.pool import Pool
+from harness.store.run_folder import DEFAULT_RUNS, RunStore
+
+CSV = "survey.csv"
+"""Each combination with its verdict and the options that explain it, in the run folder."""
+
+
+def survey(
+    context: typer.Context,
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="An engine with a scenario ENGINE-survey.")] = "vllm",
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for the smallest sets of options."),
+    ] = 600.0,
+    out: options.Out = None,
+    resume: options.Resume = None,
+    workers: options.Workers = None,
+    per_gpu: options.PerGpu = 1,
+    scenarios: options.Scenarios = None,
+    history: options.History = None,
+    json: options.Json = False,
+) -> None:
+    """Try options of an engine together, as released, and find which lose answers."""
+    if engine not in ENGINES:
+        raise InputError(f"survey {engine}: unknown engine; {nearest(engine, ENGINES.names())}")
+    wanted = Wanted((f"{engine}-survey",), ("nightly",), "auto", (), (), None, 0, 600.0, scenarios)
+    kept, screen, store = making_runs.history_file(history), console(json), None
+    if resume is not None:
+        making_runs.refuse_new_plan(context)
+        store = making_runs.reopened(resume, out, "run")
+    found: list[OptionSet] = []
+    with making_runs.pool_for(making_runs.LOCAL, None, workers, per_gpu) as pool:
+        store = store or _planned(wanted, pool, out or DEFAULT_RUNS)
+
+        def work() -> None:
+            with LiveProgress(screen, len(store.unfinished(is_exhaustive=True))) as live:
+                carry_out(store, pool, live)
+            with screen.status("looking for the smallest sets of options"):
+                found.extend(_sets(store, pool, seconds))
+
+        def tell() -> int:
+            print_run(screen, store)
+            screen.print(sets_table(store.results(), found))
+            write_atomic(store.path / CSV, csv_text(store, found))
+            if json:
+                print_json([to_object(one) for one in found])
+            return 1 if found else 0
+
+        code = making_runs.perform(store, work, stop=pool.close, tell=tell, history=kept)
+    raise typer.Exit(code)
+
+
+def _planned(wanted: Wanted, pool: Pool, root: Path) -> RunStore:
+    jobs = Planner(wanted, pool).jobs()
+    return RunStore.create(root, jobs, command=options.command_line(), options=wanted.reproduction())
+
+
+def _sets(store: RunStore, pool: Pool, seconds: float) -> list[OptionSet]:
+    """The sets of options that explain the failures. The first planned combination has the plain values."""
+    jobs = store.jobs_by_key()
+    failures = [(store.placed(jobs[result.key]), result) for result in store.results() if result.has_failed]
+    plain = next(iter(jobs.values())).case.params
+    return smallest_sets(pool, failures, plain, seconds=seconds)

@@ -1,0 +1,70 @@
+"""Packages of the extras: imported at their first use. A missing one is one line that names the extra to install."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from harness.core.errors import InputError
+
+__all__ = ["httpx", "lazily", "pandas", "require", "safetensors", "stats", "tokenizers", "why_not"]
+
+PACKAGES = {
+    "lm_eval": ("lm-eval", "accuracy"),
+    "scipy": ("scipy", "accuracy"),
+    "httpx": ("httpx", "accuracy"),
+    "safetensors": ("safetensors", "accuracy"),
+    "tokenizers": ("tokenizers", "accuracy"),
+    "pandas": ("pandas", "reports"),
+    "ray": ("ray", "ray"),
+}
+"""Name for import -> name for pip, and the extra of this package that brings it."""
+
+
+ACCURACY = tuple(name for name, (_, extra) in PACKAGES.items() if extra == "accuracy")
+
+
+class MissingPackage(InputError):
+    """What was asked for needs a package of an extra."""
+
+
+class _Lazy(ModuleType):
+    """Stands for a module that is imported when one of its attributes is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        require([self.__name__.partition(".")[0]])
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def lazily(module: str) -> Any:
+    """A stand-in for `module`. Each use of it raises MissingPackage if its package is not installed."""
+    return _Lazy(module)
+
+
+if TYPE_CHECKING:
+    import httpx
+    import pandas
+    import safetensors.torch as safetensors
+    import scipy.stats as stats
+    import tokenizers
+else:
+    httpx, pandas, tokenizers = map(lazily, ("httpx", "pandas", "tokenizers"))
+    safetensors, stats = lazily("safetensors.torch"), lazily("scipy.stats")
+
+
+def why_not(packages: Iterable[str]) -> str:
+    """Which of `packages` (keys of PACKAGES) are not installed, and what brings them; empty if all are there."""
+    missing = [PACKAGES[name] for name in packages if importlib.util.find_spec(name) is None]
+    if not missing:
+        return ""
+    extras = ",".join(sorted({extra for _, extra in missing}))
+    return f"{', '.join(name for name, _ in missing)} not installed: pip install '.[{extras}]'"
+
+
+def require(packages: Iterable[str]) -> None:
+    """Raise MissingPackage unless all of `packages` are installed."""
+    if reason := why_not(packages):
+        raise MissingPackage(reason)

@@ -1,0 +1,116 @@
+"""A case's options of `vllm.LLM` and its environment, and the `vllm serve` command with the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from harness.core.cases import Case
+from harness.core.files import FIXTURES
+from harness.engines.vllm.params import VllmParams
+from harness.engines.vllm.ranks import rank_environ, rank_options
+from harness.engines.vllm.serve.settings import (
+    FAULT_VARIABLE,
+    FIRST_NAN_VARIABLE,
+    ROUTING_VARIABLE,
+    STRATEGY,
+    VARIABLE,
+    ServePoison,
+)
+
+
+def canary(params: VllmParams) -> Path:
+    """The folder of the checkpoint that a case serves."""
+    return FIXTURES / f"canary-{params.canary}"
+
+
+NAMED_IN = {
+    "attention_backend": "vllm.v1.attention.backends.registry:AttentionBackendEnum",
+    "compilation_config.cudagraph_mode": "vllm.config.compilation:CUDAGraphMode",
+    "kv_cache_dtype": "vllm.config.cache:CacheDType",
+    "moe_backend": "vllm.config.kernel:MoEBackend",
+    "quantization": "vllm.model_executor.layers.quantization:QuantizationMethods",
+}
+"""Where vLLM lists the values of options of `llm_options`, for `harness.engines.vllm.fits`."""
+
+
+def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
+    """Arguments of `vllm.LLM`. All memory sizes are fixed, so that several processes can share a GPU."""
+    options: dict[str, Any] = {
+        "max_model_len": 1024,
+        "max_num_batched_tokens": params.max_batched_tokens,
+        "num_gpu_blocks_override": params.num_blocks,
+        "kv_cache_memory_bytes": params.kv_megabytes << 20,
+        "gpu_memory_utilization": 0.08,
+        "kv_cache_dtype": "auto" if params.kv == "bf16" else "fp8",
+        "enable_prefix_caching": params.prefix_caching,
+        "quantization": None if params.quantization == "none" else params.quantization,
+        "attention_backend": params.backend,
+        "trust_remote_code": True,
+        "seed": 0,
+    }
+    options |= rank_options(params.tensor_parallel)
+    if params.canary == "moe" and params.moe_backend != "default":
+        # The default differs between releases, and some defaults compile kernels at the first start.
+        options["moe_backend"] = params.moe_backend
+    given = {"async_scheduling": params.async_scheduling, "enable_expert_parallel": params.expert_parallel}
+    options |= {name: True for name, is_on in given.items() if is_on}
+    if params.speculative == "ngram":
+        options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    if graph == "none":
+        return {**options, "enforce_eager": True}
+    if graph == "default":
+        return options
+    compilation: dict[str, Any] = {"mode": 0, "cudagraph_mode": graph.upper()}
+    if "piecewise" in graph:
+        # vLLM splits the model in its compiler only. The pieces need not be compiled.
+        compilation |= {"mode": 3, "backend": "eager"}
+    return {**options, "compilation_config": {**compilation, "cudagraph_capture_sizes": list(params.capture_sizes)}}
+
+
+def environ(
+    params: VllmParams,
+    poison: ServePoison | None,
+    fault: str | None = None,
+    gpus: tuple[int, ...] = (),
+    first_nan: Path | None = None,
+) -> dict[str, str]:
+    """The environment of a serving process and its workers: settings of vLLM and of the plug-in."""
+    ours = {
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if params.runner == "v2" else "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        VARIABLE: poison.text() if poison else "",
+        FAULT_VARIABLE: fault or "",
+    }
+    if params.routing == "simulated":
+        ours[ROUTING_VARIABLE] = STRATEGY
+    if first_nan is not None:
+        ours[FIRST_NAN_VARIABLE] = str(first_nan)
+    return {**ours, **rank_environ(params.tensor_parallel, gpus, os.environ)}
+
+
+def serve_command(case: Case) -> str:
+    """`VARIABLE=… vllm serve CHECKPOINT --option value …` with the options that the case hands to `vllm.LLM`."""
+    params = case.params_as(VllmParams)
+    options = llm_options(params, params.graph) | {"max_num_seqs": params.max_num_seqs}
+    runner = f"VLLM_USE_V2_MODEL_RUNNER={int(params.runner == 'v2')}"
+    words = ["vllm", "serve", str(canary(params))]
+    for name, value in options.items():
+        words += _option(name, value)
+    return f"{runner} {shlex.join(words)}"
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag.removeprefix('--')}"]
+    return [flag, json.dumps(value) if isinstance(value, dict | list) else str(value)]

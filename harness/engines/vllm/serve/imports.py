@@ -1,0 +1,53 @@
+"""What a serving process imports. A fork server imports this module once.
+
+A CUDA context does not survive a fork. So a module that touches CUDA while it is imported is left to the forks: the
+import ends with `TouchesCuda`, which Python undoes for this module and for those that were importing it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import torch
+
+
+class TouchesCuda(BaseException):
+    """A module would initialize CUDA. No `except Exception` of an import may swallow it."""
+
+
+MODULES = (
+    "lm_eval.api.task",
+    "harness.accuracy.epochs",
+    "harness.accuracy.tasks",
+    "harness.engines.vllm.backend",
+    "harness.engines.vllm.serve.hooks",
+    "harness.engines.vllm.serve.worker_state",
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.gpu.model_runner",
+    "vllm.v1.worker.gpu_model_runner",
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.attention.backends.mla.flashattn_mla",
+    "vllm.v1.attention.backends.mla.flashmla",
+    "vllm.v1.attention.backends.mla.triton_mla",
+    "vllm.model_executor.model_loader.default_loader",
+    "vllm.model_executor.models.deepseek_v2",
+    "vllm.model_executor.models.kimi_linear",
+)
+"""A release without one of them imports it later, under its own name."""
+
+
+def _refuse() -> None:
+    raise TouchesCuda("it touches CUDA")
+
+
+_initialize, torch.cuda._lazy_init = torch.cuda._lazy_init, _refuse
+for _module in MODULES:
+    try:
+        importlib.import_module(_module)
+    except (ImportError, TouchesCuda) as _error:
+        print(f"mla-harness: {_module} is left to the forks: {_error}", file=sys.stderr)
+torch.cuda._lazy_init = _initialize

@@ -1,0 +1,80 @@
+"""A survey of an engine's options: which sets lose answers, what the engine refuses, and a row for each combination."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from harness.core.cases import Case
+from harness.core.catalog import ENGINES
+from harness.core.records import CaseResult, OptionSet, Verdict
+from harness.core.registry import attribute_at
+from harness.report.table import cell
+from harness.report.wording import printable
+from harness.scenario.variant import shown
+from harness.store.run_folder import RunStore
+
+MOST = 300
+"""Characters of a finding or a refusal in the terminal."""
+
+
+def sets_table(results: Sequence[CaseResult], found: Sequence[OptionSet]) -> Table:
+    """The sets of options that fail, each with its command, and why others were skipped, such as the engine's refusals."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("combinations", "verdict", "options", "what was seen"):
+        made.add_column(title, overflow="fold")
+    for one in found:
+        seen = one.result.findings[0].message if one.result.findings else one.result.reason
+        made.add_row(str(len(one.keys)), one.result.verdict.value, words_of(one), printable(seen)[:MOST])
+        made.add_row("", "", "", command_of(one.case))
+    refusals = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
+    for reason, count in refusals.most_common():
+        made.add_row(str(count), "skipped", "", printable(reason)[:MOST])
+    return made
+
+
+def words_of(one: OptionSet) -> str:
+    """`backend=TRITON_MLA graph=default`: the options that fail together."""
+    text = " ".join(f"{name}={shown(value)}" for name, value in one.options.items()) or "plain options"
+    return text if one.is_smallest else f"{text} (perhaps fewer: the time was up)"
+
+
+def command_of(case: Case) -> str:
+    """The shell command that starts the engine with the options of `case`; empty if the engine has none."""
+    path = ENGINES.get(case.system).serve_command if case.system in ENGINES else ""
+    return str(attribute_at(path)(case)) if path else ""
+
+
+def to_object(one: OptionSet) -> dict[str, Any]:
+    """A set of options for programs."""
+    return {
+        "options": one.options,
+        "verdict": one.result.verdict.value,
+        "case": one.case.id,
+        "combinations": one.keys,
+        "trials": one.num_trials,
+        "is_smallest": one.is_smallest,
+        "command": command_of(one.case),
+    }
+
+
+def csv_text(store: RunStore, found: Sequence[OptionSet]) -> str:
+    """A row for each combination: its parameters, its verdict, and the options that explain a failure."""
+    sets, jobs, rows = {key: one for one in found for key in one.keys}, store.jobs_by_key(), []
+    for result in store.results():
+        case, one = jobs[result.key].case, sets.get(result.key)
+        row: dict[str, object] = {name: shown(value) for name, value in case.params.model_dump(mode="json").items()}
+        row |= {"verdict": result.verdict.value, "reason": result.reason, "seconds": result.seconds}
+        row |= {"fails_with": words_of(one) if one else "", "command": command_of(case)}
+        rows.append({name: cell(value) for name, value in row.items()})
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,183 @@
+"""Children that begin as a fork of a process which imported an engine once.
+
+`python -m harness.run.fork_server MODULE...` imports the modules and forks for each request. It must not touch CUDA,
+because a CUDA context does not survive a fork, and it runs nothing else, so no thread of its own is lost in a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from harness.core.errors import HarnessError
+from harness.core.params import Record
+from harness.run.child import TICK_SECONDS, Child
+from harness.run.protocol import Parent, Reply, run_child
+
+
+class ForkRequest(Record):
+    """A module to run as a child in a fork. The descriptors are open in the process `owner`."""
+
+    module: str
+    arguments: tuple[str, ...]
+    environ: dict[str, str]
+    owner: int
+    requests: int
+    replies: int
+    log: int
+
+
+class ForkedProcess:
+    """A fork, with the part of `subprocess.Popen` that `Child` uses. Only the server can wait for it."""
+
+    def __init__(self, server: ForkServer, pid: int, stdin: int) -> None:
+        self.pid = pid
+        self.stdin = os.fdopen(stdin, "wb")
+        self._server = server
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while the fork runs."""
+        if self._code is None:
+            self._code = self._server.code()
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        end = time.monotonic() + (math.inf if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0.0)
+            time.sleep(TICK_SECONDS / 10)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the fork. Raises ProcessLookupError if it is gone."""
+        os.kill(self.pid, number)
+
+
+class ForkServer:
+    """A server for the forks of this process, one at a time. It dies with this process."""
+
+    def __init__(self, imports: Sequence[str], *, name: str, environ: Mapping[str, str], seconds: float) -> None:
+        """Start the server and wait until it has imported the modules. `name` is for sentences.
+
+        Raises HarnessError if an import fails, touches CUDA, or takes longer than `seconds`.
+        """
+        self._is_closed = False
+        self._child = Child(__name__, *imports, name=name, environ=environ, seconds=seconds)
+        try:
+            self._child.answer()
+        except HarnessError:
+            self._child.close()
+            raise
+
+    def start(self, module: str, *arguments: str, environ: Mapping[str, str], log: int, replies: int) -> ForkedProcess:
+        """Run `module` in a fork with this environment. `log` and `replies` are descriptors of this process.
+
+        Raises HarnessError if the server is dead.
+        """
+        reader, writer = os.pipe()
+        try:
+            request = ForkRequest(
+                module=module,
+                arguments=arguments,
+                environ=dict(environ),
+                owner=os.getpid(),
+                requests=reader,
+                replies=replies,
+                log=log,
+            )
+            self._child.send(request)
+            progress = self._child.answer().progress or {}
+        except BaseException:
+            os.close(writer)
+            raise
+        finally:
+            os.close(reader)
+        return ForkedProcess(self, progress["pid"], writer)
+
+    def code(self) -> int | None:
+        """The exit code of the fork, or None while it runs. A fork dies with its server."""
+        if self.is_dead():
+            return -signal.SIGKILL
+        self._child.read()
+        reply = self._child.take()
+        return int(reply.result["code"]) if reply is not None and reply.result is not None else None
+
+    def is_dead(self) -> bool:
+        """Whether the server was closed or died."""
+        return self._is_closed or self._child.ended()
+
+    def close(self) -> None:
+        """End the server and its fork."""
+        self._is_closed = True
+        self._child.close()
+
+
+def _serve(parent: Parent) -> None:
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise HarnessError("importing initialized CUDA, which does not survive a fork")
+    parent.reply(Reply(ready={}))
+    for request in parent.requests(ForkRequest):
+        files = [
+            os.open(f"/proc/{request.owner}/fd/{number}", flags)
+            for number, flags in (
+                (request.requests, os.O_RDONLY),
+                (request.log, os.O_WRONLY | os.O_APPEND),
+                (request.replies, os.O_WRONLY),
+            )
+        ]
+        pid = os.fork()
+        if pid == 0:
+            _become(parent, request, *files)
+        # Both do it, because either may be first.
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        for file in files:
+            os.close(file)
+        parent.reply(Reply(progress={"pid": pid}))
+        _, status = os.waitpid(pid, 0)
+        parent.reply(Reply(result={"code": os.waitstatus_to_exitcode(status)}))
+
+
+def _become(parent: Parent, request: ForkRequest, requests: int, log: int, replies: int) -> NoReturn:
+    """Turn a fork into the child that `Child` expects: its group, files, environment and arguments."""
+    server = os.getppid()
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    parent.close()
+    os.dup2(requests, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for file in (requests, log):
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(request.environ)
+    sys.argv = [request.module, str(server), str(replies), *request.arguments]
+    code = 0
+    try:
+        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    run_child(_serve)

@@ -1,0 +1,293 @@
+"""A hundred malformed files: scenarios, plug-ins, baselines, histories and run folders. Each is refused in one line.
+
+python tests/cli/malformed_files.py prints what the command line says about each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.cli.main import exit_code_of
+from harness.store.history.database import opened
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """One malformed thing: `write` makes it in a folder and returns the words of the command that reads it."""
+
+    kind: str
+    name: str
+    write: Callable[[Path], list[str]]
+
+
+def every() -> list[Malformed]:
+    """All of them."""
+    return [*_scenarios(), *_plugins(), *_baselines(), *_histories(), *_runs()]
+
+
+def answer(one: Malformed, folder: Path) -> tuple[int, list[str]]:
+    """The exit code, and the lines on standard error."""
+    words = one.write(folder)
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+        code = exit_code_of(words)
+    return code, errors.getvalue().splitlines()
+
+
+GOOD = """name: good
+summary: one case
+system: kernel
+op: quantize_fp8
+matrix: {kernel: [torch]}
+"""
+SCENARIOS: dict[str, str | bytes] = {
+    "empty": "",
+    "a list": "- a\n- b\n",
+    "a number": "7\n",
+    "a text": "hello\n",
+    "no YAML": "a: [1, 2\n",
+    "a tab": "\tname: x\n",
+    "no UTF-8": b"name: \xff\xfe\n",
+    "NUL": b"name: a\x00b\n",
+    "a tag of Python": "!!python/object/apply:os.system ['true']\n",
+    "two documents": GOOD + "---\n" + GOOD,
+    "a key twice": GOOD + "op: write_kv\n",
+    "a merge key": "<<: 7\n" + GOOD,
+    "an unknown anchor": "name: *gone\n",
+    "no name": GOOD.replace("name: good\n", ""),
+    "a name with a slash": GOOD.replace("good", "a/b"),
+    "a name with an escape": GOOD.replace("good", '"\\e[31mred"'),
+    "no op": GOOD.replace("op: quantize_fp8\n", ""),
+    "an unknown op": GOOD.replace("quantize_fp8", "quantise"),
+    "an unknown system": GOOD.replace("kernel\nop", "kernal\nop"),
+    "an unknown kernel": GOOD.replace("[torch]", "[torhc]"),
+    "an empty axis": GOOD.replace("[torch]", "[]"),
+    "an axis of maps": GOOD.replace("[torch]", "[[{}]]"),
+    "an unknown oracle": GOOD + "oracles: [fnite]\n",
+    "an unknown fault": GOOD + "faults: [{name: no.such, caught_by: finite}]\n",
+    "a value out of range": GOOD + "params: {num_tokens: -1}\n",
+    "a value of infinity": GOOD + "params: {num_tokens: .inf}\n",
+    "a very large number": GOOD + "params: {num_tokens: 1" + "0" * 400 + "}\n",
+    "a depth of 2000": "name: " + "[" * 2000 + "\n",
+}
+
+
+def _scenarios() -> Iterator[Malformed]:
+    for name, content in SCENARIOS.items():
+
+        def write(folder: Path, content: str | bytes = content) -> list[str]:
+            (folder / "one.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+            return ["run", "--scenarios", str(folder), "--history", "none", "--out", str(folder / "runs")]
+
+        yield Malformed("scenario", name, write)
+    yield Malformed(
+        "scenario", "a folder that is not there", lambda folder: ["run", "--scenarios", str(folder / "gone")]
+    )
+
+
+HEAD = "import torch\nfrom harness import kernel\n\n"
+DECORATED = HEAD + "@kernel({})\ndef mine(x, *, num_live=None):\n    return x\n"
+PLUGINS: dict[str, str | bytes] = {
+    "empty": "",
+    "no Python": "def (:\n",
+    "no UTF-8": b"x = '\xff\xfe'\n",
+    "NUL": b"x = 1\x00\n",
+    "an exception": "1 / 0\n",
+    "an exception of many lines": "raise ValueError('a\\nb\\nc')\n",
+    "an exception with escapes": "raise ValueError('\\x1b[31mred')\n",
+    "exit": "import sys\nsys.exit(0)\n",
+    "a missing module": "import no_such_module\n",
+    "no kernel": "x = 1\n",
+    "an unknown op": DECORATED.format("op='quantise', name='mine_0'"),
+    "no name": DECORATED.format("op='quantize_fp8', name=''"),
+    "a name with a slash": DECORATED.format("op='quantize_fp8', name='a/b'"),
+    "a name that is taken": DECORATED.format("op='quantize_fp8', name='torch'"),
+    "an unknown device": DECORATED.format("op='quantize_fp8', name='mine_1', devices=('tpu',)"),
+    "no device": DECORATED.format("op='quantize_fp8', name='mine_2', devices=()"),
+    "a device as a text": DECORATED.format("op='quantize_fp8', name='mine_3', devices='cpu'"),
+    "an unknown promise": DECORATED.format("op='quantize_fp8', name='mine_4', empty_rows='zero'"),
+    "unknown shapes": DECORATED.format("op='quantize_fp8', name='mine_5', shapes='gpt'"),
+    "a wrong signature": HEAD + "@kernel(op='quantize_fp8', name='mine_6')\ndef mine(x):\n    return x\n",
+}
+
+
+def _plugins() -> Iterator[Malformed]:
+    for name, content in PLUGINS.items():
+
+        def write(folder: Path, content: str | bytes = content) -> list[str]:
+            file = folder / "mine.py"
+            file.write_bytes(content if isinstance(content, bytes) else content.encode())
+            out = ["--history", "none", "--out", str(folder / "runs"), "-n", "0"]
+            return ["run", "quantize-kernel", "--plugin", str(file), *out]
+
+        yield Malformed("plug-in", name, write)
+
+
+def _baselines() -> Iterator[Malformed]:
+    good = next((ROOT / "fixtures" / "baselines").glob("gsm_symbolic-canary-mla*bf16.yaml")).read_text()
+    lines = good.splitlines(keepends=True)
+    changes: dict[str, str | bytes] = {
+        "empty": "",
+        "a list": "- 1\n",
+        "no YAML": "{",
+        "no UTF-8": b"task: \xff\n",
+        "a tag of Python": "!!python/object/apply:os.system ['true']\n",
+        "a newer schema": good.replace("schema_version: 1", "schema_version: two"),
+        "accuracy of 2": good.replace("accuracy: 1.0", "accuracy: 2.0"),
+        "accuracy of NaN": good.replace("accuracy: 1.0", "accuracy: .nan"),
+        "another accuracy": good.replace("accuracy: 1.0", "accuracy: 0.5"),
+        "another count": good.replace("num_questions: 1319", "num_questions: 7"),
+        "a count of text": good.replace("num_questions: 1319", "num_questions: many"),
+        "answers as a number": "".join(lines[:11]) + "right: 7\nwrong: ''\n",
+        "cut off": "".join(lines[:9]),
+        "cut off in the answers": "".join(lines[:20]),
+        "an unknown key": good + "more: 1\n",
+        "a date of text": good.replace("recorded: '", "recorded: [").replace("21'", "21]"),
+    }
+    for number, line in enumerate(lines[1:5]):
+        changes[f"without {line.partition(':')[0]}"] = good.replace(line, "", 1) if number else good.replace(line, "")
+    for name, content in changes.items():
+
+        def write(folder: Path, content: str | bytes = content) -> list[str]:
+            (folder / "one.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+            return ["baseline", "show", "--dir", str(folder)]
+
+        yield Malformed("baseline", name, write)
+
+
+def _histories() -> Iterator[Malformed]:
+    def file(content: bytes) -> Callable[[Path], None]:
+        return lambda path: _ignore(path.write_bytes(content))
+
+    def sql(*statements: str) -> Callable[[Path], None]:
+        def write(path: Path) -> None:
+            with opened(path, create=True):
+                pass
+            connection = sqlite3.connect(path)
+            for statement in statements:
+                connection.execute(statement)
+            connection.commit()
+            connection.close()
+
+        return write
+
+    def other(path: Path) -> None:
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE mine (x)")
+        connection.close()
+
+    def cut(path: Path) -> None:
+        sql()(path)
+        path.write_bytes(path.read_bytes()[:5000])
+
+    def zeroed(path: Path) -> None:
+        sql()(path)
+        path.write_bytes(path.read_bytes()[:100] + bytes(8000))
+
+    makers: dict[str, Callable[[Path], None]] = {
+        "a text": file(b"hello\n"),
+        "a picture": file(b"\x89PNG\r\n\x1a\n" + bytes(5000)),
+        "the head of SQLite only": file(b"SQLite format 3\x00" + b"\xff" * 500),
+        "cut off": cut,
+        "full of zeros": zeroed,
+        "another application": other,
+        "another application's number": sql("PRAGMA application_id = 7"),
+        "a newer version": sql("PRAGMA user_version = 999"),
+        "a folder": lambda path: path.mkdir(),
+        "without its tables": sql("DROP TABLE fault", "DROP TABLE result", "DROP TABLE job", "DROP TABLE run"),
+        "without a column": sql("ALTER TABLE run DROP COLUMN command"),
+        "not there": lambda path: None,
+    }
+    for name, make in makers.items():
+
+        def write(folder: Path, make: Callable[[Path], None] = make) -> list[str]:
+            make(folder / "history.sqlite")
+            return ["history", "--history", str(folder / "history.sqlite")]
+
+        yield Malformed("history", name, write)
+
+
+def _runs() -> Iterator[Malformed]:
+    plan: dict[str, object] = {
+        "schema_version": 1,
+        "run_id": "r",
+        "started": "2026-11-22T10:00:00+00:00",
+        "command": "mla-harness run",
+        "jobs": [],
+    }
+    job = {"key": "a", "case": {"id": "a", "scenario": "a", "system": "kernel", "op": "quantize_fp8", "params": {}}}
+    texts: dict[str, str | bytes] = {
+        "an empty file": "",
+        "no JSON": "{",
+        "a list": "[]",
+        "no UTF-8": b"\xff\xfe{}",
+        "no schema": json.dumps({**plan, "schema_version": None}),
+        "a newer schema": json.dumps({**plan, "schema_version": 999}),
+        "a schema of text": json.dumps({**plan, "schema_version": "1"}),
+        "no id": json.dumps({key: value for key, value in plan.items() if key != "run_id"}),
+        "jobs as a text": json.dumps({**plan, "jobs": "all"}),
+        "a job without a case": json.dumps({**plan, "jobs": [{"key": "a"}]}),
+        "an unknown system": json.dumps({**plan, "jobs": [{**job, "case": {**job["case"], "system": "engin"}}]}),
+        "an unknown op": json.dumps({**plan, "jobs": [{**job, "case": {**job["case"], "op": "quantise"}}]}),
+        "params as a list": json.dumps({**plan, "jobs": [{**job, "case": {**job["case"], "params": [1]}}]}),
+        "a depth of 20000": "[" * 20000,
+    }
+    for name, content in texts.items():
+
+        def write(folder: Path, content: str | bytes = content) -> list[str]:
+            (folder / "run.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+            return ["report", str(folder), "--history", "none"]
+
+        yield Malformed("run folder", name, write)
+    lines: dict[str, tuple[str, str]] = {
+        "a result of another schema": ("results.jsonl", '{"schema_version": 999}'),
+        "a result without a key": ("results.jsonl", '{"schema_version": 1}'),
+        "a result that is a list": ("results.jsonl", "[1]"),
+        "a blame without a key": ("blame.jsonl", '{"schema_version": 1, "blame": 7}'),
+        "a fault without a name": ("faults.jsonl", '{"schema_version": 1}'),
+    }
+    for name, (file, line) in lines.items():
+
+        def write_line(folder: Path, file: str = file, line: str = line) -> list[str]:
+            (folder / "run.json").write_text(json.dumps({**plan, "jobs": [job]}))
+            (folder / file).write_text(line + "\n")
+            return ["report", str(folder), "--history", "none"]
+
+        yield Malformed("run folder", name, write_line)
+    yield Malformed("run folder", "a folder without a run", lambda folder: ["report", str(folder), "--history", "none"])
+    yield Malformed("run folder", "a run that is not there", lambda folder: ["report", "gone", "--out", str(folder)])
+
+
+def _ignore(value: object) -> None:
+    """Drop the result of a function whose caller wants none."""
+
+
+def main() -> None:
+    """Print the exit code and the line for each."""
+    wrong = 0
+    for one in every():
+        with tempfile.TemporaryDirectory() as folder:
+            code, lines = answer(one, Path(folder))
+            is_wrong = code != 2 or len(lines) != 1 or "Traceback" in lines[0] or "\x1b" in lines[0]
+            wrong += is_wrong
+            print(
+                f"{'WRONG ' if is_wrong else ''}{one.kind}: {one.name}: exit {code}, {len(lines)} line: {lines[:2]}"[
+                    :300
+                ]
+            )
+    print(f"{len(every())} malformed, {wrong} not refused with one line and exit code 2")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""`mla-harness selftest --mutants N`: its table, its reports and its place in the history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.core.mutants import MutantResult
+from harness.report.write import write_reports
+from harness.store.history.entry import entry_of
+from harness.store.mutants import score, tables
+from harness.store.run_folder import RunStore
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def result(status: str, **more: str) -> MutantResult:
+    given = {"name": "n", "file": "engine/batch.py", "function": "build", "operator": "wrong order", "change": "a -> b"}
+    return MutantResult.model_validate(given | {"line": 3, "status": status} | more)
+
+
+FOUND = [
+    *[result("killed", by="reference")] * 7,
+    result("killed", by="crash", file="kernels/torch/plan.py"),
+    result("survived", case="fuzz[seed=0,draw=3]", change="1 -> <b>2"),
+    result("not reached"),
+    *[result("equivalent")] * 5,
+]
+
+
+def test_the_score_counts_what_changes_an_output_or_is_never_run() -> None:
+    found = score(FOUND)
+    assert (found.killed, found.counted, found.equivalent) == (8, 10, 5)
+    low, high = found.interval
+    assert (found.rate, round(low, 3), round(high, 3)) == (0.8, 0.49, 0.943)
+    assert found.statement.startswith("8 of 10 mutants killed: 80.0% (49.0% to 94.3%); 5 more change no output")
+
+
+def test_a_score_of_nothing_is_no_division_by_zero() -> None:
+    assert (score([]).rate, score([]).interval, tables([])) == (0.0, (0.0, 1.0), [])
+
+
+def test_the_tables_are_by_file_by_operator_by_oracle_and_what_is_left() -> None:
+    by_file, by_operator, by_oracle, left = tables(FOUND)
+    assert by_file[1][0] == ("engine/batch.py", "14", "7", "1", "1", "0", "5", "77.8%", "45% to 94%")
+    assert by_file[1][-1][:3] == by_operator[1][-1][:3] == ("all", "15", "8")
+    assert by_oracle[1] == [("reference", "7"), ("crash", "1")]
+    assert left[1][0] == ("engine/batch.py:3 build", "wrong order", "1 -> <b>2", "survived", "fuzz[seed=0,draw=3]")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    made = RunStore.create(tmp_path, (), command="mla-harness selftest", options={"seed": 9, "mutants": 15})
+    for one in FOUND:
+        made.add_mutant(one)
+    return made
+
+
+def test_the_reports_show_the_score_and_escape_the_code(store: RunStore) -> None:
+    write_reports(store)
+    page = (store.path / "report.html").read_text(encoding="utf-8")
+    assert "8 of 10 mutants killed: 80.0%" in page
+    assert "1 -&gt; &lt;b&gt;2" in page and "<b>2" not in page
+    assert json.loads((store.path / "summary.json").read_text(encoding="utf-8"))["mutants"]["rate"] == 0.8
+
+
+def test_the_history_has_the_rate_as_the_accuracy_of_one_case(store: RunStore) -> None:
+    (case,) = entry_of(store).cases
+    assert (case.key, case.verdict, case.accuracy, case.seed) == ("mutants", "pass", 0.8, 9)
+    assert entry_of(store).has_judged
+
+
+def test_the_same_command_gives_the_same_table_twice(cli: Cli, tmp_path: Path) -> None:
+    tables_of = []
+    for name in ("one", "two"):
+        command = ("selftest", "write-kv-kernel", "--mutants", "25", "--seed", "4", "-n", "2")
+        code, out, _ = cli(*command, "--out", str(tmp_path / name), "--history", str(tmp_path / "history.sqlite"))
+        assert code == 0
+        assert "mutants killed" in out
+        (run,) = (tmp_path / name).iterdir()
+        tables_of.append(RunStore.open(run).mutants())
+        assert (run / "report.html").exists()
+    assert tables_of[0] == tables_of[1]
+    assert len(tables_of[0]) == 25
+    code, out, _ = cli("history", "mutants", "--history", str(tmp_path / "history.sqlite"))
+    assert code == 0 and out.count(f" {score(tables_of[0]).rate:.4f}") == 2
+
+
+def test_cases_that_run_no_code_under_test_are_refused(cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("selftest", "vllm-host-decode-plan", "--mutants", "3", "--out", str(tmp_path))
+    assert code == 2 and "select cases that run them" in err
+    assert not list(tmp_path.iterdir())

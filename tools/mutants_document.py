@@ -1,0 +1,67 @@
+"""Write docs/mutants.md from runs of `mla-harness selftest --mutants`: the score, and each mutant that was not killed.
+
+mla-harness selftest --mutants 1000 --seed 1 --out reports/runs/mutants
+python tools/mutants_document.py reports/runs/mutants/<run-id> ... > docs/mutants.md
+
+The reasons of survivors are in tools/mutants.yaml: the name of a mutant -> one sentence. A mutant without one is listed
+as not explained, and a reason of a mutant that was killed is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import yaml
+from markdown_page import table
+
+from harness.core.errors import HarnessError, InputError
+from harness.core.mutants import MutantResult
+from harness.store.mutants import score, tables
+from harness.store.run_folder import RunStore
+
+REASONS = Path(__file__).with_name("mutants.yaml")
+NOT_EXPLAINED = "not explained"
+
+
+def document(stores: list[RunStore]) -> str:
+    """The page of some runs. Raises InputError for a reason whose mutant was killed."""
+    reasons: dict[str, str] = yaml.safe_load(REASONS.read_text(encoding="utf-8")) or {}
+    results = {result.name: result for store in stores for result in store.mutants()}
+    if wrong := [name for name in reasons if name in results and results[name].status in ("killed", "equivalent")]:
+        raise InputError(f"{REASONS.name}: {wrong[0]} is {results[wrong[0]].status}; remove its reason")
+    every = list(results.values())
+    shown = [table(*one) for one in tables(every)[:3]]
+    left = [one for one in every if one.status not in ("killed", "equivalent")]
+    rows = [
+        (f"`{one.file}:{one.line}`", one.function, one.operator, f"`{one.change}`", one.status, _why(one, reasons))
+        for one in left
+    ]
+    blocks = [
+        "# Mutants",
+        "Written by `python tools/mutants_document.py RUN`; nothing here is typed by hand but the reasons, "
+        "in `tools/mutants.yaml`.",
+        "A mutant is a small change of the engine or of a built-in kernel, made in a worker's memory: an index off by "
+        "one, a copy left out, a value of the step before. It is killed if a case that executes its line fails or "
+        "crashes. It is equivalent if no output of these cases changed; such a mutant does not count. The model's own "
+        "layers are no part of this: the reference shares them, and `tests/model/test_witness.py` judges them.",
+        f"{score(every).statement}. Seeds: {', '.join(str(store.plan.options.get('seed')) for store in stores)}. "
+        f"{sum(store.plan.seconds for store in stores):.0f} s.",
+        *shown,
+        "## Not killed",
+        table(("line", "function", "operator", "change", "status", "why"), rows),
+    ]
+    return "\n\n".join(blocks)
+
+
+def _why(result: MutantResult, reasons: dict[str, str]) -> str:
+    return reasons.get(result.name, NOT_EXPLAINED if result.status != "error" else result.reason)
+
+
+if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit("usage: python tools/mutants_document.py RUN_DIRECTORY...")
+    try:
+        print(document([RunStore.open(Path(path)) for path in sys.argv[1:]]))
+    except HarnessError as error:
+        sys.exit(f"mutants_document: {error}")

@@ -1,0 +1,100 @@
+"""Write docs/scenario-keys.md, the keys of a scenario, from their schema: python tools/scenario_document.py > docs/scenario-keys.md"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from markdown_page import table
+
+from harness.scenario.json_schema import FILE, json_schema
+from harness.scenario.schema import IN_SCENARIOS
+
+SCHEMA = json_schema()
+PARTS = {
+    "poison": "PoisonSettings",
+    "faults": "FaultUse",
+    "known": "KnownUse",
+    "accuracy": "AccuracySettings",
+    "accuracy.nightly": "NightlyAccuracy",
+    "fuzz": "FuzzSettings",
+}
+
+
+def document() -> str:
+    """The whole page."""
+    parts = "\n".join(part for key, name in PARTS.items() for part in _section(f"`{key}`", SCHEMA["$defs"][name]))
+    systems = "\n".join(part for spec in IN_SCENARIOS for op in spec.ops() or [""] for part in _system(spec, op))
+    return f"""# Keys of a scenario
+
+Written by `python tools/scenario_document.py` from `harness/scenario/schema.py` and `harness/core/*_params.py`. [{FILE}](../scenarios/{FILE}) holds the same for editors: keys and values are completed, and wrong ones are marked. The number in its name rises when a file that was right is refused. Put this line above your own scenario, after `mla-harness schema > {FILE}` in its folder (VS Code with its YAML extension, and every editor with yaml-language-server, reads it):
+
+```yaml
+# yaml-language-server: $schema={FILE}
+```
+
+{_keys(SCHEMA)}
+
+`matrix` has axes. An axis is a list of values of a parameter (`kv: [bf16, fp8_e4m3]`) or a mapping from label to value. Any other name is an axis too, if its labels stand for several parameters (`ranks: {{two: {{dp: 2, ep: 2}}}}`). The axes `pattern` and `site` are the poison's. The names of labels make the ids of cases.
+
+{parts}
+## Parameters by system
+
+They stand in `params`, for all cases, or in `matrix`.
+
+{systems}"""
+
+
+def _system(spec: Any, op: str) -> Iterator[str]:
+    model = SCHEMA["$defs"][spec.model(op).__name__]
+    yield from _section(f"`system: {spec.name}`" + (f", `op: {op}`" if op else ""), model, level=3)
+
+
+def _section(title: str, schema: dict[str, Any], level: int = 2) -> Iterator[str]:
+    yield f"{'#' * level} {title}\n"
+    if summary := schema.get("description"):
+        yield " ".join(summary.split()) + "\n"
+    yield _keys(schema) + "\n"
+
+
+def _keys(schema: dict[str, Any]) -> str:
+    rows = []
+    for name, value in schema["properties"].items():
+        default = json.dumps(value["default"]) if "default" in value else ""
+        default = "" if default == "null" else default
+        about = value.get("description", "")
+        rows.append((f"`{name}`", _words(value), f"`{default}`" if default and len(default) < 60 else "", about))
+    return table(("key", "value", "default", "means"), rows)
+
+
+def _words(schema: dict[str, Any]) -> str:
+    """What a value may be."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return next((f"see `{key}` below" for key, part in PARTS.items() if part == name), "a value")
+    if "enum" in schema and len(schema["enum"]) > 16:
+        return f"one of {len(schema['enum'])} names: `mla-harness list`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_words(one) for one in schema["anyOf"] if one.get("type") != "null"))
+    kind = schema.get("type", "a value")
+    if isinstance(kind, list):
+        return " or ".join(_words({"type": one}) for one in kind)
+    if kind == "array":
+        return f"list: {_words(schema.get('items', {}))}"
+    bounds = [f"{word} {schema[key]}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in schema]
+    words = {
+        "integer": "whole number",
+        "string": "text",
+        "boolean": "`true`, `false`",
+        "object": "mapping",
+        "null": "nothing",
+        "number": "number",
+    }
+    return " ".join([words.get(kind, kind), *bounds])
+
+
+if __name__ == "__main__":
+    print(document().rstrip())
