@@ -16,7 +16,8 @@ Need = Literal["", "requests", "graph", "patterns", "answers", "warm", "flush", 
 
 TELLING_ORDER = (
     "crash", "address", "conserved", "replay", "padding", "zeroed", "distinct_experts", "landed", "ordered",
-    "sentinel", "finite", "reference", "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy", "streams", "answers",
+    "sentinel", "finite", "reference", "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy",
+    "streams", "answers",
 )  # fmt: skip
 """Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a stale address or plan,
 unwritten memory), then a symptom."""
