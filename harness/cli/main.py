@@ -78,6 +78,9 @@ def exit_code_of(arguments: list[str]) -> int:
 
 
 def _refuse(sentence: str, code: int) -> int:
+    # Imported for an error only: a page of help must be instant.
+    from harness.report.wording import printable
+
     print("mla-harness: " + printable(" ".join(sentence.split())), file=sys.stderr)
     return code
 

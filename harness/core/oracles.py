@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from harness.core.records import Finding
     from harness.judge.run_records import Evidence, Judgement
 
-Need = Literal["", "requests", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats"]
+Need = Literal["", "requests", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats", "moves"]
 
 TELLING_ORDER = (
-    "crash", "address", "conserved", "replay", "padding", "zeroed", "distinct_experts", "sentinel", "finite",
-    "reference", "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy", "streams", "answers",
+    "crash", "address", "conserved", "replay", "padding", "zeroed", "distinct_experts", "landed", "ordered",
+    "sentinel", "finite", "reference", "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy",
+    "streams", "answers",
 )  # fmt: skip
 """Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a stale address or plan,
 uninitialised memory), then a symptom."""
@@ -35,7 +36,7 @@ class OracleSpec:
     `needs` is what a case must have: `requests` that an engine serves, `graph` a captured graph, `patterns` two poison
     patterns or more, `answers` a task's questions, `warm` prompts that come again to an engine with prefix caching,
     `flush` a flush, `mixed` layers of different types that share one pool, `experts` tokens that are routed to experts,
-    `repeats` several launches on equal inputs.
+    `repeats` several launches on equal inputs, `moves` a cache that is moved.
     """
 
     name: str
@@ -82,6 +83,8 @@ ORACLES: tuple[OracleSpec, ...] = (
     _oracle(
         "contracts:distinct_experts", "the experts of each token, padding included, are distinct and exist", "experts"
     ),
+    _oracle("moves:landed", "after a move every byte is the one that its token needs, and no other changed", "moves"),
+    _oracle("moves:ordered", "of two accesses to the same bytes, one a write, an event orders which is first", "moves"),
     _oracle(
         "accuracy",
         "in every epoch the canary answers as many questions right as its baseline, and the same ones",

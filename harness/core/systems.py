@@ -128,6 +128,13 @@ SYSTEMS: tuple[SystemSpec, ...] = (
         records_first_nan=True,
     ),
     SystemSpec(
+        "moves",
+        "engines without a model that move their cache, each byte with its owner in it",
+        params="harness.core.move_params:MoveParams",
+        target="harness.judge.targets.moves:MoveTarget",
+        devices=("cpu",),
+    ),
+    SystemSpec(
         "accuracy",
         "a task's questions asked of a canary on the reference engine, epoch after epoch",
         params="harness.core.engine_params:AccuracyParams",

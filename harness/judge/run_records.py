@@ -19,6 +19,8 @@ from harness.engine.decisions import Parting as Parting
 from harness.engine.decisions import rows_before_partings as rows_before_partings
 from harness.engine.observations import Binding as Binding
 from harness.engine.observations import ZeroedBlock as ZeroedBlock
+from harness.memory.moves.checks import Misplaced
+from harness.memory.moves.streams import Race
 
 
 @dataclass(slots=True)
@@ -112,6 +114,20 @@ class ChosenExperts:
 
 
 @dataclass(slots=True)
+class Moved:
+    """What one schedule of a case that moves its cache showed.
+
+    `num_bytes` were read, `num_pairs` of accesses compared. `order` says how the schedule was chosen.
+    """
+
+    num_bytes: int
+    num_pairs: int
+    misplaced: list[Misplaced]
+    races: list[Race]
+    order: str = ""
+
+
+@dataclass(slots=True)
 class Run:
     """The results of one execution of a case under one poison pattern."""
 
@@ -123,6 +139,7 @@ class Run:
     pairs: list[Pair] = field(default_factory=list)
     zeroed: list[ZeroedBlock] = field(default_factory=list)
     chosen: list[ChosenExperts] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
     accuracy: AccuracyRun | None = None
     """The result of every question in every epoch, if the target answers questions."""

@@ -27,6 +27,9 @@ _ZEROED_TYPES = (
     "FullAttentionSpec,\nTQFullAttentionSpec,\nHiddenStateCacheSpec,",
 )
 
+_SIMPLE = "vllm.v1.simple_kv_offload.worker:SimpleCPUOffloadWorker."
+_STORED_AT_ONCE = ("wait_event=self._store_compute_done,", "wait_event=None,")
+
 
 def _patch(fault: str, first: str, last: str, *edits: Edit, as_released: str = "") -> Patch:
     return Patch(ENGINE, fault, first, last, edits, as_released)
@@ -102,6 +105,14 @@ _PATCHES = (
         "and isinstance(kv_cache_spec, AttentionSpec)",
         "and isinstance(kv_cache_spec, AttentionSpec)\nand type(kv_cache_spec) is not MLAAttentionSpec",
     )),
+    _patch("vllm.store-before-write", "0.24.0", "0.28.0",
+           Edit(_SIMPLE + "get_finished", *_STORED_AT_ONCE), as_released="0.23.0"),
+    _patch("vllm.store-before-write", "0.28.0", "0.34.0", Edit(_SIMPLE + "wait_for_save", *_STORED_AT_ONCE)),
+    _patch("vllm.load-over-readers", "0.24.0", "0.34.0", Edit(
+        "vllm.v1.core.sched.scheduler:Scheduler.__init__",
+        "self.defer_block_free = True",
+        "self.defer_block_free = False",
+    ), as_released="0.23.0"),
 )  # fmt: skip
 
 PATCHES = {patch.fault: tuple(same for same in _PATCHES if same.fault == patch.fault) for patch in _PATCHES}

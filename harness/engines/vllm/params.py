@@ -97,6 +97,8 @@ class VllmHostParams(Params):
         "padded-decode",
         "batch-order",
         "indexer-records",
+        "kv-moves",
+        "kv-handoff",
     ] = Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the part fills what a captured graph reads"
@@ -114,6 +116,18 @@ class VllmHostParams(Params):
         default="plain",
         description="who stores the keys of `indexer-records`; DeepSeek V4 compresses and stores in one",
     )
+    connector: Literal["simple", "offloading", "nixl"] = Field(
+        default="simple", description="the KV connector: SimpleCPUOffloadConnector, OffloadingConnector, NixlConnector"
+    )
+    hybrid: bool = Field(default=False, description="`kv-handoff` with a second group of layers, which has a window")
+    failing: tuple[int, ...] = Field(default=(), description="transfers of `kv-handoff`, by number, that fail half-way")
+    overlapped: bool = Field(
+        default=False, description="`kv-moves` schedules a step before it looks at the result of the one before"
+    )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=300, description="how long one case may take; the first of a process imports vLLM"
     )
+
+    def gives(self) -> frozenset[str]:
+        """See :meth:`Params.gives`."""
+        return super().gives() | ({"moves"} if self.part.startswith("kv-") else set())

@@ -64,6 +64,10 @@ FAULTS = (
               "vLLM itself: 64-bit expert ids are read as 32-bit ones by the experts"),
     FaultSpec("vllm.skip-zero-new-blocks", "vllm-project/vllm#43961",
               "vLLM itself: blocks newly given to MLA layers of a hybrid model are not zeroed"),
+    FaultSpec("vllm.store-before-write", "vllm-project/vllm#45704",
+              "vLLM itself: SimpleCPUOffloadConnector stores blocks before the model has written them"),
+    FaultSpec("vllm.load-over-readers", "vllm-project/vllm#47282",
+              "vLLM itself: blocks are freed and loaded into while a step in flight uses them"),
 )  # fmt: skip
 
 

@@ -1,0 +1,67 @@
+"""Faults of moves: bytes that are copied too early, too late, too few, or from another owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.engine.moves.layout import Region
+from harness.engine.moves.server import Server
+from harness.memory.moves.streams import Event
+from harness.memory.moves.transport import Status, Transfer, Transport
+
+
+def no_events(server: Server) -> list[Event]:
+    """Copy at once, on a stream of its own, with no event of the model's stream (PR 45704, PR 47282)."""
+    return []
+
+
+def all_but_the_index(regions: Iterable[Region]) -> list[Region]:
+    """Move the pages and leave the index keys, which lie in another cache (ROCm/ATOM#1807)."""
+    return [region for region in regions if region.group != "index"]
+
+
+def one_row(region: Region) -> int:
+    """Count pages of one row, as this backend does, for blocks of several tokens (ROCm/ATOM#1807)."""
+    return region.token_bytes
+
+
+def planes(region: Region, used: int) -> list[tuple[int, int]]:
+    """Read the cache as a plane of K and a plane of V, each [token, record / 2] (LMCache/LMCache#4463)."""
+    half, used_half = region.page_bytes // 2, used * region.token_bytes // 2
+    return [(0, used_half), (half, half + used_half)]
+
+
+def whole_page(num_bytes: int, splits: int) -> int:
+    """Give each kernel block's descriptor the length of the whole page: they overlap (PR 54272)."""
+    return num_bytes
+
+
+def length_of_first(regions: list[Region]) -> list[int]:
+    """Register one region for each base address, with the length of the first (PR 57661)."""
+    first: dict[str, int] = {}
+    return [first.setdefault(region.buffer.name, region.page_bytes) for region in regions]
+
+
+def rank_zero(region: Region, shard: int, rank: int, num_ranks: int) -> int:
+    """Take the whole model for replicated, because its MLA layers are: any rank will do (PR 49499)."""
+    return 0
+
+
+def ended(status: Status) -> bool:
+    """Take a transfer that failed for one that is finished (PR 52234)."""
+    return status != "busy"
+
+
+def forget(transport: Transport, transfer: Transfer) -> None:
+    """Give the pages back at once. The prefill engine goes on writing (sgl-project/sglang#24527)."""
+
+
+def host_row(region: Region, device: int, host: int) -> int:
+    """Use the ids of host pages for the index keys on the device (sgl-project/sglang#31901)."""
+    rows = region.buffer.data.shape[0]
+    return host % rows if region.group == "index" else device
+
+
+def pages_alone(ready: dict[tuple[int, str], Event]) -> dict[tuple[int, str], Event]:
+    """Wait for the pages of a layer and not for its index keys (sgl-project/sglang#22811)."""
+    return {key: event for key, event in ready.items() if key[1] != "index"}

@@ -1,0 +1,84 @@
+"""vLLM's NIXL connector on a CPU: a prefill engine and a decode engine in one process, with vLLM's two schedulers.
+
+The agents' handshake, the requests' parameters and the reading of blocks are vLLM's. NIXL itself is `nixl_agent`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+from unittest import mock
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import nixl as nixl
+
+from harness.engines.vllm.host.kv_moves import MOST_STEPS, Serving
+from harness.engines.vllm.host.moving_device import Device, in_place
+from harness.engines.vllm.host.nixl_agent import Network, on_network
+from harness.engines.vllm.params import VllmHostParams
+from harness.judge.run_records import Moved, Run
+from harness.memory.moves.checks import Landed
+from harness.memory.poison.patterns import Poison
+
+REQUESTS = ((0, 40), (1, 56), (2, 30))
+NUM_SCHEDULES = 3
+
+
+def run(poison: Poison, params: VllmHostParams) -> Run:
+    """Hand the pages of each request over, in several seeded orders."""
+    found = Run(poison.pattern)
+    for number in range(NUM_SCHEDULES):
+        found.moved.append(served(params, poison.seed + number, f"schedule {number}"))
+    return found
+
+
+def served(params: VllmHostParams, seed: int, order: str) -> Moved:
+    """One schedule."""
+    device, landed = Device(seed), Landed()
+    port = mock.patch.dict(os.environ, VLLM_NIXL_SIDE_CHANNEL_PORT=str(_free_port()))
+    with port, in_place(device), on_network(Network(device, params.failing)):
+        prefill, decode = (
+            Serving(device, landed, params.connector, False, name, params.hybrid) for name in ("prefill", "decode")
+        )
+        _shake_hands(prefill)
+        for number, length in REQUESTS:
+            prefill.add(number, length, {"do_remote_decode": True, "do_remote_prefill": False}, max_tokens=1)
+        finished, failed = 0, []
+        for _ in range(MOST_STEPS):
+            for output in prefill.tick():
+                if output.kv_transfer_params:
+                    decode.add(
+                        int(output.request_id), dict(REQUESTS)[int(output.request_id)], output.kv_transfer_params
+                    )
+            ended = [output for output in decode.tick() if output.finish_reason is not None]
+            finished += len(ended)
+            failed += [output.request_id for output in ended if str(output.finish_reason) in ("error", "abort")]
+            device.streams.progress(6)
+            if finished == len(REQUESTS):
+                break
+        device.streams.finish()
+        if not params.failing and (failed or finished < len(REQUESTS)):
+            raise RuntimeError(f"{finished} of {len(REQUESTS)} requests ended, and {failed} failed without a cause")
+        for engine in (prefill, decode):
+            engine.scheduler.connector.shutdown()
+            engine.worker.shutdown()
+    streams = device.streams
+    return Moved(landed.num_bytes, streams.num_compared, landed.misplaced, streams.races, order)
+
+
+def _shake_hands(prefill: Serving) -> None:
+    """Publish where the prefill engine's cache lies, as vLLM's engine core does."""
+    connector: Any = prefill.scheduler.connector
+    payload = prefill.worker.get_handshake_metadata()
+    if hasattr(connector, "set_xfer_handshake_metadata_pp_aware"):
+        connector.set_xfer_handshake_metadata_pp_aware({(0, 0): payload})
+    else:
+        connector.set_xfer_handshake_metadata({0: payload})
+
+
+def _free_port() -> int:
+    """A port of this machine for the handshake."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+    return port

@@ -1,0 +1,364 @@
+"""vLLM's scheduler and a KV connector of it, on a CPU: does every byte that a step reads belong to its token?
+
+Scheduler, connector, their metadata and their bookkeeping are vLLM's. The model, the copies, the streams and the
+transport are the harness's (see `moving_device`). The model writes owners of tokens instead of latents.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from vllm import config as configs
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+
+from harness.engines.vllm.host.moving_device import Device, in_place
+from harness.engines.vllm.host.stand_ins import accepted
+from harness.engines.vllm.params import VllmHostParams
+from harness.judge.run_records import Moved, Run
+from harness.memory.moves.checks import Landed
+from harness.memory.moves.owners import records, unsent
+from harness.memory.moves.streams import Event, Span, orders_to_try
+from harness.memory.poison.patterns import Poison
+
+BLOCK, NUM_BLOCKS, WIDTH = 16, 10, 24
+TOKEN_BYTES = 2 * WIDTH
+LAYERS = ("model.layers.0.attn", "model.layers.1.attn")
+HOST_BYTES = 1 << 16
+CLASSES = {"simple": "SimpleCPUOffloadConnector", "offloading": "OffloadingConnector", "nixl": "NixlConnector"}
+NUM_SCHEDULES, MOST_SEARCHED, MOST_STEPS = 3, 8, 400
+ROUNDS = (((0, 70), (1, 60)), ((2, 75), (3, 58), (4, 80), (5, 66), (6, 40)))
+"""The requests of each round with the lengths of their prompts. The second round takes the blocks of the first."""
+SHARES = {4: (0, 64), 5: (1, 48)}
+"""Requests that begin with tokens of another one."""
+NUM_GENERATED, STOP = 6, 9_999
+"""A request ends by a token: when it is looked at, the next step of the request may already run."""
+
+
+class TinyModel:
+    """The settings of a model with MLA, as far as scheduler and connectors ask. Anything else is off."""
+
+    model, dtype, max_model_len, use_mla = "tiny", torch.bfloat16, 512, True
+    runner_type, is_moe = "generate", True
+    architectures: tuple[str, ...] = ()
+
+    def get_total_num_kv_heads(self) -> int:
+        """One latent for all heads."""
+        return 1
+
+    def get_num_kv_heads(self, parallel: Any) -> int:
+        """One latent for all heads."""
+        return 1
+
+    def get_num_layers(self, parallel: Any) -> int:
+        """The number of layers of this rank."""
+        return len(LAYERS)
+
+    def get_total_num_hidden_layers(self) -> int:
+        """The number of layers of all ranks."""
+        return len(LAYERS)
+
+    def get_head_size(self) -> int:
+        """Elements of a token."""
+        return WIDTH
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return False if name.startswith(("is_", "use", "has_", "enable_")) else None
+
+
+class Layer(AttentionLayerBase):  # type: ignore[misc]
+    """An attention layer, of which a connector asks where the dimension of blocks is."""
+
+    def get_attn_backend(self) -> Any:
+        """A backend of MLA, which has blocks outermost."""
+        return TritonMLABackend
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        """The cache of one layer."""
+        return spec_of_layer()
+
+
+def spec_of_layer() -> Any:
+    """The cache of one MLA layer."""
+    return MLAAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=WIDTH, dtype=torch.bfloat16)
+
+
+def spec_of_window() -> Any:
+    """The cache of a layer with a window that is longer than every request, so that all its tokens are read."""
+    known = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": WIDTH // 2, "dtype": torch.bfloat16}
+    return SlidingWindowSpec(**known, sliding_window=TinyModel.max_model_len)
+
+
+def settings(connector: str, is_overlapped: bool, engine: str) -> Any:
+    """vLLM's configuration with a connector."""
+    cache = configs.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
+    cache.num_gpu_blocks = NUM_BLOCKS
+    if IS_ONE_ALLOCATION:
+        # The engine core resolves the layout before any connector is made.
+        cache.kv_cache_layout = "LBNHC"
+    scheduler = configs.SchedulerConfig(
+        max_num_seqs=4,
+        max_num_batched_tokens=48,
+        max_model_len=TinyModel.max_model_len,
+        enable_chunked_prefill=True,
+        is_encoder_decoder=False,
+        async_scheduling=is_overlapped,
+    )
+    transfer = configs.KVTransferConfig(
+        kv_connector=CLASSES[connector],
+        kv_role="kv_both",
+        engine_id=engine,
+        kv_connector_extra_config={"cpu_bytes_to_use": HOST_BYTES, "block_size": BLOCK},
+    )
+    made = configs.VllmConfig(
+        cache_config=cache,
+        scheduler_config=scheduler,
+        kv_transfer_config=transfer,
+        device_config=configs.DeviceConfig("cpu"),
+    )
+    made.model_config = TinyModel()
+    # A platform that is not known switches it off.
+    made.scheduler_config.disable_hybrid_kv_cache_manager = False
+    made.compilation_config.static_forward_context.update({name: Layer() for name in LAYERS})
+    return made
+
+
+IS_ONE_ALLOCATION = "layers" in inspect.signature(KVCacheTensor).parameters
+"""Whether this release describes all layers as places in one allocation, and not as a tensor each."""
+
+
+def cache_config(is_hybrid: bool) -> Any:
+    """The cache of two layers, as the release describes it. In a hybrid model the second one has a window."""
+    size = NUM_BLOCKS * BLOCK * TOKEN_BYTES
+    if IS_ONE_ALLOCATION:
+        known = {"layers": list(LAYERS), "layer_stride": size, "block_stride": BLOCK * TOKEN_BYTES}
+        tensors = [KVCacheTensor(size=len(LAYERS) * size, **known)]
+    else:
+        tensors = [KVCacheTensor(size=size, shared_by=[name]) for name in LAYERS]
+    groups = [KVCacheGroupSpec(list(LAYERS), spec_of_layer())]
+    if is_hybrid:
+        groups = [KVCacheGroupSpec([LAYERS[0]], spec_of_layer()), KVCacheGroupSpec([LAYERS[1]], spec_of_window())]
+    return KVCacheConfig(num_blocks=NUM_BLOCKS, kv_cache_tensors=tensors, kv_cache_groups=groups)
+
+
+def new_caches() -> dict[str, Tensor]:
+    """The cache [blocks, bytes] uint8 of each layer, with nothing in it."""
+    size = NUM_BLOCKS * BLOCK * TOKEN_BYTES
+    if IS_ONE_ALLOCATION:
+        parts = list(unsent(len(LAYERS) * size).clone().view(len(LAYERS), NUM_BLOCKS, -1))
+    else:
+        parts = [unsent(size).clone().view(NUM_BLOCKS, -1) for _ in LAYERS]
+    return dict(zip(LAYERS, parts, strict=True))
+
+
+@dataclass(slots=True)
+class Serving:
+    """One engine with its connector, step by step."""
+
+    device: Device
+    landed: Landed
+    connector: str
+    is_overlapped: bool
+    name: str = "engine"
+    is_hybrid: bool = False
+    scheduler: Any = field(init=False)
+    worker: Any = field(init=False)
+    caches: dict[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        vllm_config, kv_config = settings(self.connector, self.is_overlapped, self.name), cache_config(self.is_hybrid)
+        kind = AsyncScheduler if self.is_overlapped else Scheduler
+        grammars = mock.Mock(**{"should_advance.return_value": False})
+        self.scheduler = kind(vllm_config, kv_config, grammars, BLOCK)
+        self.caches = new_caches()
+        self.device.caches |= {f"{self.name} {name}": cache for name, cache in self.caches.items()}
+        self.worker = KVConnectorFactory.create_connector(vllm_config, KVConnectorRole.WORKER, kv_config)
+        typed = {name: cache.view(torch.bfloat16).view(NUM_BLOCKS, BLOCK, WIDTH) for name, cache in self.caches.items()}
+        # Handlers refuse memory that is not on a GPU.
+        with (
+            configs.set_current_vllm_config(vllm_config),
+            mock.patch.object(torch.Tensor, "is_cuda", True, create=True),
+        ):
+            self.worker.register_kv_caches(typed)
+
+    def run(self) -> None:
+        """Serve all rounds."""
+        for requests in ROUNDS:
+            for number, length in requests:
+                self.add(number, length)
+            self._serve()
+        self.device.streams.finish()
+
+    def add(self, number: int, length: int, transfer: dict[str, Any] | None = None, max_tokens: int = 24) -> None:
+        """Queue a request. `transfer` has the parameters of its move between engines."""
+        init_none_hash(sha256)
+        parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=[STOP])
+        parameters.extra_args = transfer and {"kv_transfer_params": transfer}
+        hasher = get_request_block_hasher(BLOCK, sha256)
+        self.scheduler.add_request(Request(str(number), prompt(number, length), parameters, None, block_hasher=hasher))
+
+    @property
+    def compute(self) -> str:
+        """The stream of the model."""
+        return "compute" if self.name == "engine" else f"{self.name} compute"
+
+    def tick(self) -> list[Any]:
+        """One step, looked at before the next. Returns what vLLM says of its requests."""
+        scheduled = self.scheduler.schedule()
+        output = self._execute(scheduled)
+        self.device.streams.synchronize(self.device.streams.record(self.compute))
+        outputs = self.scheduler.update_from_output(scheduled, output)
+        return [one for each in outputs.values() for one in each.outputs]
+
+    def _serve(self) -> None:
+        newest: tuple[Any, Any, Event] | None = None
+        for _ in range(MOST_STEPS):
+            if not self.scheduler.has_requests() and newest is None:
+                return
+            scheduled = self.scheduler.schedule()
+            ran = (scheduled, self._execute(scheduled), self.device.streams.record(self.compute))
+            if self.is_overlapped:
+                # The step before is only looked at now, while this one runs.
+                ran, newest = newest, ran  # type: ignore[assignment]
+            if ran is not None:
+                self.device.streams.synchronize(ran[2])
+                self.scheduler.update_from_output(ran[0], ran[1])
+            if self.is_overlapped and not self.scheduler.has_requests():
+                newest = None
+            self.device.streams.progress(6)
+        raise RuntimeError(f"requests are not finished after {MOST_STEPS} steps")
+
+    def _execute(self, scheduled: Any) -> Any:
+        """What a worker does in a step, in vLLM's order."""
+        worker, metadata = self.worker, scheduled.kv_connector_metadata
+        worker.handle_preemptions(metadata)
+        worker.bind_connector_metadata(metadata)
+        loads_first = getattr(scheduled, "has_sync_kv_loads", True)
+        if loads_first:
+            worker.start_load_kv(mock.Mock())
+        self._compute(scheduled)
+        if not loads_first:
+            worker.start_load_kv(mock.Mock())
+        worker.wait_for_save()
+        output = KVConnectorOutput()
+        if hasattr(worker, "get_transfer_results"):
+            results = worker.get_transfer_results(scheduled.finished_req_ids)
+            output.finished_sending, output.finished_recving = results.finished_sending, results.finished_recving
+            output.failed_recving = results.failed_recving
+        else:
+            output.finished_sending, output.finished_recving = worker.get_finished(scheduled.finished_req_ids)
+        output.invalid_block_ids = worker.get_block_ids_with_load_errors()
+        output.kv_connector_worker_meta = worker.build_connector_worker_meta()
+        worker.clear_connector_metadata()
+        ids = list(scheduled.num_scheduled_tokens)
+        tokens = [self._sampled(request) for request in ids]
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request: place for place, request in enumerate(ids)},
+            sampled_token_ids=tokens,
+            kv_connector_output=output,
+            **accepted({"logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": []}, ModelRunnerOutput),
+        )
+
+    def _sampled(self, request: str) -> list[int]:
+        """The token of a request whose prompt is computed."""
+        known = self.scheduler.requests[request]
+        num_generated = known.num_computed_tokens - known.num_prompt_tokens
+        return [] if num_generated < 0 else [STOP if num_generated >= NUM_GENERATED else 10_000 + int(request)]
+
+    def _compute(self, scheduled: Any) -> None:
+        for layer, name in enumerate(LAYERS):
+            old, new = [], []
+            for request, count in scheduled.num_scheduled_tokens.items():
+                end = self.scheduler.requests[request].num_computed_tokens
+                lists = self.scheduler.kv_cache_manager.get_block_ids(request)
+                blocks = lists[layer if self.is_hybrid else 0]
+                of = (int(request), f"{self.name} {name}", layer, list(blocks))
+                old += [(request, *place) for place in places(*of, 0, end - count)]
+                new += list(places(*of, end - count, end))
+            if old or new:
+                self._launch(f"{self.name} step {self.device.streams.num_launched} layer {layer}", name, old, new)
+
+    def _launch(
+        self, title: str, name: str, old: list[tuple[str, Span, Tensor]], new: list[tuple[Span, Tensor]]
+    ) -> None:
+        def run() -> None:
+            for request, span, wanted in old:
+                found = self.caches[name][span[1], span[2] : span[3]].view(wanted.shape)
+                self.landed.compare(found, wanted, TOKEN_BYTES, span, f"{title}, request {request}")
+            for span, wanted in new:
+                self.caches[name][span[1], span[2] : span[3]] = wanted.flatten()
+
+        self.device.streams.launch(self.compute, title, run, [one[1] for one in old], [one[0] for one in new])
+
+
+def prompt(number: int, length: int) -> list[int]:
+    """The tokens of a request. Some begin as another one."""
+    return [100 * owner(number, token) + token for token in range(length)]
+
+
+def owner(number: int, token: int) -> int:
+    """The request that a token of `number` is the same as."""
+    shared, length = SHARES.get(number, (number, 0))
+    return shared if token < length else number
+
+
+def places(
+    number: int, name: str, layer: int, blocks: list[int], start: int, end: int
+) -> Iterator[tuple[Span, Tensor]]:
+    """The bytes of tokens `start` to `end` in a layer's cache, block by block, and their content."""
+    for page in range(start // BLOCK, -(-end // BLOCK)):
+        first, last = max(start, page * BLOCK), min(end, (page + 1) * BLOCK)
+        wanted = records(0, layer, 0, owner(number, first), last, TOKEN_BYTES)[first:]
+        span = (name, blocks[page], (first - page * BLOCK) * TOKEN_BYTES, (last - page * BLOCK) * TOKEN_BYTES)
+        yield span, wanted
+
+
+def run(poison: Poison, params: VllmHostParams) -> Run:
+    """Serve the rounds in several seeded orders. If two accesses have no order, try both."""
+    found = Run(poison.pattern)
+    for number in range(NUM_SCHEDULES):
+        seed = poison.seed + number
+        moved = _served(params, seed, None, f"schedule {number}")
+        found.moved.append(moved)
+        if moved.misplaced:
+            break
+        for pair in list(orders_to_try(moved.races))[:MOST_SEARCHED]:
+            order = f"schedule {number}, in which {pair[1]} is held back until after {pair[0]}"
+            searched = _served(params, seed, pair, order)
+            if searched.misplaced:
+                found.moved.append(searched)
+                return found
+    return found
+
+
+def _served(params: VllmHostParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:
+    device, landed = Device(seed, swapped), Landed()
+    with in_place(device):
+        Serving(device, landed, params.connector, params.overlapped).run()
+    streams = device.streams
+    return Moved(landed.num_bytes, streams.num_compared, landed.misplaced, streams.races, order)

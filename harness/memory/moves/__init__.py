@@ -1,0 +1,1 @@
+"""Memory that is moved: sentinels that name their owner, streams with events, and a transport that can fail."""
