@@ -23,9 +23,7 @@ def draw(data: dict[str, Any]) -> str:
     """The picture: a bar for each option, green when every answer is right."""
     options = data["options"]
     height = TOP + ROW * len(options) + 34
-    said = "; ".join(
-        f"{one['backend']}, graphs {one['graphs'] or 'not named'}: {one['accuracy']:.4f}" for one in options
-    )
+    said = "; ".join(f"{one['backend']}, {one['detail']}: {one['accuracy']:.4f}" for one in options)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'font-family="{FONT}" role="img" aria-labelledby="t d">',
@@ -39,8 +37,7 @@ def draw(data: dict[str, Any]) -> str:
         colour = GOOD if one["accuracy"] == 1 else BAD
         end = LEFT + (RIGHT - LEFT) * one["accuracy"]
         lines.append(text(24, y + 17, one["backend"], more=' font-weight="600"'))
-        if one["graphs"]:
-            lines.append(text(24, y + 32, f"graphs: {one['graphs']}", size=12, fill="#566271"))
+        lines.append(text(24, y + 32, one["detail"], size=12, fill="#566271"))
         lines.append(f'<rect x="{LEFT}" y="{y + 6}" width="{RIGHT - LEFT}" height="24" rx="3" fill="#eff2f6"/>')
         lines.append(f'<rect x="{LEFT}" y="{y + 6}" width="{end - LEFT:.1f}" height="24" rx="3" fill="{colour}"/>')
         value = f"{one['accuracy']:.4f}" + (f": {one['note']}" if one["note"] else "")
