@@ -9,7 +9,7 @@ from harness.cli import making_runs, options
 from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.core.mutants import MutantResult, SurveyedCase, Trials
-from harness.report.terminal import print_mutants
+from harness.report.terminal_mutants import print_mutants
 from harness.run.child import ONE_THREAD, Child
 from harness.run.environment import num_usable_cores
 from harness.run.planning import Planner, Wanted

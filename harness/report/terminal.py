@@ -20,7 +20,6 @@ from rich.text import Text
 
 from harness.core.cases import Job
 from harness.core.finding_words import few
-from harness.core.mutants import MutantResult, SurveyedCase
 from harness.core.records import (
     BAD,
     AccuracyRecord,
@@ -44,7 +43,6 @@ from harness.report.wording import (
     one_line,
     printable,
 )
-from harness.store.mutants import score, tables
 from harness.store.run_folder import NEVER_RAN, RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
 
@@ -208,20 +206,6 @@ def verdict_table(results: Sequence[CaseResult]) -> Table:
 def count_text(verdict: str, count: int) -> Text:
     """A count in the colour of its verdict, and a dim dot for 0."""
     return Text(str(count), style=STYLES[verdict]) if count else Text("·", style="dim")
-
-
-def print_mutants(console: Console, results: Sequence[MutantResult], unused: Sequence[SurveyedCase]) -> None:
-    """Print the tables of mutants, the cases that could not judge any, and the score."""
-    for head, rows in tables(results):
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for title in head:
-            table.add_column(title, overflow="fold")
-        for row in rows:
-            table.add_row(*map(printable, row))
-        console.print(table)
-    for case in unused:
-        console.print(f"not used: {printable(case.id)}: {one_line(case.why_not, 200)}", soft_wrap=True)
-    console.print(score(results).statement, soft_wrap=True)
 
 
 def print_failures(console: Console, store: RunStore, results: Sequence[CaseResult]) -> None:

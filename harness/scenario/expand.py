@@ -193,7 +193,7 @@ def drawn_case(scenario: Scenario, identity: str, override: KernelOverride | Non
     """The case of a fuzz id with any seed and number; None for any other id."""
     match = _DRAWN_ID.match(identity)
     if override is None and match and match["kernel"] and sound_variants(match["kernel"]):
-        # No option need name a sound variant: anybody can make it from its name.
+        # No option need name a sound variant: its name is enough to make it.
         override = KernelOverride.named(match["kernel"])
     kernel = override.short_name if override else None
     if match is None or match["name"] != scenario.name or match["kernel"] != kernel:

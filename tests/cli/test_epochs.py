@@ -297,4 +297,4 @@ def test_without_lm_eval_the_command_that_installs_it_is_told(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     code, out, err = cli("epochs", "--task", "aime_shaped", "--model", "engine:canary-mla")
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert "lm-eval, which is not installed: python3 -m pip install lm-eval==0.4.13" in err
+    assert "lm-eval not installed: pip install '.[accuracy]'" in err

@@ -34,7 +34,10 @@ def test_a_known_bug_is_found_made_small_and_written_once_it_is_seen(repro: Cli,
     assert code == 0, err
     assert SHOWN in out
     text = (tmp_path / "out.py").read_text()
-    assert "# See vllm-project/vllm#36540." in text and "NUM_TOKENS, WITH_CONTEXT, HEADS, V_DIM = 1, 0, 1, " in text
+    assert (
+        "# See https://github.com/vllm-project/vllm/issues/36540" in text
+        and "NUM_TOKENS, WITH_CONTEXT, HEADS, V_DIM = 1, 0, 1, " in text
+    )
 
 
 def test_when_a_minute_is_nearly_over_the_case_as_found_is_exported(

@@ -63,7 +63,7 @@ def test_a_script_is_short_has_one_marked_line_and_imports_torch_only(fault: str
         for node in ast.walk(ast.parse(text))
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
-    assert {name.partition(".")[0] for name in imported} == {"torch"}
+    assert {name.partition(".")[0] for name in imported} <= {"torch"}
 
 
 @each

@@ -95,7 +95,7 @@ def test_the_picture_is_what_its_script_draws_of_its_data(tmp_path: Path) -> Non
 
 def test_mentioned_options_exist() -> None:
     known = {option for name in COMMANDS for p in command(name).params for option in p.opts}
-    known |= {"--cases", "--help", "--version", "--dir"}
+    known |= {"--cases", "--help", "--version", "--dir", "--install-completion", "--show-completion"}
     pages = [README, *(file.read_text(encoding="utf-8") for file in (ROOT / "docs").glob("*.md"))]
     told = {option for page in pages for option in re.findall(r"^\$ mla-harness [^`\n]*?(--[a-z-]+)", page, re.M)}
     assert told <= known, told - known

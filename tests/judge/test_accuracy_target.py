@@ -90,7 +90,7 @@ def test_without_lm_eval_the_case_is_skipped_with_the_line_that_installs_it(monk
         return None if name == "lm_eval" else find(name, *rest)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_lm_eval)
-    assert why_not(small_case("kv-cache-full"), "cpu") == "lm-eval not installed: pip install lm-eval"
+    assert why_not(small_case("kv-cache-full"), "cpu") == "lm-eval not installed: pip install '.[accuracy]'"
 
 
 @pytest.mark.parametrize("name", ["kv-cache-full", "fp8-decode-graphs", "mrv2-capture"])

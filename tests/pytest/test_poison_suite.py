@@ -268,7 +268,7 @@ def test_a_comparison_that_nan_passes_is_seen_with_its_slices(
     done = suite.runpytest_subprocess("--poison", "nan", "tests")
     done.assert_outcomes(passed=len(bodies) - found, failed=found)
     if found:
-        done.stdout.fnmatch_lines(["side 1 of operator gt at tests/test_rows.py:* holds unwritten memory*"])
+        done.stdout.fnmatch_lines(["side 1 of operator gt at tests/test_rows.py:* holds uninitialised memory*"])
 
 
 def test_results_of_operators_are_as_without_the_plug_in(suite: pytest.Pytester) -> None:

@@ -1,4 +1,4 @@
-"""The regions of a cache that are moved: which bytes of which block belong to which token of which shard."""
+"""The regions of a cache that are moved: the token and the shard to which each byte of a block belongs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def descriptor_bytes(num_bytes: int, splits: int) -> int:
 
 @seam("move.length-of-shared-base")
 def lengths(regions: list[Region]) -> list[int]:
-    """The bytes that are sent of a block of each region, two of which may begin at one address (PR 57661)."""
+    """The bytes that are sent of a block of each region. Two regions may begin at one address (PR 57661)."""
     return [page_bytes(region) for region in regions]
 
 

@@ -91,7 +91,7 @@ class TinyModel:
 
 
 class Layer(AttentionLayerBase):  # type: ignore[misc]
-    """An attention layer, of which a connector asks where the dimension of blocks is."""
+    """An attention layer. A connector asks it where the dimension of blocks is."""
 
     def get_attn_backend(self) -> Any:
         """A backend of MLA, which has blocks outermost."""
