@@ -9,14 +9,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from harness.accuracy.answer_log import AccuracyRun, QuestionResult
 from harness.accuracy.backends import CANARY_NOTE
 from harness.accuracy.baselines import Baseline
 from harness.accuracy.tasks import STOCK
 from harness.core.errors import InputError
-from harness.core.extras import stats
+from harness.core.extras import numpy, stats
 from harness.core.records import (
     AccuracyJudgement,
     AccuracyLimits,
@@ -297,13 +295,13 @@ def trend_p(outcomes: Sequence[Sequence[bool]]) -> float:
     independent, which Cochran and Armitage's test would need. The test is paired: by chance, a question's slope falls
     as often as it rises. 1 with fewer than two epochs or without a slope.
     """
-    table = np.asarray(outcomes, dtype=float)
+    table = numpy.asarray(outcomes, dtype=float)
     if table.ndim != 2 or table.shape[0] < 2 or table.shape[1] == 0:
         return 1.0
-    epochs = np.arange(table.shape[0]) - (table.shape[0] - 1) / 2
+    epochs = numpy.arange(table.shape[0]) - (table.shape[0] - 1) / 2
     slopes = epochs @ table
     # Slopes are multiples of a half, so equal slopes are exactly equal.
-    if not np.any(slopes):
+    if not numpy.any(slopes):
         return 1.0
     return float(stats.wilcoxon(slopes, alternative="less", zero_method="wilcox").pvalue)
 
@@ -322,11 +320,11 @@ def mcnemar_power(num_questions: int, drop: float, gain: float, alpha: float) ->
     discordant = min(1.0, lose + gain)
     if num_questions == 0 or discordant == 0:
         return 0.0
-    flips = np.arange(1, num_questions + 1)
+    flips = numpy.arange(1, num_questions + 1)
     # The fewest losses that are significant among each number of flips: 2 P(X >= fewest) <= alpha.
     fewest = stats.binom.isf(alpha / 2, flips, 0.5) + 1
     seen = stats.binom.sf(fewest - 1, flips, lose / (lose + gain))
-    return float(np.sum(stats.binom.pmf(flips, num_questions, discordant) * seen))
+    return float(numpy.sum(stats.binom.pmf(flips, num_questions, discordant) * seen))
 
 
 def smallest_drop(num_questions: int, accuracy: float, alpha: float, gained: int = 0) -> float | None:

@@ -1,4 +1,4 @@
-"""Packages of the extras: imported at their first use. A missing one is one line that names the extra to install."""
+"""Packages imported at their first use: extras, and numpy. A missing extra is one line that says what to install."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import InputError
 
-__all__ = ["ACCURACY", "httpx", "lazily", "pandas", "require", "safetensors", "stats", "tokenizers", "why_not"]
+__all__ = ["ACCURACY", "httpx", "lazily", "numpy", "pandas", "require", "safetensors", "stats", "tokenizers", "why_not"]
 
 PACKAGES = {
     "lm_eval": ("lm-eval", "accuracy"),
@@ -35,7 +35,7 @@ class _Lazy(ModuleType):
     """Stands for a module that is imported when one of its attributes is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        require([self.__name__.partition(".")[0]])
+        require({self.__name__.partition(".")[0]} & PACKAGES.keys())
         return getattr(importlib.import_module(self.__name__), name)
 
 
@@ -46,13 +46,14 @@ def lazily(module: str) -> Any:
 
 if TYPE_CHECKING:
     import httpx
+    import numpy
     import pandas
     import safetensors.torch as safetensors
     import scipy.stats as stats
     import tokenizers
 else:
     httpx, pandas, tokenizers = map(lazily, ("httpx", "pandas", "tokenizers"))
-    safetensors, stats = lazily("safetensors.torch"), lazily("scipy.stats")
+    numpy, safetensors, stats = lazily("numpy"), lazily("safetensors.torch"), lazily("scipy.stats")
 
 
 def why_not(packages: Iterable[str]) -> str:
