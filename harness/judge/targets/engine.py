@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import itertools
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -41,8 +42,9 @@ from harness.judge.oracles.thresholds import bound
 from harness.judge.probes import recorder
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
-from harness.judge.run_records import ChosenExperts, Count, Guard, Observed, Pair, ReplayedStep, Run
+from harness.judge.run_records import ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run
 from harness.judge.target import Target
+from harness.judge.targets.serving import Served, serve
 from harness.memory.poison.patterns import Poison
 
 ENGINE, PROBES = Path(batch.__file__).parent, Path(recorder.__file__).parent
@@ -93,10 +95,11 @@ class EngineTarget(Target):
         params = self._params
         poison = self._legitimate(poison)
         with errors_of_the_engine():
-            engine, epochs, starts, counts = self._serve(poison, probe)
-        finished = [[sequence for sequence in epoch if sequence.is_finished] for epoch in epochs]
+            served = self._serve(poison, probe)
+        engine, epochs = served.engine, served.epochs
+        answered = [[sequence for sequence in epoch if sequence.num_generated_tokens] for epoch in epochs]
         run = Run(poison.pattern)
-        for epoch, sequences in enumerate(finished):
+        for epoch, sequences in enumerate(answered):
             run.observed += self._observed(engine, self._epoch_name(epoch), sequences)
         before, after = engine.runner.null_block_at_start, engine.runner.memory.block(NULL_BLOCK)
         run.guards = [Guard("the null block", "kv.null", before.cpu(), after.cpu())]
@@ -107,14 +110,12 @@ class EngineTarget(Target):
         if engine.observations.routed:
             ids = torch.cat(engine.observations.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
-        run.counts = counts + _counts_at_end(engine, epochs)
-        _add_graph_notes(run, engine, starts)
+        run.counts, run.events = served.counts + served.counts_at_end(), dict(engine.events)
+        _add_graph_notes(run, engine, served.starts)
         return run
 
-    def _serve(
-        self, poison: Poison, probe: Probe | None
-    ) -> tuple[Engine, list[list[Sequence]], list[int], list[Count]]:
-        """The engine after all requests, the requests of each epoch, its first step, and the blocks of each step."""
+    def _serve(self, poison: Poison, probe: Probe | None) -> Served:
+        """Serve all requests on a fresh engine."""
         params = self._params
         engine = Engine(
             _model(self._config, self.device),
@@ -123,16 +124,7 @@ class EngineTarget(Target):
             max_model_len=max(_length(request) for request in params.requests),
             probe=probe,
         )
-        epochs, starts, counts = [], [], []
-        for epoch in range(params.epochs + params.flush):
-            if epoch == params.epochs:
-                engine.flush()
-            starts.append(engine.num_steps)
-            epochs.append([engine.add_request(*request) for request in self._requests()])
-            while engine.scheduler.has_work:
-                engine.step()
-                counts += _counts_of_blocks(engine)
-        return engine, epochs, starts, counts
+        return serve(engine, self._prompts())
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
         return self.run(poison, probe=trace)
@@ -195,21 +187,27 @@ class EngineTarget(Target):
         }
         return replace(poison, sites=frozenset(sites), traps=traps)
 
-    def _requests(self) -> list[tuple[list[int], int]]:
-        """Prompts drawn from the case's seed, each with the number of tokens to generate."""
-        generator = torch.Generator().manual_seed(self.case.seed)
+    def _prompts(self) -> list[list[int]]:
+        """Prompts drawn from the case's seed: what all share, the pages of its chain, and tokens of its own."""
+        params, generator = self._params, torch.Generator().manual_seed(self.case.seed)
         vocab = self._config.vocab_size
 
         def draw(count: int) -> list[int]:
             drawn: list[int] = torch.randint(vocab, (count,), generator=generator).tolist()
             return drawn
 
-        prefix = draw(self._params.shared_prefix)
-        return [((prefix + draw(length))[:length], count) for length, count in self._params.requests]
+        prefix = draw(params.shared_prefix)
+        pages = {letter: draw(PAGE_SIZE) for letter in sorted(set("".join(params.chains))) if letter.isalpha()}
+        chains = [[token for letter in chain for token in pages.get(letter, [])] for chain in params.chains]
+        starts = itertools.chain(chains, itertools.repeat([]))
+        lengths = (length for length, _ in params.requests)
+        return [(prefix + start + draw(length))[:length] for length, start in zip(lengths, starts, strict=False)]
 
     def _observed(self, engine: Engine, epoch: str, sequences: list[Sequence]) -> list[Observed]:
         """The logits of an epoch's tokens, and of its rejected drafts, which have no reference."""
         notes = engine.observations
+        # A request with more or fewer rows than tokens is a finding of `conserved`.
+        sequences = [made for made in sequences if len(notes.logits.get(made.request, ())) == made.num_generated_tokens]
         rows = [row for sequence in sequences for row in notes.logits.get(sequence.request, [])]
         tokens = [token for sequence in sequences for token in sequence.tokens[sequence.num_prompt_tokens :]]
         if not rows:
@@ -230,7 +228,7 @@ class EngineTarget(Target):
                 bound=self._bound,
                 describe=f"generated token ({_ranges(sequences)})",
                 decisions=tuple(decisions),
-                tokens=torch.tensor(tokens) if len(tokens) == len(rows) else None,
+                tokens=torch.tensor(tokens),
             )
         ]
         if rejected:
@@ -238,32 +236,6 @@ class EngineTarget(Target):
             name = f"logits of rejected drafts of {epoch}"
             observed.append(Observed(name, torch.stack(rejected).cpu(), live, describe="rejected draft"))
         return observed
-
-
-def _counts_of_blocks(engine: Engine) -> list[Count]:
-    """After a step each block is free or has an owner, and it is free once."""
-    free = engine.pool.free_blocks
-    owned = {block for sequence in engine.scheduler.running for block in _blocks_of(sequence)}
-    where = f"step {engine.num_steps - 1}"
-    return [
-        Count("blocks that are free or owned", engine.pool.num_usable_blocks, len(owned.union(free)), where),
-        Count("blocks that are free twice, or free and owned", 0, len(free) - len(set(free) - owned), where),
-    ]
-
-
-def _blocks_of(sequence: Sequence) -> list[int]:
-    blocks = [*sequence.blocks, *sequence.window_blocks[sequence.num_evicted_pages :]]
-    return blocks if sequence.state_block is None else [*blocks, sequence.state_block]
-
-
-def _counts_at_end(engine: Engine, epochs: list[list[Sequence]]) -> list[Count]:
-    """Each request has its tokens, or none if it was cancelled, and all blocks are free."""
-    free = Count("free blocks after the last request", engine.pool.num_usable_blocks, engine.pool.num_free_blocks)
-    counts = [free]
-    for sequence in (sequence for epoch in epochs for sequence in epoch):
-        expected = 0 if sequence.request in engine.params.cancelled else sequence.max_tokens
-        counts.append(Count(f"tokens of request {sequence.request}", expected, sequence.num_generated_tokens))
-    return counts
 
 
 @contextlib.contextmanager
@@ -298,7 +270,8 @@ def pairs_of(
         is_flushed = number == params.epochs
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
-            if first.is_finished and later.is_finished and (is_flushed or is_warm):
+            is_judged = {first.request, later.request} <= decisions.keys()
+            if is_judged and first.is_finished and later.is_finished and (is_flushed or is_warm):
                 cold, warm = (torch.stack(engine.observations.logits[made.request]).cpu() for made in (first, later))
                 rows, partings = rows_before_partings((decisions[first.request],), (decisions[later.request],))
                 oracle, name = "flush" if is_flushed else "cold_warm", f"request {index} of epoch {number}"
