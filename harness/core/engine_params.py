@@ -13,6 +13,13 @@ from harness.core.params import Count, KvType, Length, Params
 
 Ranks = Annotated[int, Field(ge=1, le=8)]
 LayerKind = Literal["mla", "kda", "window", "sparse"]
+Change = Literal["reload", "reload_new", "sleep", "move_experts", "switch_adapter"]
+"""A state change of a running engine.
+
+`reload`: other weights are written into the tensors of the old ones. `reload_new`: they come in new tensors, and graphs
+are captured again. `sleep`: weights, KV pool and graph memory are unmapped and mapped again. `move_experts`: experts
+change their places on the ranks. `switch_adapter`: another adapter gets slot 1.
+"""
 Event = Literal[
     "preempt.prefill", "preempt.itself", "preempt.decode", "preempt.verify", "preempt.page_end", "preempt.twice",
     "hit", "hit.free", "hit.evicted_next", "concurrent", "evict", "collision", "other_past",
@@ -120,6 +127,13 @@ class EngineParams(ServingParams):
     num_hashes: Count | None = Field(
         default=None, description="different hashes of prefixes; a small number makes collisions"
     )
+    changes: tuple[tuple[Change, Length], ...] = Field(
+        default=(),
+        description="state changes, each before this step of the last epoch; at 0 no request runs",
+    )
+    adapters: tuple[Annotated[int, Field(ge=0, le=2)], ...] = Field(
+        default=(), description="the slot of each request's adapter on kv_b_proj; 0, also without an entry, is none"
+    )
     happens: tuple[Event, ...] = Field(
         default=(), description="events that must happen in the engine, or the case is skipped and is no pass"
     )
@@ -141,8 +155,27 @@ class EngineParams(ServingParams):
         if self.blocks_needed > self.num_blocks - 2:
             left = self.num_blocks - 2
             yield f"num_blocks {self.num_blocks} leaves {left} blocks, a request needs {self.blocks_needed}"
+        yield from self._change_problems()
         yield from conflicts(self, set(self.layers), self.num_experts)
         yield from rank_problem(self.kv_lora_rank, self.qk_rope_head_dim)
+
+    def _starts_after_changes(self) -> bool:
+        """Whether a request arrives after all changes, so that a cold engine can answer it as well."""
+        last = max((0, *self.arrivals))
+        return bool(self.changes) and last >= max(step for _, step in self.changes)
+
+    def _change_problems(self) -> Iterator[str]:
+        kinds = {change for change, _ in self.changes}
+        if kinds and (self.flush or self.drafter):
+            yield "changes with flush or drafter: the answers after a flush are not of the first model, drafts neither"
+        if "move_experts" in kinds and not self.num_experts:
+            yield "changes moves experts of a model with num_experts 0"
+        if "switch_adapter" in kinds and 1 not in self.adapters:
+            yield "changes switches the adapter in slot 1, which adapters gives to no request"
+        if self.adapters and (self.num_experts or set(self.layers) != {"mla"}):
+            yield "adapters are for models of dense mla layers"
+        if len(self.adapters) > len(self.requests):
+            yield "adapters has at most one entry for each request"
 
     @classmethod
     def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +184,7 @@ class EngineParams(ServingParams):
 
     @property
     def must_happen(self) -> tuple[str, ...]:
-        return self.happens
+        return tuple(dict.fromkeys((*self.happens, *(change for change, _ in self.changes))))
 
     page_size: ClassVar[int] = PAGE_SIZE
 
@@ -184,7 +217,7 @@ class EngineParams(ServingParams):
     def gives(self) -> frozenset[str]:
         found = {
             "requests": True,
-            "warm": self.prefix_caching and self.epochs > 1,
+            "warm": (self.prefix_caching and self.epochs > 1) or self._starts_after_changes(),
             "flush": self.flush,
             "experts": self.num_experts > 0,
             "mixed": len(self._stored_types()) > 1,

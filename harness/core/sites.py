@@ -48,6 +48,8 @@ SITES: tuple[Site, ...] = (
     Site("scale.blocks", 24, "rows of a block-scale tensor that round it up to whole tiles"),
     Site("dp.pad_rows", 25, "rows that pad a data-parallel rank's tokens to the longest rank's"),
     Site("kv.neighbor", 26, "memory beside a layer's pages: pages of other layers, padding between pages"),
+    Site("weights.gone", 30, "weights, and tensors made of them, that a reload replaced or a sleep unmapped"),
+    Site("kv.unmapped", 31, "the KV pool after a sleep unmapped it"),
     Site("move.unsent", 27, "memory that was given for a move, and that nothing was moved to"),
     Site("move.foreign", 28, "memory that holds what belongs to another layer, group, rank, token or sequence"),
     Site("move.late", 29, "memory that a former owner's copy wrote after it was given away"),

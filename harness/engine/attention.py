@@ -44,7 +44,8 @@ class PagedMLA:
         parts = []
         if batch.decode is not None:
             n = batch.num_decode_tokens
-            parts.append(self._decode(q_nope[:n], q_pe[:n], memory, batch.decode))
+            slots = None if batch.adapters is None else batch.adapters[:n]
+            parts.append(self._decode(q_nope[:n], q_pe[:n], memory, batch.decode, slots))
         if batch.prefill:
             q = torch.cat((q_nope, q_pe), dim=-1)
             parts.append(self._prefill(q, kv_c, k_pe, memory, batch.prefill))
@@ -60,11 +61,13 @@ class PagedMLA:
         """The block table [B, M] of this layer, and further options of the decode kernel."""
         return inputs.block_table, {}
 
-    def _decode(self, q_nope: Tensor, q_pe: Tensor, memory: PagedMemory, inputs: DecodeInputs) -> Tensor:
+    def _decode(
+        self, q_nope: Tensor, q_pe: Tensor, memory: PagedMemory, inputs: DecodeInputs, slots: Tensor | None
+    ) -> Tensor:
         """q_nope [B * S, H, nope], q_pe [B * S, H, E] -> [B * S, H, V]: attention over the latents."""
         attention = self.attention
         block_table, options = self._table(inputs)
-        workspace, parts = self.kernels.workspace, (attention.absorb_q(q_nope), q_pe)
+        workspace, parts = self.kernels.workspace, (attention.absorb_q(q_nope, slots), q_pe)
         if workspace is None:
             q = torch.cat(parts, dim=-1)
         else:
@@ -82,7 +85,7 @@ class PagedMLA:
         )
         if inputs.output is not None:
             out = store_live_rows(out, inputs.seq_lens, inputs.output)
-        return attention.expand_v(out.flatten(0, 1))
+        return attention.expand_v(out.flatten(0, 1), slots)
 
     def _prefill(
         self, q: Tensor, kv_c: Tensor, k_pe: Tensor, memory: PagedMemory, requests: tuple[PrefillRequest, ...]
@@ -97,7 +100,7 @@ class PagedMLA:
         first = requests[0].start
         spans = [(request.start - first, request.end - first) for request in requests]
         q, kv_c, k_pe = rows_of_prompts(q, kv_c, k_pe, first)
-        k, v = attention.expand_kv(kv_c, k_pe)
+        k, v = attention.expand_kv(kv_c, k_pe, slots_of_prompts(requests, spans, q.device))
         out, lse = causal_attention(q, k, v, spans, attention.softmax_scale)
         query_start_loc = torch.tensor([0, *(end for _, end in spans)], dtype=torch.int32, device=q.device)
         with_context: int | None = tokens_with_context(requests)
@@ -105,7 +108,8 @@ class PagedMLA:
         for part in (part for chunk in chunks for part in split_among_ranks(chunk, self.num_ranks)):
             if any(part):
                 latents, chunk_start_loc = gather_context(cache, requests, part, kv_scale)
-                k, v = attention.expand_kv(latents[:, :rank].to(q.dtype), latents[:, rank:].to(q.dtype))
+                slots = slots_of_prompts(requests, [(0, len(span)) for span in part], q.device)
+                k, v = attention.expand_kv(latents[:, :rank].to(q.dtype), latents[:, rank:].to(q.dtype), slots)
                 chunk_out, chunk_lse = self.kernels.context_attention(
                     q, k, v, query_start_loc, chunk_start_loc, scale=attention.softmax_scale
                 )
@@ -116,6 +120,16 @@ class PagedMLA:
             )
             with_context = None
         return out
+
+
+def slots_of_prompts(
+    requests: tuple[PrefillRequest, ...], spans: list[tuple[int, int]], device: torch.device
+) -> Tensor | None:
+    """The adapter's slot of each token of the requests' `spans`, one after another; None if no request has one."""
+    if not any(request.adapter for request in requests):
+        return None
+    pairs = zip(requests, spans, strict=True)
+    return torch.tensor([request.adapter for request, (start, end) in pairs for _ in range(start, end)], device=device)
 
 
 def tokens_with_context(requests: tuple[PrefillRequest, ...]) -> int:

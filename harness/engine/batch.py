@@ -82,6 +82,7 @@ class PrefillRequest:
     blocks: tuple[int, ...]
     state_block: int
     window_blocks: tuple[int, ...] = ()
+    adapter: int = 0
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ class Batch:
     hidden [T, hidden] embeddings; positions [T] int64; slot_mapping [T] int64, -1 for tokens that are not stored;
     window_slots [T] int64, the same for window layers. `table_pad` [M] fills the block table of a prompt past its
     pages. `backend_slots` [T] int64 is the attention backend's copy of a graph's slot_mapping, made when metadata is
-    built. Without it the backend reads slot_mapping.
+    built. Without it the backend reads slot_mapping. `adapters` [T] int64 is the slot of each token's adapter.
     """
 
     hidden: Tensor
@@ -102,6 +103,7 @@ class Batch:
     window_slots: Tensor | None = None
     table_pad: tuple[int, ...] = ()
     backend_slots: Tensor | None = None
+    adapters: Tensor | None = None
 
     @property
     def stored_slots(self) -> Tensor:
@@ -158,7 +160,13 @@ def prompts_in_order(prompts: list[ScheduledSequence]) -> list[ScheduledSequence
     return sorted(prompts, key=lambda item: -item.sequence.num_computed_tokens)
 
 
-def build(ordered: list[ScheduledSequence], embedding: torch.nn.Embedding, num_columns: int, poison: Poison) -> Batch:
+def build(
+    ordered: list[ScheduledSequence],
+    embedding: torch.nn.Embedding,
+    num_columns: int,
+    poison: Poison,
+    has_adapters: bool = False,
+) -> Batch:
     """The batch of these requests, without padded rows. Block tables have `num_columns` columns."""
     tokens: list[int] = []
     positions: list[int] = []
@@ -171,7 +179,8 @@ def build(ordered: list[ScheduledSequence], embedding: torch.nn.Embedding, num_c
         if not item.is_decode:
             end, state_block = len(tokens) + len(span), sequence.state_block or NULL_BLOCK
             blocks, window_blocks = tuple(sequence.blocks), tuple(sequence.window_blocks)
-            prefill.append(PrefillRequest(len(tokens), end, start, blocks, state_block, window_blocks))
+            adapter = sequence.slot
+            prefill.append(PrefillRequest(len(tokens), end, start, blocks, state_block, window_blocks, adapter))
         known = sequence.tokens + sequence.drafts if sequence.drafts else sequence.tokens
         tokens += known[span.start : span.stop]
         positions += span
@@ -187,6 +196,9 @@ def build(ordered: list[ScheduledSequence], embedding: torch.nn.Embedding, num_c
         prefill=tuple(prefill),
         window_slots=torch.tensor(window_slots, device=device) if window_slots else None,
         table_pad=(table_filler(poison),) * num_columns,
+        adapters=torch.tensor([item.sequence.slot for item in ordered for _ in range(item.num_new_tokens)]).to(device)
+        if has_adapters
+        else None,
     )
 
 
@@ -283,6 +295,8 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
         assert live.window_slots is not None and live.decode.window_table is not None
         static.window_slots[:rows] = live.window_slots
         static.decode.window_table[:num_live] = live.decode.window_table
+    if static.adapters is not None and live.adapters is not None:
+        static.adapters[:rows], static.adapters[rows:] = live.adapters, 0
     reset_padded_slots(static, rows, padding_slot(padding))
     pad_requests(static.decode, num_live, table_filler(poison), padding.num_keys)
     for padded in (static.hidden[rows:], static.positions[rows:]):
@@ -325,6 +339,7 @@ def dummy_batch(
     query_len: int = 1,
     has_window: bool = False,
     padding: Padding = NO_KEYS,
+    has_adapters: bool = False,
 ) -> Batch:
     """A decode batch of token 0 that stores nothing, for idle data-parallel ranks and for captures."""
     device, rows = embedding.weight.device, size * query_len
@@ -349,4 +364,5 @@ def dummy_batch(
         ),
         window_slots=slots.clone() if has_window else None,
         backend_slots=slots.clone(),
+        adapters=torch.zeros_like(slots) if has_adapters else None,
     )

@@ -15,6 +15,7 @@ from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.interface import Graph, GraphPool, tensors_of
+from harness.memory.poison.patterns import Poison
 
 
 class PersistentPlans:
@@ -93,6 +94,8 @@ class DecodeGraphs:
     memory: PagedMemory
     plans: Plans
     pool: GraphPool
+    has_changes: bool = False
+    """Whether weights change, so that their addresses are judged as well."""
     _graphs: dict[int, Graph] = field(default_factory=dict)
     _captured: dict[int, dict[str, int]] = field(default_factory=dict)
 
@@ -110,7 +113,7 @@ class DecodeGraphs:
         batch.decode.metadata = self.plans.capture_metadata(size, batch, warmed_up)
         graph = self.pool.capture(lambda: self.model.forward(batch, self.memory))
         self._graphs[size] = graph
-        self._captured[size] = self._addresses(batch, batch.decode.metadata.plan)
+        self._captured[size] = self._addresses(size, batch, batch.decode.metadata.plan)
 
     def replay(self, size: int) -> Forwarded:
         """Replay the graph of `size` on the static inputs. The result is memory of the pool."""
@@ -123,9 +126,9 @@ class DecodeGraphs:
 
     def bindings(self, size: int) -> list[tuple[str, str, int, int]]:
         """(input, site, captured address, address that the engine updates now) for each input of a graph."""
-        current = self._addresses(self.static.head(size), self.plans.current(size))
+        current = self._addresses(size, self.static.head(size), self.plans.current(size))
         captured = self._captured[size]
-        return [(name, _site(name), captured[name], address) for name, address in current.items()]
+        return [(name, _site(name), address, current.get(name, 0)) for name, address in captured.items()]
 
     def reads_stale_plan(self, size: int, fresh: Any) -> bool:
         """Whether the plan that the graph read differs from `fresh`, made for the same lengths."""
@@ -135,11 +138,24 @@ class DecodeGraphs:
                 return True
         return False
 
-    def _addresses(self, batch: Batch, plan: Any) -> dict[str, int]:
+    def unmap(self, poison: Poison) -> None:
+        """Fill the memory of all graphs, as after a sleep."""
+        for graph in self._graphs.values():
+            for memory in graph.owned_memory():
+                poison.fill_(memory, "graph.pool")
+
+    def _addresses(self, size: int, batch: Batch, plan: Any) -> dict[str, int]:
         named = batch.tensors() | _named_tensors("plan.", plan)
         if self.model.kernels.workspace is not None:
             named["workspace.counters"] = self.model.kernels.workspace.counters(batch.num_decodes)
-        return {name: tensor.data_ptr() for name, tensor in named.items()}
+        found = {name: tensor.data_ptr() for name, tensor in named.items()}
+        if self.has_changes:
+            weights = self.model.tensors() | {f"constant {i}": t for i, t in enumerate(self.model.constants())}
+            addresses = {f"weights.{name}": tensor.data_ptr() for name, tensor in weights.items()}
+            held = self._captured.get(size)
+            graph = self._graphs[size]
+            found |= {n: at for n, at in addresses.items() if (n in held if held else graph.tensor_at(at) is not None)}
+        return found
 
 
 def _site(name: str) -> str:
@@ -148,6 +164,8 @@ def _site(name: str) -> str:
         return "sched_meta"
     if name.startswith("workspace."):
         return "workspace"
+    if name.startswith("weights."):
+        return "weights.gone"
     return "block_table.pad" if name in ("block_table", "window_table") else "graph.pad_rows"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import replace
 
@@ -46,6 +47,12 @@ class Engine:
         self.max_model_len = max_model_len
         self.pool = BlockPool(params.num_blocks, params.free_list)
         self._query_len = 1 + params.speculative_tokens
+        self.poison = poison
+        self.adapters = list(range(max(params.adapters, default=0) + 1))
+        """The adapter in each slot; slot 0 has none."""
+        self.num_reloads = 0
+        if params.changes or params.adapters:
+            model = copy.deepcopy(model)
         with torch.no_grad():
             # Drafts are stored before they are verified.
             self.runner = ModelRunner(
@@ -68,11 +75,12 @@ class Engine:
         self.newest_step = Step((), (), (), ())
         self.num_requests = 0
 
-    def add_request(self, prompt: list[int], max_tokens: int) -> Sequence:
+    def add_request(self, prompt: list[int], max_tokens: int, slot: int = 0) -> Sequence:
         """Queue a prompt. Raises InputError if it is empty, longer than `max_model_len`, or too large for the pool."""
         if not prompt or max_tokens < 1:
             raise InputError("a request needs a prompt and at least one token to generate")
-        sequence = Sequence(self.num_requests, list(prompt), max_tokens, query_len=self._query_len)
+        sequence = Sequence(self.num_requests, list(prompt), max_tokens, query_len=self._query_len, slot=slot)
+        self._note_model(sequence)
         length = len(prompt) + max_tokens - 1
         if length > self.max_model_len:
             raise InputError(
@@ -144,6 +152,18 @@ class Engine:
     def abort(self, sequence: Sequence) -> None:
         """Between two steps, drop a request that is not finished."""
         self.scheduler.abort(sequence)
+
+    def start_over(self, sequences: list[Sequence]) -> None:
+        """Let running requests compute their tokens again, and note which model serves each request from now on."""
+        self.scheduler.start_over(sequences)
+        for sequence in self.scheduler.waiting:
+            self._note_model(sequence)
+
+    def _note_model(self, sequence: Sequence) -> None:
+        sequence.adapter = self.adapters[sequence.slot]
+        models = self.observations.models.setdefault(sequence.request, [])
+        if not models or models[-1][1] != (self.num_reloads, sequence.adapter):
+            models.append((sequence.num_generated_tokens, (self.num_reloads, sequence.adapter)))
 
     @property
     def events(self) -> Counter[str]:

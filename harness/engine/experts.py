@@ -22,13 +22,33 @@ class RoutedExperts:
     are played in one process; each of the `num_ranks` has a share of the experts and its own trap.
     """
 
-    def __init__(self, moe: MoE, kernels: Kernels, poison: Poison, num_ranks: int = 1) -> None:
+    def __init__(self, moe: MoE, kernels: Kernels, poison: Poison, num_ranks: int = 1, moves: bool = False) -> None:
         self._moe = moe
         self._kernels = kernels
         self._poison = poison
-        stacked = (moe.experts.gate_proj, moe.experts.up_proj, moe.experts.down_proj)
-        shards = zip(*(weight.chunk(num_ranks) for weight in stacked), strict=True)
-        self._ranks = [tuple(torch.cat((weight, self._trap(weight))) for weight in shard) for shard in shards]
+        self._num_ranks = num_ranks
+        num_experts, device = len(moe.experts.gate_proj), moe.experts.gate_proj.device
+        self.expert_at = torch.arange(num_experts, device=device)
+        """The expert [X] in each place; rank r has the places from r * X / num_ranks on."""
+        self.place_of = torch.arange(num_experts, dtype=torch.int32, device=device) if moves else None
+        """The place [X] int32 of each expert. Graphs hold it. None in an engine that never moves experts."""
+        self.ranks = [[torch.cat((weight, self._trap(weight))) for weight in shard] for shard in self.placed()]
+
+    def placed(self) -> list[list[Tensor]]:
+        """The gate, up and down projections of each rank, in the order of its places."""
+        experts = self._moe.experts
+        stacked = (experts.gate_proj, experts.up_proj, experts.down_proj)
+        parts = (weight[self.expert_at].chunk(self._num_ranks) for weight in stacked)
+        return [list(shard) for shard in zip(*parts, strict=True)]
+
+    def move(self) -> None:
+        """Move each expert by one place more than half the places, in place: the weights, and the map of places."""
+        assert self.place_of is not None
+        self.expert_at = self.expert_at.roll(len(self.expert_at) // 2 + 1)
+        for held, moved in zip(self.ranks, self.placed(), strict=True):
+            for tensor, weight in zip(held, moved, strict=True):
+                tensor[:-1].copy_(weight)
+        update_places(self, self.expert_at.argsort().to(torch.int32))
 
     def _trap(self, weight: Tensor) -> Tensor:
         return self._poison.empty(1, *weight.shape[1:], dtype=weight.dtype, site="router.ids", device=weight.device)
@@ -39,7 +59,7 @@ class RoutedExperts:
         ids, weights = self._route(self._moe.gate(x), k, batch)
         ids = launch(hand_over_ids, ids, self._poison)
         rounded = quantize(x, batch)
-        out = self._apply(rounded, ids, weights)
+        out = self._apply(rounded, ids if self.place_of is None else places_of(ids, self.place_of), weights)
         if self._moe.shared_experts is not None:
             out = out + self._moe.shared_experts(rounded)
         return out, ids
@@ -55,15 +75,35 @@ class RoutedExperts:
 
     def _apply(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """The sum [T, hidden] over all ranks."""
-        if len(self._ranks) == 1:
-            alone: Tensor = launch(apply_experts, x, ids, weights, *self._ranks[0])
+        if len(self.ranks) == 1:
+            alone: Tensor = launch(apply_experts, x, ids, weights, *self.ranks[0])
             return alone
         out = torch.zeros_like(x)
-        count = self._moe.experts.gate_proj.shape[0] // len(self._ranks)
-        for rank, shard in enumerate(self._ranks):
-            local = launch(ids_of_rank, ids, rank * count, None if shard is self._ranks[-1] else count)
+        count = self._moe.experts.gate_proj.shape[0] // len(self.ranks)
+        for rank, shard in enumerate(self.ranks):
+            local = launch(ids_of_rank, ids, rank * count, None if shard is self.ranks[-1] else count)
             out = out + launch(apply_experts, x, local, weights, *shard)
         return out
+
+
+@seam("experts.places-rebound")
+def update_places(experts: RoutedExperts, places: Tensor) -> None:
+    """Write the new place [X] int32 of each expert into the tensor that graphs hold (sgl-project/sglang#4957)."""
+    assert experts.place_of is not None
+    experts.place_of.copy_(places)
+
+
+@seam("experts.graph-without-places")
+def places_of(ids: Tensor, place_of: Tensor) -> Tensor:
+    """Expert ids [T, k] as places, in a captured forward too (sgl-project/sglang#18213)."""
+    placed: Tensor = launch(look_up_places, ids, place_of)
+    return placed
+
+
+def look_up_places(ids: Tensor, place_of: Tensor) -> Tensor:
+    """The places of expert ids [T, k]; an id that is no expert stays what it is."""
+    known = (ids >= 0) & (ids < len(place_of))
+    return torch.where(known, place_of[torch.where(known, ids, 0).long()], ids)
 
 
 @seam("router.unmasked-padding-ids")

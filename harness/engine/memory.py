@@ -143,10 +143,15 @@ def initial_memory(
 ) -> PagedMemory:
     """The pool before the first request: no block has an owner."""
     memory = PagedMemory(layout, device=device)
-    memory.fill(range(NULL_BLOCK + 1, trap_block), "kv.free", poison)
+    fill_pool(memory, trap_block, "kv.free", poison)
+    return memory
+
+
+def fill_pool(memory: PagedMemory, trap_block: int, site: str, poison: Poison) -> None:
+    """Fill the blocks that requests may own as memory of `site`, the null block and the trap as what they are."""
+    memory.fill(range(NULL_BLOCK + 1, trap_block), site, poison)
     memory.fill((NULL_BLOCK,), "kv.null", poison)
     memory.fill((trap_block,), "block_table.pad", poison)
-    return memory
 
 
 def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:

@@ -114,6 +114,8 @@ class Observations:
     written: list[WriteNote] = field(default_factory=list)
     replays: list[ReplayNote] = field(default_factory=list)
     bindings: list[Binding] = field(default_factory=list)
+    models: dict[int, list[tuple[int, tuple[int, int]]]] = field(default_factory=dict)
+    """The models of each request: the first token that each generates, its reload, and its adapter."""
     num_mixed_steps: int = 0
     """The number of batches with decodes and prompts."""
 
@@ -266,4 +268,5 @@ def repeated(inputs: Batch, num_live: int, count: int, slot: int) -> Batch:
         slot_mapping=torch.where(is_first, inputs.slot_mapping[rows], slot),
         decode=replace(decode, **of_requests, output=None, metadata=DecodeMetadata()),
         window_slots=None if inputs.window_slots is None else torch.where(is_first, inputs.window_slots[rows], slot),
+        adapters=None if inputs.adapters is None else inputs.adapters[rows],
     )

@@ -14,7 +14,7 @@ from harness.engine.kernels import ActivationQuantizer, BlockQuantizer, Kernels
 from harness.engine.memory import PagedMemory
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import MoE
-from harness.engine.model.mla import MLAAttention
+from harness.engine.model.mla import Adapters, MLAAttention, absorbed_parts
 from harness.engine.model.transformer import CausalLM, DecoderLayer
 from harness.engine.probe import Probe
 from harness.engine.sparse_attention import PagedSparseMLA
@@ -48,10 +48,20 @@ class PagedModel:
         self._quantize = _quantizer(params, kernels, poison)
         self._attention: list[PagedMLA | PagedSparseMLA | PagedKDA] = []
         self._experts: list[RoutedExperts | None] = []
+        if params.changes:
+            for attention in model.mla_layers():
+                weight, attention.absorbed_scale = absorbed_parts(attention.kv_b_proj.weight)
+                attention.absorbed = weight.view(attention.num_heads, -1, attention.kv_lora_rank)
+        if params.adapters:
+            for attention in model.mla_layers():
+                attention.adapters = Adapters(
+                    max(params.adapters) + 1, attention.kv_b_proj.weight, model.config.num_heads
+                )
+        moves = any(change == "move_experts" for change, _ in params.changes)
         for index, layer in enumerate(self._layers()):
             self._attention.append(self._paged(layer.self_attn, index, params, poison))
             moe = layer.mlp if isinstance(layer.mlp, MoE) else None
-            self._experts.append(RoutedExperts(moe, kernels, poison, params.expert_ranks) if moe else None)
+            self._experts.append(RoutedExperts(moe, kernels, poison, params.expert_ranks, moves) if moe else None)
 
     def _paged(
         self, attention: MLAAttention | KimiDeltaAttention, index: int, params: EngineParams, poison: Poison
@@ -62,6 +72,33 @@ class PagedModel:
             return PagedSparseMLA(attention, index, self.kernels, self._quantize, poison)
         kind = PagedMLA if attention.sliding_window is None else PagedWindowMLA
         return kind(attention, index, self.kernels, self._quantize, params.context_chunk, params.context_ranks)
+
+    def routed_experts(self) -> list[RoutedExperts]:
+        """The experts of each layer that has some."""
+        return [experts for experts in self._experts if experts is not None]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights by name, and what is made of them after loading: all that a load writes."""
+        found: dict[str, Tensor] = dict(self.model.named_parameters())
+        for number, attention in enumerate(self.model.mla_layers()):
+            for name in ("absorbed", "absorbed_scale"):
+                if (tensor := getattr(attention, name)) is not None:
+                    found[f"mla.{number}.{name}"] = tensor
+            if attention.adapters is not None:
+                found |= {
+                    f"mla.{number}.adapters.a": attention.adapters.a,
+                    f"mla.{number}.adapters.b": attention.adapters.b,
+                }
+        for number, experts in enumerate(self.routed_experts()):
+            for rank, held in enumerate(experts.ranks):
+                found |= {f"moe.{number}.rank{rank}.{part}": tensor[:-1] for part, tensor in enumerate(held)}
+        return found
+
+    def constants(self) -> list[Tensor]:
+        """Tensors that graphs read and that no step writes: the places of experts, counters that decodes leave zero."""
+        places = [experts.place_of for experts in self.routed_experts() if experts.place_of is not None]
+        workspace = self.kernels.workspace
+        return places if workspace is None else [*places, workspace.counters(workspace.num_requests)]
 
     def forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
         """Run a batch and update `memory`. A decode has no host reads, so it can be captured."""

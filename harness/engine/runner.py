@@ -14,7 +14,7 @@ from harness.engine import batch as batches
 from harness.engine.batch import Batch, Padding
 from harness.engine.capture import DecodeGraphs, LazyPlans, PersistentPlans, Plans
 from harness.engine.kernels import bind
-from harness.engine.memory import CacheLayout, hand_over_blocks, initial_memory
+from harness.engine.memory import CacheLayout, fill_pool, hand_over_blocks, initial_memory
 from harness.engine.model.transformer import CausalLM
 from harness.engine.observations import (
     Binding,
@@ -71,7 +71,8 @@ class ModelRunner:
         self._choices = ChoiceNotes(self.observations, params.prefix_caching)
         self.drafts: dict[int, int] = {}
         """The drafter's latest guess for each request, not verified."""
-        self._model = PagedModel(model, params, bind(params, poison), poison, probe)
+        self.paged_model = self._model = PagedModel(model, params, bind(params, poison), poison, probe)
+        self._params = params
         workspace = self._model.kernels.workspace
         max_requests = None if workspace is None else workspace.num_requests
         self.padded_twins = PaddedTwins(self._dummy, poison, self._padding, max_requests)
@@ -80,13 +81,19 @@ class ModelRunner:
         self._output = torch.zeros(shape, device=self._device) if params.zero_fill_output else None
         self._drafter: Drafter | None = None
         self._graphs: DecodeGraphs | None = None
-        graph_pool = new_pool(self._device, poison)
         self._sweep_free = free_memory_sweep(self._device, poison)
+        graph_pool = new_pool(self._device, poison)
         if params.drafter:
             self._drafter = Drafter(model, num_requests * self._query_len, graph_pool)
+        self._graph_pool = graph_pool
         if params.graph == "full":
-            with launches_shown_to(probe):
-                self._capture(params, graph_pool)
+            self.capture()
+
+    def capture(self) -> None:
+        """Capture the decode graphs, after a change of addresses again."""
+        if self._params.graph == "full":
+            with launches_shown_to(self._probe):
+                self._capture(self._params, self._graph_pool)
 
     def _capture(self, params: EngineParams, graph_pool: GraphPool) -> None:
         self._static = self._dummy(max(params.capture_sizes))
@@ -96,7 +103,7 @@ class ModelRunner:
         if params.capture == "persistent":
             kernels = self._model.kernels
             plans = PersistentPlans(kernels.mla_decode_plan, params.num_heads, kernels.plan_options)
-        self._graphs = DecodeGraphs(self._model, self._static, self.memory, plans, graph_pool)
+        self._graphs = DecodeGraphs(self._model, self._static, self.memory, plans, graph_pool, bool(params.changes))
         # Larger graphs first, as in engines: smaller ones reuse their memory.
         for size in reversed(reachable_sizes(params.capture_sizes, params.max_num_seqs)):
             self._graphs.capture(size)
@@ -119,7 +126,7 @@ class ModelRunner:
             for item in ordered:
                 length = item.sequence.num_computed_tokens + item.num_new_tokens
                 self.memory.fill_tail(item.sequence, length, self._poison)
-        batch = batches.build(ordered, self._embedding, self._num_columns, self._poison)
+        batch = batches.build(ordered, self._embedding, self._num_columns, self._poison, bool(self._params.adapters))
         size = self._graph_size(batch)
         logits = self._run_probed(batch, ordered, size, number)
         if self._observe:
@@ -145,9 +152,26 @@ class ModelRunner:
         self.memory.zero(blocks)
         self.memory.fill(blocks, "kv.free", self._poison)
 
+    def unmap(self) -> None:
+        """Fill the KV pool and the memory of graphs as memory that a sleep gave back."""
+        fill_pool(self.memory, self._pool.trap_block, "kv.unmapped", self._poison)
+        if self._graphs is not None:
+            self._graphs.unmap(self._poison)
+
+    def map_again(self) -> None:
+        """After a wake, give the null block and the trap their content. Other blocks hold what memory held."""
+        self.memory.zero((NULL_BLOCK, self._pool.trap_block))
+        fill_pool(self.memory, self._pool.trap_block, "kv.unmapped", self._poison)
+
     def _dummy(self, size: int) -> Batch:
         return batches.dummy_batch(
-            size, self._embedding, self._num_columns, self._query_len, self._has_window, self._padding
+            size,
+            self._embedding,
+            self._num_columns,
+            self._query_len,
+            self._has_window,
+            self._padding,
+            bool(self._params.adapters),
         )
 
     def run_dummy(self, number: int) -> None:

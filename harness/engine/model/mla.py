@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from harness.core.seams import seam
 from harness.engine.model.layers import RMSNorm, rotate
 from harness.engine.schedule.config import LayerType, ModelConfig
 
@@ -46,6 +47,45 @@ class Indexer(nn.Module):
         return out
 
 
+def absorbed_parts(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`weight` by its scale, and the scale [1]. It is a power of two, so that products with both keep their bits."""
+    scale = weight.abs().amax().log2().ceil().exp2().reshape(1)
+    return weight / scale, scale
+
+
+class Adapters:
+    """The low-rank pairs that adapters add to one layer's `kv_b_proj`, by slot.
+
+    A pair is B [S, H, nope + V, K] times A [S, K, R]. Graphs hold these buffers. Slot 0 is zeros, for tokens without an adapter.
+    """
+
+    RANK = 4
+
+    def __init__(self, num_slots: int, weight: Tensor, num_heads: int) -> None:
+        rows, columns = weight.shape
+        self.a = weight.new_zeros(num_slots, self.RANK, columns)
+        self.b = weight.new_zeros(num_slots, num_heads, rows // num_heads, self.RANK)
+
+    def load(self, slot: int, adapter: int, layer: int) -> None:
+        """Write an adapter into a slot, in place. Adapter 0 is zeros, others are drawn from their number."""
+        if not adapter:
+            self.a[slot], self.b[slot] = 0.0, 0.0
+            return
+        generator = torch.Generator().manual_seed(1000 * adapter + layer)
+        for held in (self.a[slot], self.b[slot]):
+            held.copy_(torch.randn(held.shape, generator=generator) * self.RANK**-0.5 * held.shape[-1] ** -0.25)
+
+    @seam()
+    def of_prefill(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """A [T, K, R] and B [T, H, nope + V, K] of each token, for keys and values that are expanded."""
+        return self.a[slots], self.b[slots]
+
+    @seam("adapter.absorbed-without-pair")
+    def of_absorbed(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for absorbed projections, which never call `kv_b_proj` and its adapter (PR 48974)."""
+        return self.a[slots], self.b[slots]
+
+
 CacheTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -53,7 +93,9 @@ class MLAAttention(nn.Module):
     """One MLA layer. Parameters have the names of Hugging Face's DeepSeek-V2.
 
     T tokens, H heads, R = kv_lora_rank, E = qk_rope_head_dim, V = v_head_dim. Results have the dtype of the input.
-    `forward` applies `cache_transform`, if set, to `(kv_c, k_pe)`: rounding to fp8, or noise in training.
+    An engine that changes its weights keeps `absorbed` [H, nope + V, R], made of `kv_b_proj` after loading, and its
+    scale [1]; `adapters` add to `kv_b_proj`, by token. `forward` applies `cache_transform`, if set, to
+    `(kv_c, k_pe)`: rounding to fp8, or noise in training.
 
     A query of an `mla` layer sees all tokens up to its own, of a `window` layer the last `sliding_window` of them, of a
     `sparse` layer the `index_topk` of them with the highest scores of `indexer`.
@@ -72,6 +114,9 @@ class MLAAttention(nn.Module):
         self.use_rope = config.use_rope
         self.rope_theta = config.rope_theta
         self.cache_transform: CacheTransform | None = None
+        self.absorbed: Tensor | None = None
+        self.absorbed_scale: Tensor | None = None
+        self.adapters: Adapters | None = None
         hidden, heads = config.hidden_size, config.num_heads
         self.q_proj = nn.Linear(hidden, heads * config.qk_head_dim, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(hidden, config.latent_dim, bias=False)
@@ -102,21 +147,37 @@ class MLAAttention(nn.Module):
         return self.kv_a_layernorm(kv_c), k_pe
 
     def up_projections(self) -> tuple[Tensor, Tensor]:
-        """W_UK [H, nope, R] and W_UV [H, V, R]: views of `kv_b_proj.weight`."""
-        weight = self.kv_b_proj.weight.view(self.num_heads, self.qk_nope_head_dim + self.v_head_dim, self.kv_lora_rank)
+        """W_UK [H, nope, R] and W_UV [H, V, R]: views of `absorbed`, or of `kv_b_proj.weight` without it."""
+        weight = self.absorbed
+        if weight is None:
+            weight = self.kv_b_proj.weight.view(self.num_heads, -1, self.kv_lora_rank)
         return weight[:, : self.qk_nope_head_dim], weight[:, self.qk_nope_head_dim :]
 
-    def absorb_q(self, q_nope: Tensor) -> Tensor:
-        """q_nope: [..., T, H, nope] -> [..., T, H, R], the query for latents."""
-        return torch.einsum("...hn,hnr->...hr", q_nope, self.up_projections()[0])
+    def absorb_q(self, q_nope: Tensor, slots: Tensor | None = None) -> Tensor:
+        """q_nope: [..., T, H, nope] -> [..., T, H, R], the query for latents; `slots` [T] are adapters."""
+        out = self._scaled(torch.einsum("...hn,hnr->...hr", q_nope, self.up_projections()[0]))
+        if self.adapters is None or slots is None:
+            return out
+        a, b = self.adapters.of_absorbed(slots)
+        return out + torch.einsum("thn,thnk,tkr->thr", q_nope, b[:, :, : self.qk_nope_head_dim], a)
 
-    def expand_v(self, latent_out: Tensor) -> Tensor:
+    def expand_v(self, latent_out: Tensor, slots: Tensor | None = None) -> Tensor:
         """latent_out: [..., T, H, R], the attention output in the latent -> values [..., T, H, V]."""
-        return torch.einsum("...hr,hvr->...hv", latent_out, self.up_projections()[1])
+        out = self._scaled(torch.einsum("...hr,hvr->...hv", latent_out, self.up_projections()[1]))
+        if self.adapters is None or slots is None:
+            return out
+        a, b = self.adapters.of_absorbed(slots)
+        return out + torch.einsum("thr,tkr,thvk->thv", latent_out, a, b[:, :, self.qk_nope_head_dim :])
 
-    def expand_kv(self, kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
-        """kv_c: [..., C, R], k_pe: [..., C, E] -> k [..., C, H, nope + E], v [..., C, H, V]."""
+    def _scaled(self, product: Tensor) -> Tensor:
+        return product if self.absorbed_scale is None else product * self.absorbed_scale
+
+    def expand_kv(self, kv_c: Tensor, k_pe: Tensor, slots: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """kv_c: [..., C, R], k_pe: [..., C, E] -> k [..., C, H, nope + E], v [..., C, H, V]; `slots` [C]."""
         kv = self.kv_b_proj(kv_c).unflatten(-1, (self.num_heads, -1))
+        if self.adapters is not None and slots is not None:
+            a, b = self.adapters.of_prefill(slots)
+            kv = kv + torch.einsum("cr,ckr,chxk->chx", kv_c, a, b)
         k_nope, v = kv.split((self.qk_nope_head_dim, self.v_head_dim), dim=-1)
         shared = k_pe.unsqueeze(-2).expand(*k_nope.shape[:-1], -1)
         return torch.cat((k_nope, shared), dim=-1), v

@@ -21,6 +21,8 @@ class Prefix:
 
     hash: int
     tokens: tuple[int, ...]
+    salt: int = 0
+    """The adapter that computed the page."""
 
 
 class BlockPool:
@@ -164,15 +166,15 @@ def blocks_to_give(num_blocks: int, free_list: FreeList) -> list[int]:
 @seam("prefix.hash-not-compared")
 def is_same_prefix(held: Prefix, wanted: Prefix) -> bool:
     """Whether a block with the hash of a prefix has its tokens, too. Hashes collide."""
-    return held.tokens == wanted.tokens
+    return (held.tokens, held.salt) == (wanted.tokens, wanted.salt)
 
 
-def prefixes(tokens: list[int], num_hashes: int | None = None) -> Iterator[Prefix]:
+def prefixes(tokens: list[int], num_hashes: int | None = None, salt: int = 0) -> Iterator[Prefix]:
     """The prefix at the end of each full page of `tokens`. A small number of hashes makes collisions."""
-    parent = 0
+    parent = salt
     for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE):
         parent = hash((parent, tuple(tokens[end - PAGE_SIZE : end])))
-        yield Prefix(parent if num_hashes is None else parent % num_hashes, tuple(tokens[:end]))
+        yield Prefix(parent if num_hashes is None else parent % num_hashes, tuple(tokens[:end]), salt)
 
 
 Group = Literal["attention", "window", "state"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from harness.core.errors import InputError
@@ -32,6 +33,9 @@ class Sequence:
     query_len: int = 1
     drafts: list[int] = field(default_factory=list)
     num_shared_tokens: int = 0
+    slot: int = 0
+    """The slot of its adapter, 0 without one, and the adapter, which changes with the content of the slot."""
+    adapter: int = 0
     preempted_at: int = 0
     """The number of its tokens when it was preempted last; 0 if it never was."""
 
@@ -264,7 +268,7 @@ class Scheduler:
         """Start a prompt with cached pages. At least its last token is computed. Returns the pages by kind of hit."""
         if not self.prefix_caching or sequence.blocks:
             return {}
-        shared = self.pool.find(prefixes(sequence.tokens[:-1], self.num_hashes))
+        shared = self.pool.find(prefixes(sequence.tokens[:-1], self.num_hashes, prefix_salt(sequence)))
         evicted_next = self.pool.next_blocks(num_pages(len(sequence.tokens)) - len(shared))
         pages = {"hit": shared, "hit.free": self.pool.free_blocks, "hit.evicted_next": evicted_next}
         found = {kind: len(set(shared).intersection(blocks)) for kind, blocks in pages.items()}
@@ -276,7 +280,7 @@ class Scheduler:
     def _cache(self, sequence: Sequence, num_tokens: int) -> None:
         """Make the full pages of the first `num_tokens` tokens shareable."""
         if self.prefix_caching:
-            cached = prefixes(sequence.tokens[:num_tokens], self.num_hashes)
+            cached = prefixes(sequence.tokens[:num_tokens], self.num_hashes, prefix_salt(sequence))
             for block, prefix in zip(sequence.blocks, cached, strict=False):
                 self.pool.cache(block, prefix)
 
@@ -290,6 +294,14 @@ class Scheduler:
         self._start_over(sequence)
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
+
+    def start_over(self, sequences: Iterable[Sequence]) -> None:
+        """Take the blocks of running requests, which compute all their tokens again. They wait in order of arrival."""
+        for sequence in sequences:
+            self.running.remove(sequence)
+            self._start_over(sequence)
+            self.waiting.append(sequence)
+        self.waiting = deque(sorted(self.waiting, key=lambda sequence: sequence.request))
 
     def _start_over(self, sequence: Sequence) -> None:
         self._release(sequence)
@@ -323,6 +335,12 @@ def is_decode(sequence: Sequence, num_new_tokens: int) -> bool:
     if num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
         return False
     return sequence.query_len == 1 or sequence.is_decoding
+
+
+@seam("adapter.slot-for-adapter")
+def prefix_salt(sequence: Sequence) -> int:
+    """What tells a prefix from another with the same tokens: the adapter, not the slot that it has (PR 42125)."""
+    return sequence.adapter
 
 
 @seam("preempt.drafts-kept")

@@ -28,6 +28,7 @@ from harness.core.files import FIXTURES
 from harness.core.params import KvType
 from harness.core.records import FirstNan
 from harness.engine import batch
+from harness.engine.changes import with_adapter
 from harness.engine.decisions import Decisions, rows_before_partings
 from harness.engine.dense_reference import DenseReference
 from harness.engine.engine import Engine
@@ -106,6 +107,8 @@ class EngineTarget(Target):
         run.guards += [Guard(n.name, n.site, n.before.cpu(), n.after.cpu()) for n in engine.observations.written]
         decisions = {made.request: made for observed in run.observed for made in observed.decisions}
         run.pairs = pairs_of(engine, epochs, params, self._bound, decisions) + self._padding_pairs(engine)
+        if params.changes:
+            run.pairs += self._beside_cold(served, poison, decisions)
         run.zeroed = engine.observations.zeroed
         if engine.observations.routed:
             ids = torch.cat(engine.observations.routed)
@@ -124,7 +127,48 @@ class EngineTarget(Target):
             max_model_len=max(_length(request) for request in params.requests),
             probe=probe,
         )
-        return serve(engine, self._prompts())
+        return serve(engine, self._prompts(), self._checkpoint)
+
+    def _checkpoint(self, number: int) -> CausalLM:
+        return _model(self._config, self.device, number)
+
+    def _beside_cold(self, served: Served, poison: Poison, decisions: dict[int, Decisions]) -> list[Pair]:
+        """Answers after all changes beside an engine that starts with the last weights and adapters."""
+        engine = served.engine
+        # Without graphs it is cheaper, and `replay` compares each graph with eager steps.
+        update = {"changes": (), "happens": (), "epochs": 1, "graph": "none"}
+        cold = Engine(
+            self._checkpoint(engine.num_reloads),
+            self._params.model_copy(update=update),
+            poison,
+            max_model_len=engine.max_model_len,
+        )
+        cold.num_reloads, cold.adapters = engine.num_reloads, engine.adapters
+        (answers,) = serve(cold, self._prompts(), self._checkpoint).epochs
+        observed = self._observed(cold, "the engine that starts cold", answers)
+        of_cold = {made.request: made for one in observed for made in one.decisions}
+        pairs = []
+        for index, (first, later) in enumerate(zip(answers, served.epochs[-1], strict=True)):
+            models = engine.observations.models[later.request]
+            is_judged = (
+                later.request in decisions
+                and first.request in of_cold
+                and first.tokens[: first.num_prompt_tokens] == later.tokens[: later.num_prompt_tokens]
+            )
+            if len(models) == 1 and is_judged and first.is_finished and later.is_finished:
+                logits = (cold.observations.logits[first.request], engine.observations.logits[later.request])
+                pairs.append(self._pair(index, logits, of_cold[first.request], decisions[later.request]))
+        return pairs
+
+    def _pair(
+        self, index: int, logits: tuple[list[torch.Tensor], list[torch.Tensor]], first: Decisions, later: Decisions
+    ) -> Pair:
+        cold, warm = (torch.stack(rows).cpu() for rows in logits)
+        rows, partings = rows_before_partings((first,), (later,))
+        name = f"request {index} after the changes"
+        return Pair(
+            "cold_warm", name, cold, warm, rows, self._bound, "generated token", partings[0] if partings else None
+        )
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
         return self.run(poison, probe=trace)
@@ -173,7 +217,7 @@ class EngineTarget(Target):
             sites.discard("kv.tail")
             layout = CacheLayout(self._config, params.kv, params.num_blocks, params.window_kv)
             if len({group.dtype for group in layout.groups}) == 1:
-                sites.discard("kv.new")
+                sites -= {"kv.new", "kv.unmapped"}
             if "window" in params.layers:
                 sites.discard("kv.null")
         if params.amax_rows == "batch":
@@ -203,6 +247,25 @@ class EngineTarget(Target):
         lengths = (length for length, _ in params.requests)
         return [(prefix + start + draw(length))[:length] for length, start in zip(lengths, starts, strict=False)]
 
+    def _judged(self, engine: Engine, sequences: list[Sequence], margin: float) -> tuple[torch.Tensor, list[Decisions]]:
+        """The reference's logits of each token by the model that generated it, and the decisions of the last model."""
+        notes, expected = engine.observations, torch.empty(0)
+        models = [notes.models[sequence.request] for sequence in sequences]
+        decisions: list[Decisions] = []
+        for key in sorted({key for spans in models for _, key in spans}):
+            reference = _reference(self._config, margin, *key)
+            logits, made = reference.judged(sequences, notes.expert_ids, notes.selected)
+            if not decisions:
+                expected, decisions = logits, made
+            start = 0
+            for index, (sequence, spans) in enumerate(zip(sequences, models, strict=True)):
+                end = start + sequence.num_generated_tokens
+                # The numbers of reloads and adapters only grow, so later models replace the rows of earlier ones.
+                for first in (first for first, own in spans if own == key):
+                    expected[start + first : end], decisions[index] = logits[start + first : end], made[index]
+                start = end
+        return expected, decisions
+
     def _observed(self, engine: Engine, epoch: str, sequences: list[Sequence]) -> list[Observed]:
         """The logits of an epoch's tokens, and of its rejected drafts, which have no reference."""
         notes = engine.observations
@@ -214,8 +277,7 @@ class EngineTarget(Target):
             return []
         rejected = [row for sequence in sequences for row in notes.rejected.get(sequence.request, [])]
         margin = _TIE_MARGIN[self._coarsest] if self._params.quantize == "none" else _TIE_MARGIN_FP8_ACTIVATIONS
-        reference = _reference(self._config, margin)
-        expected, decisions = reference.judged(sequences, notes.expert_ids, notes.selected)
+        expected, decisions = self._judged(engine, sequences, margin)
         margins = torch.split(token_margins(expected, bound(self._bound)), [len(made.tokens) for made in decisions])
         for made, of_tokens in zip(decisions, margins, strict=True):
             made.token_margins = of_tokens
@@ -271,6 +333,7 @@ def pairs_of(
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
             is_judged = {first.request, later.request} <= decisions.keys()
+            is_judged &= engine.observations.models[first.request] == engine.observations.models[later.request]
             if is_judged and first.is_finished and later.is_finished and (is_flushed or is_warm):
                 cold, warm = (torch.stack(engine.observations.logits[made.request]).cpu() for made in (first, later))
                 rows, partings = rows_before_partings((decisions[first.request],), (decisions[later.request],))
@@ -315,13 +378,18 @@ def _ranges(sequences: list[Sequence]) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _model(config: ModelConfig, device: str = "cpu") -> CausalLM:
-    return CausalLM(config).reset_parameters(WEIGHT_SEED).eval().requires_grad_(False).to(device)
+def _model(config: ModelConfig, device: str = "cpu", num_reloads: int = 0) -> CausalLM:
+    """The model of this seed. After an odd number of reloads `kv_b_proj` is twice as large, so its scale differs."""
+    model = CausalLM(config).reset_parameters(WEIGHT_SEED + num_reloads).eval().requires_grad_(False)
+    for attention in model.mla_layers():
+        attention.kv_b_proj.weight *= 1 + num_reloads % 2
+    return model.to(device)
 
 
 @functools.lru_cache(maxsize=8)
-def _reference(config: ModelConfig, tie_margin: float) -> DenseReference:
-    return DenseReference(_model(config), tie_margin)
+def _reference(config: ModelConfig, tie_margin: float, num_reloads: int = 0, adapter: int = 0) -> DenseReference:
+    model = _model(config, "cpu", num_reloads)
+    return DenseReference(with_adapter(model, adapter) if adapter else model, tie_margin)
 
 
 ORDER_SEED = 0

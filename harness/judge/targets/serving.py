@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from harness.core.engine_params import Change
+from harness.engine.changes import apply_change, load_adapters
 from harness.engine.engine import Engine
+from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import PAGE_SIZE
 from harness.engine.schedule.scheduler import Sequence
 from harness.judge.run_records import Count
@@ -45,14 +49,21 @@ class Served:
         return counts
 
 
-def serve(engine: Engine, prompts: list[list[int]]) -> Served:
+Checkpoints = Callable[[int], CausalLM]
+"""The model after a number of reloads."""
+
+
+def serve(engine: Engine, prompts: list[list[int]], checkpoints: Checkpoints) -> Served:
     """Serve `prompts` in each epoch, and again after a flush if the case has one. Stops where requests do not end."""
     served, params = Served(engine), engine.params
+    if params.adapters:
+        load_adapters(engine)
     for epoch in range(params.epochs + params.flush):
         if epoch == params.epochs:
             engine.flush()
         served.starts.append(engine.num_steps)
-        if not _serve_epoch(served, prompts):
+        changes = params.changes if epoch == params.epochs - 1 else ()
+        if not _serve_epoch(served, prompts, changes, checkpoints):
             break
     return served
 
@@ -64,16 +75,22 @@ def most_steps(engine: Engine) -> int:
     return max(params.arrivals, default=0) + len(params.requests) * alone
 
 
-def _serve_epoch(served: Served, prompts: list[list[int]]) -> bool:
+def _serve_epoch(
+    served: Served, prompts: list[list[int]], changes: tuple[tuple[Change, int], ...], checkpoints: Checkpoints
+) -> bool:
     """Serve `prompts` once. Returns whether all requests ended within `most_steps`."""
     engine, params = served.engine, served.engine.params
     arrivals = list(itertools.islice(itertools.chain(params.arrivals, itertools.repeat(0)), len(prompts)))
     living: dict[int, Sequence] = {}
     for step in range(most_steps(engine)):
+        for change in (change for change, at in changes if at == step):
+            # A change while nothing runs would prove nothing.
+            if not step or engine.scheduler.running:
+                apply_change(engine, change, checkpoints(engine.num_reloads + change.startswith("reload")))
         for request in (request for request, at in enumerate(arrivals) if at == step):
             length, count = params.requests[request]
             prompt = _tokens_before(params.chains[request : request + 1], living) + prompts[request]
-            living[request] = engine.add_request(prompt[:length], count)
+            living[request] = engine.add_request(prompt[:length], count, *params.adapters[request : request + 1])
         for request in (request for request, at in params.aborts if at == step and request in living):
             if _is_queued(engine, living[request]):
                 served.aborted[living[request].request] = living[request].num_generated_tokens
