@@ -270,7 +270,7 @@ def pairs_of(
         is_flushed = number == params.epochs
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
-            is_judged = {first.request, later.request} <= decisions.keys()
+            is_judged = {first.request, later.request} <= decisions.keys() and first.prompt == later.prompt
             if is_judged and first.is_finished and later.is_finished and (is_flushed or is_warm):
                 cold, warm = (torch.stack(engine.observations.logits[made.request]).cpu() for made in (first, later))
                 rows, partings = rows_before_partings((decisions[first.request],), (decisions[later.request],))
