@@ -94,6 +94,15 @@ PLANTED = (
             "preempted-phases[phase=decode]"),
     Planted("preempted-leaves-its-place-taken", SCHEDULER + "Scheduler._preempt",
             "self.running.remove(sequence)", "pass", "preempted-phases[phase=decode]"),
+    Planted("preempted-leaks-its-window", SCHEDULER + "Scheduler._release",
+            "blocks += sequence.window_blocks[sequence.num_evicted_pages :]",
+            "blocks += sequence.window_blocks[sequence.num_evicted_pages :] if sequence.is_finished else []",
+            "preempted-requests[model=window,graph=none]", where="not sequence.is_finished"),
+    Planted("last-page-is-never-given", SCHEDULER + "Scheduler._fits",
+            "needed <= self.pool.num_free_blocks", "needed < self.pool.num_free_blocks",
+            "queued-requests[load=whole_pool]",
+            where="self._blocks_for(sequence, sequence.num_computed_tokens + num_new_tokens) == "
+            "self.pool.num_free_blocks"),
     # Prefixes.
     Planted("prefix-hash-without-parent", POOL + "prefixes",
             "parent = hash((parent, tuple(tokens[end - PAGE_SIZE : end])))\n        yield Prefix(parent if num_hashes "
