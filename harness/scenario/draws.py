@@ -225,10 +225,10 @@ def _sequence(rng: Random) -> Given:
     # Few tokens in a step make many steps: then prompts are short.
     is_tight = rng.random() < 0.2
     budgets, kinds = ([1, 2, 5], [short]) if is_tight else ([24, 48, 100, 300], [short, edge, edge, long])
-    chains = [rng.choice(["", "a", "ab", "b", "ba", "aa", "abc"]) for _ in range(count)]
+    chains = [rng.choice(["_", "a", "ab", "b", "ba", "aa", "abc"]) for _ in range(count)]
     for later in range(1, count):
         if rng.random() < 0.2:
-            chains[later] = str(rng.randrange(later))
+            chains[later] = f"{rng.randrange(later)}+"
     return {
         "layers": layers,
         "kv": rng.choice(["fp32", "fp32", "bf16"]),

@@ -89,8 +89,8 @@ def _serve_epoch(served: Served, prompts: list[list[int]]) -> bool:
 
 
 def _tokens_before(chain: tuple[str, ...], living: dict[int, Sequence]) -> list[int]:
-    """The conversation that a chain such as `0` goes on with: the prompt and the answer of that request."""
-    before = living.get(int(chain[0])) if chain and chain[0].isdigit() else None
+    """The conversation that a chain such as `0+` goes on with: the prompt and the answer of that request."""
+    before = living.get(int(chain[0][:-1])) if chain and chain[0].endswith("+") else None
     return before.tokens if before else []
 
 
