@@ -146,6 +146,9 @@ class EngineParams(ServingParams):
 
     @classmethod
     def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
+        count = len(values["requests"])
+        aborts = [entry for entry in values["aborts"] if entry[0] < count]
+        values = values | {name: values[name][:count] for name in ("arrivals", "chains")} | {"aborts": aborts}
         # A model without experts keeps its choice of them.
         return super().settled(values) if values["num_experts"] else values
 

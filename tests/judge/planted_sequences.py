@@ -28,9 +28,9 @@ from harness.core.cases import Case, Job
 from harness.core.records import FAILED
 from harness.judge.run_case import run_case
 from harness.judge.targets.engine import EngineTarget
+from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
-from harness.memory.poison.patterns import Poison
 
 BEFORE = """activation-scales batch-order-noise context-merge cudagraph-padding decode-plans dummy-steps
 empty-context-chunks expert-routing fp8-decode-graphs fuzz graph-memory kv-cache-full mixed-context mrv2-capture
