@@ -119,10 +119,10 @@ class EngineParams(ServingParams):
     aborts: tuple[tuple[Length, Length], ...] = Field(
         default=(), description="request and step: the request is aborted before that step of each epoch, if it lives"
     )
-    chains: tuple[Annotated[str, Field(pattern=r"^([0-9]+|[a-z]*)$")], ...] = Field(
+    chains: tuple[Annotated[str, Field(pattern=r"^([a-h]+|[0-9]+\+|_)$")], ...] = Field(
         default=(),
         description="what each prompt begins with, a letter for the tokens of a page: `ab` and `cb` share a page's "
-        "tokens and not its past; a number is the prompt and the answer of that request; cut to the prompt's length",
+        "tokens and not its past; `0+` goes on with the prompt and the answer of request 0; `_` is nothing",
     )
     num_hashes: Count | None = Field(
         default=None, description="different hashes of prefixes; a small number makes collisions"
@@ -179,6 +179,9 @@ class EngineParams(ServingParams):
 
     @classmethod
     def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
+        count = len(values["requests"])
+        aborts = [entry for entry in values["aborts"] if entry[0] < count]
+        values = values | {name: values[name][:count] for name in ("arrivals", "chains")} | {"aborts": aborts}
         # A model without experts keeps its choice of them.
         return super().settled(values) if values["num_experts"] else values
 

@@ -140,7 +140,7 @@ SYSTEMS: tuple[SystemSpec, ...] = (
         "accuracy",
         "a task's questions asked of a canary on the reference engine, epoch after epoch",
         params="harness.core.engine_params:AccuracyParams",
-        target="harness.judge.targets.engine:AccuracyTarget",
+        target="harness.judge.targets.accuracy:AccuracyTarget",
         kernels=ENGINE_KERNELS,
         uses_twins=True,
         asks_canary=True,

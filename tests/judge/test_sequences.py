@@ -10,7 +10,7 @@ from harness.core.records import Verdict
 from harness.judge.run_case import run_case
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
-from harness.scenario.variant import changed
+from harness.scenario.variant import changed, shown
 
 SCENARIOS = [s for s in load_scenarios(shipped_directory()) if "sequences" in s.tags and s.fuzz is None]
 CASES = {case.id: case for scenario in SCENARIOS for case in expand(scenario)}
@@ -53,3 +53,10 @@ def test_a_case_without_its_event_is_skipped_and_no_pass():
 def test_a_sequence_that_cannot_be_is_refused(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         EngineParams(**wrong)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_id_can_write_each_sequence(name):
+    written = {key: getattr(CASES[name].params, key) for key in ("chains", "arrivals", "aborts", "happens")}
+    again = changed(CASES[name], ",".join(f"{key}={shown(value)}" for key, value in written.items()))
+    assert again.params == CASES[name].params

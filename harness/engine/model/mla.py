@@ -54,9 +54,9 @@ def absorbed_parts(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Adapters:
-    """The low-rank pairs that adapters add to one layer's `kv_b_proj`, by slot.
+    """The low-rank pairs of adapters on one layer's `kv_b_proj`, by slot.
 
-    A pair is B [S, H, nope + V, K] times A [S, K, R]. Graphs hold these buffers. Slot 0 is zeros, for tokens without an adapter.
+    A pair is B [S, H, nope + V, K] times A [S, K, R]. Graphs hold these buffers. Slot 0 is zeros: no adapter.
     """
 
     RANK = 4

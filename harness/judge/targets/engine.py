@@ -1,7 +1,4 @@
-"""The reference engine as a target: serves a case's requests under poison and records the evidence for oracles.
-
-It is also a target of questions: a canary answers a task in every epoch on one engine.
-"""
+"""The reference engine as a target: serves a case's requests under poison and records the evidence for oracles."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import bisect
 import contextlib
 import functools
 import itertools
-import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,13 +14,11 @@ from typing import Any
 
 import torch
 
-from harness.core import extras
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cuda_failures import is_device_failure
-from harness.core.engine_params import AccuracyParams, EngineParams, ServingParams
+from harness.core.engine_params import EngineParams
 from harness.core.errors import HarnessError, KernelError
-from harness.core.files import FIXTURES
 from harness.core.params import KvType
 from harness.core.records import FirstNan
 from harness.engine import batch
@@ -150,11 +144,7 @@ class EngineTarget(Target):
         pairs = []
         for index, (first, later) in enumerate(zip(answers, served.epochs[-1], strict=True)):
             models = engine.observations.models[later.request]
-            is_judged = (
-                later.request in decisions
-                and first.request in of_cold
-                and first.tokens[: first.num_prompt_tokens] == later.tokens[: later.num_prompt_tokens]
-            )
+            is_judged = later.request in decisions and first.request in of_cold and first.prompt == later.prompt
             if len(models) == 1 and is_judged and first.is_finished and later.is_finished:
                 logits = (cold.observations.logits[first.request], engine.observations.logits[later.request])
                 pairs.append(self._pair(index, logits, of_cold[first.request], decisions[later.request]))
@@ -332,7 +322,7 @@ def pairs_of(
         is_flushed = number == params.epochs
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
-            is_judged = {first.request, later.request} <= decisions.keys()
+            is_judged = {first.request, later.request} <= decisions.keys() and first.prompt == later.prompt
             is_judged &= engine.observations.models[first.request] == engine.observations.models[later.request]
             if is_judged and first.is_finished and later.is_finished and (is_flushed or is_warm):
                 cold, warm = (torch.stack(engine.observations.logits[made.request]).cpu() for made in (first, later))
@@ -390,47 +380,3 @@ def _model(config: ModelConfig, device: str = "cpu", num_reloads: int = 0) -> Ca
 def _reference(config: ModelConfig, tie_margin: float, num_reloads: int = 0, adapter: int = 0) -> DenseReference:
     model = _model(config, "cpu", num_reloads)
     return DenseReference(with_adapter(model, adapter) if adapter else model, tie_margin)
-
-
-ORDER_SEED = 0
-"""Seed of the order of questions in each epoch: the same for all cases, so that curves are comparable."""
-
-
-class AccuracyTarget(Target):
-    """Asks a canary a task's questions, `epochs` times. `directory` keeps the answers of a killed run."""
-
-    @classmethod
-    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        if reason := extras.why_not(extras.ACCURACY):
-            return reason
-        canary = _canary(case.params_as(AccuracyParams))
-        return "" if (canary / "config.json").is_file() else f"{canary} is not there: train one with `canary train`"
-
-    def run(self, poison: Poison) -> Run:
-        """Answer the questions without a stored answer in the directory."""
-        # The import of lm-eval needs seconds, and a worker may never get such a case.
-        from harness.accuracy.epochs import run_epochs
-        from harness.accuracy.tasks import load_task
-        from harness.judge.served_engine import open_engine
-
-        params = self.case.params_as(AccuracyParams)
-        options = params.model_dump(include=set(ServingParams.model_fields) - {"max_num_seqs"})
-        backend = open_engine(
-            str(_canary(params)), concurrency=params.max_num_seqs, poison=poison, device=self.device, **options
-        )
-        with tempfile.TemporaryDirectory() as scratch:
-            task = load_task(params.task, Path(scratch), limit=params.limit)
-            found = run_epochs(
-                backend,
-                task,
-                Path(self.directory or scratch),
-                num_epochs=params.epochs,
-                seed=ORDER_SEED,
-                max_tokens=params.max_tokens,
-                resume=True,
-            )
-        return Run(poison.pattern, accuracy=found)
-
-
-def _canary(params: AccuracyParams) -> Path:
-    return FIXTURES / f"canary-{params.canary}"

@@ -106,8 +106,8 @@ def _serve_epoch(
 
 
 def _tokens_before(chain: tuple[str, ...], living: dict[int, Sequence]) -> list[int]:
-    """The conversation that a chain such as `0` goes on with: the prompt and the answer of that request."""
-    before = living.get(int(chain[0])) if chain and chain[0].isdigit() else None
+    """The conversation that a chain such as `0+` goes on with: the prompt and the answer of that request."""
+    before = living.get(int(chain[0][:-1])) if chain and chain[0].endswith("+") else None
     return before.tokens if before else []
 
 
@@ -120,13 +120,14 @@ def _counts_of_step(engine: Engine) -> list[Count]:
     running, waiting = engine.scheduler.running, engine.scheduler.waiting
     free, owned = pool.free_blocks, Counter(block for sequence in running for block in _blocks_of(sequence))
     where, num_free = f"step {engine.num_steps - 1}", len(set(free) - owned.keys())
-    num_tokens = sum(item.num_new_tokens for item in engine.newest_step.scheduled)
+    scheduled = engine.newest_step.scheduled
+    num_tokens = sum(item.num_new_tokens for item in scheduled)
     first = min((sequence.request for sequence in waiting), default=engine.num_requests)
     zeros = {
         "blocks that are free twice, or free and owned": len(free) - num_free,
         "blocks with two owners and different tokens": len(_torn_blocks(running)),
         "requests that run while an earlier one waits": sum(sequence.request > first for sequence in running),
-        "requests above max_num_seqs": max(len(running) - params.max_num_seqs, 0),
+        "requests above max_num_seqs": max(len(running) - params.max_num_seqs, len(scheduled) - params.max_num_seqs, 0),
         "tokens above max_batched_tokens": max(num_tokens - params.max_batched_tokens, 0),
     }
     return [

@@ -1,0 +1,93 @@
+"""State changes of a running engine: each happens, is judged beside a cold engine, and its faults are seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from harness.core.cases import Job
+from harness.core.engine_params import EngineParams
+from harness.core.records import Verdict
+from harness.core.sites import SITES
+from harness.judge.run_case import run_case
+from harness.scenario.draws import draw_sequence
+from harness.scenario.expand import expand
+from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.variant import changed
+from tests.judge.applied_faults import check_caught, findings
+
+SCENARIOS = [scenario for scenario in load_scenarios(shipped_directory()) if "state" in scenario.tags]
+CASES = {case.id: case for scenario in SCENARIOS for case in expand(scenario)}
+EVERY = {site.name for site in SITES}
+SMALL = {"layers": ["mla"], "graph": "full", "capture_sizes": [2], "epochs": 2}
+PREFIX = {"prefix_caching": True, "shared_prefix": 64, "requests": [[66, 3], [65, 3]]}
+RELOAD = SMALL | PREFIX | {"changes": [["reload", 0]]}
+SLEEP = SMALL | PREFIX | {"changes": [["sleep", 0]]}
+EXPERTS = {"requests": [[9, 4], [30, 4]], "num_experts": 4, "expert_ranks": 2}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_case_passes_and_its_change_happened(name):
+    result = run_case(Job(key="job", case=changed(CASES[name], "patterns=[nan]")))
+    assert result.verdict is Verdict.PASS
+    params = CASES[name].params_as(EngineParams)
+    for event, count in Counter(change for change, _ in params.changes).items():
+        assert f"{event} {count}" in result.reason
+
+
+def test_every_change_is_in_a_scenario():
+    kinds = {change for case in CASES.values() for change, _ in case.params_as(EngineParams).changes}
+    assert kinds == {"reload", "reload_new", "sleep", "move_experts", "switch_adapter"}
+
+
+def test_a_case_without_its_change_is_skipped_and_no_pass():
+    case = changed(CASES["state-experts[graph=none,expert_ranks=2,change=running]"], "changes=[[move_experts,90]]")
+    result = run_case(Job(key="job", case=case))
+    assert (result.verdict, result.reason) == (Verdict.SKIP, "never happened: move_experts")
+
+
+@pytest.mark.parametrize(
+    ("fault", "oracle", "params"),
+    [
+        ("reload.absorbed-rebound", "address", RELOAD),
+        ("reload.experts-reallocated", "address", SMALL | EXPERTS | {"changes": [["reload", 0]]}),
+        ("reload.graphs-kept", "address", RELOAD | {"changes": [["reload_new", 0]]}),
+        ("reload.prefixes-kept", "cold_warm", RELOAD),
+        ("reload.scale-of-old-weights", "cold_warm", RELOAD),
+        ("sleep.prefixes-kept", "cold_warm", SLEEP),
+        ("sleep.scales-zeroed", "cold_warm", SLEEP | {"kv": "fp8_e4m3"}),
+        ("sleep.constants-in-kv-pool", "replay", SLEEP | {"decode_kernel": "tiled-counted"}),
+        ("experts.graph-without-places", "replay", SMALL | EXPERTS | {"changes": [["move_experts", 2]]}),
+        ("experts.places-rebound", "address", SMALL | EXPERTS | {"changes": [["move_experts", 2]]}),
+    ],
+)
+def test_an_oracle_sees_the_fault(fault, oracle, params):
+    check_caught(fault, oracle, params, EVERY, None)
+
+
+def test_a_request_that_runs_through_a_reload_has_tokens_of_both_models():
+    params = SMALL | {"requests": [[9, 6], [9, 2]], "arrivals": [0, 4], "changes": [["reload", 3]]}
+    for oracle in ("reference", "tokens", "cold_warm"):
+        assert findings(oracle, params, set()) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"changes": [["move_experts", 0]]}, "moves experts of a model with num_experts 0"),
+        ({"changes": [["switch_adapter", 0]]}, "switches the adapter in slot 1"),
+        ({"changes": [["sleep", 0]], "flush": True}, "changes with flush or drafter"),
+        ({"adapters": [1], "layers": ["kda"]}, "adapters are for models of dense mla layers"),
+        ({"adapters": [1] * 9}, "adapters has at most one entry for each request"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        EngineParams(**wrong)
+
+
+def test_fuzz_draws_changes():
+    drawn = [draw_sequence(f"3:{number}").params for number in range(300)]
+    kinds = {change for params in drawn for change, _ in params.changes}
+    assert kinds == {"reload", "reload_new", "sleep", "switch_adapter"}
