@@ -305,7 +305,7 @@ def main(parent: Parent) -> None:
     unused = [case.model_dump(mode="json", exclude={"lines"}) for case in surveyed.values() if case.why_not]
     parent.reply(Reply(progress={"unused": unused}))
     usable = [job for job in jobs if job.case.id in surveyed and not surveyed[job.case.id].why_not]
-    mutants = drawn(request.count, request.seed)
+    mutants = [mutant for mutant in drawn(request.count, request.seed) if mutant.name not in request.done]
 
     def try_one(mutant: Mutant) -> MutantResult:
         return trial(mutant, cases_for(mutant, surveyed, usable), surveyed, clean)
