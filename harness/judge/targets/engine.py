@@ -10,7 +10,7 @@ import contextlib
 import functools
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from harness.core import extras
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cuda_failures import is_device_failure
-from harness.core.engine_params import AccuracyParams, EngineParams, ServingParams
+from harness.core.engine_params import ENGINE_KERNELS, AccuracyParams, EngineParams, ServingParams
 from harness.core.errors import HarnessError, KernelError
 from harness.core.files import FIXTURES
 from harness.core.params import KvType
@@ -43,6 +43,7 @@ from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
 from harness.judge.run_records import ChosenExperts, Count, Guard, Observed, Pair, ReplayedStep, Run
 from harness.judge.target import Target
+from harness.kernels.call import counting_launches
 from harness.memory.poison.patterns import Poison
 
 ENGINE, PROBES = Path(batch.__file__).parent, Path(recorder.__file__).parent
@@ -92,7 +93,7 @@ class EngineTarget(Target):
         """Serve all requests `epochs` times under `poison` on a fresh engine, which `probe` watches."""
         params = self._params
         poison = self._legitimate(poison)
-        with errors_of_the_engine():
+        with errors_of_the_engine(), counting_launches() as launched:
             engine, epochs, starts, counts = self._serve(poison, probe)
         finished = [[sequence for sequence in epoch if sequence.is_finished] for epoch in epochs]
         run = Run(poison.pattern)
@@ -108,6 +109,7 @@ class EngineTarget(Target):
             ids = torch.cat(engine.observations.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
         run.counts = counts + _counts_at_end(engine, epochs)
+        run.counts += _counts_of_launches(params, launched) + _counts_of_hits(params, epochs)
         _add_graph_notes(run, engine, starts)
         return run
 
@@ -260,10 +262,37 @@ def _counts_at_end(engine: Engine, epochs: list[list[Sequence]]) -> list[Count]:
     """Each request has its tokens, or none if it was cancelled, and all blocks are free."""
     free = Count("free blocks after the last request", engine.pool.num_usable_blocks, engine.pool.num_free_blocks)
     counts = [free]
-    for sequence in (sequence for epoch in epochs for sequence in epoch):
-        expected = 0 if sequence.request in engine.params.cancelled else sequence.max_tokens
-        counts.append(Count(f"tokens of request {sequence.request}", expected, sequence.num_generated_tokens))
+    # Requests are numbered as they came, whatever number the engine gave them.
+    for number, sequence in enumerate(sequence for epoch in epochs for sequence in epoch):
+        expected = 0 if number in engine.params.cancelled else sequence.max_tokens
+        counts.append(Count(f"tokens of request {number}", expected, sequence.num_generated_tokens))
     return counts
+
+
+def _counts_of_launches(params: EngineParams, launched: Mapping[str, int]) -> list[Count]:
+    """Each kernel that every forward needs was launched: an engine that leaves one out may even round better."""
+    fields = {"quantize_kernel", "blocks_kernel", "route_kernel"} - params.idle_kernels()
+    names = {f"{ENGINE_KERNELS[field]}/{getattr(params, field)}" for field in fields}
+    if params.quantize == "fp8_per_token":
+        names.add("quantize_fp8/per-token")
+    return [Count(f"launches of {name}, or 1 for any", 1, min(launched.get(name, 0), 1)) for name in sorted(names)]
+
+
+def _counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[Count]:
+    """A repeated prompt finds all its full pages but the last token's, if the pool has room for the pages of all."""
+    pages = sum(num_pages(_length(request)) for request in params.requests) * (params.epochs + params.flush)
+    if not params.prefix_caching or pages > params.num_blocks - 2:
+        return []
+    return [
+        Count(
+            f"tokens of request {number} that are found in the cache in epoch {epoch}",
+            (later.num_prompt_tokens - 1) // PAGE_SIZE * PAGE_SIZE,
+            later.num_shared_tokens,
+        )
+        for epoch in range(1, params.epochs)
+        for number, (first, later) in enumerate(zip(epochs[0], epochs[epoch], strict=True))
+        if first.is_finished and later.is_finished
+    ]
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ TOKEN_BYTES = 2 * WIDTH
 LAYERS = ("model.layers.0.attn", "model.layers.1.attn")
 HOST_BYTES = 1 << 16
 CLASSES = {"simple": "SimpleCPUOffloadConnector", "offloading": "OffloadingConnector", "nixl": "NixlConnector"}
-NUM_SCHEDULES, MOST_SEARCHED, MOST_STEPS = 3, 8, 400
+NUM_SCHEDULES, MOST_SEARCHED, MOST_STEPS = 8, 8, 400
 ROUNDS = (((0, 70), (1, 60)), ((2, 75), (3, 58), (4, 80), (5, 66), (6, 40)))
 """The requests of each round with the lengths of their prompts. The second round takes the blocks of the first."""
 SHARES = {4: (0, 64), 5: (1, 48)}
