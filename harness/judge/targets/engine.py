@@ -10,7 +10,7 @@ import contextlib
 import functools
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from harness.core import extras
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cuda_failures import is_device_failure
-from harness.core.engine_params import ENGINE_KERNELS, AccuracyParams, EngineParams, ServingParams
+from harness.core.engine_params import AccuracyParams, EngineParams, ServingParams
 from harness.core.errors import HarnessError, KernelError
 from harness.core.files import FIXTURES
 from harness.core.params import KvType
@@ -43,6 +43,13 @@ from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
 from harness.judge.run_records import ChosenExperts, Count, Guard, Observed, Pair, ReplayedStep, Run
 from harness.judge.target import Target
+from harness.judge.targets.engine_counts import (
+    counts_at_end,
+    counts_of_blocks,
+    counts_of_hits,
+    counts_of_launches,
+    length,
+)
 from harness.kernels.call import counting_launches
 from harness.memory.poison.patterns import Poison
 
@@ -108,8 +115,8 @@ class EngineTarget(Target):
         if engine.observations.routed:
             ids = torch.cat(engine.observations.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
-        run.counts = counts + _counts_at_end(engine, epochs)
-        run.counts += _counts_of_launches(params, launched) + _counts_of_hits(params, epochs)
+        run.counts = counts + counts_at_end(engine, epochs)
+        run.counts += counts_of_launches(params, launched) + counts_of_hits(params, epochs)
         _add_graph_notes(run, engine, starts)
         return run
 
@@ -122,7 +129,7 @@ class EngineTarget(Target):
             _model(self._config, self.device),
             params,
             poison,
-            max_model_len=max(_length(request) for request in params.requests),
+            max_model_len=max(length(request) for request in params.requests),
             probe=probe,
         )
         epochs, starts, counts = [], [], []
@@ -133,7 +140,7 @@ class EngineTarget(Target):
             epochs.append([engine.add_request(*request) for request in self._requests()])
             while engine.scheduler.has_work:
                 engine.step()
-                counts += _counts_of_blocks(engine)
+                counts += counts_of_blocks(engine)
         return engine, epochs, starts, counts
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
@@ -242,59 +249,6 @@ class EngineTarget(Target):
         return observed
 
 
-def _counts_of_blocks(engine: Engine) -> list[Count]:
-    """After a step each block is free or has an owner, and it is free once."""
-    free = engine.pool.free_blocks
-    owned = {block for sequence in engine.scheduler.running for block in _blocks_of(sequence)}
-    where = f"step {engine.num_steps - 1}"
-    return [
-        Count("blocks that are free or owned", engine.pool.num_usable_blocks, len(owned.union(free)), where),
-        Count("blocks that are free twice, or free and owned", 0, len(free) - len(set(free) - owned), where),
-    ]
-
-
-def _blocks_of(sequence: Sequence) -> list[int]:
-    blocks = [*sequence.blocks, *sequence.window_blocks[sequence.num_evicted_pages :]]
-    return blocks if sequence.state_block is None else [*blocks, sequence.state_block]
-
-
-def _counts_at_end(engine: Engine, epochs: list[list[Sequence]]) -> list[Count]:
-    """Each request has its tokens, or none if it was cancelled, and all blocks are free."""
-    free = Count("free blocks after the last request", engine.pool.num_usable_blocks, engine.pool.num_free_blocks)
-    counts = [free]
-    # Requests are numbered as they came, whatever number the engine gave them.
-    for number, sequence in enumerate(sequence for epoch in epochs for sequence in epoch):
-        expected = 0 if number in engine.params.cancelled else sequence.max_tokens
-        counts.append(Count(f"tokens of request {number}", expected, sequence.num_generated_tokens))
-    return counts
-
-
-def _counts_of_launches(params: EngineParams, launched: Mapping[str, int]) -> list[Count]:
-    """Each kernel that every forward needs was launched: an engine that leaves one out may even round better."""
-    fields = {"quantize_kernel", "blocks_kernel", "route_kernel"} - params.idle_kernels()
-    names = {f"{ENGINE_KERNELS[field]}/{getattr(params, field)}" for field in fields}
-    if params.quantize == "fp8_per_token":
-        names.add("quantize_fp8/per-token")
-    return [Count(f"launches of {name}, or 1 for any", 1, min(launched.get(name, 0), 1)) for name in sorted(names)]
-
-
-def _counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[Count]:
-    """A repeated prompt finds all its full pages but the last token's, if the pool has room for the pages of all."""
-    pages = sum(num_pages(_length(request)) for request in params.requests) * (params.epochs + params.flush)
-    if not params.prefix_caching or pages > params.num_blocks - 2:
-        return []
-    return [
-        Count(
-            f"tokens of request {number} that are found in the cache in epoch {epoch}",
-            (later.num_prompt_tokens - 1) // PAGE_SIZE * PAGE_SIZE,
-            later.num_shared_tokens,
-        )
-        for epoch in range(1, params.epochs)
-        for number, (first, later) in enumerate(zip(epochs[0], epochs[epoch], strict=True))
-        if first.is_finished and later.is_finished
-    ]
-
-
 @contextlib.contextmanager
 def errors_of_the_engine() -> Iterator[None]:
     """Raise KernelError for an error that the engine raises: it is under test as its kernels are.
@@ -353,12 +307,6 @@ def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
             )
         )
     run.bindings = notes.bindings
-
-
-def _length(request: tuple[int, int]) -> int:
-    """Cached tokens of a request at its end: the last generated token is not cached."""
-    prompt, count = request
-    return prompt + count - 1
 
 
 def _ranges(sequences: list[Sequence]) -> str:

@@ -29,8 +29,6 @@ from harness.kernels.ops.record_formats import cached_latents
 
 NULL_BLOCK = 0
 """The block that belongs to no request: unused entries of block tables point to it."""
-_PAST_E4M3 = 2.0**14
-"""A factor that takes nearly all values of unit variance past 448, the largest number of e4m3, with any scale used."""
 
 
 @dataclass(slots=True)
@@ -291,8 +289,8 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
     slots = PAGE_SIZE + torch.randperm(num_pages * PAGE_SIZE, generator=generator)[:num_live]
     kv_c = _randn((params.num_tokens, params.kv_lora_rank), dtype, generator)
     k_pe = _randn((params.num_tokens, params.qk_rope_head_dim), dtype, generator)
-    for large in (kv_c[: params.large_rows], k_pe[: params.large_rows]):
-        large.mul_(_PAST_E4M3)
+    for latents in (kv_c, k_pe):
+        latents[: params.large_rows] *= 2.0**14  # Nearly all are then past 448, the largest number of e4m3.
     return WriteInputs(
         kv_c=kv_c,
         k_pe=k_pe,
