@@ -65,11 +65,13 @@ def test_the_id_of_a_control_alone_makes_it_again() -> None:
     assert KernelOverride.named("sound-65").short_name == "sound-65"
 
 
-@pytest.mark.parametrize("case", [case for case in control_cases(FUZZ, 3, 60) if case.op], ids=lambda case: case.id)
-def test_variants_pass(case) -> None:
+def test_variants_pass() -> None:
+    # The cases are drawn here: a variant is registered when it is drawn, and a test leaves no kernel behind.
     torch.set_num_threads(1)
-    found = run_case(Job(key=case.id, case=case))
-    assert found.verdict is Verdict.PASS, found.reason
+    cases = [case for case in control_cases(FUZZ, 3, 60) if case.op]
+    found = {case.id: run_case(Job(key=case.id, case=case)) for case in cases}
+    assert len(found) > 20
+    assert {name: (one.verdict, one.reason) for name, one in found.items() if one.verdict is not Verdict.PASS} == {}
 
 
 def test_the_decodes_of_variants_differ_in_their_bits() -> None:
