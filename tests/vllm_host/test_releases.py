@@ -28,6 +28,10 @@ AS_RELEASED = {
     "vllm-host-kv-moves[connector=simple,overlapped=true]": ("known landed", "known landed", "pass", "pass"),
     "vllm-host-kv-moves[connector=offloading,overlapped=false]": ("pass", "pass", "pass", "pass"),
     "vllm-host-kv-moves[connector=offloading,overlapped=true]": ("known landed", "known landed", "pass", "pass"),
+    "vllm-host-kv-mooncake[hybrid=false,transport=right]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-kv-mooncake[hybrid=false,transport=fails]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-kv-mooncake[hybrid=true,transport=right]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-kv-mooncake[hybrid=true,transport=fails]": ("pass", "pass", "pass", "pass"),
     "vllm-host-new-blocks": ("known finite", "known finite", "pass", "pass"),
     "vllm-host-padded-decode[amax=per_tensor]": ("known finite", "known finite", "known finite", "known finite"),
     "vllm-host-padded-decode[amax=per_token]": ("pass", "pass", "pass", "pass"),
@@ -51,6 +55,12 @@ INJECTED = {
     "vllm-host-kv-moves[connector=simple,overlapped=true] with vllm.load-over-readers": (
         "as released",
         "as released",
+        "caught",
+        "caught",
+    ),
+    "vllm-host-kv-mooncake[hybrid=false,transport=fails] with vllm.failed-write-as-finished": (
+        "caught",
+        "caught",
         "caught",
         "caught",
     ),

@@ -68,6 +68,8 @@ FAULTS = (
               "vLLM itself: SimpleCPUOffloadConnector stores blocks before the model has written them"),
     FaultSpec("vllm.load-over-readers", "vllm-project/vllm#47282",
               "vLLM itself: blocks are freed and loaded into while a step in flight uses them"),
+    FaultSpec("vllm.failed-write-as-finished", "vllm-project/vllm#52234",
+              "vLLM itself: the Mooncake connector reports a write that failed half-way as finished"),
 )  # fmt: skip
 
 

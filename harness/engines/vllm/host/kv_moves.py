@@ -47,7 +47,12 @@ BLOCK, NUM_BLOCKS, WIDTH = 16, 10, 24
 TOKEN_BYTES = 2 * WIDTH
 LAYERS = ("model.layers.0.attn", "model.layers.1.attn")
 HOST_BYTES = 1 << 16
-CLASSES = {"simple": "SimpleCPUOffloadConnector", "offloading": "OffloadingConnector", "nixl": "NixlConnector"}
+CLASSES = {
+    "simple": "SimpleCPUOffloadConnector",
+    "offloading": "OffloadingConnector",
+    "nixl": "NixlConnector",
+    "mooncake": "MooncakeConnector",
+}
 NUM_SCHEDULES, MOST_SEARCHED, MOST_STEPS = 8, 8, 400
 ROUNDS = (((0, 70), (1, 60)), ((2, 75), (3, 58), (4, 80), (5, 66), (6, 40)))
 """The requests of each round with the lengths of their prompts. The second round takes the blocks of the first."""
