@@ -35,6 +35,7 @@ SYSTEMS = (
         asks_canary=True,
         records_first_nan=True,
         serve_command="harness.engines.vllm.options:serve_command",
+        plain_script="harness.engines.vllm.plain_script:script",
     ),
     SystemSpec(
         "vllm-host",
