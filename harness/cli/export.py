@@ -1,4 +1,4 @@
-"""`mla-harness repro CASE --script FILE`: export a failing case as a standalone script."""
+"""`mla-harness repro CASE --script FILE` and `--upstream DIR`: export a failing case, alone or as a report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cli.shrink import step_line
+from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
-from harness.core.records import Verdict
-from harness.diagnose.script.export import first_that_shows, with_fault
+from harness.core.records import CaseResult, Shrunk, Verdict
+from harness.diagnose.script.export import Exported, first_that_shows, with_fault
 from harness.diagnose.script.render import why_not
 from harness.diagnose.session import candidates, first_failure
 from harness.diagnose.shrink import shrink
+from harness.diagnose.upstream import ISSUE, NOTES, SCRIPT, read_notes, write_report
+from harness.report.wording import num, reproduce_case
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
 
@@ -25,28 +28,64 @@ script takes half of it."""
 MAX_SHRINK_SECONDS = 20.0
 
 
-def export(
+def export_script(
     wanted: Wanted, pool: WorkerPool, screen: Console, path: Path, *, is_pytest: bool, seconds: float | None
 ) -> None:
-    """Find the failure that `wanted` names, shrink it, and write a script that was seen to show it.
+    """Write the script of the failure that `wanted` names to `path`. Raises as `_exported` does."""
+    if path.suffix != ".py" or not path.absolute().parent.is_dir():
+        raise InputError(f"--script {path}: give a file name that ends in .py, in a folder that exists")
+    exported = _exported(with_fault(wanted), pool, screen, is_pytest=is_pytest, seconds=seconds)
+    write_atomic(path, exported.text)
+    _print(screen, path, exported)
+
+
+def export_report(wanted: Wanted, pool: WorkerPool, screen: Console, folder: Path, *, seconds: float | None) -> None:
+    """Write the report of the failure that `wanted` names into `folder`. Raises as `_exported` does.
+
+    A bug that the harness injects is no finding, so `wanted` has no fault.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--upstream {folder}: {error.strerror}; name a folder that can be made") from None
+    notes = read_notes(folder)
+    exported = _exported(wanted, pool, screen, is_pytest=False, seconds=seconds)
+    write_report(folder, exported, notes, reproduce_case(exported.case.id, None, wanted.reproduction()))
+    _print(screen, folder / SCRIPT, exported)
+    missing = [name for name, text in notes if not text]
+    hint = f"; fill in {', '.join(missing)} in {folder / NOTES} and run this again" if missing else ""
+    screen.print(f"{folder / ISSUE}: the issue's text{hint}", markup=False, soft_wrap=True)
+
+
+def _exported(wanted: Wanted, pool: WorkerPool, screen: Console, *, is_pytest: bool, seconds: float | None) -> Exported:
+    """Find the failure that `wanted` names, shrink it, and make a script that was seen to show it.
 
     `seconds` is the time for smaller cases. None: what is left of BAR_SECONDS after the script was run, at most
     MAX_SHRINK_SECONDS. Raises InputError if nothing fails or no script can show it, HarnessError unless the script
     fails with the bug and passes without.
     """
-    if path.suffix != ".py" or not path.absolute().parent.is_dir():
-        raise InputError(f"--script {path}: give a file name that ends in .py, in a folder that exists")
-    wanted, started = with_fault(wanted), time.monotonic()
+    started = time.monotonic()
     with screen.status("looking for a failing case"):
-        job, result = first_failure(pool, candidates(Planner(wanted, pool)))
+        job, result = first_failure(pool, candidates(Planner(wanted, pool)), _why_no_script)
     with_bug = f" with {job.fault}" if job.fault else ""
     screen.print(f"{job.case.id}{with_bug} fails", markup=False, soft_wrap=True)
-    if reason := why_not(job.case, job.fault):
-        raise InputError(f"{job.case.id}: {reason}")
+    shrunk = None
+    if job.case.kind.shows_launches:
+        shrunk = _shrunk(pool, screen, job, result, seconds, time.monotonic() - started)
+    with screen.status("running the script with and without the bug"):
+        return first_that_shows(job, result, shrunk, pool.start(), is_pytest=is_pytest)
+
+
+def _why_no_script(job: Job) -> str:
+    return why_not(job.case, job.fault)
+
+
+def _shrunk(
+    pool: WorkerPool, screen: Console, job: Job, result: CaseResult, seconds: float | None, spent: float
+) -> Shrunk:
     blame_seconds = math.inf
     if seconds is None:
         # The script imports what the first case imported. A trial that kills its worker has the next one import it too.
-        spent = time.monotonic() - started
         left = BAR_SECONDS - spent * (3 if result.verdict is Verdict.CRASH else 2)
         blame_seconds = max(0.0, left / 2)
         seconds = min(MAX_SHRINK_SECONDS, blame_seconds)
@@ -54,7 +93,7 @@ def export(
         # One worker for all trials: a worker on another GPU would import an engine again.
         pool.num_workers = 1
     with screen.status("trying smaller cases") as status:
-        shrunk = shrink(
+        return shrink(
             pool,
             job,
             result,
@@ -62,8 +101,9 @@ def export(
             blame_seconds=blame_seconds,
             on_step=lambda step: status.update(step_line(step)),
         )
-    with screen.status("running the script with and without the bug"):
-        text, case, check = first_that_shows(job, result, shrunk, pool.start(), is_pytest=is_pytest)
-    write_atomic(path, text)
-    screen.print(f"{path}: {text.count(chr(10))} lines, from {case.id}", markup=False, soft_wrap=True)
-    screen.print(check.sentence, markup=False, soft_wrap=True)
+
+
+def _print(screen: Console, path: Path, exported: Exported) -> None:
+    lines = num(exported.text.count("\n"), "line")
+    screen.print(f"{path}: {lines}, from {exported.case.id}", markup=False, soft_wrap=True)
+    screen.print(exported.check.sentence, markup=False, soft_wrap=True)

@@ -24,6 +24,7 @@ from harness.diagnose.perform import carry_out, diagnose, judge_faults
 from harness.report.terminal import LiveProgress, verdict_text
 from harness.report.wording import num, one_line, printable
 from harness.report.write import write_reports
+from harness.run.environment import import_first
 from harness.run.planning import Wanted
 from harness.run.pool import Pool
 from harness.run.ray_pool import RayPool
@@ -180,6 +181,7 @@ def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
         fault=old.get("fault"),
         seed=old.get("seed", 0),
         scenarios=Path(old["scenarios"]) if old.get("scenarios") else None,
+        engine_path=wanted.engine_path or _engine_path_of(store),
     )
     given = {field.name: getattr(wanted, field.name) for field in fields(wanted)}
     changed = {name: value for name, value in given.items() if value != getattr(unset, name)}
@@ -245,7 +247,16 @@ def reopened(name: str, out: Path | None, command: str) -> RunStore:
     kind = _kind(store)
     if kind != command:
         raise InputError(f"{store.path}: a run of `{kind}`; continue it with: {command_to_resume(store)}")
+    _engine_path_of(store)
     return store
+
+
+def _engine_path_of(store: RunStore) -> Path | None:
+    """The run's folder of engines, which are imported from there now too; None if it had none."""
+    path = store.plan.options.get("engine_path")
+    if path:
+        import_first(Path(path))
+    return Path(path) if path else None
 
 
 def _kind(store: RunStore) -> str:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from harness.run.environment import import_first
+
 Selectors = Annotated[
     list[str] | None,
     typer.Argument(
@@ -62,6 +64,24 @@ Kernels = Annotated[
 Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", metavar="FILE", resolve_path=True, help="Python file with your kernels; may be repeated."),
+]
+
+
+def _imported_first(folder: Path | None) -> Path | None:
+    if folder is not None:
+        import_first(folder)
+    return folder
+
+
+EnginePath = Annotated[
+    Path | None,
+    typer.Option(
+        "--engine-path",
+        metavar="DIR",
+        resolve_path=True,
+        callback=_imported_first,
+        help="Import engines from here first: your checkout, or a folder of pip --target.",
+    ),
 ]
 Executor = Annotated[
     str, typer.Option("--executor", metavar="local|ray", help="Run cases on this machine, or on a Ray cluster.")

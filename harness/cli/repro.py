@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.export import MAX_SHRINK_SECONDS, export
+from harness.cli.export import MAX_SHRINK_SECONDS, export_report, export_script
 from harness.cli.making_runs import NOTHING_RAN
-from harness.cli.options import Device, Json, Plugins, Scenarios, Seed, Timeout, Workers
+from harness.cli.options import Device, EnginePath, Json, Plugins, Scenarios, Seed, Timeout, Workers
 from harness.cli.output import console, print_json, table
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
@@ -42,10 +42,13 @@ MAX_CASES = 16
 
 def repro(
     reference: Annotated[
-        str, typer.Argument(metavar="PR", help="36540, OWNER/NAME#36540 or its address; with --script also a case id.")
+        str, typer.Argument(metavar="PR", help="36540, OWNER/NAME#36540 or its address; else a case id.")
     ],
     script: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Export a failing case as a standalone script.")
+    ] = None,
+    upstream: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write issue text and script of a failing case for its engine.")
     ] = None,
     as_test: Annotated[bool, typer.Option("--pytest", help="Write the script as a pytest test.")] = False,
     fault: Annotated[str | None, typer.Option(metavar="NAME", help="Bug that the script shows.")] = None,
@@ -56,6 +59,7 @@ def repro(
     timeout: Timeout = 60.0,
     workers: Workers = None,
     scenarios: Scenarios = None,
+    engine_path: EnginePath = None,
     shrink_seconds: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case [default: at most 20]."),
@@ -64,15 +68,20 @@ def repro(
 ) -> None:
     """Show an upstream bug, without and with it; or export a failing case."""
     screen, reference = console(json), as_reference(reference)
-    if script is not None:
+    wanted = Wanted(device=device, seed=seed, timeout_seconds=timeout, scenarios=scenarios, engine_path=engine_path)
+    if script is not None or upstream is not None:
+        if upstream is not None and (script is not None or as_test or fault):
+            raise InputError("--upstream: a report has its own script, and no injected bug; give it alone")
         kernels = (kernel,) if kernel else ()
-        wanted = Wanted((reference,), (), device, kernels, tuple(plugin or ()), fault, seed, timeout, scenarios)
+        wanted = replace(wanted, selectors=(reference,), kernels=kernels, plugins=tuple(plugin or ()), fault=fault)
         with WorkerPool(workers) as pool:
-            export(wanted, pool, screen, script, is_pytest=as_test, seconds=shrink_seconds)
+            if script is not None:
+                export_script(wanted, pool, screen, script, is_pytest=as_test, seconds=shrink_seconds)
+            elif upstream is not None:
+                export_report(wanted, pool, screen, upstream, seconds=shrink_seconds)
         raise typer.Exit(0)
     if as_test or fault or kernel or plugin:
         raise InputError("--pytest, --fault, --kernel and --plugin are about a script; add --script FILE")
-    wanted = Wanted(device=device, seed=seed, timeout_seconds=timeout, scenarios=scenarios)
     chosen = _scenarios_of(reference, load(wanted))
     with WorkerPool(workers) as pool:
         shown = _Reproduction(

@@ -43,6 +43,7 @@ def run(
     executor: options.Executor = making_runs.LOCAL,
     ray_address: options.RayAddress = None,
     scenarios: options.Scenarios = None,
+    engine_path: options.EnginePath = None,
     sanitizer: Annotated[
         str | None, typer.Option(metavar="TOOL", help="Run one case under initcheck, memcheck or racecheck.")
     ] = None,
@@ -70,7 +71,7 @@ def run(
     """Run cases, find the memory to blame for failures, and write reports."""
     wanted = Wanted(
         *(tuple(selectors or ()), tuple(tags or ()), device, tuple(kernels or ()), tuple(plugin or ())),
-        *(fault, seed, timeout, scenarios),
+        *(fault, seed, timeout, scenarios, engine_path),
     )
     again: frozenset[str] | None = None
     if last_failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.core.cases import AskFirstNan, Job
@@ -155,11 +155,14 @@ def candidates(planner: Planner) -> list[Job]:
     return list(jobs.values())[:MAX_CASES]
 
 
-def first_failure(pool: Pool, jobs: list[Job]) -> tuple[Job, CaseResult]:
-    """The first of `jobs` that fails, with its result. Raises InputError when none does."""
-    able = [job for job in jobs if not why_not(job)]
+def first_failure(pool: Pool, jobs: list[Job], refusal: Callable[[Job], str] = why_not) -> tuple[Job, CaseResult]:
+    """The first of `jobs` that fails, with its result. Raises InputError when none does.
+
+    `refusal` returns why a job is of no use, in a sentence.
+    """
+    able = [job for job in jobs if not refusal(job)]
     if not able:
-        raise InputError(f"{jobs[0].case.id}: {why_not(jobs[0])}")
+        raise InputError(f"{jobs[0].case.id}: {refusal(jobs[0])}")
     passed: list[CaseResult] = []
     while len(passed) < len(able):
         batch = able[len(passed) :][: pool.num_workers]

@@ -29,22 +29,19 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Container
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from packaging.version import InvalidVersion, Version
 
 from harness.core.systems import EngineSpec
+from harness.run.environment import engine_version
 
 
 def installed_version(engine: EngineSpec) -> str | None:
-    """The installed version, "unknown" if the package has no metadata, or None without the package. Imports nothing."""
+    """The version to import, "unknown" if the package states none, or None without the package. Imports nothing."""
     if importlib.util.find_spec(engine.package) is None:
         return None
-    try:
-        return version(engine.distribution)
-    except PackageNotFoundError:
-        return "unknown"
+    return engine_version(engine) or "unknown"
 
 
 def release_of(version: str) -> tuple[int, ...]:

@@ -6,6 +6,8 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 from pydantic import Field
 
 from harness.core.catalog import ENGINES
+from harness.core.errors import InputError
 from harness.core.params import Record
+from harness.core.systems import EngineSpec
 
 DEVICES = ("cpu", "cuda")
 
@@ -68,6 +72,33 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
+def engine_version(engine: EngineSpec) -> str | None:
+    """The version of the engine that would be imported, without importing it; None if it is not there.
+
+    A checkout on the path states its version in `_version.py`; the installed distribution may be another one.
+    """
+    folder = _path_of(engine.package)
+    stated = Path(folder or "", "_version.py")
+    if folder and stated.is_file():
+        found = re.search(r"^__version__\b.*= *['\"]([^'\"]+)['\"]", stated.read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    return version_of(engine.distribution)
+
+
+def import_first(folder: Path) -> None:
+    """Have this process and its workers import engines from `folder`: a checkout, or a folder of pip --target.
+
+    Raises InputError if no engine is there.
+    """
+    folder = folder.expanduser().resolve()
+    if not any((folder / engine.package).is_dir() for engine in ENGINES):
+        names = " or ".join(engine.package for engine in ENGINES)
+        raise InputError(f"--engine-path {folder}: no package {names} there; name the folder that holds it")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    sys.path.insert(0, str(folder))
+
+
 def num_usable_cores() -> int:
     """Cores that this process may run on: in a container perhaps fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -83,7 +114,7 @@ def describe_machine() -> Environment:
         num_cores=num_usable_cores(),
         **_torch_facts(),
         triton=version_of("triton"),
-        engines=_found((engine.name, version_of(engine.distribution)) for engine in ENGINES),
+        engines=_found((engine.name, engine_version(engine)) for engine in ENGINES),
         engine_paths=_found((engine.name, _path_of(engine.package)) for engine in ENGINES),
         pandas=version_of("pandas"),
     )

@@ -33,6 +33,8 @@ class Wanted:
     seed: int = 0
     timeout_seconds: float = 60.0
     scenarios: Path | None = None
+    engine_path: Path | None = None
+    """Where engines are imported from first; :func:`harness.run.environment.import_first` was called."""
 
     def __post_init__(self) -> None:
         files = [selector for selector in self.selectors if selector.endswith(SUFFIXES)]
@@ -53,6 +55,7 @@ class Wanted:
             "fault": self.fault,
             "seed": self.seed,
             "scenarios": str(self.scenarios) if self.scenarios else None,
+            "engine_path": str(self.engine_path) if self.engine_path else None,
         }
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from harness.report.wording import reproduce_case
+from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
 SHIPPED = Path(__file__).parents[2] / "scenarios"
 Cli = Callable[..., tuple[int, str, str]]
@@ -76,3 +81,22 @@ def test_the_name_of_a_scenario_is_told_from_a_reference(
     code, out, err = cli("repro", name, "--scenarios", scenarios)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert f"is a {what}, which repro takes only with --script FILE" in err and f"mla-harness {again}" in err
+
+
+def test_an_engine_is_imported_from_the_folder_that_the_user_names(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    package = tmp_path / "checkout" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('the parent imports no engine')\n")
+    (package / "_version.py").write_text("__version__ = version = '0.99.1.dev3+g1234'\n")
+    code, _, err = cli("run", "merge-kernel", "--engine-path", package.parent, "-n", 1, "--history", "none")
+    assert code == 0, err
+    store = RunStore.open(find_run("latest", DEFAULT_RUNS))
+    assert store.plan.environment["engines"]["vllm"] == "0.99.1.dev3+g1234"
+    assert store.plan.options["engine_path"] == str(package.parent)
+    assert f"--engine-path {package.parent}" in reproduce_case("x", None, store.plan.options)
+    code, _, err = cli("repro", 36540, "--engine-path", tmp_path)
+    assert code == 2 and f"--engine-path {tmp_path}: no package vllm or flashinfer there" in err

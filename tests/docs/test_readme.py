@@ -16,6 +16,7 @@ from harness.cli.commands import COMMANDS, Commands
 from harness.cli.main import EXIT_CODES, app
 from harness.core.catalog import FAULTS, KERNELS, ORACLES, SITES
 from harness.core.ops import OPS
+from harness.diagnose.upstream import read_notes
 from harness.scenario.load import load_scenario
 
 ROOT = Path(__file__).parents[2]
@@ -222,3 +223,31 @@ def test_options_and_variables_of_the_history_are_those_of_the_program() -> None
     text = (ROOT / "docs" / "history.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| `(--[a-z]+) [A-Z]+` \| `([A-Z_]+)` \|", text, re.MULTILINE))
     assert told == {p.opts[0]: p.envvar for p in command("run").params if getattr(p, "envvar", None)}
+
+
+COMMANDS_ELSEWHERE = {
+    ".github/workflows/gpu.yml": {"doctor", "survey", "run", "report"},
+    ".ci/vllm.buildkite.yaml": {"doctor", "run"},
+    "Dockerfile": {"survey"},
+}
+
+
+@pytest.mark.parametrize("file", COMMANDS_ELSEWHERE)
+def test_what_runs_on_a_gpu_in_ci_is_yaml_with_commands_and_tags_of_the_program(file: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    if file != "Dockerfile":
+        assert yaml.safe_load(text)
+    lines = re.findall(r"(?:^|[\s;])mla-harness ((?:survey|doctor|run|report)\b[^\n;>]*)", text)
+    assert {line.split()[0] for line in lines} == COMMANDS_ELSEWHERE[file]
+    tags = {tag for path in (ROOT / "scenarios").glob("*.yaml") for tag in load_scenario(path).tags}
+    for name, *words in (line.split() for line in lines):
+        options = {option for parameter in command(name).params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= options, words
+        assert {words[i + 1] for i, word in enumerate(words) if word == "-m"} <= tags
+
+
+def test_notes_for_upstream_say_what_no_run_shows() -> None:
+    folders = sorted(path for path in (ROOT / "docs" / "upstream").iterdir() if path.is_dir())
+    assert len(folders) >= 4
+    for folder in folders:
+        assert all(text for _, text in read_notes(folder)), folder

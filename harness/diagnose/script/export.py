@@ -18,6 +18,7 @@ from pathlib import Path
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import HarnessError, InputError
+from harness.core.files import FIXTURES
 from harness.core.records import CaseResult, Finding, Shrunk, Verdict
 from harness.diagnose.script.code import without_bug
 from harness.diagnose.script.recipes import RECIPES, SMALL
@@ -68,36 +69,50 @@ def with_fault(wanted: Wanted) -> Wanted:
     return dataclasses.replace(wanted, fault=first)
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A script that was seen to show a bug, the case that it shows, and its two runs."""
+
+    text: str
+    case: Case
+    story: Story
+    check: Check
+
+
 def first_that_shows(
-    job: Job, result: CaseResult, shrunk: Shrunk, environment: Environment, *, is_pytest: bool
-) -> tuple[str, Case, Check]:
-    """The script of the smallest case, or else of the original case, with the case and its check.
+    job: Job, result: CaseResult, shrunk: Shrunk | None, environment: Environment, *, is_pytest: bool
+) -> Exported:
+    """The script of the smallest case, or else of the original case.
 
     All runs of the scripts go on at once, as each may import an engine. Raises HarnessError if neither script fails
     with the bug and passes without it.
     """
     problems: list[HarnessError] = []
-    scripts: list[tuple[str, Case]] = []
-    for case, steps in {shrunk.case.id: (shrunk.case, len(shrunk.steps)), job.case.id: (job.case, 0)}.values():
+    scripts: list[tuple[str, Case, Story]] = []
+    tried = {shrunk.case.id: (shrunk.case, len(shrunk.steps))} if shrunk else {}
+    for case, steps in (tried | {job.case.id: (job.case, 0)}).values():
         story = _story(job, case, _telling(result, shrunk), environment, steps)
         try:
-            scripts.append((render(Export(case, job.fault, story, device=job.device, is_pytest=is_pytest)), case))
+            text = render(Export(case, job.fault, story, device=job.device, is_pytest=is_pytest))
+            scripts.append((text, case, story))
         except HarnessError as error:
             problems.append(error)
-    may_crash = result.verdict is Verdict.CRASH
+    may_crash, seconds = result.verdict is Verdict.CRASH, job.case.params.own_timeout or SECONDS
     with ThreadPoolExecutor(max(1, len(scripts))) as threads:
-        checks = threads.map(lambda script: check(script[0], may_crash=may_crash, is_pytest=is_pytest), scripts)
-        for (text, case), done in zip(scripts, checks, strict=True):
+        checks = threads.map(
+            lambda script: check(script[0], may_crash=may_crash, is_pytest=is_pytest, seconds=seconds), scripts
+        )
+        for (text, case, story), done in zip(scripts, checks, strict=True):
             if done.holds:
-                return text, case, done
+                return Exported(text, case, story, done)
             why = f"{case.id}: no script is written, as it does not show the bug: {done.sentence}"
             problems.append(HarnessError(why))
     raise problems[-1]
 
 
-def _telling(result: CaseResult, shrunk: Shrunk) -> Finding:
+def _telling(result: CaseResult, shrunk: Shrunk | None) -> Finding:
     """The clearest finding for readers outside of this project: about values, if there is one."""
-    found = [shrunk.finding, *result.findings]
+    found = [*([shrunk.finding] if shrunk else []), *result.findings]
     return next((finding for finding in found if finding.oracle in ("finite", "sentinel", "reference")), found[0])
 
 
@@ -170,11 +185,12 @@ def refusal(fault: str, case: Case) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one run of a script: its exit status (negative: a signal), and its last line of output."""
+    """The end of one run of a script: its exit status (negative: a signal), its last line, and what it printed."""
 
     status: int
     last_line: str
     seconds_ran_out: bool = False
+    printed: str = ""
 
     @property
     def passes(self) -> bool:
@@ -245,7 +261,7 @@ def run(path: Path, *, is_pytest: bool = False, python: str | None = None, secon
     """Run one script in its own folder, for at most `seconds`. PYTHONPATH holds; this project cannot be imported."""
     kind = "pytest" if is_pytest else "script"
     words = [python or sys.executable, "-s", "-P", "-c", _BLOCKER, kind, str(path), str(path.parent)]
-    environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "FIXTURES": str(FIXTURES)}
     environ.pop("PYTEST_ADDOPTS", None)
     try:
         done = subprocess.run(
@@ -265,7 +281,9 @@ def run(path: Path, *, is_pytest: bool = False, python: str | None = None, secon
         raise HarnessError(f"{words[0]}: cannot be run: {error}") from error
     if is_pytest and done.returncode not in (0, 1):
         return Outcome(done.returncode, f"SyntaxError or nothing collected: {_last(done.stdout)}")
-    return Outcome(done.returncode, _last_error(done.stdout if is_pytest else done.stderr))
+    last = _last_error(done.stdout if is_pytest else done.stderr)
+    printed = done.stdout + (done.stderr[done.stderr.rfind(last) :] if done.returncode and last else "")
+    return Outcome(done.returncode, last, printed=printed)
 
 
 def _last_error(text: str) -> str:

@@ -14,6 +14,7 @@ from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
+from harness.core.registry import attribute_at
 from harness.diagnose.script.code import (
     DROPPED,
     MARKER,
@@ -75,6 +76,8 @@ def render(export: Export) -> str:
     """The script. Raises InputError if such a case has none, or if it has more than MAX_LINES lines."""
     if reason := why_not(export.case, export.fault):
         raise InputError(f"{export.case.id}: {reason}")
+    if path := export.case.kind.plain_script:
+        return "\n".join(_header(export)) + "\n" + str(attribute_at(path)(export.case, MARKER))
     recipe = RECIPES.get(export.fault or "")
     scene = _scene(export, recipe)
     template = _templates(recipe).get_template(f"scenes/{scene.template}.py.j2")
@@ -92,6 +95,8 @@ def render(export: Export) -> str:
 
 def why_not(case: Case, fault: str | None) -> str:
     """Why a case can have no script, in a sentence; empty if it can."""
+    if case.kind.plain_script and fault is None:
+        return ""
     if not case.kind.shows_launches:
         instead = f"; {_instead(case, fault)}" if fault else "; export one of the systems kernel and engine"
         return f"a case of system {case.system} is not exported{instead}"

@@ -121,8 +121,10 @@ class VllmHostParams(Params):
         default="plain",
         description="who stores the keys of `indexer-records`; DeepSeek V4 compresses and stores in one",
     )
-    connector: Literal["simple", "offloading", "nixl"] = Field(
-        default="simple", description="the KV connector: SimpleCPUOffloadConnector, OffloadingConnector, NixlConnector"
+    connector: Literal["simple", "offloading", "nixl", "mooncake"] = Field(
+        default="simple",
+        description="the KV connector: of `kv-moves` SimpleCPUOffloadConnector or OffloadingConnector, of `kv-handoff` "
+        "NixlConnector or MooncakeConnector",
     )
     hybrid: bool = Field(default=False, description="`kv-handoff` with a second group of layers, which has a window")
     failing: tuple[int, ...] = Field(default=(), description="transfers of `kv-handoff`, by number, that fail half-way")

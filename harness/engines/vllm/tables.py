@@ -36,6 +36,7 @@ SYSTEMS = (
         asks_canary=True,
         records_first_nan=True,
         serve_command="harness.engines.vllm.options:serve_command",
+        plain_script="harness.engines.vllm.plain_script:script",
     ),
     SystemSpec(
         "vllm-host",
@@ -78,6 +79,8 @@ FAULTS = (
               "vLLM itself: SimpleCPUOffloadConnector stores blocks before the model has written them"),
     FaultSpec("vllm.load-over-readers", "vllm-project/vllm#47282",
               "vLLM itself: blocks are freed and loaded into while a step in flight uses them"),
+    FaultSpec("vllm.failed-write-as-finished", "vllm-project/vllm#52234",
+              "vLLM itself: the Mooncake connector reports a write that failed half-way as finished"),
 )  # fmt: skip
 
 

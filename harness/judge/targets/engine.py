@@ -43,6 +43,14 @@ from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
 from harness.judge.run_records import ChosenExperts, Count, Guard, Observed, Pair, ReplayedStep, Run
 from harness.judge.target import Target
+from harness.judge.targets.engine_counts import (
+    counts_at_end,
+    counts_of_blocks,
+    counts_of_hits,
+    counts_of_launches,
+    length,
+)
+from harness.kernels.call import counting_launches
 from harness.memory.poison.patterns import Poison
 
 ENGINE, PROBES = Path(batch.__file__).parent, Path(recorder.__file__).parent
@@ -92,7 +100,7 @@ class EngineTarget(Target):
         """Serve all requests `epochs` times under `poison` on a fresh engine, which `probe` watches."""
         params = self._params
         poison = self._legitimate(poison)
-        with errors_of_the_engine():
+        with errors_of_the_engine(), counting_launches() as launched:
             engine, epochs, starts, counts = self._serve(poison, probe)
         finished = [[sequence for sequence in epoch if sequence.is_finished] for epoch in epochs]
         run = Run(poison.pattern)
@@ -107,7 +115,8 @@ class EngineTarget(Target):
         if engine.observations.routed:
             ids = torch.cat(engine.observations.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
-        run.counts = counts + _counts_at_end(engine, epochs)
+        run.counts = counts + counts_at_end(engine, epochs)
+        run.counts += counts_of_launches(params, launched) + counts_of_hits(params, epochs)
         _add_graph_notes(run, engine, starts)
         return run
 
@@ -120,7 +129,7 @@ class EngineTarget(Target):
             _model(self._config, self.device),
             params,
             poison,
-            max_model_len=max(_length(request) for request in params.requests),
+            max_model_len=max(length(request) for request in params.requests),
             probe=probe,
         )
         epochs, starts, counts = [], [], []
@@ -131,7 +140,7 @@ class EngineTarget(Target):
             epochs.append([engine.add_request(*request) for request in self._requests()])
             while engine.scheduler.has_work:
                 engine.step()
-                counts += _counts_of_blocks(engine)
+                counts += counts_of_blocks(engine)
         return engine, epochs, starts, counts
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
@@ -240,32 +249,6 @@ class EngineTarget(Target):
         return observed
 
 
-def _counts_of_blocks(engine: Engine) -> list[Count]:
-    """After a step each block is free or has an owner, and it is free once."""
-    free = engine.pool.free_blocks
-    owned = {block for sequence in engine.scheduler.running for block in _blocks_of(sequence)}
-    where = f"step {engine.num_steps - 1}"
-    return [
-        Count("blocks that are free or owned", engine.pool.num_usable_blocks, len(owned.union(free)), where),
-        Count("blocks that are free twice, or free and owned", 0, len(free) - len(set(free) - owned), where),
-    ]
-
-
-def _blocks_of(sequence: Sequence) -> list[int]:
-    blocks = [*sequence.blocks, *sequence.window_blocks[sequence.num_evicted_pages :]]
-    return blocks if sequence.state_block is None else [*blocks, sequence.state_block]
-
-
-def _counts_at_end(engine: Engine, epochs: list[list[Sequence]]) -> list[Count]:
-    """Each request has its tokens, or none if it was cancelled, and all blocks are free."""
-    free = Count("free blocks after the last request", engine.pool.num_usable_blocks, engine.pool.num_free_blocks)
-    counts = [free]
-    for sequence in (sequence for epoch in epochs for sequence in epoch):
-        expected = 0 if sequence.request in engine.params.cancelled else sequence.max_tokens
-        counts.append(Count(f"tokens of request {sequence.request}", expected, sequence.num_generated_tokens))
-    return counts
-
-
 @contextlib.contextmanager
 def errors_of_the_engine() -> Iterator[None]:
     """Raise KernelError for an error that the engine raises: it is under test as its kernels are.
@@ -324,12 +307,6 @@ def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
             )
         )
     run.bindings = notes.bindings
-
-
-def _length(request: tuple[int, int]) -> int:
-    """Cached tokens of a request at its end: the last generated token is not cached."""
-    prompt, count = request
-    return prompt + count - 1
 
 
 def _ranges(sequences: list[Sequence]) -> str:

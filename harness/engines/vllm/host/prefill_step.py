@@ -224,5 +224,5 @@ def _observed(request: Request, rows: Tensor, inputs: Inputs) -> Observed:
         live=torch.ones(len(rows), dtype=torch.bool),
         expected=inputs.expected(request),
         bound="mla_decode.out.fp32",
-        describe=f"{request.name} with {context}, new token",
+        describe=f"with {context}, new token",
     )

@@ -1,0 +1,70 @@
+"""Numbers that an engine must keep: its blocks, the tokens of requests, launches, and hits of the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.core.engine_params import ENGINE_KERNELS, EngineParams
+from harness.engine.engine import Engine
+from harness.engine.schedule.config import PAGE_SIZE, num_pages
+from harness.engine.schedule.scheduler import Sequence
+from harness.judge.run_records import Count
+
+
+def length(request: tuple[int, int]) -> int:
+    """Cached tokens of a request at its end: the last generated token is not cached."""
+    prompt, count = request
+    return prompt + count - 1
+
+
+def counts_of_blocks(engine: Engine) -> list[Count]:
+    """After a step each block is free or has an owner, and it is free once."""
+    free = engine.pool.free_blocks
+    owned = {block for sequence in engine.scheduler.running for block in _blocks_of(sequence)}
+    where = f"step {engine.num_steps - 1}"
+    return [
+        Count("blocks that are free or owned", engine.pool.num_usable_blocks, len(owned.union(free)), where),
+        Count("blocks that are free twice, or free and owned", 0, len(free) - len(set(free) - owned), where),
+    ]
+
+
+def _blocks_of(sequence: Sequence) -> list[int]:
+    blocks = [*sequence.blocks, *sequence.window_blocks[sequence.num_evicted_pages :]]
+    return blocks if sequence.state_block is None else [*blocks, sequence.state_block]
+
+
+def counts_at_end(engine: Engine, epochs: list[list[Sequence]]) -> list[Count]:
+    """Each request has its tokens, or none if it was cancelled, and all blocks are free."""
+    free = Count("free blocks after the last request", engine.pool.num_usable_blocks, engine.pool.num_free_blocks)
+    counts = [free]
+    # Requests are numbered as they came, whatever number the engine gave them.
+    for number, sequence in enumerate(sequence for epoch in epochs for sequence in epoch):
+        expected = 0 if number in engine.params.cancelled else sequence.max_tokens
+        counts.append(Count(f"tokens of request {number}", expected, sequence.num_generated_tokens))
+    return counts
+
+
+def counts_of_launches(params: EngineParams, launched: Mapping[str, int]) -> list[Count]:
+    """Each kernel that every forward needs was launched: an engine that leaves one out may even round better."""
+    fields = {"quantize_kernel", "blocks_kernel", "route_kernel"} - params.idle_kernels()
+    names = {f"{ENGINE_KERNELS[field]}/{getattr(params, field)}" for field in fields}
+    if params.quantize == "fp8_per_token":
+        names.add("quantize_fp8/per-token")
+    return [Count(f"launches of {name}, or 1 for any", 1, min(launched.get(name, 0), 1)) for name in sorted(names)]
+
+
+def counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[Count]:
+    """A repeated prompt finds all its full pages but the last token's, if the pool has room for the pages of all."""
+    pages = sum(num_pages(length(request)) for request in params.requests) * (params.epochs + params.flush)
+    if not params.prefix_caching or pages > params.num_blocks - 2:
+        return []
+    return [
+        Count(
+            f"tokens of request {number} that are found in the cache in epoch {epoch}",
+            (later.num_prompt_tokens - 1) // PAGE_SIZE * PAGE_SIZE,
+            later.num_shared_tokens,
+        )
+        for epoch in range(1, params.epochs)
+        for number, (first, later) in enumerate(zip(epochs[0], epochs[epoch], strict=True))
+        if first.is_finished and later.is_finished
+    ]
