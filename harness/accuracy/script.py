@@ -112,9 +112,10 @@ class Request:
     abort_after: int | None = None
 
     @property
-    def key(self) -> tuple[str, tuple[int, ...], int]:
-        """Requests with the same key have the same answer."""
-        return self.weights, self.prompt, self.max_tokens
+    def alone(self) -> Request:
+        """The request whose answer this one's must have: to its end, and no longer than the stream is read."""
+        budget = self.max_tokens if self.abort_after is None else max(1, self.abort_after)
+        return Request(self.label, self.prompt, budget, self.weights)
 
 
 def requests_of(script: Script, step: Step, pool: Pool) -> list[Request]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.accuracy.script import Pool, Request, Script, Step, requests_of
@@ -127,7 +127,7 @@ class _Runner:
 
     def __init__(self, check: ScriptCheck, server: ScriptServer, other: ScriptServer | None, judged: Judged) -> None:
         self.check, self.server, self.other, self.judged = check, server, other, judged
-        self.references: dict[Any, Reply] = {}
+        self.references: dict[Request, Reply] = {}
         before = server.metrics()
         if before.cache is None:
             raise Refused("the server's /metrics do not say the pages of its cache; proofs and lengths need them")
@@ -154,11 +154,11 @@ class _Runner:
         for server, weights in ((self.server, "own"), (self.other or self.server, "other")):
             if weights == "other" and self.check.weights and self.other is None:
                 continue
-            asked = list({request.key: request for request in requests if request.weights == weights}.values())
+            asked = list({request.alone: None for request in requests if request.weights == weights})
             for request, (reply, scores) in zip(asked, server.ask_alone(asked), strict=True):
                 if reply.error:
                     raise Refused(f"{request.label}, asked alone: {reply.error}")
-                self.references[request.key] = reply
+                self.references[request] = reply
                 self._score(request, reply, scores)
         after = self.server.metrics()
         if (after - self.counts).get("prefix_cache_hits", 0):
@@ -214,11 +214,11 @@ class _Runner:
         }
 
     def _differs_from_own(self, requests: Sequence[Request], replies: Sequence[Reply]) -> bool:
-        own = [self.references.get(("own", request.prompt, request.max_tokens)) for request in requests]
+        own = [self.references.get(replace(request.alone, weights="own")) for request in requests]
         return any(a is not None and a.tokens != b.tokens for a, b in zip(own, replies, strict=True))
 
     def _judge(self, request: Request, reply: Reply, where: str) -> None:
-        expected = self.references.get(request.key)
+        expected = self.references.get(request.alone)
         if expected is None:
             return self._note(
                 "answers with other weights were not compared: name a server that has them with --against"

@@ -11,6 +11,7 @@ class Handler(BaseHTTPRequestHandler):
     """Replies in JSON, and can drop a connection in the middle of one."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *args: object) -> None:
         pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import queue
 import select
 import socket
@@ -30,6 +31,7 @@ BUGS = {
     "reload-keeps-half": "a reload leaves one of two tensors as it was",
     "loses-last-token": "the last token of an answer gets lost if requests run together",
     "drifts": "log probabilities change if requests run together",
+    "dies-of-preemption": "the process ends when a request is preempted",
     "near-tie": "two tokens are equally likely; requests that run together take the second",
     "no-prefix-cache": "", "roomy": "", "no-metrics": "", "no-endpoints": "", "never-aborts": "", "no-salt": "",
     "no-scores": "",
@@ -185,6 +187,8 @@ class Engine:
         self.free_slots.appendleft(request.slot)
 
     def preempt(self, request: Request) -> None:
+        if "dies-of-preemption" in GIVEN:
+            os._exit(7)
         self.count["num_preemptions"] += 1
         self.running.remove(request)
         self.release(request)

@@ -194,3 +194,11 @@ def test_a_pool_that_is_too_large_to_fill_is_named() -> None:
     assert len(requests_of(script, script.steps[0], Pool(16, 512))) == 512
     with pytest.raises(ValueError, match="pool of 5000 pages is too large to fill; start the server with at most 512"):
         requests_of(script, script.steps[0], Pool(16, 5000))
+
+
+def test_the_page_lists_all_scripts_and_its_own_one_is_valid(serve: Callable[..., str], tmp_path: Path) -> None:
+    page = (SERVER.parents[2] / "docs" / "serve-check.md").read_text()
+    assert [name for name in SIX if f"| `{name}` |" not in page] == []
+    (tmp_path / "own.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    found = check_script(ScriptCheck(url=serve(), script=load_script(str(tmp_path / "own.yaml"))))
+    assert found.verdict == "pass"

@@ -71,6 +71,10 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
     return {**options, "compilation_config": {**compilation, "cudagraph_capture_sizes": list(params.capture_sizes)}}
 
 
+HTTP_ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "1"}
+"""For `vllm serve` with a script: its endpoints for sleep, reload and the prefix cache."""
+
+
 def environ(
     params: VllmParams,
     poison: ServePoison | None,

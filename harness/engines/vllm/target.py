@@ -21,7 +21,7 @@ from harness.core.params import Record
 from harness.core.records import CaseResult, FirstNan, Verdict
 from harness.engines import base
 from harness.engines.vllm.faults import why_not
-from harness.engines.vllm.options import canary, environ, llm_options, serve_words
+from harness.engines.vllm.options import HTTP_ENVIRON, canary, environ, llm_options, serve_words
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import collected, why_not_split
 from harness.engines.vllm.serve.child import REFUSED, ServeRequest
@@ -142,8 +142,7 @@ class VllmTarget(Target):
     def _take_script(self, place: Path, script: str) -> CaseResult:
         """Run a script against `vllm serve`. Raises as `_reply` does, and Refused if it shows nothing."""
         place.mkdir(parents=True, exist_ok=True)
-        settings = environ(self._params, None, self.fault, self.gpus)
-        settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "1"}
+        settings = environ(self._params, None, self.fault, self.gpus) | HTTP_ENVIRON
         request = ScriptsRequest(words=tuple(serve_words(self._params)), scripts=(script,))
         result = CaseResult.model_validate(self._reply(SCRIPTS, request, settings, place)[script]["result"])
         if result.verdict is Verdict.SKIP:

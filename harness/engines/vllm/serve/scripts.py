@@ -74,6 +74,8 @@ def _served(words: tuple[str, ...]) -> Iterator[str]:
                     break
             time.sleep(0.3)
         yield f"http://127.0.0.1:{port}/v1"
+        if process.poll() is not None:
+            raise HarnessError(f"vllm serve ended with exit code {process.returncode} while it was asked")
     finally:
         process.terminate()
         try:
