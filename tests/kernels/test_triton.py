@@ -73,8 +73,9 @@ def test_only_interpreters_of_known_versions_are_repaired(
 )
 def test_the_kernels_pass_their_tests_under_the_interpreter(name: str, when: str) -> None:
     # The interpreter is chosen when Triton is imported, so it needs a process that has not done so.
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", when]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", when, str(HERE / name)],
+        [sys.executable, "-m", "pytest", *options, str(HERE / name)],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True, text=True, timeout=600, cwd=HERE.parent.parent,
     )  # fmt: skip
