@@ -54,9 +54,13 @@ def counts_of_launches(params: EngineParams, launched: Mapping[str, int]) -> lis
 
 
 def counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[Count]:
-    """A repeated prompt finds all its full pages but the last token's, if the pool has room for the pages of all."""
-    pages = sum(num_pages(length(request)) for request in params.requests) * (params.epochs + params.flush)
-    if not params.prefix_caching or pages > params.num_blocks - 2:
+    """A repeated prompt finds all its full pages but the last token's, if the pool has room for the pages of all.
+
+    A LIFO list reuses cached pages although others are free.
+    """
+    pages = sum(num_pages(length(request) + params.speculative_tokens) for request in params.requests)
+    has_room = pages * (params.epochs + params.flush) <= params.num_blocks - 3 and params.free_list == "fifo"
+    if not (params.prefix_caching and has_room):
         return []
     return [
         Count(
