@@ -33,7 +33,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full graphs, drafts": {"graph": "full", "speculative": "ngram"},
     "second runner": {"runner": "v2"},
 }
-COLUMNS = ("release", "settings", "script", "verdict", "answers", "tokens", "ties", "drift", "hits", "preempted", "s")
+COLUMNS = (
+    "release",
+    "settings",
+    "script",
+    "verdict",
+    "num_answers",
+    "num_tokens",
+    "ties",
+    "drift",
+    "hits",
+    "preempted",
+    "s",
+)
 """`drift` is the largest difference of a log probability, in nats; `hits` are tokens."""
 
 
@@ -96,12 +108,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
     for row in rows:
         events = row.get("events", {})
-        shown = row | {
-            "ties": len(row.get("ties", ())),
-            "s": row.get("seconds"),
-            "hits": events.get("prefix_cache_hits"),
-            "preempted": events.get("num_preemptions"),
-        }
+        counts = {"ties": len(row.get("ties", ())), "s": row.get("seconds")}
+        counts |= {column: row.get(f"num_{column}") for column in ("answers", "tokens")}
+        counts |= {"hits": events.get("prefix_cache_hits"), "preempted": events.get("num_preemptions")}
+        shown = row | counts
         lines.append("| " + " | ".join(str(shown.get(column, "")) for column in COLUMNS) + " |")
     bad = [row for row in rows if row["verdict"] != "pass"]
     lines += ["", *(f"- {row['release']}, {row['settings']}, {row['script']}: {row['reason']}" for row in bad)]

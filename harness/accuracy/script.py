@@ -80,6 +80,8 @@ class Step(Record):
     def _one_of_two(self) -> Self:
         if bool(self.ask) == (self.do is not None):
             raise ValueError("a step has either `ask` or `do`")
+        if any((event == "slept") != (self.do == "sleep") or self.do not in ("sleep", None) for event in self.proves):
+            raise ValueError("`do: sleep` can prove `slept`, other changes nothing, requests all else")
         return self
 
 

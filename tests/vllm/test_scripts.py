@@ -137,7 +137,7 @@ def test_the_command_runs_a_script_and_stores_it(
     own.write_text("name: own\nsummary: twice the same\nsteps:\n- {ask: ['a:2p+1', 'a:2p+1'], proves: [hits]}\n")
     assert exit_code_of(["serve-check", serve(), "--script", str(own), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["script"], found["tokens"], found["events"]["prefix_cache_hits"]) == ("own", 16, 8)
+    assert (found["script"], found["num_tokens"], found["events"]["prefix_cache_hits"]) == ("own", 16, 8)
     assert "serve-check[script=own" in (Path(found["directory"]) / "junit.xml").read_text()
     assert exit_code_of(["serve-check", serve("hash-without-past"), "--script", "cache-reuse"]) == 1
     shown = capsys.readouterr().out
@@ -169,6 +169,7 @@ def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], options: li
         ("- {ask: ['a']}", "'a' is no piece of a prompt"),
         ("- {ask: ['a:1p-16']}", "'1p-16' is less than one token"),
         ("- {do: nap}", "own.yaml:4:8: unknown value 'nap'"),
+        ("- {do: wake_up, proves: [hits]}", "`do: sleep` can prove `slept`, other changes nothing"),
         ("- {name: nothing}", "a step has either `ask` or `do`"),
         ("- {ask: ['a:1'], togther: true}", "did you mean 'together'?"),
     ],
