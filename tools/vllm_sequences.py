@@ -33,19 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full graphs, drafts": {"graph": "full", "speculative": "ngram"},
     "second runner": {"runner": "v2"},
 }
-COLUMNS = (
-    "release",
-    "settings",
-    "script",
-    "verdict",
-    "num_answers",
-    "num_tokens",
-    "ties",
-    "drift",
-    "hits",
-    "preempted",
-    "s",
-)
+COLUMNS = ["release", "settings", "script", "verdict", "answers", "tokens", "ties", "drift", "hits", "preempted", "s"]
 """`drift` is the largest difference of a log probability, in nats; `hits` are tokens."""
 
 
