@@ -43,6 +43,7 @@ def test_a_release_that_does_not_start_is_one_row(tmp_path: Path) -> None:
     assert "this vLLM refuses to start" in next(tmp_path.glob("*.log")).read_text()
 
 
+@pytest.mark.nightly
 def test_a_server_that_ends_is_started_again_for_each_script(tmp_path: Path) -> None:
     done = tool(tmp_path, "dies-of-preemption")
     rows = {row["script"]: row["verdict"] for row in json.loads((tmp_path / "sequences.json").read_text())}
@@ -50,6 +51,7 @@ def test_a_server_that_ends_is_started_again_for_each_script(tmp_path: Path) -> 
     assert (rows["preempt"], rows["sleep"]) == ("crash", "pass")
 
 
+@pytest.mark.nightly
 def test_a_bug_and_what_is_not_shown_are_named_under_the_table(tmp_path: Path) -> None:
     done = tool(tmp_path, "no-prefix-cache")
     assert done.returncode == 2
