@@ -31,8 +31,9 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-def serve(handler: type[Handler]) -> None:
+def serve(handler: type[Handler], port: int = 0) -> None:
     """Print the port and serve until killed."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    ThreadingHTTPServer.request_queue_size = 512
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()
