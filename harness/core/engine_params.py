@@ -13,6 +13,19 @@ from harness.core.params import Count, KvType, Length, Params
 
 Ranks = Annotated[int, Field(ge=1, le=8)]
 LayerKind = Literal["mla", "kda", "window", "sparse"]
+Event = Literal[
+    "preempt.prefill", "preempt.itself", "preempt.decode", "preempt.verify", "preempt.page_end", "preempt.twice",
+    "hit", "hit.free", "hit.evicted_next", "concurrent", "evict", "collision", "other_past",
+    "abort.waiting", "abort.prefill", "abort.decode", "abort.verify", "full",
+]  # fmt: skip
+"""What may happen to requests and pages.
+
+`preempt`: a request loses its blocks between two chunks, for its own next chunk, while it decodes, while it verifies
+drafts, when its pages are full, or again before it gave a token. `hit`: a prompt starts with a cached page, which is
+free, or which the same step would have evicted. `concurrent`: two running requests compute the same page. `evict`: a
+cached page gets a new owner. `collision`: another prefix has the hash. `other_past`: a page with the same tokens is
+cached behind other ones. `abort`: a request is dropped in this phase. `full`: requests wait because as many run as may.
+"""
 
 
 class ServingParams(Params):
@@ -93,6 +106,23 @@ class EngineParams(ServingParams):
         description="requests, counted by arrival over all epochs, that are cancelled between the scheduling and the "
         "run of their first step",
     )
+    arrivals: tuple[Length, ...] = Field(
+        default=(), description="the step of its epoch before which each request arrives; 0 without an entry"
+    )
+    aborts: tuple[tuple[Length, Length], ...] = Field(
+        default=(), description="request and step: the request is aborted before that step of each epoch, if it lives"
+    )
+    chains: tuple[Annotated[str, Field(pattern=r"^([a-h]+|[0-9]+\+|_)$")], ...] = Field(
+        default=(),
+        description="what each prompt begins with, a letter for the tokens of a page: `ab` and `cb` share a page's "
+        "tokens and not its past; `0+` goes on with the prompt and the answer of request 0; `_` is nothing",
+    )
+    num_hashes: Count | None = Field(
+        default=None, description="different hashes of prefixes; a small number makes collisions"
+    )
+    happens: tuple[Event, ...] = Field(
+        default=(), description="events that must happen in the engine, or the case is skipped and is no pass"
+    )
 
     LIMITS: ClassVar[dict[str, str]] = {"num_experts_per_tok": "num_experts"}
 
@@ -104,6 +134,10 @@ class EngineParams(ServingParams):
             yield "capture_sizes is empty; a graph has a size"
         if self.qk_rope_head_dim % 2:
             yield "qk_rope_head_dim is odd; rotary embedding turns pairs"
+        if max(len(self.arrivals), len(self.chains)) > len(self.requests):
+            yield "arrivals and chains have at most one entry for each request"
+        if any(request >= len(self.requests) for request, _ in self.aborts):
+            yield "aborts names a request that is not there"
         if self.blocks_needed > self.num_blocks - 2:
             left = self.num_blocks - 2
             yield f"num_blocks {self.num_blocks} leaves {left} blocks, a request needs {self.blocks_needed}"
@@ -112,8 +146,15 @@ class EngineParams(ServingParams):
 
     @classmethod
     def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
+        count = len(values["requests"])
+        aborts = [entry for entry in values["aborts"] if entry[0] < count]
+        values = values | {name: values[name][:count] for name in ("arrivals", "chains")} | {"aborts": aborts}
         # A model without experts keeps its choice of them.
         return super().settled(values) if values["num_experts"] else values
+
+    @property
+    def must_happen(self) -> tuple[str, ...]:
+        return self.happens
 
     page_size: ClassVar[int] = PAGE_SIZE
 

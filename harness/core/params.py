@@ -75,6 +75,11 @@ class Params(Record):
         """GPUs that the processes of the case need; 1 also for a case that uses none."""
         return 1
 
+    @property
+    def must_happen(self) -> tuple[str, ...]:
+        """Events without which a run of the case proves nothing."""
+        return ()
+
     def gives(self) -> frozenset[str]:
         """What the case offers to oracles, in the words of `OracleSpec.needs`."""
         return frozenset({"graph"} if self.has_graph else ())

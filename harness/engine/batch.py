@@ -138,8 +138,12 @@ class Batch:
         return replace(self, **of_batch, decode=replace(self.decode, **of_decode, metadata=DecodeMetadata()))
 
 
+@seam("verify.rows-behind-chunk")
 def order(scheduled: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
-    """Decoding requests first, then prompts, the longest context first."""
+    """Decoding requests first, then prompts, the longest context first.
+
+    A decode with drafts has several tokens. It stands before each chunk of a prompt as well (PR 55894).
+    """
     decodes = [item for item in scheduled if item.is_decode]
     return decodes + prompts_in_order([item for item in scheduled if not item.is_decode])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -57,19 +58,21 @@ class Engine:
             needs_state=model.config.is_hybrid,
             prefix_caching=params.prefix_caching,
             window=model.config.sliding_window,
+            num_hashes=params.num_hashes,
             zeroed_groups=groups_to_zero(self.runner.memory.layout.groups),
         )
         self.observations = self.runner.observations
         self._drafts = SuffixDrafts(params.speculative_tokens)
         self._cancelled = frozenset(params.cancelled)
         self.num_steps = 0
-        self._num_requests = 0
+        self.newest_step = Step((), (), (), ())
+        self.num_requests = 0
 
     def add_request(self, prompt: list[int], max_tokens: int) -> Sequence:
         """Queue a prompt. Raises InputError if it is empty, longer than `max_model_len`, or too large for the pool."""
         if not prompt or max_tokens < 1:
             raise InputError("a request needs a prompt and at least one token to generate")
-        sequence = Sequence(self._num_requests, list(prompt), max_tokens, query_len=self._query_len)
+        sequence = Sequence(self.num_requests, list(prompt), max_tokens, query_len=self._query_len)
         length = len(prompt) + max_tokens - 1
         if length > self.max_model_len:
             raise InputError(
@@ -77,13 +80,13 @@ class Engine:
                 f"{self.max_model_len}; make the engine for longer ones"
             )
         self.scheduler.add(sequence)
-        self._num_requests += 1
+        self.num_requests += 1
         return sequence
 
     @torch.no_grad()
     def step(self) -> list[Sequence]:
         """Run one step. Returns the requests that finished."""
-        step = self._without_cancelled(self.scheduler.schedule())
+        self.newest_step = step = self._without_cancelled(self.scheduler.schedule())
         logits = self.runner.run(step, self.num_steps)
         # One device read for the whole batch. A row of NaN yields some token, as in a real sampler.
         tokens = greedy_tokens(logits).tolist()
@@ -137,6 +140,15 @@ class Engine:
         for sequence in left:
             self.scheduler.cancel(sequence)
         return replace(step, scheduled=tuple(item for item in step.scheduled if item.sequence not in left))
+
+    def abort(self, sequence: Sequence) -> None:
+        """Between two steps, drop a request that is not finished."""
+        self.scheduler.abort(sequence)
+
+    @property
+    def events(self) -> Counter[str]:
+        """How often each event of :data:`harness.core.engine_params.Event` happened."""
+        return self.scheduler.events + self.pool.events
 
     def flush(self) -> None:
         """Forget all cached prefixes and clear all blocks. Raises ValueError while requests run."""

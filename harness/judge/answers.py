@@ -48,6 +48,8 @@ def verdict(job: Job) -> Outcome:
     if never:
         outcome.verdict, outcome.reason = Verdict.SKIP, f"never called: {', '.join(never)}"
         return outcome
+    if outcome.verdict is Verdict.PASS and job.sites is None and (wanted := job.case.params.must_happen):
+        _note_events(outcome, wanted)
     if outcome.verdict is Verdict.CRASH and job.device == "cuda":
         # The driver's log lists errors of many processes, so the message names its case.
         outcome.findings = [
@@ -58,6 +60,16 @@ def verdict(job: Job) -> Outcome:
     if outcome.verdict is not Verdict.PASS:
         outcome.log = next((log for run in evidence.runs if (log := run.log or _stack(run.error))), "")
     return outcome
+
+
+def _note_events(outcome: Outcome, wanted: Sequence[str]) -> None:
+    """Note the least that a run had of each event that must happen. Without one of them, nothing is proved."""
+    counts = {event: min(run.events.get(event, 0) for run in outcome.runs) for event in wanted}
+    if missing := [event for event, count in counts.items() if not count]:
+        outcome.verdict, outcome.reason = Verdict.SKIP, f"never happened: {', '.join(missing)}"
+        return
+    happened = "happened: " + ", ".join(f"{event} {count}" for event, count in counts.items())
+    outcome.reason = "; ".join(filter(None, (outcome.reason, happened)))
 
 
 def _stack(error: Exception | None) -> str:

@@ -141,6 +141,8 @@ class Run:
     chosen: list[ChosenExperts] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
+    events: dict[str, int] = field(default_factory=dict)
+    """How often each event of an engine happened."""
     accuracy: AccuracyRun | None = None
     """The result of every question in every epoch, if the target answers questions."""
     eager: AccuracyRun | None = None

@@ -97,7 +97,7 @@ class Planner:
 
     def control_jobs(self, num_draws: int) -> list[Job]:
         """Draws on right kernels, as controls. Raises InputError if no scenario draws cases."""
-        drawing = [scenario for scenario in self.scenarios() if scenario.fuzz is not None]
+        drawing = [scenario for scenario in self.scenarios() if scenario.fuzz and scenario.fuzz.draws == "all"]
         if not drawing or self.wanted.selectors or self.wanted.tags:
             raise InputError(
                 "--controls: draws cases of the scenario `fuzz`; leave out selectors, tags and --scenarios"

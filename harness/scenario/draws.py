@@ -52,6 +52,17 @@ def draw(seed: str) -> Draw:
     return Draw(system, op, SYSTEMS.get(system).model(op).model_validate(given), poison)
 
 
+def draw_sequence(seed: str) -> Draw:
+    """The sequence of `seed`: requests that arrive, leave, share pages and go on, in a pool that is hardly enough."""
+    rng = Random(seed)
+    given = _sequence(rng)
+    model = SYSTEMS.get("engine").model()
+    needed = model.model_validate(given | {"num_blocks": 1000}).blocks_needed  # type: ignore[attr-defined]
+    params = model.model_validate(given | {"num_blocks": max(needed + 2 + rng.randint(0, 2), 4)})
+    patterns = ("nan", rng.choice(SECOND_PATTERNS))
+    return Draw("engine", None, params, PoisonPlan(patterns=patterns, sites=tuple(SITES.names())))
+
+
 def _mla_decode(rng: Random) -> Given:
     query_len = rng.choice([1, 1, 1, 2])
     seq_lens = [0 if length == 0 else max(length, query_len) for length in _lengths(rng, 0, 300, most=5)]
@@ -201,6 +212,42 @@ def _engine(rng: Random) -> Given:
         "drafter": _coin(rng),
         "dummy_steps": _coin(rng),
         "requests": requests,
+    }
+
+
+def _sequence(rng: Random) -> Given:
+    layers = rng.choice([("mla",), ("mla",), ("sparse", "mla"), ("kda", "mla"), ("window", "mla")])
+    can_share = "kda" not in layers and "window" not in layers
+    drafts = 0 if "kda" in layers else rng.choice([0, 0, 1, 2, 3])
+    count, graph = rng.randint(2, 6), rng.choice(["none"] * 11 + ["full"])
+    short, edge = range(1, 2 * drafts + 3), range(PAGE_SIZE - 6, PAGE_SIZE + 2)
+    long = range(2 * PAGE_SIZE - 4, 2 * PAGE_SIZE + 20)
+    # Few tokens in a step make many steps: then prompts are short.
+    is_tight = rng.random() < 0.2
+    budgets, kinds = ([1, 2, 5], [short]) if is_tight else ([24, 48, 100, 300], [short, edge, edge, long])
+    chains = [rng.choice(["_", "a", "ab", "b", "ba", "aa", "abc"]) for _ in range(count)]
+    for later in range(1, count):
+        if rng.random() < 0.2:
+            chains[later] = f"{rng.randrange(later)}+"
+    return {
+        "layers": layers,
+        "kv": rng.choice(["fp32", "fp32", "bf16"]),
+        "graph": graph,
+        "capture_sizes": [2, 4],
+        "free_list": rng.choice(["fifo", "lifo"]),
+        "prefix_caching": can_share and rng.random() < 0.8,
+        "num_hashes": rng.choice([None, None, 1, 2, 5]),
+        "flush": can_share and rng.random() < 0.1,
+        "speculative_tokens": drafts,
+        "window": rng.choice([1, 20, PAGE_SIZE]),
+        "max_batched_tokens": drafts + rng.choice(budgets),
+        "max_num_seqs": rng.randint(1, 4),
+        # Each request decodes, so that a graph is replayed.
+        "requests": [(rng.choice(rng.choice(kinds)), rng.randint(2, 8)) for _ in range(count)],
+        "chains": chains,
+        "arrivals": sorted(rng.choice([0, 0, 1, 2, 3, 5, 8, 12]) for _ in range(count)),
+        # The first request is never aborted, so that there is something to judge.
+        "aborts": [(rng.randint(1, count - 1), rng.randint(0, 14)) for _ in range(rng.choice([0, 0, 0, 1, 2]))],
     }
 
 

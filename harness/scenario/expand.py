@@ -19,7 +19,7 @@ from harness.core.params import Params
 from harness.core.registry import nearest
 from harness.core.sound_kernels import NUM_VARIANTS, SOUND, sound_variants
 from harness.core.systems import SystemSpec
-from harness.scenario.draws import draw
+from harness.scenario.draws import draw, draw_sequence
 from harness.scenario.matrix import ACCURACY, MatrixPoint, accuracy_points, case_id, points
 from harness.scenario.schema import FaultUse, Scenario
 
@@ -202,7 +202,8 @@ def drawn_case(scenario: Scenario, identity: str, override: KernelOverride | Non
 
 
 def _drawn(scenario: Scenario, seed: int, number: int, override: KernelOverride | None) -> Case | None:
-    drawn = draw(f"{seed}:{number}")
+    is_sequence = scenario.fuzz is not None and scenario.fuzz.draws == "sequences"
+    drawn = draw_sequence(f"{seed}:{number}") if is_sequence else draw(f"{seed}:{number}")
     whole = MatrixPoint({"seed": str(seed), "draw": str(number)}, drawn.params)
     point = override.apply(SYSTEMS.get(drawn.system), drawn.op, whole) if override else whole
     return _made(scenario, point, drawn.poison, system=drawn.system, op=drawn.op) if point else None

@@ -136,6 +136,9 @@ class FuzzSettings(Record):
     """The settings of a scenario with drawn cases instead of a matrix."""
 
     examples: Annotated[int, Field(ge=1, le=10_000)] = 200
+    draws: Literal["all", "sequences"] = Field(
+        default="all", description="all: any op and the engine; sequences: requests of the engine in tight pools"
+    )
 
 
 class Scenario(Record):

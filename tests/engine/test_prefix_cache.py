@@ -12,7 +12,7 @@ from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.block_pool import BlockPool, block_hashes
+from harness.engine.schedule.block_pool import BlockPool, Prefix, prefixes
 from harness.engine.schedule.config import model_config
 from harness.engine.schedule.scheduler import Scheduler, Sequence
 from harness.memory.poison.patterns import Poison
@@ -34,9 +34,10 @@ def run_to_the_end(advance: Advance, made: Scheduler) -> None:
 
 
 def test_a_hash_covers_all_tokens_before_a_block_too() -> None:
-    assert len(block_hashes(PROMPT, 64)) == 2
-    assert block_hashes(PROMPT, 64)[0] == block_hashes(PROMPT[:64] + [0] * 64, 64)[0]
-    assert block_hashes(PROMPT, 64)[1] != block_hashes([7] * 64 + PROMPT[64:], 64)[1]
+    first, second = prefixes(PROMPT)
+    assert first == next(prefixes(PROMPT[:64] + [0] * 64))
+    assert second.hash != list(prefixes([7] * 64 + PROMPT[64:]))[1].hash
+    assert {prefix.hash for prefix in prefixes(PROMPT, 1)} == {0}
 
 
 def test_a_second_prompt_starts_with_the_full_pages_of_the_first(advance: Advance) -> None:
@@ -81,34 +82,47 @@ def test_a_request_that_is_cancelled_before_its_step_ran_leaves_nothing_to_find(
     assert set(made.schedule().freed_blocks) == {1, 2, 3} and second.num_shared_tokens == 0
 
 
+FIRST, SECOND = prefixes([3] * 128)
+
+
+def test_another_prefix_with_the_hash_of_a_cached_one_is_not_found_and_not_cached() -> None:
+    pool = BlockPool(5)
+    given = pool.allocate(2)
+    other = Prefix(FIRST.hash, SECOND.tokens)
+    pool.cache(given[0], FIRST)
+    pool.cache(given[1], other)
+    assert pool.find([other]) == [] and pool.find([FIRST]) == [given[0]]
+    assert pool.events["collision"] == 1
+
+
 def test_a_shared_page_is_freed_when_its_last_owner_leaves() -> None:
     pool = BlockPool(6)
     (block,) = pool.allocate(1)
-    pool.cache(block, 77)
+    pool.cache(block, FIRST)
     pool.share([block])
     assert pool.free([block]) == [] and block not in pool.free_blocks
     assert pool.free([block]) == [] and block in pool.free_blocks
-    assert pool.find([77]) == [block]
+    assert pool.find([FIRST]) == [block]
 
 
 def test_a_cached_page_that_is_free_can_be_taken_over_and_is_forgotten_when_it_is_given() -> None:
     pool = BlockPool(5)
     given = pool.allocate(2)
-    pool.cache(given[0], 1)
+    pool.cache(given[0], FIRST)
     assert pool.free(given) == [given[1]]
-    pool.share(pool.find([1, 2]))
+    pool.share(pool.find([FIRST, SECOND]))
     assert pool.num_free_blocks == 2
     pool.free([given[0]])
     pool.allocate(3)
-    assert pool.find([1]) == []
+    assert pool.find([FIRST]) == []
 
 
 def test_a_flush_forgets_every_prefix_and_names_the_free_blocks() -> None:
     pool = BlockPool(5)
     given = pool.allocate(1)
-    pool.cache(given[0], 1)
+    pool.cache(given[0], FIRST)
     pool.free(given)
-    assert sorted(pool.flush()) == [1, 2, 3] and pool.find([1]) == []
+    assert sorted(pool.flush()) == [1, 2, 3] and pool.find([FIRST]) == []
 
 
 @pytest.mark.parametrize("features", [{"layers": ("kda", "mla")}, {"layers": ("window", "mla")}])

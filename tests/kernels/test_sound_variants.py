@@ -20,7 +20,7 @@ from harness.scenario.draws import draw
 from harness.scenario.expand import KernelOverride, control_cases, drawn_case
 from harness.scenario.load import load_scenarios
 
-FUZZ = next(scenario for scenario in load_scenarios(None) if scenario.fuzz)
+FUZZ = next(scenario for scenario in load_scenarios(None) if scenario.name == "fuzz")
 
 
 def test_a_seed_stands_for_one_style() -> None:

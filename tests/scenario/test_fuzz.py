@@ -19,7 +19,7 @@ from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 
 ROOT = Path(__file__).parents[2]
-(FUZZ,) = [s for s in load_scenarios(shipped_directory()) if s.fuzz is not None]
+SEQUENCES, FUZZ = [s for s in load_scenarios(shipped_directory()) if s.fuzz is not None]
 DRAWN = expand(FUZZ, seed=7)
 
 
@@ -89,3 +89,16 @@ def test_override_judges_one_kernel_by_the_draws_of_its_op() -> None:
     cases = expand(FUZZ, seed=7, override=override)
     assert {case.op for case in cases} == {None, "write_kv"}
     assert select([FUZZ], [cases[0].id], override=override) == [cases[0]]
+
+
+def test_sequences_are_drawn_from_their_id_alone_and_reach_every_part_of_their_words() -> None:
+    cases = [case for seed in range(12) for case in expand(SEQUENCES, seed=seed)]
+    assert drawn_case(SEQUENCES, cases[30].id) == cases[30]
+    every = [case.params_as(EngineParams) for case in cases]
+    assert {params.layers[0] for params in every} == {"mla", "kda", "window", "sparse"}
+    assert {params.graph for params in every} == {"none", "full"}
+    assert {params.num_hashes for params in every} >= {None, 1, 2}
+    assert {True} == {any(getattr(params, name) for params in every) for name in ("aborts", "arrivals", "flush")}
+    assert any(chain.endswith("+") for params in every for chain in params.chains)
+    lengths = {length for params in every for length, _ in params.requests}
+    assert {1, 2, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE} <= lengths

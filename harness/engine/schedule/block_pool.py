@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Literal
 
 from harness.core.errors import InputError
 from harness.core.seams import seam
-from harness.engine.schedule.config import NULL_BLOCK
+from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 
 FreeList = Literal["fifo", "lifo"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """All tokens up to the end of a full page, and their hash. Other tokens may have the same hash."""
+
+    hash: int
+    tokens: tuple[int, ...]
 
 
 class BlockPool:
@@ -34,8 +42,10 @@ class BlockPool:
         self._free = deque(blocks_to_give(num_blocks, free_list))
         self._num_reserved = 0
         self._num_owners: dict[int, int] = {}
-        self._hash_of: dict[int, int] = {}
+        self._prefix_of: dict[int, Prefix] = {}
         self._block_of: dict[int, int] = {}
+        self.events: Counter[str] = Counter()
+        """How often each event of :data:`harness.core.engine_params.Event` happened to a page."""
 
     @property
     def num_usable_blocks(self) -> int:
@@ -52,6 +62,15 @@ class BlockPool:
         """The free blocks in FIFO order."""
         return tuple(self._free)
 
+    @property
+    def num_references(self) -> int:
+        """The owners of all blocks, a block with two owners twice."""
+        return sum(self._num_owners.values()) - self._num_reserved
+
+    def next_blocks(self, count: int) -> list[int]:
+        """The free blocks that `allocate` would give."""
+        return list(islice(reversed(self._free) if self._take_last else self._free, count))
+
     def allocate(self, count: int) -> list[int]:
         """Give `count` blocks. Raises ValueError if fewer are free."""
         if count > len(self._free):
@@ -59,7 +78,7 @@ class BlockPool:
         given = [self._free.pop() if self._take_last else self._free.popleft() for _ in range(count)]
         for block in given:
             self._num_owners[block] = 1
-            self._forget(block)
+            self.forget(block)
         return given
 
     def reserve(self) -> int:
@@ -80,36 +99,56 @@ class BlockPool:
             self._num_owners[block] -= 1
             if self._num_owners[block] == 0:
                 self._free.append(block)
-                if block not in self._hash_of:
+                if block not in self._prefix_of:
                     unreadable.append(block)
         return unreadable
 
-    def find(self, hashes: Iterable[int]) -> list[int]:
-        """The blocks of the longest cached prefix with these hashes."""
-        return [self._block_of[content] for content in takewhile(self._block_of.__contains__, hashes)]
+    def find(self, prefixes: Iterable[Prefix]) -> list[int]:
+        """The blocks of the longest cached one of these prefixes, which grow by a page."""
+        return [self._block_of[prefix.hash] for prefix in takewhile(self._has, prefixes)]
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add an owner to each of `blocks`, found by `find`."""
         for block in blocks:
             if not self._num_owners.get(block):
-                self._free.remove(block)
+                self.take(block)
             self._num_owners[block] = self._num_owners.get(block, 0) + 1
 
-    def cache(self, block: int, content: int) -> None:
-        """Make `block` shareable by `content`, the hash of all tokens up to its end. The first such block stays."""
-        if content not in self._block_of and block not in self._hash_of:
-            self._hash_of[block], self._block_of[content] = content, block
+    @seam("prefix.hit-left-in-free-list")
+    def take(self, block: int) -> None:
+        """Take a free block that a prompt found from the free list, before anyone else is given it."""
+        self._free.remove(block)
+
+    def cache(self, block: int, prefix: Prefix) -> None:
+        """Make `block` shareable by `prefix`, all tokens up to its end. The first block with this hash stays."""
+        first = self._block_of.get(prefix.hash, block)
+        if first != block and self._num_owners.get(first) and self._prefix_of[first] == prefix:
+            self.events["concurrent"] += 1
+        if prefix.hash not in self._block_of and block not in self._prefix_of:
+            self._prefix_of[block], self._block_of[prefix.hash] = prefix, block
 
     def flush(self) -> list[int]:
         """Forget all prefixes. Returns the free blocks."""
-        self._hash_of.clear()
+        self._prefix_of.clear()
         self._block_of.clear()
         return list(self._free)
 
-    def _forget(self, block: int) -> None:
-        content = self._hash_of.pop(block, None)
-        if content is not None:
-            del self._block_of[content]
+    @seam("prefix.entry-after-eviction")
+    def forget(self, block: int) -> None:
+        """Make a block that gets a new owner unshareable, or a prompt would find another prefix in it."""
+        prefix = self._prefix_of.pop(block, None)
+        if prefix is not None:
+            self.events["evict"] += 1
+            del self._block_of[prefix.hash]
+
+    def _has(self, wanted: Prefix) -> bool:
+        block = self._block_of.get(wanted.hash)
+        if block is not None and is_same_prefix(self._prefix_of[block], wanted):
+            return True
+        self.events["collision"] += block is not None
+        page = wanted.tokens[-PAGE_SIZE:]
+        self.events["other_past"] += any(held.tokens[-PAGE_SIZE:] == page for held in self._prefix_of.values())
+        return False
 
 
 @seam("kv.null-block-unchecked")
@@ -122,13 +161,18 @@ def blocks_to_give(num_blocks: int, free_list: FreeList) -> list[int]:
     return list(range(NULL_BLOCK + 1, num_blocks - 1))
 
 
-def block_hashes(tokens: list[int], page_size: int) -> list[int]:
-    """A hash for each full block of `tokens`, over all tokens up to its end."""
-    hashes: list[int] = []
-    for end in range(page_size, len(tokens) + 1, page_size):
-        parent = hashes[-1] if hashes else 0
-        hashes.append(hash((parent, tuple(tokens[end - page_size : end]))))
-    return hashes
+@seam("prefix.hash-not-compared")
+def is_same_prefix(held: Prefix, wanted: Prefix) -> bool:
+    """Whether a block with the hash of a prefix has its tokens, too. Hashes collide."""
+    return held.tokens == wanted.tokens
+
+
+def prefixes(tokens: list[int], num_hashes: int | None = None) -> Iterator[Prefix]:
+    """The prefix at the end of each full page of `tokens`. A small number of hashes makes collisions."""
+    parent = 0
+    for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE):
+        parent = hash((parent, tuple(tokens[end - PAGE_SIZE : end])))
+        yield Prefix(parent if num_hashes is None else parent % num_hashes, tuple(tokens[:end]))
 
 
 Group = Literal["attention", "window", "state"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from harness.core.errors import InputError
 from harness.core.seams import seam
-from harness.engine.schedule.block_pool import BlockPool, Group, block_hashes
+from harness.engine.schedule.block_pool import BlockPool, Group, prefixes
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE, num_pages
 
 
@@ -32,9 +32,16 @@ class Sequence:
     query_len: int = 1
     drafts: list[int] = field(default_factory=list)
     num_shared_tokens: int = 0
+    preempted_at: int = 0
+    """The number of its tokens when it was preempted last; 0 if it never was."""
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
+
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens that it came with."""
+        return self.tokens[: self.num_prompt_tokens]
 
     @property
     def num_generated_tokens(self) -> int:
@@ -80,10 +87,7 @@ class ScheduledSequence:
 
         More than one token are a decode only if they are drafts, not a piece of a prompt.
         """
-        sequence = self.sequence
-        if self.num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
-            return False
-        return sequence.query_len == 1 or sequence.is_decoding
+        return is_decode(self.sequence, self.num_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,9 @@ class Scheduler:
     least_admitted: int = 1
     prefix_caching: bool = False
     window: int = 0
+    num_hashes: int | None = None
     zeroed_groups: frozenset[Group] = frozenset()
+    events: Counter[str] = field(default_factory=Counter)
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     num_preemptions: int = 0
@@ -174,9 +180,15 @@ class Scheduler:
         self.cancel(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Remove a running request and free its blocks."""
-        self.running.remove(sequence)
+        """Remove a request, running or waiting, and free its blocks."""
+        queue = self.running if sequence in self.running else self.waiting
+        queue.remove(sequence)
         self._release(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Between two steps, remove a request that is not finished."""
+        self.events[f"abort.{'waiting' if sequence in self.waiting else phase_of(sequence)}"] += 1
+        self.cancel(sequence)
 
     def _schedule_running(self, scheduled: list[ScheduledSequence], budget: int) -> int:
         queue = deque(sorted(self.running, key=lambda sequence: not sequence.is_decoding))
@@ -187,7 +199,7 @@ class Scheduler:
                 continue
             while not self._fits(sequence, num_new_tokens):
                 victim = queue.pop() if queue else sequence
-                self._preempt(victim)
+                self._preempt(victim, sequence)
                 if victim is sequence:
                     break
             else:
@@ -196,15 +208,17 @@ class Scheduler:
 
     def _schedule_waiting(self, scheduled: list[ScheduledSequence], budget: int) -> None:
         places = self.max_num_seqs - len(self.running)
+        self.events["full"] += bool(self.waiting) and places <= 0
         if self.running and places < min(self.least_admitted, len(self.waiting)):
             return
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            self._share_prefix(sequence)
+            found = self._share_prefix(sequence)
             # Without room for all its tokens, two prompts may preempt each other.
             if self._blocks_for(sequence, len(sequence.tokens)) > self.pool.num_free_blocks:
                 self._start_over(sequence)
                 return
+            self.events.update(found)
             self.running.append(self.waiting.popleft())
             budget -= self._add(scheduled, sequence, min(sequence.num_uncomputed_tokens, budget))
 
@@ -251,22 +265,32 @@ class Scheduler:
             forget_evicted(sequence.window_blocks, last)
             sequence.num_evicted_pages = last
 
-    def _share_prefix(self, sequence: Sequence) -> None:
-        """Start a prompt with cached pages. At least its last token is computed."""
-        if self.prefix_caching and not sequence.blocks:
-            shared = self.pool.find(block_hashes(sequence.tokens[:-1], PAGE_SIZE))
-            self.pool.share(shared)
-            sequence.blocks = shared
-            sequence.num_computed_tokens = sequence.num_shared_tokens = len(shared) * PAGE_SIZE
+    def _share_prefix(self, sequence: Sequence) -> dict[str, int]:
+        """Start a prompt with cached pages. At least its last token is computed. Returns the pages by kind of hit."""
+        if not self.prefix_caching or sequence.blocks:
+            return {}
+        shared = self.pool.find(prefixes(sequence.tokens[:-1], self.num_hashes))
+        evicted_next = self.pool.next_blocks(num_pages(len(sequence.tokens)) - len(shared))
+        pages = {"hit": shared, "hit.free": self.pool.free_blocks, "hit.evicted_next": evicted_next}
+        found = {kind: len(set(shared).intersection(blocks)) for kind, blocks in pages.items()}
+        self.pool.share(shared)
+        sequence.blocks = shared
+        sequence.num_computed_tokens = sequence.num_shared_tokens = len(shared) * PAGE_SIZE
+        return found
 
     def _cache(self, sequence: Sequence, num_tokens: int) -> None:
         """Make the full pages of the first `num_tokens` tokens shareable."""
         if self.prefix_caching:
-            hashes = block_hashes(sequence.tokens[:num_tokens], PAGE_SIZE)
-            for block, content in zip(sequence.blocks, hashes, strict=False):
-                self.pool.cache(block, content)
+            cached = prefixes(sequence.tokens[:num_tokens], self.num_hashes)
+            for block, prefix in zip(sequence.blocks, cached, strict=False):
+                self.pool.cache(block, prefix)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, needy: Sequence) -> None:
+        phase = phase_of(sequence)
+        self.events["preempt.itself" if sequence is needy and phase == "prefill" else f"preempt.{phase}"] += 1
+        self.events["preempt.page_end"] += sequence.num_computed_tokens % PAGE_SIZE == 0
+        self.events["preempt.twice"] += sequence.preempted_at == len(sequence.tokens)
+        sequence.preempted_at = len(sequence.tokens)
         self.running.remove(sequence)
         self._start_over(sequence)
         self.waiting.appendleft(sequence)
@@ -275,7 +299,7 @@ class Scheduler:
     def _start_over(self, sequence: Sequence) -> None:
         self._release(sequence)
         sequence.num_computed_tokens = sequence.num_shared_tokens = 0
-        sequence.drafts = []
+        forget_drafts(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         # Last pages first: the end of a cached prefix is given away before its beginning.
@@ -286,6 +310,30 @@ class Scheduler:
         sequence.blocks, sequence.window_blocks, sequence.state_block = [], [], None
         sequence.num_evicted_pages = 0
         self._freed += self.pool.free(blocks)
+
+
+def phase_of(sequence: Sequence) -> str:
+    """What a running request does between two steps: `prefill` (or computing again), `decode`, or `verify` drafts."""
+    if not sequence.is_decoding:
+        return "prefill"
+    return "verify" if sequence.drafts else "decode"
+
+
+@seam("verify.short-prompt-as-decode", "state.one-token-prompt-as-decode")
+def is_decode(sequence: Sequence, num_new_tokens: int) -> bool:
+    """Whether these tokens come after cached ones, as many as a decode has.
+
+    A short prompt can have that many. It has no state to continue (PR 32118), and no drafts to verify (PR 53059).
+    """
+    if num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
+        return False
+    return sequence.query_len == 1 or sequence.is_decoding
+
+
+@seam("preempt.drafts-kept")
+def forget_drafts(sequence: Sequence) -> None:
+    """Forget the drafts of a request that starts over. Its next step computes tokens and verifies none (PR 31955)."""
+    sequence.drafts = []
 
 
 @seam("prefix.hit-before-written")

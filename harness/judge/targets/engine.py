@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import itertools
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -41,15 +42,10 @@ from harness.judge.oracles.thresholds import bound
 from harness.judge.probes import recorder
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
-from harness.judge.run_records import ChosenExperts, Count, Guard, Observed, Pair, ReplayedStep, Run
+from harness.judge.run_records import ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run
 from harness.judge.target import Target
-from harness.judge.targets.engine_counts import (
-    counts_at_end,
-    counts_of_blocks,
-    counts_of_hits,
-    counts_of_launches,
-    length,
-)
+from harness.judge.targets.engine_counts import counts_of_hits, counts_of_launches, length
+from harness.judge.targets.serving import Served, serve
 from harness.kernels.call import counting_launches
 from harness.memory.poison.patterns import Poison
 
@@ -101,10 +97,11 @@ class EngineTarget(Target):
         params = self._params
         poison = self._legitimate(poison)
         with errors_of_the_engine(), counting_launches() as launched:
-            engine, epochs, starts, counts = self._serve(poison, probe)
-        finished = [[sequence for sequence in epoch if sequence.is_finished] for epoch in epochs]
+            served = self._serve(poison, probe)
+        engine, epochs = served.engine, served.epochs
+        answered = [[sequence for sequence in epoch if sequence.num_generated_tokens] for epoch in epochs]
         run = Run(poison.pattern)
-        for epoch, sequences in enumerate(finished):
+        for epoch, sequences in enumerate(answered):
             run.observed += self._observed(engine, self._epoch_name(epoch), sequences)
         before, after = engine.runner.null_block_at_start, engine.runner.memory.block(NULL_BLOCK)
         run.guards = [Guard("the null block", "kv.null", before.cpu(), after.cpu())]
@@ -115,15 +112,13 @@ class EngineTarget(Target):
         if engine.observations.routed:
             ids = torch.cat(engine.observations.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
-        run.counts = counts + counts_at_end(engine, epochs)
+        run.counts, run.events = served.counts + served.counts_at_end(), dict(engine.events)
         run.counts += counts_of_launches(params, launched) + counts_of_hits(params, epochs)
-        _add_graph_notes(run, engine, starts)
+        _add_graph_notes(run, engine, served.starts)
         return run
 
-    def _serve(
-        self, poison: Poison, probe: Probe | None
-    ) -> tuple[Engine, list[list[Sequence]], list[int], list[Count]]:
-        """The engine after all requests, the requests of each epoch, its first step, and the blocks of each step."""
+    def _serve(self, poison: Poison, probe: Probe | None) -> Served:
+        """Serve all requests on a fresh engine."""
         params = self._params
         engine = Engine(
             _model(self._config, self.device),
@@ -132,16 +127,7 @@ class EngineTarget(Target):
             max_model_len=max(length(request) for request in params.requests),
             probe=probe,
         )
-        epochs, starts, counts = [], [], []
-        for epoch in range(params.epochs + params.flush):
-            if epoch == params.epochs:
-                engine.flush()
-            starts.append(engine.num_steps)
-            epochs.append([engine.add_request(*request) for request in self._requests()])
-            while engine.scheduler.has_work:
-                engine.step()
-                counts += counts_of_blocks(engine)
-        return engine, epochs, starts, counts
+        return serve(engine, self._prompts())
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
         return self.run(poison, probe=trace)
@@ -204,21 +190,27 @@ class EngineTarget(Target):
         }
         return replace(poison, sites=frozenset(sites), traps=traps)
 
-    def _requests(self) -> list[tuple[list[int], int]]:
-        """Prompts drawn from the case's seed, each with the number of tokens to generate."""
-        generator = torch.Generator().manual_seed(self.case.seed)
+    def _prompts(self) -> list[list[int]]:
+        """Prompts drawn from the case's seed: what all share, the pages of its chain, and tokens of its own."""
+        params, generator = self._params, torch.Generator().manual_seed(self.case.seed)
         vocab = self._config.vocab_size
 
         def draw(count: int) -> list[int]:
             drawn: list[int] = torch.randint(vocab, (count,), generator=generator).tolist()
             return drawn
 
-        prefix = draw(self._params.shared_prefix)
-        return [((prefix + draw(length))[:length], count) for length, count in self._params.requests]
+        prefix = draw(params.shared_prefix)
+        pages = {letter: draw(PAGE_SIZE) for letter in sorted(set("".join(params.chains))) if letter.isalpha()}
+        chains = [[token for letter in chain for token in pages.get(letter, [])] for chain in params.chains]
+        starts = itertools.chain(chains, itertools.repeat([]))
+        lengths = (length for length, _ in params.requests)
+        return [(prefix + start + draw(length))[:length] for length, start in zip(lengths, starts, strict=False)]
 
     def _observed(self, engine: Engine, epoch: str, sequences: list[Sequence]) -> list[Observed]:
         """The logits of an epoch's tokens, and of its rejected drafts, which have no reference."""
         notes = engine.observations
+        # A request with more or fewer rows than tokens is a finding of `conserved`.
+        sequences = [made for made in sequences if len(notes.logits.get(made.request, ())) == made.num_generated_tokens]
         rows = [row for sequence in sequences for row in notes.logits.get(sequence.request, [])]
         tokens = [token for sequence in sequences for token in sequence.tokens[sequence.num_prompt_tokens :]]
         if not rows:
@@ -239,7 +231,7 @@ class EngineTarget(Target):
                 bound=self._bound,
                 describe=f"generated token ({_ranges(sequences)})",
                 decisions=tuple(decisions),
-                tokens=torch.tensor(tokens) if len(tokens) == len(rows) else None,
+                tokens=torch.tensor(tokens),
             )
         ]
         if rejected:
@@ -281,7 +273,8 @@ def pairs_of(
         is_flushed = number == params.epochs
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
-            if first.is_finished and later.is_finished and (is_flushed or is_warm):
+            is_judged = {first.request, later.request} <= decisions.keys() and first.prompt == later.prompt
+            if is_judged and first.is_finished and later.is_finished and (is_flushed or is_warm):
                 cold, warm = (torch.stack(engine.observations.logits[made.request]).cpu() for made in (first, later))
                 rows, partings = rows_before_partings((decisions[first.request],), (decisions[later.request],))
                 oracle, name = "flush" if is_flushed else "cold_warm", f"request {index} of epoch {number}"

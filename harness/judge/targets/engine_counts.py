@@ -1,11 +1,10 @@
-"""Numbers that an engine must keep: its blocks, the tokens of requests, launches, and hits of the prefix cache."""
+"""Numbers that an engine must keep besides the ones of each step: launches, and hits of the prefix cache."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
-from harness.engine.engine import Engine
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
 from harness.engine.schedule.scheduler import Sequence
 from harness.judge.run_records import Count
@@ -15,33 +14,6 @@ def length(request: tuple[int, int]) -> int:
     """Cached tokens of a request at its end: the last generated token is not cached."""
     prompt, count = request
     return prompt + count - 1
-
-
-def counts_of_blocks(engine: Engine) -> list[Count]:
-    """After a step each block is free or has an owner, and it is free once."""
-    free = engine.pool.free_blocks
-    owned = {block for sequence in engine.scheduler.running for block in _blocks_of(sequence)}
-    where = f"step {engine.num_steps - 1}"
-    return [
-        Count("blocks that are free or owned", engine.pool.num_usable_blocks, len(owned.union(free)), where),
-        Count("blocks that are free twice, or free and owned", 0, len(free) - len(set(free) - owned), where),
-    ]
-
-
-def _blocks_of(sequence: Sequence) -> list[int]:
-    blocks = [*sequence.blocks, *sequence.window_blocks[sequence.num_evicted_pages :]]
-    return blocks if sequence.state_block is None else [*blocks, sequence.state_block]
-
-
-def counts_at_end(engine: Engine, epochs: list[list[Sequence]]) -> list[Count]:
-    """Each request has its tokens, or none if it was cancelled, and all blocks are free."""
-    free = Count("free blocks after the last request", engine.pool.num_usable_blocks, engine.pool.num_free_blocks)
-    counts = [free]
-    # Requests are numbered as they came, whatever number the engine gave them.
-    for number, sequence in enumerate(sequence for epoch in epochs for sequence in epoch):
-        expected = 0 if number in engine.params.cancelled else sequence.max_tokens
-        counts.append(Count(f"tokens of request {number}", expected, sequence.num_generated_tokens))
-    return counts
 
 
 def counts_of_launches(params: EngineParams, launched: Mapping[str, int]) -> list[Count]:
@@ -60,7 +32,7 @@ def counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[C
     """
     pages = sum(num_pages(length(request) + params.speculative_tokens) for request in params.requests)
     has_room = pages * (params.epochs + params.flush) <= params.num_blocks - 3 and params.free_list == "fifo"
-    if not (params.prefix_caching and has_room):
+    if not (params.prefix_caching and has_room and params.num_hashes is None):
         return []
     return [
         Count(

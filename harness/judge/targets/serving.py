@@ -1,0 +1,141 @@
+"""Serves the requests of a case: they arrive and are aborted at their steps, and after each step all is counted.
+
+The counts are kept promises of an engine, whatever its scheduler and its block pool say of themselves:
+
+- a block is free or owned, and in the list of free blocks once; the pool counts as many owners as requests have blocks
+- a block with two owners is a full page with the same tokens in both, so neither writes to it
+- a step has at most `max_batched_tokens` tokens, and at most `max_num_seqs` requests run
+- no request runs while one waits that arrived before it, and all end within a number of steps
+- each request gets its tokens, with one row of logits for each, and all blocks are free at the end
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+from harness.engine.engine import Engine
+from harness.engine.schedule.config import PAGE_SIZE
+from harness.engine.schedule.scheduler import Sequence
+from harness.judge.run_records import Count
+
+
+@dataclass(slots=True)
+class Served:
+    """An engine after all requests: the requests of each epoch, its first step, and the counts of all steps."""
+
+    engine: Engine
+    epochs: list[list[Sequence]] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
+    aborted: dict[int, int] = field(default_factory=dict)
+    """Aborted request -> the number of its tokens when it was aborted."""
+
+    def counts_at_end(self) -> list[Count]:
+        """All blocks are free. Each request has its tokens, and none after an abort, with a row of logits for each."""
+        engine, pool = self.engine, self.engine.pool
+        counts = [Count("free blocks after the last request", pool.num_usable_blocks, pool.num_free_blocks)]
+        # Requests are numbered as they came, whatever number the engine gave them.
+        for number, sequence in enumerate(sequence for epoch in self.epochs for sequence in epoch):
+            request, given = sequence.request, sequence.num_generated_tokens
+            expected = 0 if number in engine.params.cancelled else sequence.max_tokens
+            counts.append(Count(f"tokens of request {number}", self.aborted.get(request, expected), given))
+            rows = len(engine.observations.logits.get(request, ()))
+            counts.append(Count(f"rows of logits of request {number}", given, rows))
+        return counts
+
+
+def serve(engine: Engine, prompts: list[list[int]]) -> Served:
+    """Serve `prompts` in each epoch, and again after a flush if the case has one. Stops where requests do not end."""
+    served, params = Served(engine), engine.params
+    for epoch in range(params.epochs + params.flush):
+        if epoch == params.epochs:
+            engine.flush()
+        served.starts.append(engine.num_steps)
+        if not _serve_epoch(served, prompts):
+            break
+    return served
+
+
+def most_steps(engine: Engine) -> int:
+    """The steps within which an epoch ends: one request makes progress in each, and may start over for each other."""
+    params = engine.params
+    alone = sum(-(-(prompt + count) // params.max_batched_tokens) + count + 1 for prompt, count in params.requests)
+    return max(params.arrivals, default=0) + len(params.requests) * alone
+
+
+def _serve_epoch(served: Served, prompts: list[list[int]]) -> bool:
+    """Serve `prompts` once. Returns whether all requests ended within `most_steps`."""
+    engine, params = served.engine, served.engine.params
+    arrivals = list(itertools.islice(itertools.chain(params.arrivals, itertools.repeat(0)), len(prompts)))
+    living: dict[int, Sequence] = {}
+    for step in range(most_steps(engine)):
+        for request in (request for request, at in enumerate(arrivals) if at == step):
+            length, count = params.requests[request]
+            prompt = _tokens_before(params.chains[request : request + 1], living) + prompts[request]
+            living[request] = engine.add_request(prompt[:length], count)
+        for request in (request for request, at in params.aborts if at == step and request in living):
+            if _is_queued(engine, living[request]):
+                served.aborted[living[request].request] = living[request].num_generated_tokens
+                engine.abort(living[request])
+        if not engine.scheduler.has_work and step >= max(arrivals):
+            break
+        engine.step()
+        served.counts += _counts_of_step(engine)
+    served.epochs.append([living[request] for request in sorted(living)])
+    left = len(engine.scheduler.running) + len(engine.scheduler.waiting)
+    served.counts.append(Count("requests that did not end", 0, left, f"after {most_steps(engine)} steps"))
+    return not left
+
+
+def _tokens_before(chain: tuple[str, ...], living: dict[int, Sequence]) -> list[int]:
+    """The conversation that a chain such as `0+` goes on with: the prompt and the answer of that request."""
+    before = living.get(int(chain[0][:-1])) if chain and chain[0].endswith("+") else None
+    return before.tokens if before else []
+
+
+def _is_queued(engine: Engine, sequence: Sequence) -> bool:
+    return sequence in engine.scheduler.running or sequence in engine.scheduler.waiting
+
+
+def _counts_of_step(engine: Engine) -> list[Count]:
+    pool, params = engine.pool, engine.params
+    running, waiting = engine.scheduler.running, engine.scheduler.waiting
+    free, owned = pool.free_blocks, Counter(block for sequence in running for block in _blocks_of(sequence))
+    where, num_free = f"step {engine.num_steps - 1}", len(set(free) - owned.keys())
+    scheduled = engine.newest_step.scheduled
+    num_tokens = sum(item.num_new_tokens for item in scheduled)
+    first = min((sequence.request for sequence in waiting), default=engine.num_requests)
+    zeros = {
+        "blocks that are free twice, or free and owned": len(free) - num_free,
+        "blocks with two owners and different tokens": len(_torn_blocks(running)),
+        "requests that run while an earlier one waits": sum(sequence.request > first for sequence in running),
+        "requests above max_num_seqs": max(len(running) - params.max_num_seqs, len(scheduled) - params.max_num_seqs, 0),
+        "tokens above max_batched_tokens": max(num_tokens - params.max_batched_tokens, 0),
+    }
+    return [
+        Count("blocks that are free or owned", pool.num_usable_blocks, len(owned.keys() | set(free)), where),
+        Count("owners of blocks", owned.total(), pool.num_references, where),
+        *(Count(name, 0, found, where) for name, found in zeros.items()),
+    ]
+
+
+def _torn_blocks(running: list[Sequence]) -> set[int]:
+    """The blocks of two requests which are no page with the same tokens of both, computed to its end."""
+    content: dict[int, tuple[int, ...] | None] = {}
+    torn = set()
+    for sequence in running:
+        pages = dict(enumerate(sequence.blocks))
+        for block in _blocks_of(sequence):
+            end = next((page + 1 for page, owned in pages.items() if owned == block), 0) * PAGE_SIZE
+            tokens = tuple(sequence.tokens[:end]) if 0 < end <= sequence.num_computed_tokens else None
+            if block in content and (tokens is None or content[block] != tokens):
+                torn.add(block)
+            content[block] = tokens
+    return torn
+
+
+def _blocks_of(sequence: Sequence) -> list[int]:
+    blocks = [*sequence.blocks, *sequence.window_blocks[sequence.num_evicted_pages :]]
+    return blocks if sequence.state_block is None else [*blocks, sequence.state_block]

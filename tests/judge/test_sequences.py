@@ -1,0 +1,62 @@
+"""Scenarios of sequences: each case has the preemption, hit, eviction or abort that it is named for."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.cases import Job
+from harness.core.engine_params import EngineParams
+from harness.core.records import Verdict
+from harness.judge.run_case import run_case
+from harness.scenario.expand import expand
+from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.variant import changed, shown
+
+SCENARIOS = [s for s in load_scenarios(shipped_directory()) if "sequences" in s.tags and s.fuzz is None]
+CASES = {case.id: case for scenario in SCENARIOS for case in expand(scenario)}
+
+
+def run(name, **changes):
+    case = CASES[name]
+    return run_case(
+        Job(key="job", case=changed(case, ",".join(f"{k}={v}" for k, v in changes.items()) or "strict=false"))
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_case_passes_and_has_what_it_is_named_for(name):
+    result = run(name, patterns="[nan]")
+    assert result.verdict is Verdict.PASS
+    for event in CASES[name].params_as(EngineParams).happens:
+        assert f"{event} " in result.reason
+
+
+def test_every_event_happens_in_a_scenario():
+    wanted = {event for case in CASES.values() for event in case.params_as(EngineParams).happens}
+    every = set(EngineParams.model_fields["happens"].annotation.__args__[0].__args__)
+    assert wanted == every
+
+
+def test_a_case_without_its_event_is_skipped_and_no_pass():
+    result = run("preempted-phases[phase=decode]", num_blocks=20)
+    assert (result.verdict, result.reason) == (Verdict.SKIP, "never happened: preempt.decode")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"arrivals": (1,) * 5}, "arrivals and chains have at most one entry for each request"),
+        ({"aborts": ((4, 1),)}, "aborts names a request that is not there"),
+        ({"chains": ("a-b",)}, "should match pattern"),
+    ],
+)
+def test_a_sequence_that_cannot_be_is_refused(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        EngineParams(**wrong)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_id_can_write_each_sequence(name):
+    written = {key: getattr(CASES[name].params, key) for key in ("chains", "arrivals", "aborts", "happens")}
+    again = changed(CASES[name], ",".join(f"{key}={shown(value)}" for key, value in written.items()))
+    assert again.params == CASES[name].params

@@ -1,0 +1,111 @@
+"""What is counted of a serving run, and a planted bug for each count that is not kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.cases import Job
+from harness.core.engine_params import EngineParams
+from harness.engine.engine import Engine
+from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.config import model_config
+from harness.engine.schedule.scheduler import Sequence
+from harness.judge.run_case import run_case
+from harness.judge.targets import serving
+from harness.memory.poison.patterns import Poison
+
+from .planted_sequences import MISSED, PLANTED, cases, catchers, plant  # type: ignore[import-not-found]
+
+AFTER, BEFORE = cases()
+BUGS = {bug.name: bug for bug in PLANTED}
+PAGE = Path(__file__).parents[2] / "docs" / "sequences.md"
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_each_planted_bug_is_caught_by_the_case_that_it_names(name):
+    with plant(BUGS[name]):
+        assert catchers(AFTER[BUGS[name].shown_by])
+    assert not catchers(AFTER[BUGS[name].shown_by])
+
+
+def test_the_page_has_every_planted_bug_and_most_were_missed_before():
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if "→" in line]
+    assert {row.split("`")[1] for row in rows} == set(BUGS)
+    assert sum(MISSED.search(row) is not None for row in rows) >= 25
+    assert "NOT CAUGHT" not in PAGE.read_text(encoding="utf-8") and len(BEFORE) > 180
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("preempted-leaks-its-last-page", "blocks that are free or owned"),
+        ("preempted-leaks-its-last-page", "owners of blocks"),
+        ("abort-leaks-pages", "free blocks after the last request"),
+        ("abort-leaves-the-request-waiting", "tokens of request"),
+        ("last-token-missing", "tokens of request"),
+        ("preempted-answers-again-from-the-prompt", "rows of logits of request"),
+        ("last-to-arrive-is-first", "requests that run while an earlier one waits"),
+        ("first-to-arrive-is-preempted", "requests that run while an earlier one waits"),
+        ("one-request-too-many", "requests above max_num_seqs"),
+        ("budget-counts-requests", "tokens above max_batched_tokens"),
+        ("last-page-is-never-given", "requests that did not end"),
+    ],
+)
+def test_conserved_names_what_is_not_kept(name, broken):
+    with plant(BUGS[name]):
+        findings = run_case(Job(key="job", case=AFTER[BUGS[name].shown_by])).findings
+    assert any(finding.oracle == "conserved" and finding.tensor.startswith(broken) for finding in findings)
+
+
+@pytest.mark.parametrize("name", ["second-best-token", "tokens-of-two-requests-swapped", "token-of-the-step-before"])
+def test_tokens_sees_another_token_than_the_largest_logit(name):
+    with plant(BUGS[name]):
+        assert catchers(AFTER[BUGS[name].shown_by])[0] == "tokens"
+
+
+@pytest.fixture
+def engine():
+    """An engine with two running requests of a page and more each."""
+    params = EngineParams(layers=("mla",), kv="fp32", requests=((70, 9), (70, 9)), max_batched_tokens=256)
+    model = CausalLM(model_config(params)).reset_parameters(0).eval().requires_grad_(False)
+    made = Engine(model, params, Poison("nan", frozenset()), 100)
+    for first in (1, 2):
+        made.add_request([first] * 70, 9)
+    made.step()
+    return made
+
+
+def broken(engine):
+    return {count.name for count in serving._counts_of_step(engine) if count.found != count.expected}
+
+
+def test_a_sound_step_keeps_every_count(engine):
+    assert broken(engine) == set()
+
+
+def test_a_block_that_is_free_and_owned_is_counted(engine):
+    engine.pool._free.append(engine.scheduler.running[0].blocks[0])
+    assert broken(engine) == {"blocks that are free twice, or free and owned"}
+
+
+def test_a_page_that_two_requests_write_to_is_counted(engine):
+    first, second = engine.scheduler.running
+    engine.pool.free([second.blocks[1]])
+    second.blocks[1] = first.blocks[1]
+    engine.pool.share([first.blocks[1]])
+    assert broken(engine) == {"blocks with two owners and different tokens"}
+
+
+@pytest.mark.parametrize(("tokens", "computed", "is_torn"), [(1, 64, False), (2, 64, True), (1, 63, True)])
+def test_two_requests_may_share_a_full_page_with_the_same_tokens(tokens, computed, is_torn):
+    first, second = (Sequence(number, [fill] * 70, 1) for number, fill in enumerate((1, tokens)))
+    for sequence in (first, second):
+        sequence.blocks, sequence.num_computed_tokens = [7], computed
+    assert (serving._torn_blocks([first, second]) == {7}) is is_torn
+
+
+def test_a_state_has_one_owner():
+    first, second = (Sequence(number, [1] * 70, 1, state_block=7) for number in range(2))
+    assert serving._torn_blocks([first, second]) == {7}
