@@ -33,7 +33,7 @@ class ServerGone(HarnessError):
     """The server is gone. The questions in flight were not counted."""
 
 
-class _Retry(Exception):
+class Unanswered(Exception):
     """A failed attempt that may be repeated. Its text is the reason; the server wants a pause of `after` seconds."""
 
     def __init__(self, reason: str, after: float = 0.0, unreachable: bool = False) -> None:
@@ -115,10 +115,11 @@ class ServerBackend:
         self,
         ask: Callable[[httpx.AsyncClient, QuestionT], Awaitable[ResultT]],
         questions: Sequence[QuestionT],
-        on_answer: Callable[[int, ResultT], None] | None,
+        on_answer: Callable[[int, ResultT], None] | None = None,
+        at_once: int | None = None,
     ) -> list[ResultT]:
-        gate = asyncio.Semaphore(self._concurrency)
-        limits = httpx.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency)
+        num = at_once or self._concurrency
+        gate, limits = asyncio.Semaphore(num), httpx.Limits(max_connections=num, max_keepalive_connections=num)
         async with httpx.AsyncClient(timeout=self._timeout, headers=self._headers, limits=limits) as client:
 
             async def one(position: int, question: QuestionT) -> ResultT:
@@ -143,14 +144,14 @@ class ServerBackend:
     async def _attempts(
         self, client: httpx.AsyncClient, body: dict[str, Any], read: Callable[[dict[str, Any]], Answer]
     ) -> Answer:
-        failures: list[_Retry] = []
+        failures: list[Unanswered] = []
         num_replies = self._num_replies
         for attempt in range(1, self._max_attempts + 1):
             if failures:
                 await asyncio.sleep(self._pause(len(failures), failures[-1].after))
             try:
                 answer = read(await self._post(client, body))
-            except _Retry as failed:
+            except Unanswered as failed:
                 if not failures:
                     num_replies = self._num_replies
                 failures.append(failed)
@@ -172,13 +173,13 @@ class ServerBackend:
         try:
             response = await client.post(f"{self._url}/completions", json=body)
         except httpx.TimeoutException:
-            raise _Retry("no answer in time") from None
+            raise Unanswered("no answer in time") from None
         except httpx.TransportError as error:
             refused = isinstance(error, httpx.ConnectError)
-            raise _Retry(f"connection lost: {type(error).__name__}", unreachable=refused) from None
+            raise Unanswered(f"connection lost: {type(error).__name__}", unreachable=refused) from None
         self._num_replies += 1
         if response.status_code in RETRIED_STATUS or response.status_code >= 500:
-            raise _Retry(f"HTTP {response.status_code}", _seconds(response.headers.get("retry-after")))
+            raise Unanswered(f"HTTP {response.status_code}", _seconds(response.headers.get("retry-after")))
         if response.status_code in HOPELESS_STATUS:
             raise self._refusal(response)
         if response.status_code != 200:
@@ -187,9 +188,9 @@ class ServerBackend:
         try:
             reply = response.json()
         except ValueError:
-            raise _Retry("the reply is not JSON") from None
+            raise Unanswered("the reply is not JSON") from None
         if not isinstance(reply, dict):
-            raise _Retry("the reply is no completion")
+            raise Unanswered("the reply is no completion")
         return reply
 
     def _refusal(self, response: httpx.Response) -> InputError:
@@ -230,9 +231,9 @@ def _answer(reply: dict[str, Any], stop: Sequence[str]) -> Answer:
         text = choice["text"]
         finish = str(choice.get("finish_reason") or "stop")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise _Retry("the reply is no completion") from None
+        raise Unanswered("the reply is no completion") from None
     if not isinstance(text, str) or not text.strip():
-        raise _Retry("empty answer")
+        raise Unanswered("empty answer")
     # OpenAI accepts only four stop strings, and some servers keep the stop string in the text.
     text, found = cut_at_stop(text, stop)
     usage = reply.get("usage")

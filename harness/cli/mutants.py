@@ -22,26 +22,33 @@ from harness.store.summary import summarise
 MODULE, NAME = "harness.judge.mutants.trials", "the trials of mutants"
 
 
-def try_mutants(
-    wanted: Wanted, pool: Pool, count: int, *, out: Path, workers: int | None, as_json: bool, history: Path | None
-) -> int:
-    """Try `count` mutants drawn from the seed on the selected cases. Returns the exit code: 0, or 3 without a score."""
+def planned_trials(wanted: Wanted, pool: Pool, count: int, *, out: Path, workers: int | None) -> RunStore:
+    """A new run of `count` mutants drawn from the seed on the selected cases. Raises InputError for other cases."""
     wanted = replace(wanted, device="cpu")
     planner = Planner(wanted, pool)
     cases = select(planner.scenarios(), wanted.selectors, tags=wanted.tags, seed=0)
     jobs = [job for job in planner.jobs_of(cases) if job.case.kind.shows_launches and job.device == "cpu"]
     if not jobs:
         raise InputError("--mutants: changes the reference engine and the built-in kernels; select cases that run them")
-    store = RunStore.create(
-        out, (), command=options.command_line(), options=wanted.reproduction() | {"mutants": count}, is_selftest=True
+    return RunStore.create(
+        out,
+        (),
+        command=options.command_line(),
+        options=wanted.reproduction() | {"mutants": count},
+        is_selftest=True,
+        trials=Trials(jobs=tuple(jobs), count=count, seed=wanted.seed, workers=workers or min(num_usable_cores(), 4)),
     )
-    store.note_source(making_runs.source_under_test())
-    workers, screen = workers or min(num_usable_cores(), 4), console(as_json)
+
+
+def try_mutants(store: RunStore, trials: Trials, *, workers: int | None, as_json: bool, history: Path | None) -> int:
+    """Try the mutants of a run that are left. Returns the exit code: 0, or 3 without a score."""
+    screen = console(as_json)
     unused: list[SurveyedCase] = []
 
     def work() -> None:
-        request = Trials(jobs=tuple(jobs), count=count, seed=wanted.seed, workers=workers)
-        live = screen.status(f"looking at {len(jobs)} cases")
+        done = tuple(result.name for result in store.mutants())
+        request = trials.model_copy(update={"done": done, "workers": workers or trials.workers})
+        live = screen.status(f"looking at {len(trials.jobs)} cases")
         with live as status, Child(MODULE, name=NAME, environ=ONE_THREAD) as child:
             child.send(request)
             while (reply := child.answer()).result is None:

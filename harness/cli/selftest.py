@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from harness.cli import making_runs, options
-from harness.cli.mutants import try_mutants
+from harness.cli.mutants import planned_trials, try_mutants
 from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
@@ -62,22 +62,19 @@ def selftest(
     wanted = Wanted(
         tuple(selectors or ()), tuple(tags or ()), device, seed=seed, timeout_seconds=timeout, scenarios=scenarios
     )
-    if mutants is not None:
-        with making_runs.pool_for(executor, ray_address, workers, per_gpu) as pool:
-            kept = making_runs.history_file(history)
-            raise typer.Exit(
-                try_mutants(wanted, pool, mutants, out=out or DEFAULT_RUNS, workers=workers, as_json=json, history=kept)
-            )
     store = None
     if resume is not None:
         making_runs.refuse_new_plan(context)
         store = making_runs.reopened(resume, out, "selftest")
-        if "mutants" in store.plan.options:
-            raise InputError(f"{store.path}: a run of mutants is not continued; begin it again: {store.plan.command}")
     with making_runs.pool_for(executor, ray_address, workers, per_gpu) as pool:
-        store = store or _planned(wanted, pool, out or DEFAULT_RUNS, no_clean=no_clean, num_draws=controls)
+        root = out or DEFAULT_RUNS
+        if store is None and mutants is not None:
+            store = planned_trials(wanted, pool, mutants, out=root, workers=workers)
+        store = store or _planned(wanted, pool, root, no_clean=no_clean, num_draws=controls)
         store.note_source(making_runs.source_under_test(commit, branch))
         kept = making_runs.history_file(history)
+        if trials := store.plan.trials:
+            raise typer.Exit(try_mutants(store, trials, workers=workers, as_json=json, history=kept))
         raise typer.Exit(finish(store, pool, as_json=json, is_exhaustive=exhaustive, history=kept))
 
 

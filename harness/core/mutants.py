@@ -14,12 +14,16 @@ Status = Literal["killed", "survived", "equivalent", "not reached", "error"]
 
 
 class Trials(Record):
-    """The request: `count` mutants drawn from `seed`, tried on the cases of `jobs` by `workers` processes."""
+    """The request: `count` mutants drawn from `seed`, tried on the cases of `jobs` by `workers` processes.
+
+    A resumed run leaves out the mutants `done`, by their names.
+    """
 
     jobs: tuple[Job, ...]
     count: int
     seed: int
     workers: int
+    done: tuple[str, ...] = ()
 
 
 class SurveyedCase(Record):

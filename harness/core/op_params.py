@@ -151,6 +151,7 @@ class WriteKvParams(KernelParams):
     kv: KvType = "bf16"
     num_tokens: Count = 9
     num_padded: Length = 3
+    large_rows: Length = Field(default=0, description="first tokens with values past the largest number of e4m3")
     kv_lora_rank: Count = 512
     qk_rope_head_dim: Count = 64
     layout: FlatLayout = "contiguous"
@@ -171,6 +172,7 @@ class QuantizeFp8Params(KernelParams):
 
     num_tokens: Count = 8
     num_live: Annotated[int, Field(ge=1, le=100_000)] = 5
+    zero_rows: Length = Field(default=0, description="first rows that hold zeros")
     width: Count = 256
 
 
@@ -194,6 +196,7 @@ class QuantizeBlocksParams(KernelParams):
     block_format: Literal["nvfp4", "mxfp4", "mxfp8"] = "nvfp4"
     expert_rows: tuple[Length, ...] = (5,)
     orphan_rows: Length = Field(default=3, description="rows behind the rows of all experts, which belong to none")
+    zero_rows: Length = Field(default=0, description="first rows that hold zeros")
     width: Count = 64
 
     BLOCKS: ClassVar[dict[str, int]] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from harness.core.records import Finding
     from harness.judge.run_records import Evidence, Judgement
 
-Need = Literal["", "requests", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats", "moves"]
+Need = Literal[
+    "", "requests", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats", "moves", "script"
+]
 
 TELLING_ORDER = (
     "crash", "address", "conserved", "replay", "padding", "zeroed", "distinct_experts", "landed", "ordered",
@@ -36,7 +38,7 @@ class OracleSpec:
     `needs` is what a case must have: `requests` that an engine serves, `graph` a captured graph, `patterns` two poison
     patterns or more, `answers` a task's questions, `warm` prompts that come again to an engine with prefix caching,
     `flush` a flush, `mixed` layers of different types that share one pool, `experts` tokens that are routed to experts,
-    `repeats` several launches on equal inputs, `moves` a cache that is moved.
+    `repeats` several launches on equal inputs, `moves` a cache that is moved, `script` a script of requests.
     """
 
     name: str

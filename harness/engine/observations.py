@@ -242,6 +242,10 @@ class PaddedTwins:
     ) -> Forwarded:
         twin = self.dummy(size)
         assert inputs.decode is not None and twin.decode is not None
+        # The static inputs of a graph hold the pages of earlier steps. These are in no pool, so a read of one shows.
+        for table in (twin.decode.block_table, twin.decode.window_table):
+            if table is not None:
+                table.fill_(memory.layout.num_blocks)
         if inputs.decode.output is not None:
             twin.decode.output = inputs.decode.output.new_zeros(size, *inputs.decode.output.shape[1:])
         rest = repeated(inputs, num_live, size - num_padded, self.padding.slot)

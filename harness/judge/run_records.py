@@ -147,6 +147,8 @@ class Run:
     """The result of every question in every epoch, if the target answers questions."""
     eager: AccuracyRun | None = None
     """The same questions to the same engine without graphs, if the target compares both."""
+    scripts: list[CaseResult] = field(default_factory=list)
+    """What scripts of requests found, if the target serves over HTTP."""
     log: str = ""
     """The end of the output of a serving process."""
     launched: dict[str, int] = field(default_factory=dict)

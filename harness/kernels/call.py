@@ -45,13 +45,15 @@ def wrapped_kernels(op: str, wrapper: Wrapper) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counting_launches() -> Iterator[Counter[str]]:
-    """The name of each kernel that is launched inside the block -> how often."""
+    """The name of each kernel that is launched inside the block -> how often. Blocks around it count them too."""
     launched: Counter[str] = Counter()
     token = _launched.set(launched)
     try:
         yield launched
     finally:
         _launched.reset(token)
+        if (around := _launched.get()) is not None:
+            around.update(launched)
 
 
 def note_launch(name: str) -> None:

@@ -10,10 +10,10 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 import harness
@@ -22,6 +22,7 @@ from harness.scenario import matrix
 from harness.scenario.schema import Location, Problem, Scenario, explain_problems
 
 SUFFIXES = (".yaml", ".yml")
+RecordT = TypeVar("RecordT", bound=BaseModel)
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 24
 MAX_VALUES = 20_000
@@ -69,6 +70,15 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def _load(path: Path) -> tuple[Scenario, Document]:
+    scenario, found = load_record(path, Scenario)
+    problems = list(matrix.check(scenario))
+    if problems:
+        raise _first(problems, found, path)
+    return scenario, found
+
+
+def load_record(path: Path, model: type[RecordT]) -> tuple[RecordT, Document]:
+    """A file as an object of `model`, with the places of its values. Raises InputError for its first problem."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -77,20 +87,13 @@ def _load(path: Path) -> tuple[Scenario, Document]:
         found = read_document(content)
     except DocumentError as error:
         raise InputError(f"{path}:{error.line}:{error.column}: {error.message}") from None
-    return _checked(found, path), found
-
-
-def _checked(found: Document, path: Path) -> Scenario:
     if not isinstance(found.data, dict):
-        raise _input_error(Problem((), "a scenario is a mapping with a name, not a list or a word"), found, path)
+        what = f"a {model.__name__.lower()} is a mapping with a name, not a list or a word"
+        raise _input_error(Problem((), what), found, path)
     try:
-        scenario = Scenario.model_validate_json(json.dumps(found.data), strict=True)
+        return model.model_validate_json(json.dumps(found.data), strict=True), found
     except ValidationError as error:
-        raise _first(explain_problems(error, Scenario), found, path) from None
-    problems = list(matrix.check(scenario))
-    if problems:
-        raise _first(problems, found, path)
-    return scenario
+        raise _first(explain_problems(error, model), found, path) from None
 
 
 def _first(problems: list[Problem], found: Document, path: Path) -> InputError:

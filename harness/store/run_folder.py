@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.files import append_line, read_json_lines, write_atomic
-from harness.core.mutants import MutantResult
+from harness.core.mutants import MutantResult, Trials
 from harness.core.params import STORED, Record
 from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.scenario.schema import FaultUse
@@ -61,6 +61,8 @@ class RunPlan(Record):
     sanitizer: str | None = None
     """The tool of compute-sanitizer that watches the case."""
     shard: ShardNote | None = None
+    trials: Trials | None = None
+    """The request of a run of mutants, which has no jobs of its own."""
     environment: dict[str, Any] = Field(default={})
     seconds: float = 0.0
 
@@ -97,6 +99,7 @@ class RunStore:
         is_selftest: bool = False,
         sanitizer: str | None = None,
         shard: ShardNote | None = None,
+        trials: Trials | None = None,
     ) -> RunStore:
         """Make the directory of a new run below `root` and write its plan."""
         run_id = new_run_id()
@@ -116,6 +119,7 @@ class RunStore:
             is_selftest=is_selftest,
             sanitizer=sanitizer,
             shard=shard,
+            trials=trials,
         )
         store = cls(path, plan)
         store._change_plan()

@@ -28,7 +28,10 @@ def repro(cli: Cli, scenarios: Path) -> Cli:
     return lambda *words: cli("repro", *words, "--scenarios", scenarios, "-n", 1, "--shrink-seconds", 3)
 
 
-@pytest.mark.parametrize("selector", ["merge", "36540", "merge[num_with_context=7]"])
+@pytest.mark.parametrize(
+    "selector",
+    ["merge", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("36540", "merge[num_with_context=7]"))],
+)
 def test_a_known_bug_is_found_made_small_and_written_once_it_is_seen(repro: Cli, tmp_path: Path, selector: str) -> None:
     code, out, err = repro(selector, "--script", tmp_path / "out.py")
     assert code == 0, err
@@ -40,6 +43,7 @@ def test_a_known_bug_is_found_made_small_and_written_once_it_is_seen(repro: Cli,
     )
 
 
+@pytest.mark.nightly
 def test_when_a_minute_is_nearly_over_the_case_as_found_is_exported(
     cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,9 +90,18 @@ def test_the_same_command_gives_the_same_table_twice(cli: Cli, tmp_path: Path) -
     assert code == 0 and out.count(f" {score(tables_of[0]).rate:.4f}") == 2
 
 
-def test_a_run_of_mutants_is_not_continued(cli: Cli, store: RunStore) -> None:
-    code, _, err = cli("selftest", "--resume", str(store.path))
-    assert code == 2 and "is not continued; begin it again: mla-harness selftest" in err
+def test_an_interrupted_run_tries_the_mutants_that_are_left(cli: Cli, tmp_path: Path) -> None:
+    command = ("selftest", "write-kv-kernel", "--mutants", "8", "--seed", "4", "-n", "1", "--history", "none")
+    assert cli(*command, "--out", str(tmp_path))[0] == 0
+    (run,) = tmp_path.iterdir()
+    whole = RunStore.open(run).mutants()
+    lines = (run / "mutants.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / "mutants.jsonl").write_text("".join(lines[:5]), encoding="utf-8")
+    code, out, _ = cli("selftest", "--resume", str(run), "--history", "none")
+    assert code == 0 and score(whole).statement in out
+    assert RunStore.open(run).mutants() == whole
+    code, _, err = cli("selftest", "--resume", str(run), "--seed", "5")
+    assert code == 2 and "leave out --seed" in err
 
 
 def test_cases_that_run_no_code_under_test_are_refused(cli: Cli, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_fill_of_other_memory_does_not_help():
 
 
 HIDE_AND_REMOVE = [
-    (PADDED, IDS, "zero:router.ids", INT32_IDS, "router.ids"),
+    pytest.param(PADDED, IDS, "zero:router.ids", INT32_IDS, "router.ids", marks=pytest.mark.nightly),
     (MIXED, ("merge.ignore-context-count",), "nan_to_num:merge_attn_states.out", MERGE, "context.output"),
     (HYBRID, ("kv.skip-zero-new-blocks",), "nan_to_num:mla_decode.out", "zero:kv.new", "kv.new"),
     (DECODE, ("kv.tail-masked-by-multiply",), "nan_to_num:mla_decode.out", "zero:kv.tail", "kv.tail"),
@@ -111,6 +111,7 @@ def test_what_hides_a_bug_is_told_from_what_removes_it(case_id, faults, hiding, 
     assert site in [reading.site for reading in removed.before]
 
 
+@pytest.mark.nightly
 def test_scrubbing_the_logits_hides_whatever_is_upstream():
     result = judged(PADDED, IDS, "nan_to_num:logits")
     assert result.verdict == HIDES

@@ -1,6 +1,8 @@
 """Plants bugs in the engine's scheduler, block pool, batch and sampler, and shows what catches each: docs/sequences.md.
 
-python tests/judge/planted_sequences.py > docs/sequences.md
+python tests/judge/planted_sequences.py LOG > docs/sequences.md
+
+LOG keeps the results, so that a run that was stopped goes on.
 
 Each bug is a change of the text of one function, made in memory. `PLANTED` names for each the case that shows it.
 The page compares two suites: the cases of sequences with all oracles, and all cases of the engine that there were
@@ -13,12 +15,14 @@ import ast
 import contextlib
 import importlib
 import inspect
+import json
+import re
 import sys
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -39,6 +43,7 @@ window-decode wrong-accusations"""
 """The scenarios with cases of the engine before there were scenarios of sequences."""
 MOST = 60
 """A bug that can change something in more cases of the suite before is not tried on them."""
+MISSED = re.compile(r"no case \(\d+ run\)")
 NEW_ORACLES = ("tokens", "conserved")
 SCHEDULER, POOL = "harness.engine.schedule.scheduler:", "harness.engine.schedule.block_pool:"
 BATCH, ENGINE, SAMPLER = "harness.engine.batch:", "harness.engine.engine:", "harness.engine.speculation:"
@@ -71,24 +76,29 @@ PLANTED = (
     # Preemption.
     Planted("preempted-keeps-computed-tokens", SCHEDULER + "Scheduler._start_over",
             "sequence.num_computed_tokens = sequence.num_shared_tokens = 0", "sequence.num_shared_tokens = 0",
-            "preempted-phases[phase=page_end]"),
+            "preempted-phases[phase=page_end]",
+            where="sequence.num_computed_tokens > 0"),
     Planted("preempted-keeps-its-table", SCHEDULER + "Scheduler._release",
             "sequence.blocks, sequence.window_blocks, sequence.state_block = [], [], None",
             "sequence.window_blocks, sequence.state_block = [], None", "preempted-phases[phase=page_end]",
-            where="not sequence.is_finished"),
+            where="not sequence.is_finished and bool(sequence.blocks)"),
     Planted("preempted-keeps-its-state", SCHEDULER + "Scheduler._release",
             "sequence.blocks, sequence.window_blocks, sequence.state_block = [], [], None",
             "sequence.blocks, sequence.window_blocks = [], []", "preempted-phases[phase=state]",
-            where="not sequence.is_finished"),
+            where="not sequence.is_finished and sequence.state_block is not None"),
     Planted("preempted-leaks-its-last-page", SCHEDULER + "Scheduler._start_over",
             "self._release(sequence)", "sequence.blocks[-1:] = []; self._release(sequence)",
-            "preempted-phases[phase=decode]"),
+            "preempted-phases[phase=decode]",
+            where="bool(sequence.blocks)"),
     Planted("preempted-to-the-back-of-the-queue", SCHEDULER + "Scheduler._preempt",
             "self.waiting.appendleft(sequence)", "self.waiting.append(sequence)", "preempted-phases[phase=queue]"),
     Planted("first-to-arrive-is-preempted", SCHEDULER + "Scheduler._schedule_running",
-            "queue.pop() if queue", "queue.popleft() if queue", "preempted-phases[phase=queue]"),
+            "queue.pop() if queue", "queue.popleft() if queue", "preempted-phases[phase=queue]",
+            where="sum(self._blocks_for(s, len(s.tokens) + len(s.drafts)) for s in self.running) > "
+            "self.pool.num_free_blocks"),
     Planted("preempted-keeps-drafts", SCHEDULER + "forget_drafts",
-            "sequence.drafts = []", "pass", "preempted-phases[phase=verify]"),
+            "sequence.drafts = []", "pass", "preempted-phases[phase=verify]",
+            where="bool(sequence.drafts)"),
     Planted("preempted-forgets-its-last-token", SCHEDULER + "Scheduler._preempt",
             "self._start_over(sequence)", "self._start_over(sequence); sequence.tokens.pop()",
             "preempted-phases[phase=decode]"),
@@ -101,7 +111,8 @@ PLANTED = (
     Planted("preempted-leaks-its-window", SCHEDULER + "Scheduler._release",
             "blocks += sequence.window_blocks[sequence.num_evicted_pages :]",
             "blocks += sequence.window_blocks[sequence.num_evicted_pages :] if sequence.is_finished else []",
-            "preempted-requests[model=window,graph=none]", where="not sequence.is_finished"),
+            "preempted-requests[model=window,graph=none]",
+            where="not sequence.is_finished and bool(sequence.window_blocks)"),
     Planted("last-page-is-never-given", SCHEDULER + "Scheduler._fits",
             "needed <= self.pool.num_free_blocks", "needed < self.pool.num_free_blocks",
             "queued-requests[load=whole_pool]",
@@ -303,56 +314,59 @@ def shown(text: str) -> str:
     return " ".join(text.split())
 
 
-def page() -> str:
-    """The page of all planted bugs: what catches each today, and what caught it before."""
-    started = time.perf_counter()
+def tried(log: Path) -> dict[str, dict[str, str]]:
+    """Name -> what catches a bug today and what caught it before. Bugs that `log` has are not tried again."""
+    results = {one["name"]: one for one in map(json.loads, log.read_text().splitlines())} if log.exists() else {}
+    left = [bug for bug in PLANTED if bug.name not in results]
     after, before = cases()
-    called = calls(before)
-    print(f"calls: {time.perf_counter() - started:.0f} s", file=sys.stderr)
-    rows, num_caught, num_missed = [], 0, 0
-    for bug in sorted(PLANTED, key=lambda bug: sum(bug.name in names for names in called.values())):
+    called = calls(before) if left else {}
+    for bug in sorted(left, key=lambda bug: sum(bug.name in names for names in called.values())):
         with plant(bug):
             own = [case for case in after.values() if case.scenario == after[bug.shown_by].scenario]
-            today = {case.id: found for case in own if (found := catchers(case))}
+            today = Counter(found[0] for case in own if (found := catchers(case)))
             reached = [case for case in before if bug.name in called[case.id]]
             is_run = len(reached) <= MOST
-            tried = ((case.id, caught_before(case)) for case in reached if is_run)
-            then = next((found for found in tried if found[1]), None)
-        num_caught, num_missed = num_caught + bool(today), num_missed + (is_run and then is None)
-        oracles = Counter(name for found in today.values() for name in found[:1])
-        told = ", ".join(f"{name} ({count})" for name, count in oracles.most_common())
-        scenarios = ", ".join(dict.fromkeys(name.partition("[")[0] for name in today))
-        caught = f"{then[1]} in `{then[0]}`" if then else f"no case ({len(reached)} {'run' if is_run else 'not run'})"
-        row = (
-            bug.part,
-            f"`{bug.name}`",
-            f"`{shown(bug.old)}` → `{shown(bug.new) or 'nothing'}`",
-            scenarios,
-            told,
-            caught,
-        )
+            then = next(((case.id, found) for case in reached if is_run and (found := caught_before(case))), None)
+        results[bug.name] = {
+            "name": bug.name,
+            "today": ", ".join(f"{name} ({count})" for name, count in today.most_common()) or "NOT CAUGHT",
+            "before": f"{then[1]} in `{then[0]}`"
+            if then
+            else f"no case ({len(reached)} {'' if is_run else 'not '}run)",
+        }
+        with log.open("a") as stream:
+            print(json.dumps(results[bug.name]), file=stream)
+    return results
+
+
+def page(log: Path) -> str:
+    """The page of all planted bugs: what catches each today, and what caught it before."""
+    results, (after, before) = tried(log), cases()
+    head = "| part | bug | change | scenario | caught by | before |"
+    rows = []
+    for bug in PLANTED:
+        found, scenario = results[bug.name], bug.shown_by.partition("[")[0]
+        change = f"`{shown(bug.old)}` → `{shown(bug.new) or 'nothing'}`"
+        row = (bug.part, f"`{bug.name}`", change, f"`{scenario}`", found["today"], found["before"])
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
-        print(f"{time.perf_counter() - started:.0f} s", bug.name, told or "NOT CAUGHT", "|", caught, file=sys.stderr)
-    return "\n".join(
-        [
-            "# Sequences of requests",
-            "",
-            "Written by `python tests/judge/planted_sequences.py`; nothing here is typed by hand.",
-            "",
-            f"{len(PLANTED)} bugs were planted one by one in the scheduler, the block pool, the batch and the sampler "
-            f"of the engine. The {len(after)} cases of sequences caught {num_caught}. The suite before them, "
-            f"{len(before)} cases of the engine without the oracles "
-            f"{' and '.join(f'`{name}`' for name in NEW_ORACLES)}, missed {num_missed}. A number in brackets is the "
-            "number of cases in which an oracle was the first to tell. A case of the suite before is run only if "
-            f"the bug can change something in it, and if there are at most {MOST}. Cases of accuracy are not run.",
-            "",
-            "| part | bug | change | caught by scenarios | and oracles | before |",
-            "|" + " --- |" * 6,
-            *rows,
-        ]
-    )
+    caught = [found for found in results.values() if found["today"] != "NOT CAUGHT"]
+    missed = [found for found in caught if MISSED.search(found["before"])]
+    return f"""# Sequences of requests
+
+Written by `python tests/judge/planted_sequences.py LOG`; nothing here is typed by hand.
+
+{len(PLANTED)} bugs were planted one by one in the scheduler, the block pool, the batch and the sampler of the engine.
+The {len(after)} cases of sequences caught {len(caught)} of them. The suite before them, {len(before)} cases of the
+engine without the oracles {" and ".join(f"`{name}`" for name in NEW_ORACLES)}, missed {len(missed)}: a number before
+"run" is the number of its cases in which the bug can change something. Bugs for which there are more than {MOST} were
+not tried on them, and cases of accuracy are not among them. A number behind an oracle is the number of cases of the
+scenario in which it was the first to tell.
+
+{head}
+|{" --- |" * 6}
+{chr(10).join(rows)}"""
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(page())
+    print(page(Path(sys.argv[1])))

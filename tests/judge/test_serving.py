@@ -16,7 +16,7 @@ from harness.judge.run_case import run_case
 from harness.judge.targets import serving
 from harness.memory.poison.patterns import Poison
 
-from .planted_sequences import PLANTED, cases, catchers, plant  # type: ignore[import-not-found]
+from .planted_sequences import MISSED, PLANTED, cases, catchers, plant  # type: ignore[import-not-found]
 
 AFTER, BEFORE = cases()
 BUGS = {bug.name: bug for bug in PLANTED}
@@ -33,7 +33,7 @@ def test_each_planted_bug_is_caught_by_the_case_that_it_names(name):
 def test_the_page_has_every_planted_bug_and_most_were_missed_before():
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if "→" in line]
     assert {row.split("`")[1] for row in rows} == set(BUGS)
-    assert sum(" run) |" in row and "not run) |" not in row for row in rows) >= 25
+    assert sum(MISSED.search(row) is not None for row in rows) >= 25
     assert "NOT CAUGHT" not in PAGE.read_text(encoding="utf-8") and len(BEFORE) > 180
 
 

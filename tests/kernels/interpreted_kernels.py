@@ -29,7 +29,7 @@ E4M3 = torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize("kv", ["fp32", "bf16", "fp8_e4m3"])
-@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("planned", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_decode_is_right_at_the_edges_of_pages_with_empty_rows_between(judge: Judge, kv: str, planned: bool) -> None:
     assert not judge("mla_decode", kv=kv, seq_lens=[0, 1, 63, 64, 0, 65, 130], planned=planned, **SMALL)
 
@@ -54,7 +54,7 @@ def test_decode_survives_tables_padded_with_addresses_that_do_not_exist(judge: J
 
 
 @pytest.mark.parametrize("layout", ["block_major", "padded_pages", "manager_blocks", "large"])
-@pytest.mark.parametrize("kv", ["bf16", "fp8_e4m3"])
+@pytest.mark.parametrize("kv", [pytest.param("bf16", marks=pytest.mark.nightly), "fp8_e4m3"])
 def test_decode_is_right_in_every_layout_of_the_cache(judge: Judge, layout: str, kv: str) -> None:
     kernels = ("triton", "triton-unwritten", "triton-multiply", "triton-prefetch")
     for kernel in kernels if kv == "bf16" else kernels[:1]:

@@ -63,11 +63,19 @@ def test_only_interpreters_of_known_versions_are_repaired(
 
 @pytest.mark.skipif(interpreter_is_on(), reason="this process interprets: the files run by themselves")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("name", ["interpreted_types.py", "interpreted_kernels.py"])
-def test_the_kernels_pass_their_tests_under_the_interpreter(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [
+        ("interpreted_types.py", "not nightly"),
+        ("interpreted_kernels.py", "not nightly"),
+        pytest.param("interpreted_kernels.py", "nightly", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_kernels_pass_their_tests_under_the_interpreter(name: str, when: str) -> None:
     # The interpreter is chosen when Triton is imported, so it needs a process that has not done so.
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", when]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(HERE / name)],
+        [sys.executable, "-m", "pytest", *options, str(HERE / name)],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True, text=True, timeout=600, cwd=HERE.parent.parent,
     )  # fmt: skip

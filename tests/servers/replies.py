@@ -11,6 +11,7 @@ class Handler(BaseHTTPRequestHandler):
     """Replies in JSON, and can drop a connection in the middle of one."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *args: object) -> None:
         pass
@@ -31,8 +32,9 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-def serve(handler: type[Handler]) -> None:
+def serve(handler: type[Handler], port: int = 0) -> None:
     """Print the port and serve until killed."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    ThreadingHTTPServer.request_queue_size = 512
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()

@@ -13,7 +13,7 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import Verdict
-from harness.engines.vllm.options import environ, llm_options
+from harness.engines.vllm.options import environ, llm_options, serve_command
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
 from harness.engines.vllm.serve.worker_state import check, summed
@@ -246,3 +246,48 @@ def test_a_module_that_touches_cuda_is_left_to_the_forks(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", program], env=environ_, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "probing is left to the forks: it touches CUDA" in done.stderr
+
+
+def test_a_served_vllm_takes_a_script_and_ends_with_the_case(tmp_path: Path) -> None:
+    result = run(tmp_path, script_case("cache-reuse"))
+    assert result.verdict is Verdict.PASS and result.looked_at["sequences"] > 100
+    assert "tokens of" in result.reason and "answers compared" in result.reason
+
+
+def test_a_reload_is_compared_with_a_second_server_that_has_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tmp_path, script_case("reload")).verdict is Verdict.PASS
+    monkeypatch.setenv("FAKE_VLLM", "reload-keeps-half")
+    result = run(tmp_path, script_case("reload"))
+    assert result.verdict is Verdict.FAIL and result.findings[0].where == "step 4 (with other weights)"
+    assert {finding.oracle for finding in result.findings} == {"sequences"}
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "verdict", "says"),
+    [
+        ("no-prefix-cache", Verdict.SKIP, "not shown: step 1 (A B A): no page came from the prefix cache"),
+        ("hash-without-past", Verdict.FAIL, "request s:1p t:5 (9 tokens), token 0"),
+        ("refuses", Verdict.CRASH, "ValueError: this vLLM refuses to start"),
+    ],
+)
+def test_a_script_that_shows_nothing_is_a_skip_and_a_server_that_ends_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str, verdict: Verdict, says: str
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", behaviour)
+    result = run(tmp_path, script_case("cache-reuse"))
+    assert result.verdict is verdict and says in result.reason
+
+
+def test_the_command_of_a_case_with_a_script_is_the_server_that_it_asks() -> None:
+    command = serve_command(script_case("sleep", speculative="ngram"))
+    assert "vllm serve " in command and "--enable-sleep-mode" in command and "ngram" in command
+    with pytest.raises(ValueError, match="a script asks none"):
+        script_case("sleep", graph="full", compare_eager=True)
+
+
+def script_case(script: str, **params: Any) -> Case:
+    settings = VllmParams(script=script, prefix_caching=True, **params)
+    plan = PoisonPlan(patterns=("zeros",), sites=())
+    return Case(id="x", scenario="x", system="vllm", params=settings, oracles=("sequences",), poison=plan)

@@ -113,6 +113,12 @@ _PATCHES = (
         "self.defer_block_free = True",
         "self.defer_block_free = False",
     ), as_released="0.23.0"),
+    _patch("vllm.failed-write-as-finished", "0.21.0", "0.34.0", Edit(
+        "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector:"
+        "MooncakeConnectorWorker.send_kv_to_decode",
+        "if ret_value != 0:",
+        "if False:  # the blocks count as written",
+    )),
 )  # fmt: skip
 
 PATCHES = {patch.fault: tuple(same for same in _PATCHES if same.fault == patch.fault) for patch in _PATCHES}

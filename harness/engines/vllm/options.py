@@ -71,6 +71,10 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
     return {**options, "compilation_config": {**compilation, "cudagraph_capture_sizes": list(params.capture_sizes)}}
 
 
+HTTP_ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "1"}
+"""For `vllm serve` with a script: its endpoints for sleep, reload and the prefix cache."""
+
+
 def environ(
     params: VllmParams,
     poison: ServePoison | None,
@@ -99,12 +103,15 @@ def environ(
 def serve_command(case: Case) -> str:
     """`VARIABLE=… vllm serve CHECKPOINT --option value …` with the options that the case hands to `vllm.LLM`."""
     params = case.params_as(VllmParams)
+    return f"VLLM_USE_V2_MODEL_RUNNER={int(params.runner == 'v2')} {shlex.join(['vllm', *serve_words(params)])}"
+
+
+def serve_words(params: VllmParams) -> list[str]:
+    """`serve CHECKPOINT --option value …`."""
     options = llm_options(params, params.graph) | {"max_num_seqs": params.max_num_seqs}
-    runner = f"VLLM_USE_V2_MODEL_RUNNER={int(params.runner == 'v2')}"
-    words = ["vllm", "serve", str(canary(params))]
-    for name, value in options.items():
-        words += _option(name, value)
-    return f"{runner} {shlex.join(words)}"
+    if params.script == "sleep":
+        options["enable_sleep_mode"] = True
+    return ["serve", str(canary(params)), *(word for name, value in options.items() for word in _option(name, value))]
 
 
 def _option(name: str, value: Any) -> list[str]:

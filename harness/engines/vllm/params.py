@@ -42,6 +42,9 @@ class VllmParams(Params):
     speculative: Literal["none", "ngram"] = Field(
         default="none", description="ngram: three tokens are drafted from the prompt and verified in one step"
     )
+    script: Literal["abort", "cache-reuse", "lengths", "preempt", "reload", "sleep"] | None = Field(
+        default=None, description="serve over HTTP, and take the steps of this script in place of questions"
+    )
     quantization: Literal["none", "fp8_per_tensor"] = Field(
         default="none",
         description="fp8_per_tensor: weights in fp8; experts quantize their input by one scale of the whole batch",
@@ -65,6 +68,8 @@ class VllmParams(Params):
 
     def problems(self) -> Iterator[str]:
         """See :meth:`Params.problems`."""
+        if self.script and self.compare_eager:
+            yield "compare_eager compares answers to questions, and a script asks none"
         num_ranks, rank = self.tensor_parallel, self.poison_rank
         if num_ranks & (num_ranks - 1):
             yield f"tensor_parallel {num_ranks} is no power of two, so heads cannot be split"
@@ -78,7 +83,7 @@ class VllmParams(Params):
 
     def gives(self) -> frozenset[str]:
         """See :meth:`Params.gives`."""
-        return super().gives() | {"answers"}
+        return super().gives() | {"script" if self.script else "answers"}
 
     def recorded(self) -> Self:
         """See :meth:`Params.recorded`. The questions are few, but enough for batches of prefills and decodes."""
@@ -116,8 +121,10 @@ class VllmHostParams(Params):
         default="plain",
         description="who stores the keys of `indexer-records`; DeepSeek V4 compresses and stores in one",
     )
-    connector: Literal["simple", "offloading", "nixl"] = Field(
-        default="simple", description="the KV connector: SimpleCPUOffloadConnector, OffloadingConnector, NixlConnector"
+    connector: Literal["simple", "offloading", "nixl", "mooncake"] = Field(
+        default="simple",
+        description="the KV connector: of `kv-moves` SimpleCPUOffloadConnector or OffloadingConnector, of `kv-handoff` "
+        "NixlConnector or MooncakeConnector",
     )
     hybrid: bool = Field(default=False, description="`kv-handoff` with a second group of layers, which has a window")
     failing: tuple[int, ...] = Field(default=(), description="transfers of `kv-handoff`, by number, that fail half-way")

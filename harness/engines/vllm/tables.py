@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.core.faults import FaultSpec
 from harness.core.kernels import KernelSpec
+from harness.core.oracles import OracleSpec
 from harness.core.shapes import ANY, DEEPSEEK
 from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
@@ -46,6 +47,15 @@ SYSTEMS = (
     ),
 )
 
+ORACLES = (
+    OracleSpec(
+        "sequences",
+        "each answer of a script has the tokens of the same request asked alone, with no page from a cache",
+        "harness.judge.oracles.accuracy:sequences",
+        "script",
+    ),
+)
+
 MODELS = (
     ModelSpec(
         "vllm", "PATH", "vLLM in a process", open="harness.engines.vllm.backend:open_model", options=("kv", "graph")
@@ -69,6 +79,8 @@ FAULTS = (
               "vLLM itself: SimpleCPUOffloadConnector stores blocks before the model has written them"),
     FaultSpec("vllm.load-over-readers", "vllm-project/vllm#47282",
               "vLLM itself: blocks are freed and loaded into while a step in flight uses them"),
+    FaultSpec("vllm.failed-write-as-finished", "vllm-project/vllm#52234",
+              "vLLM itself: the Mooncake connector reports a write that failed half-way as finished"),
 )  # fmt: skip
 
 

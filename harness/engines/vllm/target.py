@@ -17,13 +17,15 @@ from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
 from harness.core.errors import HarnessError, InputError, KernelError, Refused
-from harness.core.records import FirstNan
+from harness.core.params import Record
+from harness.core.records import CaseResult, FirstNan, Verdict
 from harness.engines import base
 from harness.engines.vllm.faults import why_not
-from harness.engines.vllm.options import canary, environ, llm_options
+from harness.engines.vllm.options import HTTP_ENVIRON, canary, environ, llm_options, serve_words
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import collected, why_not_split
 from harness.engines.vllm.serve.child import REFUSED, ServeRequest
+from harness.engines.vllm.serve.scripts import NEVER_READY, ScriptsRequest
 from harness.engines.vllm.serve.settings import SITES, ServePoison
 from harness.engines.vllm.serve.worker_state import check
 from harness.engines.vllm.tables import ENGINE
@@ -33,6 +35,8 @@ from harness.memory.poison.patterns import Poison
 from harness.run.child import Child, ChildDied
 from harness.run.fork_server import ForkServer
 
+QUESTIONS, SCRIPTS = "harness.engines.vllm.serve.child", "harness.engines.vllm.serve.scripts"
+"""The modules of serving processes."""
 FILLED_FILE = "poison.json"
 """The workers' states, `worker_state.summed`, in the folder of the answers."""
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
@@ -97,8 +101,11 @@ class VllmTarget(Target):
             place = Path(self.directory or scratch) / poison.pattern
             settings = self._poison(poison)
             try:
-                self._serve(place / "asked", self._params.graph, settings)
-                run.accuracy = read_run(place / "asked")
+                if self._params.script:
+                    run.scripts = [self._take_script(place, self._params.script)]
+                else:
+                    self._serve(place / "asked", self._params.graph, settings)
+                    run.accuracy = read_run(place / "asked")
                 if self._params.compare_eager and self._params.graph != "none":
                     self._serve(place / "eager", "none", settings)
                     run.eager = read_run(place / "eager")
@@ -132,6 +139,16 @@ class VllmTarget(Target):
             return None
         return ServePoison(sites, poison.pattern, self._params.poison_rank)
 
+    def _take_script(self, place: Path, script: str) -> CaseResult:
+        """Run a script against `vllm serve`. Raises as `_reply` does, and Refused if it shows nothing."""
+        place.mkdir(parents=True, exist_ok=True)
+        settings = environ(self._params, None, self.fault, self.gpus) | HTTP_ENVIRON
+        request = ScriptsRequest(words=tuple(serve_words(self._params)), scripts=(script,))
+        result = CaseResult.model_validate(self._reply(SCRIPTS, request, settings, place)[script]["result"])
+        if result.verdict is Verdict.SKIP:
+            raise Refused(result.reason)
+        return result
+
     def _serve(self, directory: Path, graph: str, poison: ServePoison | None, first_nan: Path | None = None) -> None:
         """Run one serving process to its end, with recorders if `first_nan` is the folder for their reports.
 
@@ -149,7 +166,8 @@ class VllmTarget(Target):
             max_tokens=self._params.max_tokens,
             directory=str(directory),
         )
-        filled = self._reply(request, environ(self._params, poison, self.fault, self.gpus, first_nan))
+        settings = environ(self._params, poison, self.fault, self.gpus, first_nan)
+        filled = self._reply(QUESTIONS, request, settings, directory, self._forks())
         if REFUSED in filled:
             raise Refused(f"vLLM refuses these options: {filled[REFUSED][:500]}")
         (directory / FILLED_FILE).write_text(json.dumps(filled), encoding="utf-8")
@@ -162,11 +180,12 @@ class VllmTarget(Target):
             poison=poison if first_nan is None else None,
         )
 
-    def _reply(self, request: ServeRequest, settings: dict[str, str]) -> dict[str, Any]:
+    def _reply(
+        self, module: str, request: Record, settings: dict[str, str], folder: Path, forks: ForkServer | None = None
+    ) -> dict[str, Any]:
         """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies."""
-        seconds, log = self._params.timeout_seconds, Path(request.directory) / "vllm.log"
-        options: dict[str, Any] = {"environ": settings, "log": log, "forks": self._forks()}
-        with Child("harness.engines.vllm.serve.child", name="vLLM's process", **options) as child:
+        seconds, log = self._params.timeout_seconds, folder / "vllm.log"
+        with Child(module, name="vLLM's process", forks=forks, environ=settings, log=log) as child:
             child.send(request, seconds)
             reply = None
             with contextlib.suppress(ChildDied):
@@ -206,7 +225,7 @@ class VllmTarget(Target):
 def _last_words(log: str) -> str:
     """The line of a log with the cause: the last error, or the first error of a worker if the last has no cause."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR.match(line)]
+    errors = [line for line in lines if _ERROR.match(line) and NEVER_READY not in line]
     last = (errors or lines or ["it printed nothing"])[-1]
     if errors and not any(words in last for words in _ELSEWHERE):
         return last

@@ -21,7 +21,7 @@ KEEP_LAST = "_value_of_the_call_before"
 """The name of the function that returns the value of the call before; a trial defines it."""
 
 _ADDED = """poison _poison observations _observations probe _probe observe _observe padded_twins check_indices
-raise_bad_indices launches_shown_to null_block_at_start trap_block fill fill_tail"""
+raise_bad_indices launches_shown_to null_block_at_start trap_block fill fill_tail expert_ids"""
 _OF_THE_HARNESS = frozenset(_ADDED.split())
 """Names of what the harness adds to an engine: poison, notes, checks. What they do is not under test."""
 

@@ -49,8 +49,9 @@ DecodeGraphs.reads_stale_plan DecodeGraphs._addresses DecodeGraphs.sizes _site _
 Workspace.guard Batch.tensors Batch.snapshot tensors_by_name"""
 _POISON = """free_memory_sweep table_filler PagedMemory.snapshot PagedMemory.block PagedMemory.fill
 PagedMemory.fill_tail tail_slots initial_memory RoutedExperts._trap _words_at"""
-LEFT_OUT = frozenset((*_NOTES.split(), *_POISON.split(), "padded_causal_attention"))
-"""Functions that make notes for oracles or poison memory, and one for GPUs."""
+_GUESSES = "SuffixDrafts.propose SuffixDrafts._continuation"
+LEFT_OUT = frozenset((*_NOTES.split(), *_POISON.split(), *_GUESSES.split(), "padded_causal_attention"))
+"""Functions that make notes for oracles, poison memory, or guess tokens that a step verifies, and one for GPUs."""
 MOST_CASES, SEVERAL, DRAWN = 60, 4, "fuzz"
 MORE_SECONDS, TIMES = 5.0, 10.0
 """A case of a mutant may take TIMES as long as it took without it, and MORE_SECONDS."""
@@ -305,7 +306,7 @@ def main(parent: Parent) -> None:
     unused = [case.model_dump(mode="json", exclude={"lines"}) for case in surveyed.values() if case.why_not]
     parent.reply(Reply(progress={"unused": unused}))
     usable = [job for job in jobs if job.case.id in surveyed and not surveyed[job.case.id].why_not]
-    mutants = drawn(request.count, request.seed)
+    mutants = [mutant for mutant in drawn(request.count, request.seed) if mutant.name not in request.done]
 
     def try_one(mutant: Mutant) -> MutantResult:
         return trial(mutant, cases_for(mutant, surveyed, usable), surveyed, clean)

@@ -2,7 +2,7 @@
 
 `accuracy` compares each epoch with a stored baseline, question by question, and with the first epoch. `answers`, for a
 served engine, compares it with the least accuracy that the case allows. `streams`: an engine with graphs generates what
-the same engine generates without them.
+the same engine generates without them. `sequences` takes what scripts of requests found.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ def judge(evidence: Evidence, baseline: Baseline | None = None) -> Judgement:
         judgement.looked_at += len(run.accuracy.results)
         judgement.findings += _findings(record)
     return judgement
+
+
+def sequences(evidence: Evidence) -> Judgement:
+    """The findings of the scripts of requests. `looked_at` counts compared tokens."""
+    results = [result for run in evidence.runs for result in run.scripts]
+    found = Judgement.of((result.looked_at["sequences"], result.findings) for result in results)
+    found.notes = [result.reason for result in results if not result.findings]
+    return found
 
 
 def answers(evidence: Evidence) -> Judgement:

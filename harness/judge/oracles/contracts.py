@@ -7,7 +7,8 @@
 `distinct_experts`: the experts of a token are distinct and exist. Expert kernels sort tokens by expert and rely on both
 for every row, padding included. A row of -1 is masked by the engine and not judged.
 
-`conserved`: each request gets its tokens once, and each block is free or owned, in every step and at the end.
+`conserved`: each request gets its tokens once, and each block is free or owned, in every step and at the end. Owners,
+shared pages, places and the order of requests are counted as well.
 """
 
 from __future__ import annotations

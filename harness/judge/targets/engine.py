@@ -39,7 +39,9 @@ from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
 from harness.judge.run_records import ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run
 from harness.judge.target import Target
+from harness.judge.targets.engine_counts import counts_of_hits, counts_of_launches, length
 from harness.judge.targets.serving import Served, serve
+from harness.kernels.call import counting_launches
 from harness.memory.poison.patterns import Poison
 
 ENGINE, PROBES = Path(batch.__file__).parent, Path(recorder.__file__).parent
@@ -89,7 +91,7 @@ class EngineTarget(Target):
         """Serve all requests `epochs` times under `poison` on a fresh engine, which `probe` watches."""
         params = self._params
         poison = self._legitimate(poison)
-        with errors_of_the_engine():
+        with errors_of_the_engine(), counting_launches() as launched:
             served = self._serve(poison, probe)
         engine, epochs = served.engine, served.epochs
         answered = [[sequence for sequence in epoch if sequence.num_generated_tokens] for epoch in epochs]
@@ -108,6 +110,7 @@ class EngineTarget(Target):
             ids = torch.cat(engine.observations.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
         run.counts, run.events = served.counts + served.counts_at_end(), dict(engine.events)
+        run.counts += counts_of_launches(params, launched) + counts_of_hits(params, epochs)
         _add_graph_notes(run, engine, served.starts)
         return run
 
@@ -118,7 +121,7 @@ class EngineTarget(Target):
             _model(self._config, self.device),
             params,
             poison,
-            max_model_len=max(_length(request) for request in params.requests),
+            max_model_len=max(length(request) for request in params.requests),
             probe=probe,
         )
         return serve(engine, self._prompts(), self._checkpoint)
@@ -350,12 +353,6 @@ def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
             )
         )
     run.bindings = notes.bindings
-
-
-def _length(request: tuple[int, int]) -> int:
-    """Cached tokens of a request at its end: the last generated token is not cached."""
-    prompt, count = request
-    return prompt + count - 1
 
 
 def _ranges(sequences: list[Sequence]) -> str:

@@ -40,12 +40,13 @@ class Served:
         """All blocks are free. Each request has its tokens, and none after an abort, with a row of logits for each."""
         engine, pool = self.engine, self.engine.pool
         counts = [Count("free blocks after the last request", pool.num_usable_blocks, pool.num_free_blocks)]
-        for sequence in (sequence for epoch in self.epochs for sequence in epoch):
+        # Requests are numbered as they came, whatever number the engine gave them.
+        for number, sequence in enumerate(sequence for epoch in self.epochs for sequence in epoch):
             request, given = sequence.request, sequence.num_generated_tokens
-            expected = 0 if request in engine.params.cancelled else sequence.max_tokens
-            counts.append(Count(f"tokens of request {request}", self.aborted.get(request, expected), given))
+            expected = 0 if number in engine.params.cancelled else sequence.max_tokens
+            counts.append(Count(f"tokens of request {number}", self.aborted.get(request, expected), given))
             rows = len(engine.observations.logits.get(request, ()))
-            counts.append(Count(f"rows of logits of request {request}", given, rows))
+            counts.append(Count(f"rows of logits of request {number}", given, rows))
         return counts
 
 

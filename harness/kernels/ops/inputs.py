@@ -289,6 +289,8 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
     slots = PAGE_SIZE + torch.randperm(num_pages * PAGE_SIZE, generator=generator)[:num_live]
     kv_c = _randn((params.num_tokens, params.kv_lora_rank), dtype, generator)
     k_pe = _randn((params.num_tokens, params.qk_rope_head_dim), dtype, generator)
+    for latents in (kv_c, k_pe):
+        latents[: params.large_rows] *= 2.0**14  # Nearly all are then past 448, the largest number of e4m3.
     return WriteInputs(
         kv_c=kv_c,
         k_pe=k_pe,
@@ -314,6 +316,7 @@ def quantize_fp8(params: QuantizeFp8Params, seed: int) -> QuantizeInputs:
         )
     generator = torch.Generator().manual_seed(seed)
     x = _randn((params.num_tokens, params.width), torch.bfloat16, generator)
+    x[: params.zero_rows] = 0.0
     return QuantizeInputs(x, params.num_live, unowned=[Unowned("scale.pad", x[params.num_live :])])
 
 
@@ -347,6 +350,7 @@ def quantize_blocks(params: QuantizeBlocksParams, seed: int) -> BlockInputs:
     # Rows differ much in size, so that the scale of another row shows.
     sizes = torch.exp2(torch.randint(-3, 4, (num_rows, 1), generator=generator).float())
     x = (sizes * torch.randn(num_rows, params.width, generator=generator)).to(torch.bfloat16)
+    x[: params.zero_rows] = 0.0
     unowned = [Unowned("scale.pad", x[num_live:])]
     return BlockInputs(x, _offsets(params.expert_rows), params.block_format, unowned=unowned)
 

@@ -1,6 +1,7 @@
-"""vLLM's NIXL connector on a CPU: a prefill engine and a decode engine in one process, with vLLM's two schedulers.
+"""vLLM's NIXL and Mooncake connectors on a CPU: a prefill and a decode engine in one process, with two schedulers.
 
-The agents' handshake, the requests' parameters and the reading of blocks are vLLM's. NIXL itself is `nixl_agent`.
+The handshake, the requests' parameters and the plans of copies are vLLM's. NIXL itself is `nixl_agent`, Mooncake
+itself `mooncake_engine`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from unittest import mock
 from vllm.distributed.kv_transfer.kv_connector.v1 import nixl as nixl
 
 from harness.engines.vllm.host.kv_moves import MOST_STEPS, Serving
+from harness.engines.vllm.host.mooncake_engine import PREFILL, Exchange, on_exchange
 from harness.engines.vllm.host.moving_device import Device, in_place
 from harness.engines.vllm.host.nixl_agent import Network, on_network
 from harness.engines.vllm.params import VllmHostParams
@@ -36,13 +38,25 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
     """One schedule."""
     device, landed = Device(seed), Landed()
     port = mock.patch.dict(os.environ, VLLM_NIXL_SIDE_CHANNEL_PORT=str(_free_port()))
-    with port, in_place(device), on_network(Network(device, params.failing)):
+    exchange, pushes = Exchange(device, params.failing, seed), params.connector == "mooncake"
+    with port, in_place(device), on_network(Network(device, params.failing)), on_exchange(exchange):
         prefill, decode = (
-            Serving(device, landed, params.connector, False, name, params.hybrid) for name in ("prefill", "decode")
+            Serving(device, landed, params.connector, False, name, params.hybrid) for name in (PREFILL, "decode")
         )
-        _shake_hands(prefill)
+        if not pushes:
+            _shake_hands(prefill)
         for number, length in REQUESTS:
-            prefill.add(number, length, {"do_remote_decode": True, "do_remote_prefill": False}, max_tokens=1)
+            sent: dict[str, Any] = {
+                "do_remote_decode": True,
+                "do_remote_prefill": False,
+                "transfer_id": f"transfer {number}",
+            }
+            prefill.add(number, length, dict(sent), max_tokens=1)
+            if pushes:
+                # A router gives such a request to both engines at once.
+                received = sent | {"do_remote_decode": False, "do_remote_prefill": True}
+                received |= {"remote_engine_id": PREFILL, "remote_bootstrap_addr": "http://prefill"}
+                decode.add(number, length, received)
         finished, failed = 0, []
         for _ in range(MOST_STEPS):
             for output in prefill.tick():
@@ -54,6 +68,7 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
             finished += len(ended)
             failed += [output.request_id for output in ended if str(output.finish_reason) in ("error", "abort")]
             device.streams.progress(6)
+            exchange.tick()
             if finished == len(REQUESTS):
                 break
         device.streams.finish()

@@ -1,0 +1,156 @@
+"""A script of requests to a running server: prompts of exact lengths, the order of requests, changes of the server.
+
+Lengths are in tokens, or in pages of the server's cache: `3p` are three pages, `2p+1` one token more than two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from harness.core.params import Record
+
+Event = Literal["hits", "evicted", "preemptions", "aborted", "lengths", "slept", "changed"]
+Deed = Literal["reset_prefix_cache", "sleep", "wake_up", "reload"]
+
+FIRST_TOKEN, LAST_TOKEN = 16, 250
+"""Token ids of prompts: none is special, and every vocabulary has them."""
+MOST_REQUESTS = 512
+"""The most requests of a step that fills the pool. A larger pool cannot be filled."""
+_LENGTH = re.compile(r"(?:(\d+)p)?(?:(?<=p)([+-]\d+)|(?<!p)(\d+))?")
+
+
+def length_of(text: str, page: int) -> int:
+    """The number of tokens that `3p`, `2p+1` or `17` means for pages of `page` tokens. Raises ValueError."""
+    found = _LENGTH.fullmatch(text)
+    if not found or not text:
+        raise ValueError(f"{text!r} is no length: write 17, 3p, 2p+1 or 2p-1")
+    pages, more, alone = found.groups()
+    return int(pages or 0) * page + int(more or 0) + int(alone or 0)
+
+
+def _length(text: str) -> str:
+    if length_of(text, 16) < 1:
+        raise ValueError(f"{text!r} is less than one token")
+    return text
+
+
+def _prompt(text: str) -> str:
+    for piece in text.split():
+        name, colon, length = piece.partition(":")
+        if not colon or not re.fullmatch(r"[a-z]\w*#?", name):
+            raise ValueError(f"{piece!r} is no piece of a prompt: write a name and a length, such as a:2p+1")
+        _length(length)
+    if not text.split():
+        raise ValueError("a prompt has at least one piece, such as a:2p+1")
+    return text
+
+
+Length = Annotated[str, AfterValidator(_length)]
+Prompt = Annotated[str, AfterValidator(_prompt)]
+
+
+class Step(Record):
+    """Requests to a server, or one change of its state.
+
+    A prompt is made of pieces: `a:2p s:1p` is two pages of the sequence `a`, then one page of `s`.
+    """
+
+    name: str = ""
+    ask: tuple[Prompt, ...] = Field(default=(), description="prompts, asked one after the other")
+    together: bool = Field(default=False, description="all prompts at once")
+    fill: float | None = Field(
+        default=None, gt=0, le=8, description="repeat the prompts, # in a name counts, until they take this many pools"
+    )
+    max_tokens: Length = "8"
+    abort_after: tuple[int, ...] = Field(default=(), description="close the streams after this many tokens, in turn")
+    weights: Literal["own", "other"] = Field(default="own", description="the weights of `reload` and of the answers")
+    do: Deed | None = None
+    level: Literal[1, 2] = 1
+    proves: tuple[Event, ...] = Field(default=(), description="what this step must make happen")
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if bool(self.ask) == (self.do is not None):
+            raise ValueError("a step has either `ask` or `do`")
+        if any((event == "slept") != (self.do == "sleep") or self.do not in ("sleep", None) for event in self.proves):
+            raise ValueError("`do: sleep` can prove `slept`, other changes nothing, requests all else")
+        return self
+
+
+class Script(Record):
+    """A script: what a server is asked, in order."""
+
+    name: str
+    summary: str
+    why: str = ""
+    refs: tuple[str, ...] = ()
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The pages of a server's cache: tokens of a page, and number of pages."""
+
+    page: int
+    num_pages: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a step. `label` names it, such as `a:2p s:1p`."""
+
+    label: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    weights: str
+    abort_after: int | None = None
+
+    @property
+    def alone(self) -> Request:
+        """The request whose answer this one's must have: to its end, and no longer than the stream is read."""
+        budget = self.max_tokens if self.abort_after is None else max(1, self.abort_after)
+        return Request(self.label, self.prompt, budget, self.weights)
+
+
+def requests_of(script: Script, step: Step, pool: Pool) -> list[Request]:
+    """The requests of a step. Raises ValueError for a pool that a step cannot fill."""
+    prompts = list(step.ask)
+    if step.fill is not None:
+        pages = sum(math.ceil(_num_tokens(prompt, pool.page) / pool.page) for prompt in prompts)
+        times = math.ceil(step.fill * pool.num_pages / pages)
+        if times * len(prompts) > MOST_REQUESTS:
+            raise ValueError(
+                f"the pool of {pool.num_pages} pages is too large to fill; start the server with at most "
+                f"{int(MOST_REQUESTS / len(prompts) * pages / step.fill)}"
+            )
+        prompts = [prompt.replace("#", str(number)) for number in range(times) for prompt in prompts]
+    return [
+        Request(
+            label=prompt,
+            prompt=tuple(_tokens(script.name, prompt, pool.page)),
+            max_tokens=length_of(step.max_tokens, pool.page),
+            weights=step.weights,
+            abort_after=step.abort_after[number % len(step.abort_after)] if step.abort_after else None,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _num_tokens(prompt: str, page: int) -> int:
+    return sum(length_of(piece.partition(":")[2], page) for piece in prompt.split())
+
+
+def _tokens(script: str, prompt: str, page: int) -> Iterator[int]:
+    """The first tokens of each piece's sequence, which its name alone determines."""
+    for piece in prompt.split():
+        name, _, length = piece.partition(":")
+        draw = random.Random(hashlib.sha256(f"{script}/{name}".encode()).digest())
+        yield from (draw.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(length_of(length, page)))

@@ -1,0 +1,264 @@
+"""Run a script of requests against a server, and compare each answer with the same request asked alone, uncached.
+
+Both are greedy. A difference where the reference holds two tokens for nearly alike is a tie, and ends the comparison of
+this answer. What a step must make happen (a hit, a preemption, ...) is read from the server's counters: a script in
+which it did not happen shows nothing, whatever was answered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from harness.accuracy.script import Pool, Request, Script, Step, requests_of
+from harness.accuracy.script_server import Reply, Scores, ScriptServer
+from harness.core.errors import Refused
+from harness.core.params import Record
+from harness.core.records import CaseResult, Finding, Verdict
+
+ORACLE = "sequences"
+SCENARIO = "serve-check"
+TOLERANCE = 0.3
+"""How much a log probability may differ between two batches, in nats. Two tokens closer than twice this are a tie.
+
+A bfloat16 logit of 16 to 32 is rounded to 1/8; two of them move a log probability by at most a quarter.
+"""
+
+
+class ScriptCheck(Record):
+    """A server, a script for it, and what the server is compared with."""
+
+    url: str
+    script: Script
+    served_model: str | None = None
+    timeout: float = 120.0
+    tolerance: float = TOLERANCE
+    weights: str | None = None
+    """The checkpoint that `reload` loads, as the server names it; None loads the server's own again."""
+    against: str | None = None
+    """A server that was started with these weights."""
+
+
+@dataclass
+class Judged:
+    """What a script showed."""
+
+    model: str
+    script: str
+    findings: list[Finding] = field(default_factory=list)
+    not_shown: list[str] = field(default_factory=list)
+    """What did not happen, and so was not tested."""
+    notes: list[str] = field(default_factory=list)
+    events: dict[str, int] = field(default_factory=dict)
+    """The growth of the server's counters over the script."""
+    num_tokens: int = 0
+    """Tokens that were compared."""
+    num_answers: int = 0
+    ties: list[str] = field(default_factory=list)
+    drift: float = 0.0
+    """The largest difference of a log probability, of those within the tolerance."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """`fail` with a finding, `skip` if something was not shown."""
+        if self.findings:
+            return Verdict.FAIL
+        return Verdict.SKIP if self.not_shown or not self.num_tokens else Verdict.PASS
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        if self.findings:
+            return f"{len(self.findings)} differences; first {self.findings[0].where}: {self.findings[0].message}"
+        if self.not_shown or not self.num_tokens:
+            return f"not shown: {self.not_shown[0] if self.not_shown else 'no token was compared'}"
+        return f"{self.num_tokens} tokens of {self.num_answers} answers compared, {len(self.ties)} ties"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        found = [f"{finding.where}: {finding.message}" for finding in self.findings]
+        is_ok = self.verdict is Verdict.PASS
+        return asdict(self) | {"ok": is_ok, "verdict": self.verdict.value, "reason": self.reason, "findings": found}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        counts = ", ".join(f"{name} {count}" for name, count in self.events.items()) or "none"
+        return [
+            f"model: {self.model}",
+            f"script {self.script}: {self.verdict.value}: {self.reason}",
+            f"counters of the server: {counts}",
+            f"largest drift of a log probability: {self.drift:.4f} nats",
+            *(f"different: {finding.where}: {finding.message}" for finding in self.findings),
+            *(f"not shown: {what}" for what in self.not_shown),
+            *(f"tie: {tie}" for tie in self.ties),
+            *self.notes,
+        ]
+
+    def result(self) -> CaseResult:
+        """The script as a case, for run folders and reports."""
+        name, looked_at = f"{SCENARIO}[script={self.script},model={self.model}]", {ORACLE: self.num_tokens}
+        names, verdict = {"key": name, "id": name, "scenario": SCENARIO}, self.verdict
+        return CaseResult(
+            **names, verdict=verdict, reason=self.reason, findings=tuple(self.findings), looked_at=looked_at
+        )
+
+
+def check_script(check: ScriptCheck) -> Judged:
+    """Run a script. Raises InputError without a server or with a wrong script."""
+    with ExitStack() as opened:
+
+        def server_at(url: str, name: str | None = None) -> ScriptServer:
+            return opened.enter_context(closing(ScriptServer(url, served_model=name, timeout=check.timeout)))
+
+        server, other = server_at(check.url, check.served_model), check.against and server_at(check.against)
+        judged = Judged(server.identity.model, check.script.name)
+        try:
+            _Runner(check, server, other or None, judged).run()
+        except Refused as refusal:
+            judged.not_shown.append(str(refusal))
+    return judged
+
+
+class _Runner:
+    """One script on one server."""
+
+    def __init__(self, check: ScriptCheck, server: ScriptServer, other: ScriptServer | None, judged: Judged) -> None:
+        self.check, self.server, self.other, self.judged = check, server, other, judged
+        self.references: dict[Request, Reply] = {}
+        before = server.metrics()
+        if before.cache is None:
+            raise Refused("the server's /metrics do not say the pages of its cache; proofs and lengths need them")
+        self.pool: Pool = before.cache
+        self.counts = before
+
+    def run(self) -> None:
+        """Ask every request alone, then take the steps."""
+        try:
+            steps = [(step, requests_of(self.check.script, step, self.pool)) for step in self.check.script.steps]
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        self._ask_alone([request for _, requests in steps for request in requests])
+        for number, (step, requests) in enumerate(steps, 1):
+            where = f"step {number}" + (f" ({step.name})" if step.name else "")
+            if step.do:
+                self._change(step)
+                happened = {"slept": step.do == "sleep" and self.server.is_sleeping()}
+            else:
+                happened = self._ask(step, requests, where)
+            self.judged.not_shown += [f"{where}: {_WORDS[event]}" for event in step.proves if not happened[event]]
+
+    def _ask_alone(self, requests: Sequence[Request]) -> None:
+        for server, weights in ((self.server, "own"), (self.other or self.server, "other")):
+            if weights == "other" and self.check.weights and self.other is None:
+                continue
+            asked = list({request.alone: None for request in requests if request.weights == weights})
+            for request, (reply, scores) in zip(asked, server.ask_alone(asked), strict=True):
+                if reply.error:
+                    raise Refused(f"{request.label}, asked alone: {reply.error}")
+                self.references[request] = reply
+                self._score(request, reply, scores)
+        after = self.server.metrics()
+        if (after - self.counts).get("prefix_cache_hits", 0):
+            raise Refused("requests with a cache_salt of their own hit the prefix cache, so it cannot be switched off")
+        self.counts = after
+
+    def _score(self, request: Request, reply: Reply, scores: Scores | None) -> None:
+        """Check an answer given alone: a prefill of prompt and answer must prefer the same tokens."""
+        if scores is None:
+            self._note("lone answers were not checked: the server scores no prompt")
+        for place, (margin, best) in enumerate(scores or ()):
+            if not margin <= 2 * self.check.tolerance:
+                message = (
+                    f"{_named(request)}, token {place}: asked alone it answers {reply.tokens[place]}, a prefill of "
+                    f"prompt and answer prefers token_id:{best} by {margin:.3f} nats"
+                )
+                self.judged.findings.append(Finding(oracle=ORACLE, where="asked alone", message=message))
+                return
+
+    def _note(self, note: str) -> None:
+        self.judged.notes += [note] if note not in self.judged.notes else []
+
+    def _change(self, step: Step) -> None:
+        if step.do == "reload":
+            path = self.check.weights if step.weights == "other" else None
+            body = {"method": "reload_weights", "kwargs": {"weights_path": path} if path else {}}
+            self.server.change("/collective_rpc", json=body)
+        elif step.do == "sleep":
+            self.server.change("/sleep", params={"level": step.level})
+        else:
+            self.server.change(f"/{step.do}")
+
+    def _ask(self, step: Step, requests: Sequence[Request], where: str) -> dict[str, bool]:
+        """Ask, judge the answers, and say what happened meanwhile."""
+        replies = self.server.ask(requests, together=step.together)
+        after = self.server.metrics()
+        grown, self.counts = after - self.counts, after
+        for name, count in grown.items():
+            self.judged.events[name] = self.judged.events.get(name, 0) + count
+        for request, reply in zip(requests, replies, strict=True):
+            self._judge(request, reply, where)
+        page = self.pool.page
+        could_hit = sum((len(request.prompt) - 1) // page * page for request in requests)
+        wanted = sum(request.max_tokens for request in requests)
+        return {
+            "hits": grown.get("prefix_cache_hits", 0) > 0,
+            "evicted": grown.get("prefix_cache_hits", could_hit) < could_hit,
+            "preemptions": grown.get("num_preemptions", 0) > 0,
+            "aborted": grown.get("generation_tokens", wanted) < wanted,
+            "lengths": all(r.num_prompt_tokens == len(q.prompt) for q, r in zip(requests, replies, strict=True)),
+            "changed": not self.check.weights or self._differs_from_own(requests, replies),
+        }
+
+    def _differs_from_own(self, requests: Sequence[Request], replies: Sequence[Reply]) -> bool:
+        own = [self.references.get(replace(request.alone, weights="own")) for request in requests]
+        return any(a is not None and a.tokens != b.tokens for a, b in zip(own, replies, strict=True))
+
+    def _judge(self, request: Request, reply: Reply, where: str) -> None:
+        expected = self.references.get(request.alone)
+        if expected is None:
+            return self._note("answers with other weights were not compared: name a server with them by --against")
+
+        def found(message: str) -> None:
+            self.judged.findings.append(Finding(oracle=ORACLE, where=where, message=f"{_named(request)}{message}"))
+
+        if reply.error:
+            return found(f": no answer: {reply.error}")
+        self.judged.num_answers += 1
+        for place, (token, right) in enumerate(zip(reply.tokens, expected.tokens, strict=False)):
+            self.judged.num_tokens += 1
+            if token != right:
+                top = expected.top[place]
+                margin = expected.logprobs[place] - top.get(token, -math.inf)
+                known = f"margin {margin:.3f} nats" if token in top else "which is not among the best two"
+                what = f", token {place}: {token} instead of {right}, {known}"
+                if margin <= 2 * self.check.tolerance:
+                    return self.judged.ties.append(f"{where}: {_named(request)}{what}")
+                return found(what)
+            drift = abs(reply.logprobs[place] - expected.logprobs[place])
+            if not drift <= self.check.tolerance:
+                pair = f"{reply.logprobs[place]:.3f} instead of {expected.logprobs[place]:.3f}"
+                return found(f", token {place}: {token} has log probability {pair}")
+            self.judged.drift = max(self.judged.drift, drift)
+        if request.abort_after is None and len(reply.tokens) != len(expected.tokens):
+            found(f": {len(reply.tokens)} tokens instead of {len(expected.tokens)}")
+        return None
+
+
+def _named(request: Request) -> str:
+    """A request in words."""
+    stop = "" if request.abort_after is None else f", stream closed after {request.abort_after}"
+    return f"request {request.label} ({len(request.prompt)} tokens{stop})"
+
+
+_WORDS = {
+    "hits": "no page came from the prefix cache",
+    "evicted": "every page was still in the prefix cache",
+    "preemptions": "no request was preempted",
+    "aborted": "every stream was generated to its end",
+    "lengths": "the server counts other prompt tokens than were sent",
+    "slept": "the server does not say that it sleeps",
+    "changed": "the answers are as with the server's own weights",
+}

@@ -1,0 +1,205 @@
+"""A server as a script sees it: answers token by token, streams that are closed early, metrics, and its state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.accuracy.script import FIRST_TOKEN, Pool, Request
+from harness.accuracy.server_backend import ServerBackend, Unanswered
+from harness.core.errors import InputError, Refused
+from harness.core.extras import httpx
+
+IDLE_SECONDS = 60.0
+"""How long a server may take to be idle after the last answer."""
+MOST_TOGETHER = 1024
+DEV_MODE = "vLLM has it with VLLM_SERVER_DEV_MODE=1"
+_SAMPLE = re.compile(r"^(?:vllm:)(\w+?)(?:_total)?(\{[^}]*\})? (\S+)", re.MULTILINE)
+_ID = re.compile(r"token_id:(\d+)")
+Scores = list[tuple[float, int]]
+"""For each token of an answer: by how many nats another token is preferred, and this token."""
+_COUNTED = ("prefix_cache_hits", "prefix_cache_queries", "num_preemptions", "generation_tokens")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The tokens of an answer, with their log probabilities, and the best two tokens at each place.
+
+    `error` is the reason for no answer. A token is `token_id:N`, or its text if the server does not say the id.
+    """
+
+    tokens: tuple[str, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    top: tuple[dict[str, float], ...] = ()
+    num_prompt_tokens: int | None = None
+    error: str = ""
+
+    @property
+    def ids(self) -> list[int] | None:
+        """The tokens as numbers; None if the server does not say them."""
+        found = [_ID.fullmatch(token) for token in self.tokens]
+        return [int(match[1]) for match in found if match] if all(found) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The server's counters, summed over its engines, and the size of its cache. `cache` is None without the latter."""
+
+    counts: dict[str, float] = field(default_factory=dict)
+    cache: Pool | None = None
+
+    def __sub__(self, before: Metrics) -> dict[str, int]:
+        """The growth of each counter that proofs read."""
+        return {name: int(self.counts[name] - before.counts.get(name, 0.0)) for name in _COUNTED if name in self.counts}
+
+
+class ScriptServer(ServerBackend):
+    """Asks with token ids, greedily, to the last token of the budget. The answers of one object share a cache."""
+
+    def __init__(self, url: str, *, served_model: str | None = None, timeout: float = 120.0) -> None:
+        super().__init__(url, concurrency=MOST_TOGETHER, served_model=served_model, timeout=timeout)
+        self._root = self._url.removesuffix("/v1")
+        self._salt = uuid.uuid4().hex
+        self._client = httpx.Client(timeout=timeout, headers=self._headers)
+
+    def ask(self, requests: Sequence[Request], *, together: bool = True) -> list[Reply]:
+        """The answers to requests, sent at once or one after the other. A stream closed early has its tokens so far."""
+
+        async def one(client: httpx.AsyncClient, request: Request) -> Reply:
+            body = self._request(request.prompt, request.max_tokens)
+            if request.abort_after is not None:
+                return await self._cut_short(client, body, request.abort_after)
+            return await self._reply(client, body)
+
+        return asyncio.run(self._in_flight(one, requests, at_once=None if together else 1))
+
+    def ask_alone(self, requests: Sequence[Request]) -> list[tuple[Reply, Scores | None]]:
+        """The answers to requests that run one at a time and find no page in the prefix cache.
+
+        With each the scores of its tokens by a prefill of prompt and answer; None if the server scores no prompt.
+        """
+
+        async def one(client: httpx.AsyncClient, request: Request) -> tuple[Reply, Scores | None]:
+            alone = {"cache_salt": uuid.uuid4().hex}
+            reply = await self._reply(client, self._request(request.prompt, request.max_tokens) | alone)
+            if reply.error or (answer := reply.ids) is None:
+                return reply, None
+            body = self._request((*request.prompt, *answer), 1) | alone | {"prompt_logprobs": 1}
+            try:
+                rows = (await self._post(client, body))["choices"][0]["prompt_logprobs"][len(request.prompt) :]
+                return reply, [_score(token, row) for token, row in zip(answer, rows, strict=True)]
+            except (Unanswered, KeyError, IndexError, TypeError, ValueError, AttributeError):
+                return reply, None
+
+        return asyncio.run(self._in_flight(one, requests, at_once=1))
+
+    def close(self) -> None:
+        """Close the connection for metrics and changes."""
+        self._client.close()
+
+    def metrics(self) -> Metrics:
+        """The counters now, after the last request has ended. Raises Refused for a server without metrics."""
+        for _ in range(int(IDLE_SECONDS)):
+            for _ in range(20):
+                time.sleep(0.05)
+                counts, cache = self._read_metrics()
+                if counts.get("num_requests_running", 0) + counts.get("num_requests_waiting", 0) == 0:
+                    return Metrics(counts, cache)
+            # The gauges are those of the last step, which may be before an abort.
+            self.ask([Request("one token", (FIRST_TOKEN,), 1, "own")])
+        raise Refused(f"{self._root}: requests still run {IDLE_SECONDS:.0f} s after the last answer")
+
+    def change(self, path: str, **more: Any) -> dict[str, Any]:
+        """POST to an endpoint. Raises Refused if the server has none, or reports a failure."""
+        return self._call("POST", path, **more)
+
+    def is_sleeping(self) -> bool:
+        """Whether the server says that it sleeps."""
+        return bool(self._call("GET", "/is_sleeping").get("is_sleeping"))
+
+    def _call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        try:
+            response = self._client.request(method, self._root + path, **more)
+        except httpx.TransportError as error:
+            raise Refused(f"{self._root}{path}: no reply ({type(error).__name__})") from None
+        if response.status_code in (404, 405):
+            raise Refused(f"{self._root}{path}: the server has no such endpoint; {DEV_MODE}")
+        if response.status_code != 200:
+            raise Refused(f"{self._root}{path}: HTTP {response.status_code}: {' '.join(response.text.split())[:200]}")
+        try:
+            found = response.json()
+        except ValueError:
+            found = {}
+        if isinstance(found, dict) and found.get("success") is False:
+            raise Refused(f"{self._root}{path}: the server reports no success")
+        return found if isinstance(found, dict) else {}
+
+    def _read_metrics(self) -> tuple[dict[str, float], Pool | None]:
+        try:
+            text = self._client.get(f"{self._root}/metrics").text
+        except httpx.TransportError as error:
+            raise InputError(f"{self._root}/metrics: no server answers there ({type(error).__name__})") from None
+        counts: dict[str, float] = {}
+        cache = None
+        for name, labels, value in _SAMPLE.findall(text):
+            if name == "cache_config_info":
+                given = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+                if given.get("block_size", "").isdigit() and given.get("num_gpu_blocks", "").isdigit():
+                    cache = Pool(int(given["block_size"]), int(given["num_gpu_blocks"]))
+            else:
+                counts[name] = counts.get(name, 0.0) + float(value)
+        return counts, cache
+
+    def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+        more = {"ignore_eos": True, "logprobs": 2, "return_tokens_as_token_ids": True, "cache_salt": self._salt}
+        return self._body("", max_tokens) | more | {"prompt": list(prompt)}
+
+    async def _reply(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Reply:
+        try:
+            return _read(await self._post(client, body))
+        except Unanswered as error:
+            return Reply(error=str(error))
+
+    async def _cut_short(self, client: httpx.AsyncClient, body: dict[str, Any], after: int) -> Reply:
+        """Read a stream, and close it once it has `after` tokens."""
+        got = Reply()
+        try:
+            async with client.stream("POST", f"{self._url}/completions", json=body | {"stream": True}) as response:
+                if response.status_code != 200:
+                    return Reply(error=f"HTTP {response.status_code}")
+                lines = response.aiter_lines()
+                while len(got.tokens) < after and (line := await anext(lines, None)) is not None:
+                    if line.startswith("data: {"):
+                        more = _read(json.loads(line[6:]))
+                        got = Reply(got.tokens + more.tokens, got.logprobs + more.logprobs, got.top + more.top)
+        except httpx.TransportError as error:
+            return Reply(error=f"connection lost: {type(error).__name__}")
+        return got
+
+
+def _score(token: int, row: dict[str, dict[str, float]]) -> tuple[float, int]:
+    known = {int(name): float(entry["logprob"]) for name, entry in row.items()}
+    best = max(known, key=lambda name: known[name])
+    return known[best] - known[token], best
+
+
+def _read(reply: dict[str, Any]) -> Reply:
+    if "refused" in reply:
+        return Reply(error=str(reply["refused"]))
+    try:
+        found = reply["choices"][0]["logprobs"]
+        usage = reply.get("usage") or {}
+        return Reply(
+            tuple(found["tokens"]) if found else (),
+            tuple(float(value) for value in found["token_logprobs"]) if found else (),
+            tuple(found["top_logprobs"]) if found else (),
+            usage.get("prompt_tokens"),
+        )
+    except (KeyError, IndexError, TypeError, ValueError):
+        return Reply(error="the reply has no log probabilities")

@@ -1,0 +1,29 @@
+"""The scripts of requests that `serve-check` runs: where they are, and how a file becomes a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.accuracy.script import Script
+from harness.core.errors import InputError
+from harness.core.files import FIXTURES
+from harness.core.registry import nearest
+from harness.scenario.load import SUFFIXES, load_record
+
+FOLDER = FIXTURES / "sequences"
+
+
+def script_names() -> list[str]:
+    """The names of the shipped scripts."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_script(name: str) -> Script:
+    """A shipped script by its name, or the script of a file. Raises InputError for a wrong name or file."""
+    if name.endswith(SUFFIXES):
+        return load_record(Path(name), Script)[0]
+    if name not in script_names():
+        raise InputError(
+            f"--script {name}: no such script; {nearest(name, script_names(), see='')}, or name a .yaml file"
+        )
+    return load_record(FOLDER / f"{name}.yaml", Script)[0]

@@ -1,0 +1,346 @@
+"""A server with pages, a prefix cache, preemption, sleep and reload, for scripts: `python sequence_server.py BUG...`.
+
+Its model hashes what it reads from its pages, so a token depends on every slot it reads. Its first line is its port.
+BUG is one of the words of `BUGS`; without one the server is sound. `weights=NAME` starts it with other weights, and
+`port=N` on a port.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import queue
+import select
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from urllib.parse import parse_qs, urlsplit
+
+from replies import Handler, serve  # type: ignore[import-not-found]
+
+BUGS = {
+    "hash-without-past": "a page is found by its own tokens, whatever came before it",
+    "kept-after-preemption": "a preempted request keeps its count of computed tokens, but not its pages",
+    "abort-keeps-slot": "the slot of an aborted request is handed over as it is",
+    "prompt-as-decode": "a fresh prompt of 1+k tokens is taken for a decode that reads its last token only",
+    "garbage-on-wake": "the weights are garbage after sleep",
+    "hashes-survive-sleep": "sleep empties the pages, and the prefix cache still finds them",
+    "reload-keeps-half": "a reload leaves one of two tensors as it was",
+    "loses-last-token": "the last token of an answer gets lost if requests run together",
+    "drifts": "log probabilities change if requests run together",
+    "dies-of-preemption": "the process ends when a request is preempted",
+    "near-tie": "two tokens are equally likely; requests that run together take the second",
+    "no-prefix-cache": "", "roomy": "", "no-metrics": "", "no-endpoints": "", "never-aborts": "", "no-salt": "",
+    "no-scores": "",
+}  # fmt: skip
+GIVEN = set(sys.argv[1:])
+WEIGHTS = next((word[8:] for word in GIVEN if word.startswith("weights=")), "own")
+PORT = next((int(word[5:]) for word in GIVEN if word.startswith("port=")), 0)
+GIVEN -= {f"weights={WEIGHTS}", f"port={PORT}"}
+assert set(BUGS) >= GIVEN, GIVEN - set(BUGS)
+PAGE, NUM_PAGES, NUM_SLOTS, DRAFTS = 4, 400 if "roomy" in GIVEN else 24, 32, 3
+STEP_SECONDS = 0.001
+
+
+def tensors(name: str) -> list[int]:
+    return [sum(name.encode()) * 7 + 1, sum(name.encode()) * 13 + 2]
+
+
+class Request:
+    def __init__(self, prompt: list[int], budget: int, salt: str) -> None:
+        self.tokens, self.num_prompt, self.budget, self.salt = list(prompt), len(prompt), budget, salt
+        self.pages: list[int] = []
+        self.computed = 0
+        self.slot = -1
+        self.out: queue.Queue[tuple[int, float, int, float] | None] = queue.Queue()
+        self.aborted = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.aborted or len(self.tokens) - self.num_prompt >= self.budget
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.weights = tensors(WEIGHTS)
+        self.slots = [[0] * PAGE for _ in range(NUM_PAGES)]
+        self.refs = [0] * NUM_PAGES
+        self.free = deque(range(1, NUM_PAGES))
+        self.found: dict[object, int] = {}
+        self.keys: dict[int, object] = {}
+        self.state = [0] * NUM_SLOTS
+        self.free_slots = deque(range(NUM_SLOTS))
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.sleeping = False
+        self.count = dict.fromkeys(
+            ("prefix_cache_hits", "prefix_cache_queries", "num_preemptions", "generation_tokens"), 0
+        )
+
+    def loop(self) -> None:
+        while True:
+            with self.lock:
+                if not self.sleeping:
+                    self.step()
+            time.sleep(STEP_SECONDS)
+
+    def step(self) -> None:
+        for request in [r for r in self.running if r.is_done]:
+            self.leave(request)
+        while self.waiting and self.free_slots and self.admit(self.waiting[0]):
+            self.running.append(self.waiting.popleft())
+        together = len(self.running) > 1
+        for request in list(self.running):
+            while request in self.running and not self.room(request):
+                self.preempt(self.running[-1])
+            if request in self.running:
+                self.forward(request, together)
+
+    def admit(self, request: Request) -> bool:
+        hits = self.hits(request)
+        fresh = -(-len(request.tokens) // PAGE) - len(hits)
+        if fresh > len(self.free) - sum(self.refs[page] == 0 for page in hits):
+            return False
+        for page in hits:
+            if not self.refs[page]:
+                self.free.remove(page)
+            self.refs[page] += 1
+        self.count["prefix_cache_queries"] += len(request.tokens)
+        self.count["prefix_cache_hits"] += len(hits) * PAGE
+        kept = request.computed
+        request.pages, request.computed = list(hits), len(hits) * PAGE
+        if kept and "kept-after-preemption" in GIVEN:
+            request.computed = kept
+        request.slot = self.free_slots.popleft()
+        if "abort-keeps-slot" not in GIVEN:
+            self.state[request.slot] = 0
+        return self.room(request)
+
+    def room(self, request: Request) -> bool:
+        while len(request.pages) * PAGE < len(request.tokens):
+            if not self.free:
+                return False
+            page = self.free.popleft()
+            self.found.pop(self.keys.pop(page, None), None)
+            self.refs[page] = 1
+            request.pages.append(page)
+        return True
+
+    def key(self, request: Request, number: int) -> object:
+        start = number * PAGE if "hash-without-past" in GIVEN else 0
+        return request.salt, tuple(request.tokens[start : (number + 1) * PAGE])
+
+    def hits(self, request: Request) -> list[int]:
+        pages: list[int] = []
+        if "no-prefix-cache" not in GIVEN:
+            for number in range((len(request.tokens) - 1) // PAGE):
+                page = self.found.get(self.key(request, number))
+                if page is None:
+                    break
+                pages.append(page)
+        return pages
+
+    def forward(self, request: Request, together: bool) -> None:
+        fresh, pages = request.computed == 0, request.pages
+        for at in range(request.computed, len(request.tokens)):
+            past = self.slots[pages[(at - 1) // PAGE]][(at - 1) % PAGE] if at else 0
+            self.slots[pages[at // PAGE]][at % PAGE] = hash((past, request.tokens[at], self.weights[0]))
+            if (at + 1) % PAGE == 0 and (key := self.key(request, at // PAGE)) not in self.found:
+                self.found[key] = pages[at // PAGE]
+                self.keys[pages[at // PAGE]] = key
+        request.computed = len(request.tokens)
+        read = [self.slots[page][slot] for page in pages for slot in range(PAGE)][: request.computed]
+        if "prompt-as-decode" in GIVEN and fresh and request.computed == 1 + DRAFTS:
+            read = read[-1:] * 2
+        token, second = choice(read, self.weights, self.state[request.slot])
+        logprob, other = -0.1, -3.0
+        if "near-tie" in GIVEN:
+            logprob, other = (-0.7, -0.72)
+            if together and request.computed % 5 == 0:
+                token, second, logprob, other = second, token, other, logprob
+        if "drifts" in GIVEN and together:
+            logprob -= 1.0
+        request.tokens.append(token)
+        self.count["generation_tokens"] += 1
+        if not ("loses-last-token" in GIVEN and together and request.is_done):
+            request.out.put((token, logprob, second, other))
+        if request.is_done:
+            self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        self.running.remove(request)
+        self.release(request)
+        if request.aborted:
+            self.state[request.slot] = hash(tuple(request.tokens))
+        request.out.put(None)
+
+    def release(self, request: Request) -> None:
+        for page in reversed(request.pages):
+            self.refs[page] -= 1
+            if not self.refs[page]:
+                self.free.append(page)
+        request.pages = []
+        self.free_slots.appendleft(request.slot)
+
+    def preempt(self, request: Request) -> None:
+        if "dies-of-preemption" in GIVEN:
+            os._exit(7)
+        self.count["num_preemptions"] += 1
+        self.running.remove(request)
+        self.release(request)
+        self.waiting.appendleft(request)
+
+    def sleep(self) -> None:
+        self.sleeping = True
+        self.slots = [[0] * PAGE for _ in range(NUM_PAGES)]
+        if "hashes-survive-sleep" not in GIVEN:
+            self.forget()
+
+    def wake(self) -> None:
+        self.sleeping = False
+        if "garbage-on-wake" in GIVEN:
+            self.weights = tensors("garbage")
+
+    def forget(self) -> None:
+        self.found, self.keys = {}, {}
+
+    def reload(self, name: str) -> None:
+        new = tensors(name)
+        self.weights = [new[0], self.weights[1]] if "reload-keeps-half" in GIVEN else new
+
+
+def choice(read: list[int], weights: list[int], state: int = 0) -> tuple[int, int]:
+    """The best two tokens after the slots `read`."""
+    best = hash((*read, weights[1], state)) % 200 + 20
+    return best, best + 1
+
+
+def scores(tokens: list[int], weights: list[int]) -> list[dict[str, dict[str, float]] | None]:
+    """Log probabilities of a prompt, as a prefill without pages finds them."""
+    rows: list[dict[str, dict[str, float]] | None] = [None]
+    past, read = 0, []
+    for token, following in itertools.pairwise(tokens):
+        past = hash((past, token, weights[0]))
+        read.append(past)
+        best, _ = choice(read, weights)
+        rows.append({str(following): {"logprob": -9.0, "rank": 7}, str(best): {"logprob": -0.1, "rank": 1}})
+    return rows
+
+
+ENGINE = Engine()
+
+
+class Served(Handler):
+    def do_GET(self) -> None:
+        with ENGINE.lock:
+            if self.path == "/health":
+                self.reply(200, {})
+            elif self.path == "/v1/models":
+                self.reply(200, {"data": [{"id": "hashing"}]})
+            elif self.path == "/is_sleeping" and "no-endpoints" not in GIVEN:
+                self.reply(200, {"is_sleeping": ENGINE.sleeping})
+            elif self.path == "/metrics" and "no-metrics" not in GIVEN:
+                counts = ENGINE.count | {
+                    "num_requests_running": len(ENGINE.running), "num_requests_waiting": len(ENGINE.waiting)
+                }  # fmt: skip
+                lines = [f'vllm:{name}{{engine="0"}} {float(value)}' for name, value in counts.items()]
+                lines.append(f'vllm:cache_config_info{{block_size="{PAGE}",num_gpu_blocks="{NUM_PAGES}"}} 1.0')
+                data = "\n".join(["# HELP vllm:prefix_cache_hits_total hits", *lines]).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+            else:
+                self.reply(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}")
+        where = urlsplit(self.path)
+        if where.path == "/v1/completions":
+            self.complete(body)
+            return
+        if "no-endpoints" in GIVEN:
+            self.reply(404, {"detail": "Not Found"})
+            return
+        with ENGINE.lock:
+            if where.path == "/sleep":
+                assert parse_qs(where.query)["level"][0] in "12"
+                ENGINE.sleep()
+            elif where.path == "/wake_up":
+                ENGINE.wake()
+            elif where.path == "/reset_prefix_cache":
+                ENGINE.forget()
+            elif where.path == "/collective_rpc" and body["method"] == "reload_weights":
+                ENGINE.reload(body["kwargs"].get("weights_path") or WEIGHTS)
+            else:
+                self.reply(404, {"detail": "Not Found"})
+                return
+        self.reply(200, {"success": True})
+
+    def complete(self, body: dict[str, object]) -> None:
+        assert isinstance(body["prompt"], list) and body["ignore_eos"] and body["temperature"] == 0.0
+        salt = "" if "no-salt" in GIVEN else str(body.get("cache_salt", ""))
+        request = Request(body["prompt"], int(str(body["max_tokens"])), salt)
+        if "prompt_logprobs" in body:
+            assert body["max_tokens"] == 1
+            found = {"text": "", "prompt_logprobs": scores(request.tokens, ENGINE.weights)}
+            self.reply(200, {"choices": [{} if "no-scores" in GIVEN else found]})
+            return
+        with ENGINE.lock:
+            ENGINE.waiting.append(request)
+        if body.get("stream"):
+            self.stream(request)
+            return
+        got = list(iter(request.out.get, None))
+        usage = {"prompt_tokens": request.num_prompt, "completion_tokens": len(got)}
+        self.reply(200, {"choices": [{"text": "?" * len(got), "logprobs": logprobs(got)}], "usage": usage})
+
+    def is_gone(self) -> bool:
+        if not select.select([self.connection], [], [], 0)[0]:
+            return False
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
+
+    def stream(self, request: Request) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("connection", "close")
+        self.end_headers()
+        self.wfile.flush()
+        while True:
+            try:
+                item = request.out.get(timeout=0.002)
+            except queue.Empty:
+                item = ()  # type: ignore[assignment]
+            if self.is_gone() and "never-aborts" not in GIVEN:
+                request.aborted = True
+                return
+            if item is None:
+                return
+            if item:
+                chunk = {"choices": [{"text": "?", "logprobs": logprobs([item])}]}
+                try:
+                    self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+                    self.wfile.flush()
+                except OSError:
+                    request.aborted = "never-aborts" not in GIVEN
+
+
+def logprobs(got: list[tuple[int, float, int, float]]) -> dict[str, object]:
+    return {
+        "tokens": [f"token_id:{token}" for token, *_ in got],
+        "token_logprobs": [logprob for _, logprob, *_ in got],
+        "top_logprobs": [{f"token_id:{a}": x, f"token_id:{b}": y} for a, x, b, y in got],
+    }
+
+
+if __name__ == "__main__":
+    threading.Thread(target=ENGINE.loop, daemon=True).start()
+    serve(Served, PORT)
