@@ -115,7 +115,7 @@ def mutant(file: str, function: str, change: str) -> Mutant:
 
 def test_a_mutant_is_killed_by_the_oracle_that_sees_it() -> None:
     wrong_slot = mutant("kernels/torch/write.py", "write_kv", "slots % page_size -> page_size % slots")
-    unreached = mutant("engine/schedule/block_pool.py", "BlockPool.flush", "self._hash_of.clear() -> pass")
+    unreached = mutant("engine/schedule/block_pool.py", "BlockPool.flush", "self._prefix_of.clear() -> pass")
     slow = mutant("kernels/torch/decode.py", "divide_by_sum", "torch.where(total == 0, 1.0, total) -> total")
     jobs = jobs_of("write-kv-kernel")
     killed, not_reached, elsewhere = tried(wrong_slot, unreached, slow, jobs=jobs)

@@ -28,7 +28,7 @@ def counts_of_launches(params: EngineParams, launched: Mapping[str, int]) -> lis
 def counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[Count]:
     """A repeated prompt finds all its full pages but the last token's, if the pool has room for the pages of all.
 
-    A LIFO list reuses cached pages although others are free.
+    A LIFO list reuses cached pages although others are free. State changes empty the cache of the last epoch.
     """
     pages = sum(num_pages(length(request) + params.speculative_tokens) for request in params.requests)
     has_room = pages * (params.epochs + params.flush) <= params.num_blocks - 3 and params.free_list == "fifo"
@@ -40,7 +40,7 @@ def counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[C
             (later.num_prompt_tokens - 1) // PAGE_SIZE * PAGE_SIZE,
             later.num_shared_tokens,
         )
-        for epoch in range(1, params.epochs)
+        for epoch in range(1, params.epochs - bool(params.changes))
         for number, (first, later) in enumerate(zip(epochs[0], epochs[epoch], strict=True))
         if first.is_finished and later.is_finished
     ]

@@ -84,10 +84,10 @@ def _serve_epoch(
     arrivals = list(itertools.islice(itertools.chain(params.arrivals, itertools.repeat(0)), len(prompts)))
     living: dict[int, Sequence] = {}
     for step in range(most_steps(engine)):
-        for change in (change for change, at in changes if at == step):
-            # A change while nothing runs would prove nothing.
-            if not step or engine.scheduler.running:
-                apply_change(engine, change, checkpoints(engine.num_reloads + change.startswith("reload")))
+        # A change while nothing runs would prove nothing. The first change of a step has the requests start over.
+        can_change = not step or bool(engine.scheduler.running)
+        for change in (change for change, at in changes if at == step and can_change):
+            apply_change(engine, change, checkpoints(engine.num_reloads + change.startswith("reload")))
         for request in (request for request, at in enumerate(arrivals) if at == step):
             length, count = params.requests[request]
             prompt = _tokens_before(params.chains[request : request + 1], living) + prompts[request]
