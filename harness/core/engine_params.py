@@ -170,6 +170,9 @@ class EngineParams(ServingParams):
             yield "changes with flush or drafter: the answers after a flush are not of the first model, drafts neither"
         if "move_experts" in kinds and not self.num_experts:
             yield "changes moves experts of a model with num_experts 0"
+        runs = any(step and change in ("reload", "reload_new") for change, step in self.changes)
+        if runs and (self.num_experts or "sparse" in self.layers):
+            yield "changes reloads while requests run: the choices of experts and sparse layers before it are not kept"
         if "switch_adapter" in kinds and 1 not in self.adapters:
             yield "changes switches the adapter in slot 1, which adapters gives to no request"
         if self.adapters and (self.num_experts or set(self.layers) != {"mla"}):

@@ -346,7 +346,8 @@ def _smaller_entry(entry: Any, least: list[int]) -> Iterator[Any]:
         yield from _smaller_int(entry, least[0])
     elif isinstance(entry, list):
         for place, number in enumerate(entry):
-            for smaller in _smaller_int(number, least[place]):
+            # The other part of a pair may be a word, such as the kind of a state change.
+            for smaller in _smaller_int(number, least[place]) if isinstance(number, int) else ():
                 yield [*entry[:place], smaller, *entry[place + 1 :]]
 
 

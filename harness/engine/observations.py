@@ -23,7 +23,8 @@ class ReplayNote:
     """Logits [B, vocab] of one replay of a graph of B rows, and of the same step run eagerly on a copy of memory.
 
     `eager_again` is a second eager run on a GPU, made if the first differs from the replay. `alike` [B] bool are the
-    rows with equal decisions in the replay and the eager run.
+    rows with equal decisions in the replay and the eager run. `inputs` has a number for each live row: rows of requests
+    with equal tokens have equal numbers.
     """
 
     step: int
@@ -33,6 +34,7 @@ class ReplayNote:
     stale_plan: bool
     eager_again: Tensor | None = None
     alike: Tensor | None = None
+    inputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

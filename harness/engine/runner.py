@@ -235,7 +235,9 @@ class ModelRunner:
             # A second eager run shows whether the kernels repeat their bits at all.
             alike = decided_alike(replayed, eager)
             again = self._model.forward(inputs, memory).logits
-        note = ReplayNote(number, len(ordered) * self._query_len, replayed_logits, eager.logits, stale, again, alike)
+        given = [(*item.sequence.tokens, *item.sequence.drafts) for item in ordered]
+        rows = tuple(hash((tokens, row)) for tokens in given for row in range(self._query_len))
+        note = ReplayNote(number, len(rows), replayed_logits, eager.logits, stale, again, alike, rows)
         self.observations.replays.append(note)
         self.observations.bindings += [
             Binding(number, f"{name} of the graph of {size}", site, captured, current)

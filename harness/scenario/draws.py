@@ -260,8 +260,9 @@ def changes_between(rng: Random, given: Given) -> Given:
     if given["aborts"] or given["flush"] or rng.random() < 0.67:
         return {}
     kinds = ["reload", "reload_new", "sleep"] + (["switch_adapter"] * 2 if set(given["layers"]) == {"mla"} else [])
-    # A request of one token may end in the step of its arrival, and no step follows.
-    steps = [0, 0, given["arrivals"][0] + 1 if given["requests"][0][1] > 1 else 0]
+    # A request of one token may end in the step of its arrival. Of layers that choose, only the last choice is kept.
+    can_run = given["requests"][0][1] > 1 and "sparse" not in given["layers"]
+    steps = [0, 0, given["arrivals"][0] + 1 if can_run else 0]
     changes = [(rng.choice(kinds), rng.choice(steps)) for _ in range(rng.randint(1, 2))]
     slots = [1, *(rng.randint(0, 2) for _ in given["requests"][1:])]
     has_adapters = any(kind == "switch_adapter" for kind, _ in changes)

@@ -174,17 +174,21 @@ def _unlike_eager(run: Run, step: ReplayedStep, mismatch: Mismatch) -> Finding:
 
 
 def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
-    """A finding if rows were live in several replays and gave the same bits in all of them."""
+    """A finding if rows were live in several replays, of other inputs, and gave the same bits in all of them."""
     height = max(len(step.live) for step in steps)
     seen = torch.zeros(height, dtype=torch.int64)
     moved = torch.zeros(height, dtype=torch.bool)
     latest: dict[int, torch.Tensor] = {}
+    given: dict[int, int] = {}
     for step in steps:
         for row in step.live.nonzero().flatten().tolist():
-            answer = step.replayed[row]
+            answer, inputs = step.replayed[row], step.inputs[row] if step.inputs else None
+            # Two requests with one prompt give the same answers, one behind the other.
+            is_repeated = inputs is not None and given.get(row) == inputs
             moved[row] |= row in latest and _differ(answer, latest[row])
             latest[row] = answer
-            seen[row] += 1
+            given |= {} if inputs is None else {row: inputs}
+            seen[row] += not is_repeated
     stuck = ((seen > 1) & ~moved).nonzero().flatten().tolist()
     if not stuck:
         return

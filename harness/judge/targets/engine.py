@@ -350,6 +350,7 @@ def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
                 eager_again=None if replay.eager_again is None else replay.eager_again.cpu(),
                 live=(torch.arange(size) < replay.num_live) & (True if replay.alike is None else replay.alike),
                 stale_site="sched_meta" if replay.stale_plan else None,
+                inputs=replay.inputs,
             )
         )
     run.bindings = notes.bindings
