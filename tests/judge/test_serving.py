@@ -15,8 +15,10 @@ from harness.engine.schedule.scheduler import Sequence
 from harness.judge.run_case import run_case
 from harness.judge.targets import serving
 from harness.memory.poison.patterns import Poison
+from harness.scenario.load import load_scenarios
+from harness.scenario.selection import select
 
-from .planted_sequences import MISSED, PLANTED, cases, catchers, plant  # type: ignore[import-not-found]
+from .planted_sequences import MISSED, PLANTED, Planted, cases, catchers, plant  # type: ignore[import-not-found]
 
 AFTER, BEFORE = cases()
 BUGS = {bug.name: bug for bug in PLANTED}
@@ -109,3 +111,12 @@ def test_two_requests_may_share_a_full_page_with_the_same_tokens(tokens, compute
 def test_a_state_has_one_owner():
     first, second = (Sequence(number, [1] * 70, 1, state_block=7) for number in range(2))
     assert serving._torn_blocks([first, second]) == {7}
+
+
+def test_a_flush_that_keeps_the_cache_is_counted():
+    keeps = Planted("flush-keeps-the-cache", "harness.engine.engine:Engine.flush",
+                    "self.runner.clear(self.pool.flush())", "pass", "prefix-cache")  # fmt: skip
+    case = select(load_scenarios(None), ["prefix-cache"])[0]
+    assert "conserved" not in catchers(case)
+    with plant(keeps):
+        assert "conserved" in catchers(case)

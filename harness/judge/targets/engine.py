@@ -39,7 +39,7 @@ from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
 from harness.judge.run_records import ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run
 from harness.judge.target import Target
-from harness.judge.targets.engine_counts import counts_of_hits, counts_of_launches, length
+from harness.judge.targets.engine_counts import counts_after_flush, counts_of_hits, counts_of_launches, length
 from harness.judge.targets.serving import Served, serve
 from harness.kernels.call import counting_launches
 from harness.memory.poison.patterns import Poison
@@ -110,7 +110,8 @@ class EngineTarget(Target):
             ids = torch.cat(engine.observations.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
         run.counts, run.events = served.counts + served.counts_at_end(), dict(engine.events)
-        run.counts += counts_of_launches(params, launched) + counts_of_hits(params, epochs)
+        run.counts += [*counts_of_launches(params, launched), *counts_of_hits(params, epochs)]
+        run.counts += counts_after_flush(params, epochs)
         _add_graph_notes(run, engine, served.starts)
         return run
 

@@ -25,6 +25,12 @@ def counts_of_launches(params: EngineParams, launched: Mapping[str, int]) -> lis
     return [Count(f"launches of {name}, or 1 for any", 1, min(launched.get(name, 0), 1)) for name in sorted(names)]
 
 
+def counts_after_flush(params: EngineParams, epochs: list[list[Sequence]]) -> list[Count]:
+    """At least one request finds nothing in a cache that was just emptied: the first to start."""
+    found = [min(sequence.num_shared_tokens for sequence in epoch) for epoch in epochs[params.epochs :] if epoch]
+    return [Count("tokens that every request finds in the cache after a flush", 0, tokens) for tokens in found]
+
+
 def counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[Count]:
     """A repeated prompt finds all its full pages but the last token's, if the pool has room for the pages of all.
 
