@@ -65,7 +65,7 @@ def serve_check(
     branch: Branch = "",
     json: Json = False,
 ) -> None:
-    """Check the accuracy and the repeatability of a running server, or how it keeps its state.
+    """Check the answers of a running server, or how it keeps its state.
 
     Asks a task's questions in several epochs, and repeats some prompts, which must give the same answer. With --script
     it takes the steps of a script instead: cache-reuse, preempt, abort, lengths, sleep, reload. Each answer must have

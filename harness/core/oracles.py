@@ -19,7 +19,7 @@ Need = Literal[
 TELLING_ORDER = (
     "crash", "address", "conserved", "replay", "padding", "zeroed", "distinct_experts", "landed", "ordered",
     "sentinel", "finite", "reference", "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy",
-    "streams", "answers",
+    "streams", "answers", "sequences",
 )  # fmt: skip
 """Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a stale address or plan,
 uninitialised memory), then a symptom."""

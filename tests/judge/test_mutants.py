@@ -145,7 +145,7 @@ def test_a_mutant_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
     endless = mutant("engine/schedule/scheduler.py", "Scheduler.finish", "self.cancel(sequence) -> pass")
     started = time.monotonic()
     (result,) = tried(endless, jobs=jobs_of("dummy-steps")[:1])
-    assert (result.status, result.by) == ("killed", "crash")
+    assert result.status == "killed" and result.by in ("crash", "conserved")
     assert time.monotonic() - started < 60
 
 
