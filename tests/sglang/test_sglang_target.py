@@ -60,6 +60,25 @@ def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
     assert "SGLang's own log line" in result.log
 
 
+def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.engines.sglang.target.IMPORTS", "harness.engines.sglang.serve.scheduler")
+    for fault, verdict in (("", Verdict.PASS), ("sglang.pad-length-zero", Verdict.FAIL)):
+        subject = case(("graph.pad_rows",), graph="full", process="fork")
+        result = run(tmp_path / verdict.value, subject, fault=fault or None)
+        assert result.verdict is verdict, result.reason
+    assert SglangTarget._server is not None
+    SglangTarget._server.close()
+    SglangTarget._server = None
+
+
+def test_imports_that_cannot_be_forked_leave_the_case_to_spawned_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(SglangTarget, "_why_no_forks", "")
+    assert run(tmp_path, case(process="fork")).verdict is Verdict.PASS
+    assert "no forks of SGLang's imports" in capsys.readouterr().err
+
+
 def test_the_first_nan_is_recorded_in_the_scheduler(tmp_path: Path) -> None:
     subject = case(("graph.pad_rows",), graph="full")
     poison = Poison("nan", frozenset({"graph.pad_rows"}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -30,28 +31,24 @@ class TouchesCuda(BaseException):
     """A module would initialize CUDA. No `except Exception` of an import may swallow it."""
 
 
-def _capability() -> tuple[int, int]:
-    """The GPU's compute capability, asked in a fork."""
+def _in_a_fork(work: Callable[[], bytes]) -> bytes:
+    """What `work` returns in a short-lived fork; empty if it fails there."""
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:
-        os.write(writer, bytes(torch.cuda.get_device_capability()))
-        os._exit(0)
-    os.close(writer)
-    major, minor = os.read(reader, 2)
-    os.waitpid(pid, 0)
-    os.close(reader)
-    return major, minor
-
-
-def _starts_in_a_fork() -> bool:
-    """Whether CUDA starts in a fork of this process: libraries may have touched the driver past torch."""
-    if (pid := os.fork()) == 0:
         try:
-            torch.ones(1, device="cuda")
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(pid, 0)[1] == 0
+            os.write(writer, work())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        found = stream.read()
+    os.waitpid(pid, 0)
+    return found
+
+
+def _use_cuda() -> bytes:
+    torch.ones(1, device="cuda")
+    return b"yes"
 
 
 def _refuse() -> None:
@@ -59,7 +56,10 @@ def _refuse() -> None:
 
 
 def _import_all() -> None:
-    capability = _capability()
+    found = _in_a_fork(lambda: bytes(torch.cuda.get_device_capability()))
+    if not found:
+        raise ImportError("CUDA does not start in a fork")
+    capability = (found[0], found[1])
     kept = torch.cuda._lazy_init, torch.cuda.get_device_capability
     torch.cuda._lazy_init, torch.cuda.get_device_capability = _refuse, lambda *_: capability
     try:
@@ -70,7 +70,8 @@ def _import_all() -> None:
                 raise ImportError(f"{module} cannot be imported before a fork: {error}") from error
     finally:
         torch.cuda._lazy_init, torch.cuda.get_device_capability = kept
-    if not _starts_in_a_fork():
+    # Libraries may have touched the driver past torch.
+    if not _in_a_fork(_use_cuda):
         raise ImportError("CUDA does not start in a fork of a process with SGLang's imports")
 
 
