@@ -1,10 +1,12 @@
-"""What every test leaves as it found it: the registry of kernels, and the files of plug-ins that were loaded."""
+"""What every test leaves as it found it (kernels, loaded plug-ins), and servers that end with their test."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +28,20 @@ def _forget_kernels_that_a_test_registers() -> Iterator[None]:
     if plugins is not None:
         plugins._loaded.clear()
         plugins._loaded.update(loaded)
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., str]]:
+    """Start a program of tests/servers with its arguments, which prints its port first. Returns its address."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(program: str, *words: str) -> str:
+        command = [sys.executable, str(Path(__file__).parent / "servers" / program), *words]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert running[-1].stdout is not None
+        return f"http://127.0.0.1:{int(running[-1].stdout.readline())}/v1"
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()

@@ -7,46 +7,38 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from harness.core.errors import InputError
 from harness.core.files import write_atomic
 from harness.core.params import Record
 from harness.core.registry import attribute_at
 from harness.diagnose.script.export import Exported
 from harness.report.wording import one_line, printable, ref_url
+from harness.scenario.load import load_record
 
 NOTES, ISSUE, SCRIPT, OUTPUT = "notes.yaml", "issue.md", "script.py", "output.txt"
 MODEL = "The model is a canary of this project, trained for such checks: it is small, and every token of it matters."
 
 
 class Notes(Record):
-    """What a person adds to a report. Empty words are left out of the text."""
+    """What a person adds to a report. What is empty is left out of the text."""
 
-    title: str = Field(default="", description="the issue's title")
-    cause: str = Field(default="", description="the lines that are wrong, and why")
-    fix: str = Field(default="", description="the suggested fix")
-    tests: str = Field(default="", description="the engine's own tests that come nearest, and why they pass")
+    title: str | None = Field(default=None, description="the issue's title")
+    cause: str | None = Field(default=None, description="the lines that are wrong, and why")
+    fix: str | None = Field(default=None, description="the suggested fix")
+    tests: str | None = Field(default=None, description="the engine's own tests that come nearest, and why they pass")
 
 
 def read_notes(folder: Path) -> Notes:
     """The notes in the folder of a report. Without a file, an empty one is made to be filled in.
 
-    Raises InputError for a file with other keys or without text.
+    Raises InputError for a file with other keys.
     """
     path = folder / NOTES
     if not path.exists():
         lines = [f"{name}:  # {field.description}" for name, field in Notes.model_fields.items()]
         write_atomic(path, "\n".join(lines) + "\n")
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        return Notes.model_validate({name: text for name, text in given.items() if text is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
-        raise InputError(f"{path}: no notes: {one_line(str(error))}; write `key: text` lines") from None
+    return load_record(path, Notes)[0]
 
 
 def write_report(folder: Path, exported: Exported, notes: Notes, command: str) -> None:

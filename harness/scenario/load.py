@@ -88,8 +88,7 @@ def load_record(path: Path, model: type[RecordT]) -> tuple[RecordT, Document]:
     except DocumentError as error:
         raise InputError(f"{path}:{error.line}:{error.column}: {error.message}") from None
     if not isinstance(found.data, dict):
-        what = f"a {model.__name__.lower()} is a mapping with a name, not a list or a word"
-        raise _input_error(Problem((), what), found, path)
+        raise _input_error(Problem((), "the file must be `key: value` lines, not a list or a word"), found, path)
     try:
         return model.model_validate_json(json.dumps(found.data), strict=True), found
     except ValidationError as error:

@@ -9,33 +9,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SERVER = Path(__file__).parents[1] / "servers" / "sum_server.py"
 Cli = Callable[..., tuple[int, str, str]]
 Serve = Callable[..., str]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve(start_server: Callable[..., str]) -> Serve:
     """Start a server by its script; returns what `--model` takes."""
-    running: list[subprocess.Popen[str]] = []
 
     def start(script: dict[str, list[str]] | None = None, delay: float = 0.0) -> str:
-        command = [sys.executable, str(SERVER), json.dumps(script or {}), str(delay)]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        assert running[-1].stdout is not None
-        return f"server:http://127.0.0.1:{int(running[-1].stdout.readline())}/v1"
+        return "server:" + start_server("sum_server.py", json.dumps(script or {}), str(delay))
 
-    yield start
-    for process in running:
-        process.kill()
-        process.communicate()
+    return start
 
 
 @pytest.fixture

@@ -105,12 +105,12 @@ def test_two_requests_may_share_a_full_page_with_the_same_tokens(tokens, compute
     first, second = (Sequence(number, [fill] * 70, 1) for number, fill in enumerate((1, tokens)))
     for sequence in (first, second):
         sequence.blocks, sequence.num_computed_tokens = [7], computed
-    assert (serving._torn_blocks([first, second]) == {7}) is is_torn
+    assert (serving._torn_blocks([first, second], {7}) == {7}) is is_torn
 
 
 def test_a_state_has_one_owner():
     first, second = (Sequence(number, [1] * 70, 1, state_block=7) for number in range(2))
-    assert serving._torn_blocks([first, second]) == {7}
+    assert serving._torn_blocks([first, second], {7}) == {7}
 
 
 def test_a_flush_that_keeps_the_cache_is_counted():

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,13 @@ from harness.run.scripts import load_script, script_names
 
 pytest.importorskip("httpx")
 
-SERVER = Path(__file__).parents[1] / "servers" / "sequence_server.py"
 SIX = ("abort", "cache-reuse", "lengths", "preempt", "reload", "sleep")
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., str]]:
+def serve(start_server: Callable[..., str]) -> Callable[..., str]:
     """Start the server with a bug; returns its address."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> str:
-        running.append(subprocess.Popen([sys.executable, str(SERVER), *words], stdout=subprocess.PIPE, text=True))
-        assert running[-1].stdout is not None
-        return f"http://127.0.0.1:{int(running[-1].stdout.readline())}/v1"
-
-    yield start
-    for process in running:
-        process.kill()
-        process.communicate()
+    return partial(start_server, "sequence_server.py")
 
 
 def judged(url: str, name: str, **more: Any) -> Judged:
@@ -198,7 +186,7 @@ def test_a_pool_that_is_too_large_to_fill_is_named() -> None:
 
 
 def test_the_page_lists_all_scripts_and_its_own_one_is_valid(serve: Callable[..., str], tmp_path: Path) -> None:
-    page = (SERVER.parents[2] / "docs" / "serve-check.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "serve-check.md").read_text()
     assert [name for name in SIX if f"| `{name}` |" not in page] == []
     (tmp_path / "own.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
     found = check_script(ScriptCheck(url=serve(), script=load_script(str(tmp_path / "own.yaml"))))

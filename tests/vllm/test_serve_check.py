@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,26 +77,6 @@ def test_an_unreachable_server_is_one_line_whatever_lies_where_the_user_stands(
     assert "--model" not in told, "serve-check has no such option"
 
 
-SERVERS = Path(__file__).parents[1] / "servers"
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., str]]:
-    """Start a server of tests/servers; returns its address."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> str:
-        command = [sys.executable, str(SERVERS / words[0]), *words[1:]]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        assert running[-1].stdout is not None
-        return f"http://127.0.0.1:{int(running[-1].stdout.readline())}/v1"
-
-    yield start
-    for process in running:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.parametrize(
     ("kind", "key", "says"),
     [
@@ -110,7 +88,7 @@ def serve() -> Iterator[Callable[..., str]]:
     ],
 )
 def test_a_server_that_refuses_is_answered_with_what_it_wants(
-    serve: Callable[..., str],
+    start_server: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -124,18 +102,21 @@ def test_a_server_that_refuses_is_answered_with_what_it_wants(
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     if key:
         monkeypatch.setenv("OPENAI_API_KEY", key)
-    assert exit_code_of(["serve-check", serve("closed_server.py", kind), "--limit", "2"]) == 2
+    assert exit_code_of(["serve-check", start_server("closed_server.py", kind), "--limit", "2"]) == 2
     told = capsys.readouterr().err
     assert says in told and told.count("\n") == 1 and not (tmp_path / "reports").exists()
 
 
 def test_a_check_leaves_a_run_folder_junit_and_history(
-    serve: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_server: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from harness.cli.main import exit_code_of
 
     monkeypatch.chdir(tmp_path)
-    url = serve("sum_server.py", "{}", "0")
+    url = start_server("sum_server.py", "{}", "0")
     code = exit_code_of(["serve-check", url, "--limit", "2", "--epochs", "2", "--repeats", "2", "--json"])
     found = json.loads(capsys.readouterr().out)
     run = Path(found["directory"])

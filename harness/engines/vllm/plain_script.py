@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from string import Template
 from typing import Any
 
 from harness.core.cases import Case
 from harness.core.files import TASKS
+from harness.diagnose.script.code import literal
 from harness.engines.vllm.options import llm_options
 from harness.engines.vllm.params import VllmParams
 
@@ -78,10 +78,10 @@ def script(case: Case, marker: str) -> str:
     """
     params = case.params_as(VllmParams)
     plain = VllmParams(**params.model_dump(include=set(KEPT)))
-    options = {name: value for name, value in _options(plain).items() if value is not None}
-    failing = {name: value for name, value in _options(params).items() if options.get(name) != value}
+    options, given = {name: value for name, value in _options(plain).items() if value is not None}, _options(params)
+    failing = {name: value for name, value in given.items() if options.get(name) != value}
     # An option that only the plain engine has would stay beside those that fail.
-    failing |= {name: False for name in options if name not in _options(params)}
+    failing |= {name: False for name in options if name not in given}
     return _TEXT.substitute(
         plain=_literal(options),
         failing=_literal(failing),
@@ -107,9 +107,5 @@ def _runner(params: VllmParams) -> str:
 
 def _literal(options: dict[str, Any]) -> str:
     """A dict of options as Python code, an option a line."""
-    rows = "".join(f'    "{name}": {_value(value)},\n' for name, value in options.items())
+    rows = "".join(f"    {literal(name)}: {literal(value)},\n" for name, value in options.items())
     return f"{{\n{rows}}}"
-
-
-def _value(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -123,10 +123,11 @@ def _counts_of_step(engine: Engine) -> list[Count]:
     where, num_free = f"step {engine.num_steps - 1}", len(set(free) - owned.keys())
     scheduled = engine.newest_step.scheduled
     num_tokens = sum(item.num_new_tokens for item in scheduled)
+    shared = {block for block, count in owned.items() if count > 1}
     first = min((sequence.request for sequence in waiting), default=engine.num_requests)
     zeros = {
         "blocks that are free twice, or free and owned": len(free) - num_free,
-        "blocks with two owners and different tokens": len(_torn_blocks(running)),
+        "blocks with two owners and different tokens": len(_torn_blocks(running, shared)),
         "requests that run while an earlier one waits": sum(sequence.request > first for sequence in running),
         "requests above max_num_seqs": max(len(running) - params.max_num_seqs, len(scheduled) - params.max_num_seqs, 0),
         "tokens above max_batched_tokens": max(num_tokens - params.max_batched_tokens, 0),
@@ -138,13 +139,13 @@ def _counts_of_step(engine: Engine) -> list[Count]:
     ]
 
 
-def _torn_blocks(running: list[Sequence]) -> set[int]:
-    """The blocks of two requests which are no page with the same tokens of both, computed to its end."""
+def _torn_blocks(running: list[Sequence], shared: set[int]) -> set[int]:
+    """The `shared` blocks which are no page with the same tokens of each owner, computed to its end."""
     content: dict[int, tuple[int, ...] | None] = {}
     torn = set()
     for sequence in running:
         pages = dict(enumerate(sequence.blocks))
-        for block in _blocks_of(sequence):
+        for block in (block for block in _blocks_of(sequence) if block in shared):
             end = next((page + 1 for page, owned in pages.items() if owned == block), 0) * PAGE_SIZE
             tokens = tuple(sequence.tokens[:end]) if 0 < end <= sequence.num_computed_tokens else None
             if block in content and (tokens is None or content[block] != tokens):
