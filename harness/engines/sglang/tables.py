@@ -1,8 +1,10 @@
-"""What SGLang adds to the catalog: systems, models, faults. Imports neither torch nor SGLang."""
+"""What SGLang adds to the catalog: systems, models, faults, kernels. Imports neither torch nor SGLang."""
 
 from __future__ import annotations
 
 from harness.core.faults import FaultSpec
+from harness.core.kernels import KernelSpec
+from harness.core.shapes import ANY, DEEPSEEK
 from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
 ENGINE = EngineSpec(
@@ -47,4 +49,24 @@ FAULTS = (
               "SGLang itself: a request reads its copies of cached slots after they were freed"),
     FaultSpec("sglang.double-freed-pages", "sgl-project/sglang#38941",
               "SGLang itself: a page is freed once for each of its slots, and given to several requests"),
+)  # fmt: skip
+
+
+def _kernel(op: str, name: str, summary: str, impl: str, requires: str = "on_any", **promises: object) -> KernelSpec:
+    kernels = "harness.engines.sglang.kernels:"
+    fields: dict[str, object] = {"kv": ("bf16",), "shapes": DEEPSEEK, "devices": ("cuda",), **promises}
+    return KernelSpec(op, name, summary, kernels + impl, requires=kernels + requires, origin="sglang", **fields)  # type: ignore[arg-type]
+
+
+KERNELS = (
+    _kernel("mla_decode", "sglang-triton", "split-KV over ragged slots; masked loads; empty rows are 0/0",
+            "triton_decode", kv=("bf16", "fp8_e4m3"), fp8_products="bf16", empty_rows="nan"),
+    _kernel("mla_decode", "sglang-flashmla", "sgl_kernel's FlashMLA dense over bf16 pages", "flashmla_decode",
+            "on_hopper", needs_finite_tail=True),
+    _kernel("merge_attn_states", "sglang-cuda", "sgl_kernel.merge_state_v2", "merge_state", shapes=ANY),
+    _kernel("merge_attn_states", "sglang-triton", "SGLang's stand-in for other head sizes", "merge_state_triton",
+            shapes=ANY),
+    _kernel("write_kv", "sglang-triton", "set_mla_kv_buffer_triton", "write_kv", capturable=False),
+    _kernel("quantize_fp8", "sglang", "scaled_fp8_quant with one scale", "quantize_fp8", shapes=ANY,
+            capturable=False),
 )  # fmt: skip
