@@ -20,10 +20,18 @@ IDLE_SECONDS = 60.0
 """How long a server may take to be idle after the last answer."""
 MOST_TOGETHER = 1024
 DEV_MODE = "vLLM has it with VLLM_SERVER_DEV_MODE=1"
-_SAMPLE = re.compile(r"^(?:vllm:)(\w+?)(?:_total)?(\{[^}]*\})? (\S+)", re.MULTILINE)
+_SAMPLE = re.compile(r"^(vllm|sglang):(\w+?)(?:_total)?(\{[^}]*\})? (\S+)", re.MULTILINE)
 _ID = re.compile(r"token_id:(\d+)")
 Scores = list[tuple[float, int]]
 """For each token of an answer: by how many nats another token is preferred, and this token."""
+_SGLANG = {
+    "num_running_reqs": "num_requests_running",
+    "num_queue_reqs": "num_requests_waiting",
+    "cached_tokens": "prefix_cache_hits",
+    "prompt_tokens": "prefix_cache_queries",
+    "num_retracted_requests": "num_preemptions",
+}
+"""SGLang's names of counters, with those of vLLM."""
 _COUNTED = ("prefix_cache_hits", "prefix_cache_queries", "num_preemptions", "generation_tokens")
 
 
@@ -147,13 +155,17 @@ class ScriptServer(ServerBackend):
             raise InputError(f"{self._root}/metrics: no server answers there ({type(error).__name__})") from None
         counts: dict[str, float] = {}
         cache = None
-        for name, labels, value in _SAMPLE.findall(text):
+        for engine, name, labels, value in _SAMPLE.findall(text):
+            if engine == "sglang":
+                name = _SGLANG.get(name, name)
             if name == "cache_config_info":
                 given = dict(re.findall(r'(\w+)="([^"]*)"', labels))
                 if given.get("block_size", "").isdigit() and given.get("num_gpu_blocks", "").isdigit():
                     cache = Pool(int(given["block_size"]), int(given["num_gpu_blocks"]))
             else:
                 counts[name] = counts.get(name, 0.0) + float(value)
+        if counts.keys() >= {"page_size", "num_pages"}:
+            cache = Pool(int(counts["page_size"]), int(counts["num_pages"]))
         return counts, cache
 
     def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_lm_eval_finds_the_model_by_its_registered_name(
 
 @pytest.mark.parametrize("spec", ["fixtures/canary-mla", "engine:", "hf:gpt2", ""])
 def test_a_model_that_is_none_of_the_three_kinds_is_an_input_error(spec: str) -> None:
-    with pytest.raises(InputError, match=r"write engine:DIR, server:URL or vllm:PATH"):
+    with pytest.raises(InputError, match=r"write engine:DIR, server:URL, vllm:PATH or sglang:PATH"):
         parse_model(spec)
 
 
