@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,11 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
+from harness.core.files import FIXTURES
 from harness.core.records import Verdict
 from harness.engines.sglang.options import engine_options, environ, serve_command
 from harness.engines.sglang.params import SglangParams
+from harness.engines.sglang.plain_script import script
 from harness.engines.sglang.serve.plan import SITES, STATE, Plan, check
 from harness.engines.sglang.target import FILLED_FILE, SglangTarget
 from harness.judge.run_case import run_case
@@ -139,3 +144,24 @@ def test_options_of_a_release_and_the_models_that_are_not_imported() -> None:
     assert environ()["SGLANG_DISABLED_MODEL_ARCHS"] == "llama"
     decode = engine_options(SglangParams(backend="flashmla", page_size=64), "none")
     assert (decode["prefill_attention_backend"], decode["decode_attention_backend"]) == ("triton", "flashmla")
+
+
+def test_the_plain_script_runs_without_the_project_and_asserts(tmp_path: Path) -> None:
+    text = script(case(graph="full", page_size=64, num_slots=8192), "  # the failing options")
+    marked = [line for line in text.splitlines() if "the failing options" in line]
+    assert marked == ["options = PLAIN | FAILING  # the failing options"] and "harness." not in text
+    file = tmp_path / "plain.py"
+    file.write_text(text)
+    (tmp_path / "sglang.py").write_text(
+        "__version__ = '0'\n"
+        "class Engine:\n"
+        "    def __init__(self, **options): assert options['page_size'] == 64 and options['cuda_graph_bs_decode']\n"
+        "    def generate(self, prompt, **more):\n"
+        "        one = {'text': '#### -1', 'meta_info': {'output_token_logprobs': [(float('nan'), 1, None)]}}\n"
+        "        return [one for _ in prompt]\n"
+        "    def shutdown(self): pass\n"
+    )
+    environment = {**os.environ, "FIXTURES": str(FIXTURES), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "right answers by epoch [0.0, 0.0], answers with NaN [4, 4]" in done.stdout

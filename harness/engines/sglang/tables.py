@@ -26,6 +26,7 @@ SYSTEMS = (
         asks_canary=True,
         records_first_nan=True,
         serve_command="harness.engines.sglang.options:serve_command",
+        plain_script="harness.engines.sglang.plain_script:script",
     ),
 )
 
