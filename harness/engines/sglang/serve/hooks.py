@@ -121,7 +121,7 @@ class StepPoison:
         return batch.batch_size + len(free)
 
     def _padded_rows(self, runner: Runner, batch: Batch) -> int:
-        """Point the rows past the batch to a slot and a row of the first live request.
+        """Point the rows past the batch to slots in the middle of live requests.
 
         SGLang must set these rows before a replay: a padded row that keeps them overwrites a live latent.
         """
@@ -129,12 +129,11 @@ class StepPoison:
         buffers = getattr(graphs, "buffers", None)
         if buffers is None or not batch.forward_mode.is_decode():
             return 0
-        first, count = batch.req_pool_indices[0], batch.batch_size
-        slot = runner.req_to_token_pool.req_to_token[first.long(), 0]
-        stale = dict(zip(INPUTS, (slot, first, batch.seq_lens.max()), strict=True))
-        for name, value in stale.items():
+        ids, lengths, count = batch.req_pool_indices.long(), batch.seq_lens.long(), batch.batch_size
+        slots = runner.req_to_token_pool.req_to_token[ids, lengths // 2]
+        for name, values in zip(INPUTS, (slots, ids, lengths), strict=True):
             rows = getattr(buffers, name)[count:]
-            rows.copy_(value.to(rows.dtype).expand_as(rows))
+            rows.copy_(values[torch.arange(len(rows), device=rows.device) % count])
         return len(buffers.seq_lens) - count
 
     def _fill(self, runner: Runner, slots: torch.Tensor, site: str) -> int:
