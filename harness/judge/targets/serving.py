@@ -43,12 +43,10 @@ class Served:
     def counts_at_end(self) -> list[Count]:
         """All blocks are free. Each request has its tokens, and none after an abort, with a row of logits for each."""
         engine, pool = self.engine, self.engine.pool
-        # All but the null block, the trap, and the block of padding.
-        usable = engine.params.num_blocks - 2 - (engine.params.pad_tokens == "trash")
-        counts = [
-            Count("blocks that requests may own", usable, pool.num_usable_blocks),
-            Count("free blocks after the last request", pool.num_usable_blocks, pool.num_free_blocks),
-        ]
+        counts = [Count("free blocks after the last request", pool.num_usable_blocks, pool.num_free_blocks)]
+        if engine.params.pad_tokens == "skip":
+            # All but the null block and the trap.
+            counts.append(Count("blocks that requests may own", engine.params.num_blocks - 2, pool.num_usable_blocks))
         if not engine.params.has_graph:
             counts.append(Count("replays of an engine without graphs", 0, len(engine.observations.replays)))
         # Requests are numbered as they came, whatever number the engine gave them.
