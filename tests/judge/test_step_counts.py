@@ -120,6 +120,17 @@ def test_a_request_that_waits_for_nothing_is_found(monkeypatch: pytest.MonkeyPat
     assert broken(**QUEUE) == {"requests that wait while there is room"}
 
 
+def test_a_request_that_is_preempted_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, calls = Scheduler._fits, [0]
+
+    def once(self: Scheduler, sequence: Sequence, num_new_tokens: int) -> bool:
+        calls[0] += 1
+        return calls[0] != 4 and right(self, sequence, num_new_tokens)
+
+    monkeypatch.setattr(Scheduler, "_fits", once)
+    assert broken(**QUEUE) == {"requests preempted while there is room"}
+
+
 def test_an_engine_that_refuses_a_request_or_lacks_a_field_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "_blocks_for", lambda self, sequence, num_tokens: 99)
     result = judged(**QUEUE)

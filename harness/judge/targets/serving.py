@@ -7,7 +7,8 @@ The counts are kept promises of an engine, whatever its scheduler and its block 
 - a step has at most `max_batched_tokens` tokens, and at most `max_num_seqs` requests run
 - a batch of decodes alone is replayed, by the smallest graph that holds it, and without graphs nothing is
 - a decoding request verifies all its drafts and takes the right ones, and no prompt takes its place in a step
-- no request runs while one waits that arrived before it, none waits while there is room, and all end within some steps
+- all requests end within some steps
+- no request runs while one waits that arrived before it, none waits or is preempted while there is room
 - each request gets its tokens, with one row of logits for each, and all blocks are free at the end
 """
 

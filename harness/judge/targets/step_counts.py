@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.core.engine_params import EngineParams
 from harness.engine.engine import Engine
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
 from harness.engine.schedule.scheduler import Sequence
@@ -31,6 +32,8 @@ class Before:
     running: dict[Sequence, Had]
     waiting: tuple[Sequence, ...]
     num_free: int
+    num_needed: int
+    """The most blocks that the running requests can lack for this step."""
 
     @classmethod
     def of(cls, engine: Engine) -> Before:
@@ -38,7 +41,8 @@ class Before:
         running = {
             one: Had(one.num_computed_tokens, len(one.tokens), tuple(one.drafts)) for one in engine.scheduler.running
         }
-        return cls(running, tuple(engine.scheduler.waiting), engine.pool.num_free_blocks)
+        needed = sum(_lacks(one, engine.params) for one in running)
+        return cls(running, tuple(engine.scheduler.waiting), engine.pool.num_free_blocks, needed)
 
     def counts(self, engine: Engine) -> list[Count]:
         """The counts of the step that the engine just ran."""
@@ -46,14 +50,15 @@ class Before:
         ran = {item.sequence: item.num_new_tokens for item in engine.newest_step.scheduled}
         decoding = [one for one, had in self.running.items() if had.is_decoding]
         verified = [ran[one] for one in decoding if one in ran]
-        # A preempted request runs no more.
+        preempted = self.running.keys() & set(engine.scheduler.waiting)
         left_out = [one for one in decoding if one not in ran and one in engine.scheduler.running]
         has_room = len(decoding) * params.query_len <= params.max_batched_tokens
         not_taken = [one for one in ran if one in self.running and _ends_in_a_right_draft(one, self.running[one])]
         zeros = {
             "decoding requests that a step leaves out": len(left_out) if has_room else 0,
             "requests with a right draft that is not taken": len(not_taken),
-            "requests that wait while there is room": int(self._waits_for_nothing(engine, ran)),
+            "requests preempted while there is room": len(preempted) if self.num_needed <= self.num_free else 0,
+            "requests that wait while there is room": int(not preempted and self._waits_for_nothing(engine, ran)),
         }
         counts = [Count(name, 0, found, where) for name, found in zeros.items()]
         counts.append(Count("tokens of decoding requests", len(verified) * params.query_len, sum(verified), where))
@@ -79,17 +84,23 @@ class Before:
         return min(sizes, default=0) * params.query_len
 
     def _waits_for_nothing(self, engine: Engine, ran: dict[Sequence, int]) -> bool:
-        """Whether the first request waits after a step that preempted none, with a place, tokens and blocks for it."""
+        """Whether the first request waits after a step with a place, tokens and blocks for it."""
         params, step, waiting = engine.params, engine.newest_step, engine.scheduler.waiting
         # A cancelled request took its share of the step.
-        if params.cancelled or not self.waiting or self.waiting[0] not in waiting or self.running.keys() & set(waiting):
+        if params.cancelled or not self.waiting or self.waiting[0] not in waiting:
             return False
-        pages = num_pages(len(self.waiting[0].tokens))
-        needed = pages * (1 + ("window" in params.layers)) + ("kda" in params.layers)
+        needed = _lacks(self.waiting[0], params)
         given = len(step.new_attention_blocks) + len(step.new_window_blocks) + len(step.new_state_blocks)
         shared = sum(one.num_shared_tokens // PAGE_SIZE for one in ran if one not in self.running)
         has_place = len(self.running.keys() | ran) < params.max_num_seqs
         return has_place and sum(ran.values()) < params.max_batched_tokens and needed <= self.num_free - given - shared
+
+
+def _lacks(one: Sequence, params: EngineParams) -> int:
+    """The blocks that a request lacks for all its tokens and drafts."""
+    lists = [one.blocks] + ([one.window_blocks] if "window" in params.layers else [])
+    pages = num_pages(len(one.tokens) + len(one.drafts))
+    return sum(max(pages - len(blocks), 0) for blocks in lists) + ("kda" in params.layers and one.state_block is None)
 
 
 def _ends_in_a_right_draft(one: Sequence, had: Had) -> bool:
