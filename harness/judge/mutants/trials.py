@@ -52,7 +52,7 @@ PagedMemory.fill_tail tail_slots initial_memory RoutedExperts._trap _words_at"""
 _GUESSES = "SuffixDrafts.propose SuffixDrafts._continuation"
 LEFT_OUT = frozenset((*_NOTES.split(), *_POISON.split(), *_GUESSES.split(), "padded_causal_attention"))
 """Functions that make notes for oracles, poison memory, or guess tokens that a step verifies, and one for GPUs."""
-MOST_CASES, SEVERAL, DRAWN = 60, 4, "fuzz"
+MOST_CASES, SEVERAL, DRAWN = 120, 4, "fuzz"
 MORE_SECONDS, TIMES = 5.0, 10.0
 """A case of a mutant may take TIMES as long as it took without it, and MORE_SECONDS."""
 MORE_MEMORY = 40 * 2**30
