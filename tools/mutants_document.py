@@ -48,13 +48,18 @@ def document(stores: list[RunStore]) -> str:
         "one, a copy left out, a value of the step before. It is killed if a case that executes its line fails or "
         "crashes. It is equivalent if no output of these cases changed; such a mutant does not count. The model's own "
         "layers are no part of this: the reference shares them, and `tests/model/test_witness.py` judges them.",
-        f"{score(every).statement}. Seeds: {', '.join(str(store.plan.options.get('seed')) for store in stores)}. "
+        f"{score(every).statement}. Seeds: {', '.join(map(_seed, stores))}. "
         f"{sum(store.plan.seconds for store in stores):.0f} s.",
         *shown,
         "## Not killed",
         table(("line", "function", "operator", "change", "status", "why"), rows),
     ]
     return "\n\n".join(blocks)
+
+
+def _seed(store: RunStore) -> str:
+    tried, asked = len(store.mutants()), int(store.plan.options["mutants"])
+    return str(store.plan.options["seed"]) + (f" ({tried} of {asked} tried)" if tried < asked else "")
 
 
 def _why(result: MutantResult, reasons: Reasons) -> str:

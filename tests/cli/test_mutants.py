@@ -95,6 +95,7 @@ def test_the_page_gives_the_reason_of_a_survivor_and_names_reasons_that_are_no_l
     code = f"import mutants_document as m; {reading}; print(m.document([m.RunStore.open(m.Path({str(store.path)!r}))]))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tool.parent), str(tool.parents[1])))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert "Seeds: 9. " in done.stdout
     rows = [line.split(" | ")[3:] for line in done.stdout.partition("## Not killed")[2].splitlines()[4:]]
     assert [row[2].removesuffix(" |") for row in rows if row[0] == "`0 -> 1`"] == ["its own", "the others"]
     assert {(row[0], row[2].removesuffix(" |")) for row in rows} >= {
