@@ -19,7 +19,7 @@ from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
 __all__ = ["ENGINES", "FAULTS", "KERNELS", "MODELS", "ORACLES", "SITES", "SYSTEMS"]
 
-ENGINE_FOLDERS = ("vllm", "flashinfer")
+ENGINE_FOLDERS = ("vllm", "sglang", "flashinfer")
 """Folders of `harness/engines`. Each has a module `tables` with the rows that the engine adds."""
 
 _TABLES = [importlib.import_module(f"harness.engines.{folder}.tables") for folder in ENGINE_FOLDERS]

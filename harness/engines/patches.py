@@ -10,12 +10,13 @@ import importlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
 from harness.core.errors import InputError
+from harness.core.registry import nearest
 from harness.core.systems import EngineSpec
 from harness.engines.base import release_of
 
@@ -76,6 +77,18 @@ class Patch:
                 except PatchRefused as refusal:
                     raise PatchRefused(f"fault {self.fault}: {refusal}") from None
         return _compiled(function, source)
+
+
+def patch_for(patches: Mapping[str, tuple[Patch, ...]], fault: str, version: str) -> Patch:
+    """The patch that injects a fault into a release. If none does, a patch with the reason in its `why_not`.
+
+    `patches` has the patches of each fault in the order of releases. Raises InputError for an unknown fault.
+    """
+    if fault not in patches:
+        raise InputError(f"unknown fault {fault!r}; {nearest(fault, list(patches))}")
+    own = patches[fault]
+    nearest_patch = own[-1] if release_of(version) >= release_of(own[-1].last) else own[0]
+    return next((patch for patch in own if patch.why_not(version) is None), nearest_patch)
 
 
 def edited_text(source: str, edit: Edit) -> str:

@@ -40,10 +40,14 @@ def command(name: str) -> Any:
     return found
 
 
+OTHERS = ("vllm", "vllm-host", "sglang")
+"""Systems of other engines: their bugs are in their own pages."""
+
+
 def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstream_numbers() -> None:
     told = {name: row[3].split(", ") for row in table("what-goes-wrong.md", "family") for name in row[2].split(", ")}
     scenarios = [load_scenario(path) for path in sorted((ROOT / "scenarios").glob("*.yaml"))]
-    faulty = {scenario.name: scenario for scenario in scenarios if scenario.faults and "vllm" not in scenario.name}
+    faulty = {scenario.name: scenario for scenario in scenarios if scenario.faults and scenario.system not in OTHERS}
     assert set(told) == set(faulty)
     for name, scenario in faulty.items():
         refs = {FAULTS.get(use.name).ref.replace("vllm-project/vllm#", "#") for use in scenario.faults}
@@ -53,7 +57,7 @@ def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstr
 def test_the_list_of_bugs_has_every_fault_on_the_engine_and_the_kernels() -> None:
     bugs = (ROOT / "docs" / "bugs.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"\| `([a-z_]+\.[a-z0-9-]+)` \|", bugs))
-    own = {fault.name for fault in FAULTS if not fault.name.startswith("vllm.")}
+    own = {fault.name for fault in FAULTS if not fault.name.startswith(("vllm.", "sglang."))}
     assert listed == own
     assert f"[{len(own)} upstream bugs](docs/bugs.md)" in README
     assert f"the {len(own)} bugs one by one" in (ROOT / "docs" / "what-goes-wrong.md").read_text(encoding="utf-8")

@@ -57,8 +57,8 @@ def test_listed_cases_are_few_enough_to_run_at_every_change() -> None:
     listed = [
         case
         for scenario in SCENARIOS
-        # Cases of vLLM run where it is installed: elsewhere they cost nothing.
-        if scenario.fuzz is None and scenario.device == "any" and not scenario.system.startswith("vllm")
+        # Cases of engines run where these are installed: elsewhere they cost nothing.
+        if scenario.fuzz is None and scenario.device == "any" and not scenario.system.startswith(("vllm", "sglang"))
         for case in expand(scenario)
     ]
     assert 70 <= len(listed) <= 480

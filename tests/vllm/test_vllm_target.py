@@ -13,11 +13,12 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import Verdict
+from harness.engines.serving import last_words
 from harness.engines.vllm.options import environ, llm_options, serve_command
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
 from harness.engines.vllm.serve.worker_state import check, summed
-from harness.engines.vllm.target import VllmTarget, _last_words
+from harness.engines.vllm.target import VllmTarget
 from harness.judge.run_case import run_case
 from harness.memory.poison.patterns import Poison
 
@@ -160,7 +161,7 @@ WARNING 11-21 19:40:00 [interface.py:243] Failed to import from vllm._C: ModuleN
     ],
 )
 def test_the_cause_is_that_of_the_worker_which_failed_first(log: str, words: str) -> None:
-    assert words in _last_words(log)
+    assert words in last_words(log)
 
 
 def worker(rank: int, **changes: Any) -> dict[str, Any]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from harness.core.errors import InputError
-from harness.core.registry import nearest
-from harness.engines.base import release_of
+from harness.engines import patches
 from harness.engines.patches import Edit, Patch
-from harness.engines.vllm.serve.settings import FAULT_VARIABLE
 from harness.engines.vllm.tables import ENGINE
 
 _PLAN = "vllm.v1.attention.backends.mla.flashmla:FlashMLAMetadataBuilder._build_decode"
@@ -130,11 +127,7 @@ def patch_for(fault: str, version: str) -> Patch:
 
     Raises InputError for an unknown fault.
     """
-    if fault not in PATCHES:
-        raise InputError(f"{FAULT_VARIABLE}={fault!r}: unknown fault; {nearest(fault, list(PATCHES))}")
-    patches = PATCHES[fault]
-    nearest_patch = patches[-1] if release_of(version) >= release_of(patches[-1].last) else patches[0]
-    return next((patch for patch in patches if patch.why_not(version) is None), nearest_patch)
+    return patches.patch_for(PATCHES, fault, version)
 
 
 def inject(fault: str, version: str) -> None:

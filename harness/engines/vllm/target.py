@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -16,37 +14,29 @@ import torch
 from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
-from harness.core.errors import HarnessError, InputError, KernelError, Refused
+from harness.core.errors import HarnessError, KernelError, Refused
 from harness.core.params import Record
 from harness.core.records import CaseResult, FirstNan, Verdict
 from harness.engines import base
+from harness.engines.serving import Serving
 from harness.engines.vllm.faults import why_not
 from harness.engines.vllm.options import HTTP_ENVIRON, canary, environ, llm_options, serve_words
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import collected, why_not_split
 from harness.engines.vllm.serve.child import REFUSED, ServeRequest
-from harness.engines.vllm.serve.scripts import NEVER_READY, ScriptsRequest
+from harness.engines.vllm.serve.scripts import ScriptsRequest
 from harness.engines.vllm.serve.settings import SITES, ServePoison
 from harness.engines.vllm.serve.worker_state import check
 from harness.engines.vllm.tables import ENGINE
 from harness.judge.run_records import Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
-from harness.run.child import Child, ChildDied
 from harness.run.fork_server import ForkServer
 
 QUESTIONS, SCRIPTS = "harness.engines.vllm.serve.child", "harness.engines.vllm.serve.scripts"
 """The modules of serving processes."""
 FILLED_FILE = "poison.json"
 """The workers' states, `worker_state.summed`, in the folder of the answers."""
-_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
-"""The last line of a traceback."""
-_LOGGED = re.compile(r"^(?:\([^)]* pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] )?")
-"""The prefix of a line of a worker process: the process, then level, time and place."""
-_ELSEWHERE = ("initialization failed", "timed out", "died unexpectedly", "Executor failed")
-"""Last errors without a cause: a worker failed and printed the cause before."""
-CAUSE_BYTES = 200_000
-"""How much of the end of vLLM's log is searched for the cause: tracebacks of several workers are long."""
 PATTERNS = ("nan", "max")
 """Patterns of a scenario that the plug-in fills. Any other leaves memory as it is."""
 BLACKWELL = ("CUTLASS_MLA", "FLASHINFER_MLA")
@@ -66,7 +56,7 @@ class VllmTarget(Target):
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
         self._params = case.params_as(VllmParams)
-        self._log_tail = ""
+        self._serving = Serving(ENGINE.title)
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
@@ -111,7 +101,7 @@ class VllmTarget(Target):
                     run.eager = read_run(place / "eager")
             except KernelError as error:
                 run.error = error
-            run.log = self._log_tail
+            run.log = self._serving.log_tail
         return run
 
     def first_writer(self, poison: Poison) -> FirstNan:
@@ -183,22 +173,8 @@ class VllmTarget(Target):
     def _reply(
         self, module: str, request: Record, settings: dict[str, str], folder: Path, forks: ForkServer | None = None
     ) -> dict[str, Any]:
-        """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies."""
-        seconds, log = self._params.timeout_seconds, folder / "vllm.log"
-        with Child(module, name="vLLM's process", forks=forks, environ=settings, log=log) as child:
-            child.send(request, seconds)
-            reply = None
-            with contextlib.suppress(ChildDied):
-                reply = child.receive()
-            if reply is None or reply.failed is not None:
-                death = child.death()
-                how = f"vLLM hung: no end after {seconds} s" if death.is_hang else f"vLLM's process {death.ended}"
-            self._log_tail, cause = child.log(), _last_words(child.printed(CAUSE_BYTES))
-        if reply is None or reply.failed is not None:
-            raise KernelError(f"{how}: {cause[-300:]}")
-        if reply.result is None:
-            raise InputError(reply.refused)
-        return reply.result
+        """See :meth:`Serving.reply`."""
+        return self._serving.reply(module, request, settings, folder / "vllm.log", self._params.timeout_seconds, forks)
 
     def _forks(self) -> ForkServer | None:
         """The server of this worker, started anew if the last one died.
@@ -220,15 +196,3 @@ class VllmTarget(Target):
                 print(f"no forks of vLLM's imports, each case imports anew: {error}", file=sys.stderr)
                 return None
         return VllmTarget._server
-
-
-def _last_words(log: str) -> str:
-    """The line of a log with the cause: the last error, or the first error of a worker if the last has no cause."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR.match(line) and NEVER_READY not in line]
-    last = (errors or lines or ["it printed nothing"])[-1]
-    if errors and not any(words in last for words in _ELSEWHERE):
-        return last
-    # Other workers fail after the first one, because it is gone.
-    of_workers = (_LOGGED.sub("", line) for line in lines if line not in errors)
-    return next((line for line in of_workers if _ERROR.match(line)), last)

@@ -20,12 +20,12 @@ from harness.accuracy.script_check import ScriptCheck, check_script
 from harness.core.errors import HarnessError
 from harness.core.extras import httpx
 from harness.core.params import Record
+from harness.engines.serving import NEVER_READY
 from harness.run.protocol import answer_once
 from harness.run.scripts import load_script
 
 SERVER = "vllm.entrypoints.cli.main"
 END_SECONDS = 30.0
-NEVER_READY = "vllm serve was never ready"
 NOISE = 0.05
 
 
@@ -68,7 +68,7 @@ def _served(words: tuple[str, ...]) -> Iterator[str]:
     try:
         while True:
             if process.poll() is not None:
-                raise HarnessError(f"{NEVER_READY}, it ended with exit code {process.returncode}")
+                raise HarnessError(f"vllm {NEVER_READY}, it ended with exit code {process.returncode}")
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5.0).status_code == 200:
                     break

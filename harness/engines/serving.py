@@ -1,0 +1,66 @@
+"""One request to a serving process of an engine: its reply, the end of its log, and the cause if it died."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import InputError, KernelError
+from harness.core.params import Record
+from harness.run.child import Child, ChildDied
+from harness.run.fork_server import ForkServer
+
+NEVER_READY = "serve was never ready"
+"""Words of an error without a cause: the server printed the cause before."""
+CAUSE_BYTES = 200_000
+"""How much of the end of the log is searched for the cause: tracebacks of several workers are long."""
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
+"""The last line of a traceback."""
+_LOGGED = re.compile(r"^(?:\([^)]* pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] )?")
+"""The prefix of a line of a worker process: the process, then level, time and place."""
+_ELSEWHERE = ("initialization failed", "timed out", "died unexpectedly", "Executor failed")
+"""Last errors without a cause: a worker failed and printed the cause before."""
+
+
+class Serving:
+    """The serving processes of one case, one at a time."""
+
+    def __init__(self, title: str) -> None:
+        """`title` is the engine's name in texts."""
+        self.title = title
+        self.log_tail = ""
+
+    def reply(
+        self, module: str, request: Record, settings: dict[str, str], log: Path, seconds: float,
+        forks: ForkServer | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies."""
+        name = f"{self.title}'s process"
+        with Child(module, name=name, forks=forks, environ=settings, log=log) as child:
+            child.send(request, seconds)
+            reply = None
+            with contextlib.suppress(ChildDied):
+                reply = child.receive()
+            if reply is None or reply.failed is not None:
+                death = child.death()
+                how = f"{self.title} hung: no end after {seconds} s" if death.is_hang else f"{name} {death.ended}"
+            self.log_tail, cause = child.log(), last_words(child.printed(CAUSE_BYTES))
+        if reply is None or reply.failed is not None:
+            raise KernelError(f"{how}: {cause[-300:]}")
+        if reply.result is None:
+            raise InputError(reply.refused)
+        return reply.result
+
+
+def last_words(log: str) -> str:
+    """The line of a log with the cause: the last error, or the first error of a worker if the last has no cause."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.match(line) and NEVER_READY not in line]
+    last = (errors or lines or ["it printed nothing"])[-1]
+    if errors and not any(words in last for words in _ELSEWHERE):
+        return last
+    # Other workers fail after the first one, because it is gone.
+    of_workers = (_LOGGED.sub("", line) for line in lines if line not in errors)
+    return next((line for line in of_workers if _ERROR.match(line)), last)

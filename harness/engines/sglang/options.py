@@ -1,0 +1,107 @@
+"""A case's arguments of `sglang.Engine` and its environment, and the server's command with the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from harness.core.cases import Case
+from harness.core.files import FIXTURES
+from harness.engines import base
+from harness.engines.sglang.params import SglangParams
+from harness.engines.sglang.tables import ENGINE
+
+PHASED_GRAPHS = (0, 5, 14)
+"""The first release that has graphs of prefills and of decodes as separate options."""
+KEPT_MODELS = ("deepseek_v2",)
+"""Modules of `sglang.srt.models` with the canaries' models. SGLang imports all others too unless it is forbidden to."""
+
+
+def canary(params: SglangParams) -> Path:
+    """The folder of the checkpoint that a case serves."""
+    return FIXTURES / f"canary-{params.canary}"
+
+
+def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
+    """Arguments of `sglang.Engine`. The pool has a fixed size, so that several processes can share a GPU."""
+    options: dict[str, Any] = {
+        "model_path": str(canary(params)),
+        "dtype": "bfloat16",
+        "context_length": 1024,
+        "chunked_prefill_size": params.max_batched_tokens,
+        "max_running_requests": params.max_num_seqs,
+        "max_total_tokens": params.num_slots,
+        "mem_fraction_static": 0.25,
+        "page_size": params.page_size,
+        "kv_cache_dtype": "auto" if params.kv == "bf16" else params.kv,
+        "attention_backend": params.backend,
+        "disable_radix_cache": not params.prefix_caching,
+        "disable_overlap_schedule": not params.overlap,
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "disable_flashinfer_autotune": True,
+        "random_seed": 0,
+    }
+    if params.prefill_backend != "same" and params.prefill_backend != params.backend:
+        options |= {"prefill_attention_backend": params.prefill_backend, "decode_attention_backend": params.backend}
+    if params.canary == "moe":
+        options["moe_runner_backend"] = "triton"
+    if params.quantization != "none":
+        options["quantization"] = params.quantization
+    if params.kv_canary != "none":
+        options |= {"kv_canary": params.kv_canary, "kv_canary_real_data": "all"}
+    return options | _graph_options(graph, params.capture_sizes)
+
+
+def _graph_options(graph: str, sizes: tuple[int, ...]) -> dict[str, Any]:
+    if graph == "default":
+        return {}
+    is_phased = base.release_of(base.installed_version(ENGINE) or "99") >= PHASED_GRAPHS
+    if graph == "none":
+        both = {"cuda_graph_backend_decode": "disabled", "cuda_graph_backend_prefill": "disabled"}
+        return both if is_phased else {"disable_cuda_graph": True, "disable_piecewise_cuda_graph": True}
+    if is_phased:
+        return {
+            "cuda_graph_backend_decode": "full",
+            "cuda_graph_bs_decode": list(sizes),
+            "cuda_graph_backend_prefill": "disabled",
+        }
+    return {"cuda_graph_bs": list(sizes), "disable_piecewise_cuda_graph": True}
+
+
+def environ() -> dict[str, str]:
+    """The environment of SGLang's processes. Only the canaries' models are imported, which saves most of the start."""
+    return {
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(other_models()),
+        "SGLANG_ENABLE_JIT_DEEPGEMM": "false",
+        "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+    }
+
+
+def other_models() -> list[str]:
+    """Modules of the installed SGLang with models that no canary has. Imports nothing."""
+    found = importlib.util.find_spec(ENGINE.package)
+    folders = [Path(place) / "srt" / "models" for place in (found.submodule_search_locations or ())] if found else []
+    modules = {file.stem for folder in folders for file in folder.glob("*.py")}
+    return sorted(modules.difference(KEPT_MODELS, ("__init__", "registry")))
+
+
+def serve_command(case: Case) -> str:
+    """`python -m sglang.launch_server --model-path CHECKPOINT --option value …` with the options of the case."""
+    params = case.params_as(SglangParams)
+    words = ["python", "-m", "sglang.launch_server"]
+    for name, value in engine_options(params, params.graph).items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words += [flag] if value else []
+        elif isinstance(value, list):
+            words += [flag, *map(str, value)]
+        else:
+            words += [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+    return shlex.join(words)

@@ -1,0 +1,84 @@
+"""The process that serves one case. The SGLang target starts it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import InputError
+from harness.core.params import Record
+from harness.engines.sglang.serve.plan import METHOD, Plan, raise_refusal, states
+from harness.run.protocol import answer_once
+
+REFUSED = "refused"
+"""The only key of the result if SGLang refuses the options. The value is its message."""
+
+
+class ServeRequest(Record):
+    """A model to serve with `options` of `sglang.Engine`, the questions, and the folder for the answers."""
+
+    options: dict[str, Any]
+    plan: Plan
+    task: str
+    limit: int | None
+    epochs: int
+    max_tokens: int
+    directory: str
+    forks: bool = False
+
+
+def serve(request: ServeRequest) -> dict[str, Any]:
+    """Start SGLang with the plan in its schedulers, and ask every question. Returns their states, and seconds."""
+    from harness.accuracy.epochs import run_epochs
+    from harness.accuracy.tasks import load_task
+    from harness.engines.sglang.backend import SglangBackend
+    from harness.engines.sglang.serve.scheduler import run_scheduler
+
+    clock = _Clock()
+    if request.forks:
+        from harness.engines.sglang.serve.forks import stand_in
+
+        importlib.import_module("sglang.srt.entrypoints.engine").__dict__["mp"] = stand_in(2)
+    owned = functools.partial(run_scheduler, request.plan.model_dump_json())
+    with tempfile.TemporaryDirectory() as scratch:
+        task = load_task(request.task, Path(scratch), limit=request.limit)
+        clock.note("imports")
+        try:
+            backend = SglangBackend(request.options, owned)
+        except Exception as error:
+            raise_refusal(request.plan)
+            if isinstance(error, NotImplementedError | ValueError | AssertionError):
+                # SGLang checks its options with these. Whatever else goes wrong at the start is a crash.
+                return {REFUSED: " ".join(str(error).split()) or type(error).__name__}
+            raise
+        clock.note("start")
+        folder = Path(request.directory)
+        run_epochs(backend, task, folder, num_epochs=request.epochs, max_tokens=request.max_tokens, resume=True)
+        clock.note("questions")
+        try:
+            backend.call_schedulers(METHOD)
+        except Exception as error:
+            # All questions were answered, so this is no failure of SGLang.
+            raise InputError(f"SGLang's schedulers did not report their state: {error}".partition("\n")[0]) from None
+        return {"ranks": states(request.plan), "seconds": clock.seconds}
+
+
+class _Clock:
+    """Prints and keeps the seconds of each phase, because a first start compiles for minutes."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def note(self, phase: str) -> None:
+        now = time.monotonic()
+        self.seconds[phase], self._last = round(now - self._last, 1), now
+        print(f"mla-harness: {phase} took {self.seconds[phase]} s", flush=True)
+
+
+if __name__ == "__main__":
+    answer_once(ServeRequest, serve)

@@ -1,0 +1,82 @@
+"""What the harness does in SGLang's scheduler processes, and what they report. No torch here.
+
+SGLang starts its schedulers as processes of their own. Each gets the plan as an argument, installs it before SGLang
+builds anything, and writes its state to a file, so that a case in which nothing was installed is no pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import HarnessError, InputError
+from harness.core.params import Record
+
+FREED = (
+    "output", "lse", "workspace", "context.output", "context.lse", "graph.pool", "sched_meta", "router.ids",
+    "router.weights",
+)  # fmt: skip
+"""Sites in memory that is free in the caching allocator before a step. One sweep fills all of them."""
+PAGES = ("kv.new", "kv.tail", "kv.free", "kv.null")
+"""Sites inside the KV pool. Padding slot 0 is `kv.null`: padded rows write and read it."""
+TABLES = ("block_table.pad", "graph.pad_rows")
+"""Indices: entries of `req_to_token` past a request, and a graph's input rows past the batch."""
+SITES = (*FREED, *PAGES, *TABLES)
+
+SWEEPS = "sweeps"
+STATE, REFUSED, FIRST_NAN = "state-rank{rank}.json", "refused.txt", "first-nan-rank{rank}.json"
+"""Files of a scheduler process in the plan's folder."""
+METHOD = "mla_harness_state"
+"""The method of SGLang's scheduler that writes the state."""
+
+COUNTS: Counter[str] = Counter()
+"""What the poison of this process has filled so far: steps, sweeps, and slots or rows by site."""
+
+
+class Plan(Record):
+    """The sites to fill, the fault to inject, and whether to record the first NaN, in each scheduler process."""
+
+    folder: str
+    sites: tuple[str, ...] = ()
+    pattern: str = "nan"
+    fault: str = ""
+    records: bool = False
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether free memory is filled before each step."""
+        return any(site in FREED for site in self.sites)
+
+
+def states(plan: Plan) -> list[dict[str, Any]]:
+    """The states that the scheduler processes wrote, in the order of ranks."""
+    files = sorted(Path(plan.folder).glob(STATE.format(rank="*")))
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
+def check(plan: Plan) -> list[dict[str, Any]]:
+    """The states of the schedulers. Raises HarnessError if one lacks the fault or the poison, and proves nothing."""
+    found = states(plan)
+    if not found:
+        raise HarnessError("no scheduler of SGLang reported its state, so nothing is known to be installed")
+    for one in found:
+        who, counts = f"the scheduler of rank {one['rank']} (process {one['process']})", Counter(one["counts"])
+        if one["fault"] != plan.fault:
+            raise HarnessError(f"{who} runs with {one['fault'] or 'no fault'}, not with {plan.fault or 'none'}")
+        if not counts["steps"]:
+            raise HarnessError(f"{who} ran no step through the harness's hook")
+        wanted = [site for site in plan.sites if site not in FREED] + ([SWEEPS] if plan.sweeps else [])
+        missing = [name for name in wanted if not counts[name]]
+        # A recorded run asks too few questions to reach every site.
+        if missing and not plan.records:
+            raise HarnessError(f"{who} filled nothing of {', '.join(missing)}: {dict(counts)}")
+    return found
+
+
+def raise_refusal(plan: Plan) -> None:
+    """Raise InputError with the reason if a scheduler process refused the plan."""
+    file = Path(plan.folder) / REFUSED
+    if file.is_file():
+        raise InputError(file.read_text(encoding="utf-8"))

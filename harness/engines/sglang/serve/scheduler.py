@@ -1,0 +1,52 @@
+"""What a scheduler process of SGLang runs in place of SGLang's own function: the plan first, then that function."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.core.files import write_atomic
+from harness.engines.sglang.faults import inject
+from harness.engines.sglang.serve import first_nan, hooks
+from harness.engines.sglang.serve.plan import COUNTS, METHOD, REFUSED, STATE, Plan
+
+SCHEDULER, RUNNER = "sglang.srt.managers.scheduler", "sglang.srt.model_executor.model_runner"
+
+
+def run_scheduler(plan: str, *args: Any, **kwargs: Any) -> None:
+    """Install the plan, a JSON text, and run SGLang's scheduler. Ends the process if the plan cannot be installed."""
+    wanted = Plan.model_validate_json(plan)
+    try:
+        install(wanted)
+    except Exception as error:
+        write_atomic(Path(wanted.folder) / REFUSED, " ".join(str(error).split()))
+        raise
+    importlib.import_module(SCHEDULER).run_scheduler_process(*args, **kwargs)
+
+
+def install(plan: Plan) -> None:
+    """Inject the fault, wrap the model runner, and give SGLang's scheduler the method that writes the state.
+
+    Raises InputError for a fault that does not fit this release.
+    """
+    if plan.fault:
+        inject(plan.fault, str(importlib.import_module("sglang").__version__))
+    runner: Any = importlib.import_module(RUNNER).ModelRunner
+    if plan.records:
+        first_nan.install(runner, plan)
+    # Also without sites: the hook counts the steps.
+    hooks.install(runner, plan)
+
+    def write_state(_: Any) -> None:
+        for recorder in first_nan.RECORDERS:
+            recorder.write_report()
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        state = {"rank": rank, "process": os.getpid(), "fault": plan.fault, "counts": dict(COUNTS)}
+        write_atomic(Path(plan.folder) / STATE.format(rank=rank), json.dumps(state))
+
+    setattr(importlib.import_module(SCHEDULER).Scheduler, METHOD, write_state)

@@ -1,0 +1,72 @@
+"""What SGLang adds to the catalog: systems, models, faults, kernels. Imports neither torch nor SGLang."""
+
+from __future__ import annotations
+
+from harness.core.faults import FaultSpec
+from harness.core.kernels import KernelSpec
+from harness.core.shapes import ANY, DEEPSEEK
+from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
+
+ENGINE = EngineSpec(
+    "sglang",
+    "SGLang",
+    distribution="sglang",
+    package="sglang",
+    variables=("SGLANG_", "SGL_"),
+)
+
+SYSTEMS = (
+    SystemSpec(
+        "sglang",
+        "a canary served by SGLang in processes of its own",
+        params="harness.engines.sglang.params:SglangParams",
+        target="harness.engines.sglang.target:SglangTarget",
+        devices=("cpu",),
+        serves=True,
+        asks_canary=True,
+        records_first_nan=True,
+        serve_command="harness.engines.sglang.options:serve_command",
+    ),
+)
+
+MODELS = (
+    ModelSpec(
+        "sglang", "PATH", "SGLang in processes", open="harness.engines.sglang.backend:open_model",
+        options=("kv", "graph"),
+    ),
+)  # fmt: skip
+
+FAULTS = (
+    FaultSpec("sglang.stale-pad-slots", "sgl-project/sglang#24743",
+              "SGLang itself: padded rows of a graph write to slots of the replay before"),
+    FaultSpec("sglang.rebuilt-page-table", "sgl-project/sglang#26019",
+              "SGLang itself: a replay fills a new page table; the graph reads the one of its capture"),
+    FaultSpec("sglang.plan-of-capture", "sgl-project/sglang#26019",
+              "SGLang itself: FlashMLA's graph keeps the plan of its capture"),
+    FaultSpec("sglang.pad-length-zero", "sgl-project/sglang#1779",
+              "SGLang itself: padded rows have length 0, and their NaN spoils a dynamic FP8 scale"),
+    FaultSpec("sglang.freed-duplicates", "sgl-project/mini-sglang#142",
+              "SGLang itself: a request reads its copies of cached slots after they were freed"),
+    FaultSpec("sglang.double-freed-pages", "sgl-project/sglang#38941",
+              "SGLang itself: a page is freed once for each of its slots, and given to several requests"),
+)  # fmt: skip
+
+
+def _kernel(op: str, name: str, summary: str, impl: str, requires: str = "on_any", **promises: object) -> KernelSpec:
+    kernels = "harness.engines.sglang.kernels:"
+    fields: dict[str, object] = {"kv": ("bf16",), "shapes": DEEPSEEK, "devices": ("cuda",), **promises}
+    return KernelSpec(op, name, summary, kernels + impl, requires=kernels + requires, origin="sglang", **fields)  # type: ignore[arg-type]
+
+
+KERNELS = (
+    _kernel("mla_decode", "sglang-triton", "split-KV over ragged slots; masked loads; empty rows are 0/0",
+            "triton_decode", kv=("bf16", "fp8_e4m3"), fp8_products="bf16", empty_rows="nan"),
+    _kernel("mla_decode", "sglang-flashmla", "sgl_kernel's FlashMLA dense over bf16 pages", "flashmla_decode",
+            "on_hopper", needs_finite_tail=True),
+    _kernel("merge_attn_states", "sglang-cuda", "sgl_kernel.merge_state_v2", "merge_state", shapes=ANY),
+    _kernel("merge_attn_states", "sglang-triton", "SGLang's stand-in for other head sizes", "merge_state_triton",
+            shapes=ANY),
+    _kernel("write_kv", "sglang-triton", "set_mla_kv_buffer_triton", "write_kv", capturable=False),
+    _kernel("quantize_fp8", "sglang", "scaled_fp8_quant with one scale", "quantize_fp8", shapes=ANY,
+            capturable=False),
+)  # fmt: skip

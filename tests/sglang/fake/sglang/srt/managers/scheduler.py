@@ -1,0 +1,49 @@
+"""The scheduler: batches of at most 8 prompts, one prefill and one decode each."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from sglang.srt.model_executor.model_runner import ModelRunner
+
+_DATA = Path(__file__).parents[6] / "fixtures" / "tasks" / "data" / "gsm_symbolic.jsonl"
+
+
+class Scheduler:
+    def __init__(self, options):
+        rows = [json.loads(line) for line in _DATA.read_text(encoding="utf-8").splitlines()]
+        self.answers = {row["question"]: row["answer"] for row in rows}
+        self.runner = ModelRunner(options)
+        self.runner.load_model()
+
+    def answer(self, prompts):
+        outputs = []
+        for start in range(0, len(prompts), 8):
+            part = prompts[start : start + 8]
+            good = [bool(row.isfinite().all()) for row in self.runner.ask(len(part))]
+            for prompt, is_good in zip(part, good, strict=True):
+                found = next((answer for question, answer in self.answers.items() if question in prompt), "")
+                text = found if is_good and os.environ.get("FAKE_SGLANG") != "wrong" else "#### -1"
+                logprob = 0.0 if is_good else float("nan")
+                meta = {"finish_reason": {"type": "stop"}, "completion_tokens": 1}
+                outputs.append({"text": text, "meta_info": {**meta, "output_token_logprobs": [(logprob, 1, None)]}})
+        return outputs
+
+
+def run_scheduler_process(options, pipe):
+    print("SGLang's own log line", flush=True)
+    if os.environ.get("FAKE_SGLANG") == "die":
+        os.kill(os.getppid(), signal.SIGKILL)
+    scheduler = Scheduler(options)
+    pipe.send("ready")
+    with torch.inference_mode():
+        while True:
+            asked = pipe.recv()
+            if isinstance(asked, str):
+                getattr(scheduler, asked)()
+                pipe.send("done")
+            else:
+                pipe.send(scheduler.answer(asked))

@@ -1,0 +1,52 @@
+"""Each bug that is injected into SGLang, held to the text of every release that has a folder: none is imported."""
+
+from __future__ import annotations
+
+import ast
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from harness.core.catalog import FAULTS
+from harness.engines.patches import edited_text
+from harness.engines.sglang.faults import PATCHES, patch_for, why_not
+
+ROOT = Path(os.environ.get("MLA_HARNESS_SGLANG_SITES") or "no such folder")
+RELEASES = sorted(path.name.removeprefix("sglang-") for path in ROOT.glob("sglang-*") if (path / "sglang").is_dir())
+
+
+def text_of(site: Path, target: str) -> str:
+    """The source of the function at "module:Class.function", as its file has it."""
+    module, _, path = target.partition(":")
+    file = site.joinpath(*module.split(".")).with_suffix(".py")
+    source = file.read_text(encoding="utf-8")
+    place: ast.AST = ast.parse(source)
+    for name in path.split("."):
+        nodes = (node for node in ast.iter_child_nodes(place) if isinstance(node, ast.ClassDef | ast.FunctionDef))
+        place = next(node for node in nodes if node.name == name)
+    assert isinstance(place, ast.FunctionDef) and place.end_lineno
+    return textwrap.dedent("\n".join(source.splitlines()[place.lineno - 1 : place.end_lineno]))
+
+
+def test_each_fault_of_the_table_has_a_patch_and_a_release_out_of_range_is_refused() -> None:
+    assert set(PATCHES) == {spec.name for spec in FAULTS if spec.name.startswith("sglang.")}
+    assert all(why_not(fault, "0.5.14") is None for fault in PATCHES)
+    assert all("this is 0.5.99" in str(why_not(fault, "0.5.99")) for fault in PATCHES)
+
+
+@pytest.mark.parametrize("fault", PATCHES)
+@pytest.mark.parametrize("release", RELEASES or [None])
+def test_a_patch_finds_its_text_and_what_it_makes_of_it_is_python(release: str | None, fault: str) -> None:
+    if release is None:
+        pytest.skip("MLA_HARNESS_SGLANG_SITES names no folder with a release")
+    patch = patch_for(PATCHES, fault, release)
+    if patch.why_not(release):
+        return
+    for target in {edit.target for edit in patch.edits}:
+        after = before = text_of(ROOT / f"sglang-{release}", target)
+        for edit in patch.edits:
+            if edit.target == target:
+                after = edited_text(after, edit)
+        assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))

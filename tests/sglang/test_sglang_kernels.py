@@ -1,0 +1,93 @@
+"""SGLang's kernels as they are declared, and what is handed to them: checked with stand-ins for its modules."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from harness.core.ops import OPS
+from harness.engines.sglang import kernels
+from harness.engines.sglang.tables import KERNELS
+from harness.kernels.plugins import check_signature
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
+    stand_in = ModuleType(name)
+    for key, function in functions.items():
+        setattr(stand_in, key, function)
+    monkeypatch.setitem(sys.modules, name, stand_in)
+
+
+@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
+def test_a_kernel_loads_without_sglang_takes_its_ops_arguments_and_says_why_it_is_skipped(spec: Any) -> None:
+    check_signature(OPS.get(spec.op), spec.short_name, spec.load())
+    assert spec.devices == ("cuda",) and spec.origin == "sglang"
+    assert spec.why_not("cpu") is not None
+
+
+def test_slots_of_each_request_are_one_ragged_list() -> None:
+    starts, slots = kernels.ragged_slots(torch.tensor([[1, 2], [3, 9]]), torch.tensor([5, 2]), 4)
+    assert starts.tolist() == [0, 5, 7]
+    assert slots[:7].tolist() == [4, 5, 6, 7, 8, 12, 13]
+
+
+def test_the_decode_gets_slots_of_each_query_token_and_its_splits_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(q: Any, k: Any, v: Any, o: Any, starts: Any, slots: Any, logits: Any, lse: Any, splits: Any,
+               most: int, scale: float, k_scale: float, v_scale: float, has_mla: bool) -> None:  # fmt: skip
+        assert (most, has_mla, k_scale, logits.shape[2]) == (8, True, 0.5, 8)
+        lse.fill_(float("nan"))
+        for row in range(len(q)):
+            keys = k[slots[starts[row] : starts[row + 1]], 0].float()
+            scores = q[row].float() @ keys.T * scale
+            o[row] = (scores.softmax(-1) @ keys[:, :512]).to(o.dtype)
+            lse[row, :, 0] = scores[:, :32].logsumexp(-1)
+            if keys.shape[0] > 32:
+                lse[row, :, 1] = scores[:, 32:].logsumexp(-1)
+
+    module(monkeypatch, "sglang.srt.layers.attention.triton_ops.decode_attention", decode_attention_fwd=decode)
+    q, cache = torch.randn(1, 2, 4, 576), torch.randn(3, 32, 576)
+    table, lens = torch.tensor([[2, 1]], dtype=torch.int32), torch.tensor([40], dtype=torch.int32)
+    out, lse = kernels.triton_decode(q, cache, table, lens, scale=0.1, kv_scale=0.5)
+    keys = cache[[2, 1]].reshape(-1, 576)
+    for token, length in enumerate((39, 40)):
+        scores = q[0, token] @ keys[:length].T * 0.1
+        assert torch.allclose(lse[0, :, token], scores.logsumexp(-1), atol=1e-4)
+        assert torch.allclose(out[0, token], scores.softmax(-1) @ keys[:length, :512], atol=1e-4)
+
+
+def test_the_merge_has_the_lse_transposed_and_copies_tokens_past_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def merge(a: Any, lse_a: Any, b: Any, lse_b: Any, *_: Any) -> Any:
+        weight = torch.sigmoid(lse_a - lse_b)[..., None]
+        return weight * a + (1 - weight) * b, torch.logaddexp(lse_a, lse_b)
+
+    module(monkeypatch, "sgl_kernel", merge_state_v2=merge)
+    a, b, lse_a, lse_b = torch.randn(3, 2, 8), torch.randn(3, 2, 8), torch.randn(2, 3), torch.randn(2, 3)
+    out, lse = kernels.merge_state(a, lse_a, b, lse_b, num_tokens_with_context=2)
+    assert torch.equal(out[2], b[2]) and torch.equal(lse[:, 2], lse_b[:, 2])
+    assert torch.allclose(lse[:, :2], torch.logaddexp(lse_a, lse_b)[:, :2])
+
+
+def test_a_writer_gets_only_rows_with_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(buffer: Any, loc: Any, nope: Any, rope: Any) -> None:
+        assert loc.min() >= 0
+        buffer[loc] = torch.cat([nope, rope], -1)
+
+    module(monkeypatch, "sglang.srt.mem_cache.triton_ops.mla_buffer")
+    module(monkeypatch, "sglang.srt.mem_cache.utils", set_mla_kv_buffer_triton=write)
+    cache = torch.zeros(2, 64, 576)
+    kernels.write_kv(torch.ones(2, 512), torch.ones(2, 64), cache, torch.tensor([70, -1]))
+    assert cache[1, 6].eq(1).all() and cache.sum() == 576
+
+
+def test_a_quantizer_sees_live_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quantize(x: torch.Tensor) -> Any:
+        scale = x.abs().max().float() / 448
+        return (x / scale).to(torch.float8_e4m3fn), scale
+
+    module(monkeypatch, "sglang.srt.layers.quantization.fp8_kernel", scaled_fp8_quant=quantize)
+    x = torch.tensor([[448.0], [float("nan")]])
+    assert kernels.quantize_fp8(x, num_live=1)[1].tolist() == [1.0]

@@ -1,0 +1,141 @@
+"""The SGLang target on a stand-in for SGLang: processes, poison, faults, verdicts. The real one is run on a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.errors import HarnessError
+from harness.core.records import Verdict
+from harness.engines.sglang.options import engine_options, environ, serve_command
+from harness.engines.sglang.params import SglangParams
+from harness.engines.sglang.serve.plan import SITES, STATE, Plan, check
+from harness.engines.sglang.target import FILLED_FILE, SglangTarget
+from harness.judge.run_case import run_case
+from harness.memory.poison.patterns import Poison
+
+pytest.importorskip("lm_eval")
+FAKE = Path(__file__).parent / "fake"
+PAGES_AND_TABLES = ("kv.new", "kv.tail", "kv.free", "kv.null", "block_table.pad", "graph.pad_rows")
+
+
+def case(sites: tuple[str, ...] = (), oracles: tuple[str, ...] = ("answers",), **params: Any) -> Case:
+    settings = SglangParams(**{"limit": 4, "epochs": 2, "process": "spawn", "num_slots": 256, **params})
+    return Case(
+        id="x", scenario="x", system="sglang", params=settings, oracles=oracles,
+        poison=PoisonPlan(patterns=("nan",), sites=sites),
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fake_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+
+def run(tmp_path: Path, subject: Case, fault: str | None = None) -> Any:
+    return run_case(Job(key="x", case=subject, fault=fault, device="cpu", directory=str(tmp_path)))
+
+
+def test_right_answers_under_poison_pass_and_the_scheduler_says_what_it_filled(tmp_path: Path) -> None:
+    subject = case(PAGES_AND_TABLES, ("answers", "streams"), graph="full", compare_eager=True, page_size=16)
+    result = run(tmp_path, subject)
+    assert (result.verdict, result.reason) == (Verdict.PASS, "")
+    assert result.looked_at == {"answers": 8, "streams": 4, "crash": 1}
+    found = json.loads((tmp_path / "nan" / "asked" / FILLED_FILE).read_text())
+    counts = found["ranks"][0]["counts"]
+    assert counts["steps"] == 4 and all(counts[site] > 0 for site in PAGES_AND_TABLES)
+    assert {"imports", "start", "questions"} == set(found["seconds"])
+
+
+def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
+    result = run(tmp_path, case(("graph.pad_rows",), graph="full"), fault="sglang.pad-length-zero")
+    assert result.verdict is Verdict.FAIL
+    assert {finding.oracle for finding in result.findings} == {"answers"}
+    assert "SGLang's own log line" in result.log
+
+
+def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.engines.sglang.target.IMPORTS", "harness.engines.sglang.serve.scheduler")
+    for fault, verdict in (("", Verdict.PASS), ("sglang.pad-length-zero", Verdict.FAIL)):
+        subject = case(("graph.pad_rows",), graph="full", process="fork")
+        result = run(tmp_path / verdict.value, subject, fault=fault or None)
+        assert result.verdict is verdict, result.reason
+    assert SglangTarget._server is not None
+    SglangTarget._server.close()
+    SglangTarget._server = None
+
+
+def test_imports_that_cannot_be_forked_leave_the_case_to_spawned_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(SglangTarget, "_why_no_forks", "")
+    assert run(tmp_path, case(process="fork")).verdict is Verdict.PASS
+    assert "no forks of SGLang's imports" in capsys.readouterr().err
+
+
+def test_the_first_nan_is_recorded_in_the_scheduler(tmp_path: Path) -> None:
+    subject = case(("graph.pad_rows",), graph="full")
+    poison = Poison("nan", frozenset({"graph.pad_rows"}))
+    found = SglangTarget(subject, fault="sglang.pad-length-zero").first_writer(poison)
+    assert (found.writer, found.step, found.phase) == ("Inner", 1, "decode")
+    clean = SglangTarget(subject).first_writer(poison)
+    assert not clean.writer and not clean.untold
+
+
+@pytest.mark.parametrize(("how", "verdict", "words"), [
+    ("wrong", Verdict.FAIL, "answers"), ("die", Verdict.CRASH, "SIGKILL"), ("refuse", Verdict.SKIP, "takes no graphs"),
+])  # fmt: skip
+def test_wrong_answers_deaths_and_refusals(
+    how: str, verdict: Verdict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SGLANG", how)
+    result = run(tmp_path, case())
+    assert result.verdict is verdict
+    assert words in result.reason + str(result.findings)
+
+
+def test_a_fault_whose_code_is_not_there_is_an_error_and_never_a_pass(tmp_path: Path) -> None:
+    result = run(tmp_path, case(), fault="sglang.plan-of-capture")
+    assert result.verdict is Verdict.ERROR and "is not there" in result.reason
+
+
+def test_sites_that_a_case_lacks_or_its_backend_needs_finite_are_left_out() -> None:
+    everything = Poison("nan", frozenset(SITES))
+
+    def sites(**params: Any) -> set[str]:
+        return set(SITES) - set(SglangTarget(case(**params))._plan(Path("x"), everything).sites)
+
+    assert sites() == {"kv.tail", "graph.pad_rows", "graph.pool"}
+    assert sites(graph="full", page_size=64) == set()
+    assert sites(graph="full", overlap=True) == {"kv.tail", "block_table.pad"}
+    assert sites(backend="flashmla", page_size=64, graph="full") == {"kv.new", "kv.tail", "kv.free", "kv.null"}
+
+
+def test_a_scheduler_without_fault_poison_or_report_proves_nothing(tmp_path: Path) -> None:
+    plan = Plan(folder=str(tmp_path), sites=("kv.new", "output"), fault="sglang.pad-length-zero")
+    with pytest.raises(HarnessError, match="nothing is known"):
+        check(plan)
+    state = {"rank": 0, "process": 1, "fault": "", "counts": {"steps": 1, "sweeps": 1}}
+    (tmp_path / STATE.format(rank=0)).write_text(json.dumps(state))
+    with pytest.raises(HarnessError, match="runs with no fault"):
+        check(plan)
+    with pytest.raises(HarnessError, match=r"filled nothing of kv.new"):
+        check(plan.model_copy(update={"fault": ""}))
+    (tmp_path / STATE.format(rank=0)).write_text(json.dumps(state | {"counts": {}}))
+    with pytest.raises(HarnessError, match="ran no step"):
+        check(Plan(folder=str(tmp_path)))
+
+
+def test_options_of_a_release_and_the_models_that_are_not_imported() -> None:
+    full = engine_options(SglangParams(graph="full", kv="fp8_e4m3"), "full")
+    assert full["cuda_graph_backend_decode"] == "full" and full["kv_cache_dtype"] == "fp8_e4m3"
+    assert "cuda_graph_bs_decode" in serve_command(case(graph="full")).replace("-", "_")
+    assert environ()["SGLANG_DISABLED_MODEL_ARCHS"] == "llama"
+    decode = engine_options(SglangParams(backend="flashmla", page_size=64), "none")
+    assert (decode["prefill_attention_backend"], decode["decode_attention_backend"]) == ("triton", "flashmla")
