@@ -47,9 +47,7 @@ RANKS = {
 """Step over two GPUs -> the fault to inject, and the cases."""
 ROUNDS = 3
 """How many runs of a clean case the page shows, the last ones."""
-HEAD = """# vLLM under the harness
-
-Made by `tools/vllm_report.py` from runs on one GPU each, and on two where it says so; the canaries measure inference,
+HEAD = """Made by `tools/vllm_report.py` from runs on one GPU each, and on two where it says so; the canaries measure inference,
 not ability. Accuracy is by epoch over the first questions of `gsm_symbolic`; a crash shows the serving process's last
 words. Times include starting vLLM, and several processes shared a GPU: they are no benchmark. What the tables mean, and
 what they leave open, is in [findings.md](findings.md)."""
@@ -134,8 +132,21 @@ class Page:
 
     def text(self) -> str:
         """All of it in Markdown."""
-        parts = [HEAD, self.machine(), *self.fault_table(), *self.writers(), *self.ranks_table(), *self.clean_table()]
+        parts = [
+            self.title(),
+            HEAD,
+            self.machine(),
+            *self.fault_table(),
+            *self.writers(),
+            *self.ranks_table(),
+            *self.clean_table(),
+        ]
         return "\n\n".join([*parts, *self.susceptibility()]) + "\n"
+
+    def title(self) -> str:
+        """The heading, with the releases."""
+        *others, last = self.releases
+        return f"# vLLM {', '.join(others)}{' and ' if others else ''}{last} under the harness"
 
     def machine(self) -> str:
         """One line on where it ran."""

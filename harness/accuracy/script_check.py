@@ -183,7 +183,10 @@ class _Runner:
 
     def _change(self, step: Step) -> None:
         if step.do == "reload":
-            path = self.check.weights if step.weights == "other" else None
+            path = self.check.weights
+            if path and step.weights == "own":
+                # Without a path vLLM loads what it loaded last.
+                path = self.server.checkpoint()
             body = {"method": "reload_weights", "kwargs": {"weights_path": path} if path else {}}
             self.server.change("/collective_rpc", json=body)
         elif step.do == "sleep":

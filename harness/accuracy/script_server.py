@@ -127,6 +127,13 @@ class ScriptServer(ServerBackend):
         """POST to an endpoint. Raises Refused if the server has none, or reports a failure."""
         return self._call("POST", path, **more)
 
+    def checkpoint(self) -> str:
+        """The weights that the server was started with, by its own name. Raises Refused if it does not say it."""
+        for entry in self._call("GET", "/v1/models").get("data", ()):
+            if isinstance(entry, dict) and entry.get("id") == self._served_model and entry.get("root"):
+                return str(entry["root"])
+        raise Refused(f"{self._url}/models does not say the path of the server's own weights, to load them again")
+
     def is_sleeping(self) -> bool:
         """Whether the server says that it sleeps."""
         return bool(self._call("GET", "/is_sleeping").get("is_sleeping"))

@@ -137,6 +137,7 @@ class MergeAttnStatesParams(KernelParams):
     empty_prefix_rows: Length = Field(default=0, description="rows of the context part that the lse marks empty")
     empty_suffix_rows: Length = Field(default=0, description="how many of these rows have an empty suffix too")
     empty_lse: Literal["-inf", "+inf"] = "-inf"
+    lse_gap: Length = Field(default=0, description="how far the lse of both sides lie apart, each above in turn")
     padded: Literal["none", "suffix", "both"] = Field(
         default="none",
         description="which sides are columns of a wider tensor: both in a first merge, the suffix alone in later ones",

@@ -175,8 +175,3 @@ class Engine:
         if self.scheduler.has_work:
             raise ValueError("a cache is flushed between requests; run them to their end first")
         self.runner.clear(self.pool.flush())
-
-    def run(self) -> None:
-        """Step until every request is finished."""
-        while self.scheduler.has_work:
-            self.step()

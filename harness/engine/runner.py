@@ -86,11 +86,10 @@ class ModelRunner:
         if params.drafter:
             self._drafter = Drafter(model, num_requests * self._query_len, graph_pool)
         self._graph_pool = graph_pool
-        if params.graph == "full":
-            self.capture()
+        self.capture()
 
     def capture(self) -> None:
-        """Capture the decode graphs, after a change of addresses again."""
+        """Capture the decode graphs, if the case has some; after a change of addresses again."""
         if self._params.graph == "full":
             with launches_shown_to(self._probe):
                 self._capture(self._params, self._graph_pool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -22,6 +23,8 @@ from harness.scenario.schema import FaultUse
 from harness.store.source import Source
 
 DEFAULT_RUNS = Path("reports") / "runs"
+MOST_LETTERS = 200
+"""The longest name of a case's folder. A file system allows 255 bytes."""
 NEVER_RAN = "never ran: the run ended before this case"
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -229,6 +232,8 @@ class RunStore:
         if not job.case.kind.asks_canary:
             return job
         name = re.sub(r"[^A-Za-z0-9_.=]+", "-", job.key).strip("-")
+        if len(name) > MOST_LETTERS:
+            name = f"{name[:MOST_LETTERS]}-{hashlib.sha256(job.key.encode()).hexdigest()[:12]}"
         return job.model_copy(update={"directory": str(self.path.resolve() / "accuracy" / name)})
 
     def jobs_by_key(self) -> dict[str, Job]:

@@ -194,7 +194,7 @@ def _listens(process: Path, port: str) -> bool:
     [
         (["--model", "engine:x"], "--task is missing"),
         (["--task", "gsm8k"], "--model is missing"),
-        (["--task", "gsm8k", "--model", "llama"], "write engine:DIR, server:URL or vllm:PATH"),
+        (["--task", "gsm8k", "--model", "llama"], "write engine:DIR, server:URL, vllm:PATH or sglang:PATH"),
         (["--task", "gsm8k", "--model", "server:http://x/v1", "--kv", "fp8_e4m3"], "--kv: is of engine and vllm"),
         (["--task", "gsm9k", "--model", "engine:canary-mla"], "unknown; did you mean 'gsm8k'?"),
         (["--task", "gsm8k", "--model", "engine:canary-mla", "--data-dir", "nowhere"], "which is not there"),

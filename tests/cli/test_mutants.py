@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +77,59 @@ def test_the_history_has_the_rate_as_the_accuracy_of_one_case(store: RunStore) -
     (case,) = entry_of(store).cases
     assert (case.key, case.verdict, case.accuracy, case.seed) == ("mutants", "pass", 0.8, 9)
     assert entry_of(store).has_judged
+
+
+def test_the_page_gives_the_reason_of_a_survivor_and_names_reasons_that_are_no_longer_needed(
+    store: RunStore, tmp_path: Path
+) -> None:
+    reasons = tmp_path / "mutants.yaml"
+    changes = {"1 -> <b>2": "it rounds", "2.1 0 -> 1": "its own", "0 -> 1": "the others", "a -> b": "old"}
+    reasons.write_text(json.dumps({"engine/batch.py build": changes}), encoding="utf-8")
+    store.add_mutant(result("survived", change="0 -> 1", name="engine/batch.py:build:2.1"))
+    store.add_mutant(result("survived", change="0 -> 1", name="engine/batch.py:build:3.1"))
+    store.add_mutant(result("error", change="2 -> 3", name="m", reason="no answer"))
+    for number, one in enumerate(FOUND):
+        store.add_mutant(one.model_copy(update={"name": f"engine/batch.py:build:{10 + number}.0"}))
+    tool = Path(__file__).parents[2] / "tools" / "mutants_document.py"
+    reading = f"m.REASONS = m.Path({str(reasons)!r})"
+    code = f"import mutants_document as m; {reading}; print(m.document([m.RunStore.open(m.Path({str(store.path)!r}))]))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tool.parent), str(tool.parents[1])))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert "Seeds: 9. " in done.stdout
+    rows = [line.split(" | ")[3:] for line in done.stdout.partition("## Not killed")[2].splitlines()[4:]]
+    assert [row[2].removesuffix(" |") for row in rows if row[0] == "`0 -> 1`"] == ["its own", "the others"]
+    assert {(row[0], row[2].removesuffix(" |")) for row in rows} >= {
+        ("`1 -> <b>2`", "it rounds"),
+        ("`2 -> 3`", "no answer"),
+    }
+    assert "build:10.0 is killed: a -> b; remove its reason" in done.stderr
+
+
+def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "harness.cli.main",
+        "selftest",
+        "write-kv-kernel",
+        "--mutants",
+        "40",
+        "--seed",
+        "4",
+    ]
+    command += ["-n", "6", "--history", "none", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        lines = 0
+        while lines < 3 and process.poll() is None:
+            time.sleep(0.05)
+            lines = sum(path.read_text(encoding="utf-8").count("\n") for path in tmp_path.glob("*/mutants.jsonl"))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    (run,) = tmp_path.iterdir()
+    assert process.returncode == 130 and f"--resume {run}" in err
+    store = RunStore.open(run)
+    assert 3 <= len(store.mutants()) < 40 and store.plan.trials is not None and store.plan.trials.workers == 6
+    assert (run / "report.html").exists()
 
 
 def test_the_same_command_gives_the_same_table_twice(cli: Cli, tmp_path: Path) -> None:

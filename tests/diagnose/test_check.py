@@ -29,6 +29,13 @@ def test_only_a_failed_assertion_is_the_bug_of_a_case_that_failed(line: str, fai
     assert done.sentence.startswith("fails with the bug: yes" if fails else "fails with the bug: no (")
 
 
+def test_the_assertion_counts_in_a_process_of_torch_distributed_too() -> None:
+    # It writes its rank before each line, and a warning after the last.
+    printed = r"[rank0]: AssertionError: 3 of 8\n[rank0]:[W1123] was not called\n"
+    done = check(f"import sys\nsys.stderr.write('{printed}'); sys.exit(1){MARKER}\n")
+    assert done.holds and done.sentence == "fails with the bug: yes; passes without: yes"
+
+
 @pytest.mark.parametrize(
     ("line", "fails"), [("raise ValueError(1)", True), ("import os; os.abort()", True), ("y", False)]
 )

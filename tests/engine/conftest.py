@@ -13,6 +13,12 @@ from harness.engine.schedule.scheduler import Scheduler, Step
 from harness.memory.poison.patterns import Poison
 
 
+def serve_all(engine: Engine) -> None:
+    """Step until every request is finished."""
+    while engine.scheduler.has_work:
+        engine.step()
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Run on one core without gradients, as a worker does."""

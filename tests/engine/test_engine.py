@@ -13,6 +13,7 @@ from harness.engine.paged_model import Forwarded
 from harness.engine.runner import reachable_sizes, take_logits
 from harness.engine.schedule.config import model_config
 from harness.memory.poison.patterns import Poison
+from tests.engine.conftest import serve_all
 
 FRIENDLY = Poison("nan", frozenset())
 
@@ -25,7 +26,7 @@ def engine(params: EngineParams, max_model_len: int = 150) -> Engine:
 def test_requests_get_the_tokens_they_asked_for_and_all_blocks_come_back() -> None:
     made = engine(EngineParams(max_batched_tokens=64))
     sequences = [made.add_request([1, 2, 3], 4), made.add_request([5] * 70, 2)]
-    made.run()
+    serve_all(made)
     assert [sequence.num_generated_tokens for sequence in sequences] == [4, 2]
     assert [len(made.observations.logits[sequence.request]) for sequence in sequences] == [4, 2]
     assert made.pool.num_free_blocks == made.pool.num_usable_blocks
@@ -34,7 +35,7 @@ def test_requests_get_the_tokens_they_asked_for_and_all_blocks_come_back() -> No
 def test_a_token_is_the_one_with_the_largest_logit() -> None:
     made = engine(EngineParams())
     sequence = made.add_request([1, 2, 3], 4)
-    made.run()
+    serve_all(made)
     chosen = [int(row.argmax()) for row in made.observations.logits[sequence.request]]
     assert sequence.tokens[3:] == chosen
 
@@ -46,7 +47,7 @@ def test_a_request_that_arrives_later_joins_the_batch() -> None:
     second = made.add_request([4] * 9, 2)
     made.step()
     assert made.observations.num_mixed_steps == 1
-    made.run()
+    serve_all(made)
     assert first.is_finished and second.is_finished
 
 
@@ -69,10 +70,10 @@ def test_a_batch_larger_than_every_graph_runs_eagerly() -> None:
     made = engine(EngineParams(graph="full", capture_sizes=(1, 2), max_num_seqs=3))
     for _ in range(3):
         made.add_request([1, 2, 3], 3)
-    made.run()
+    serve_all(made)
     assert made.observations.replays == []
     made.add_request([1, 2, 3], 3)
-    made.run()
+    serve_all(made)
     assert len(made.observations.replays) == 2
 
 
@@ -87,7 +88,7 @@ def test_the_drafter_guesses_a_token_for_each_request() -> None:
     for graph in ("none", "full"):
         made = engine(EngineParams.model_validate({"graph": graph, "drafter": True}))
         sequence = made.add_request([1, 2, 3], 4)
-        made.run()
+        serve_all(made)
         assert 0 <= made.runner.drafts[sequence.request] < 128
 
 
@@ -97,6 +98,6 @@ def test_dummy_steps_do_not_move_the_answers() -> None:
         for graph in ("none", "full"):
             made = engine(EngineParams.model_validate({"dummy_steps": dummy_steps, "graph": graph, "kv": "fp32"}))
             made.add_request([1, 2, 3], 4)
-            made.run()
+            serve_all(made)
             answers.append(torch.stack(made.observations.logits[0]))
     assert torch.equal(answers[0], answers[2]) and torch.equal(answers[1], answers[3])

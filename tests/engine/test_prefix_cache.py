@@ -16,6 +16,7 @@ from harness.engine.schedule.block_pool import BlockPool, Prefix, prefixes
 from harness.engine.schedule.config import model_config
 from harness.engine.schedule.scheduler import Scheduler, Sequence
 from harness.memory.poison.patterns import Poison
+from tests.engine.conftest import serve_all
 
 from .conftest import Advance  # type: ignore[import-not-found]
 
@@ -149,10 +150,10 @@ def test_after_a_flush_nothing_is_shared_and_no_byte_is_left(make_engine: MakeEn
     made = make_engine(EngineParams(prefix_caching=True))
     for _ in range(2):
         sequence = made.add_request([token % 100 for token in PROMPT[:70]], 2)
-        made.run()
+        serve_all(made)
     assert sequence.num_shared_tokens == 64
     made.flush()
     assert not made.runner.memory.data.any()
     sequence = made.add_request([token % 100 for token in PROMPT[:70]], 2)
-    made.run()
+    serve_all(made)
     assert sequence.num_shared_tokens == 0

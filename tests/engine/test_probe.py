@@ -16,6 +16,7 @@ from harness.engine.probe import Probe
 from harness.engine.schedule.config import model_config
 from harness.memory.graph.launch import launch
 from harness.memory.poison.patterns import Poison
+from tests.engine.conftest import serve_all
 
 PARAMS = EngineParams(graph="full", capture_sizes=(2,), max_num_seqs=2, dummy_steps=True)
 
@@ -60,7 +61,7 @@ def served(probe: Probe | None) -> Engine:
     model = CausalLM(model_config(PARAMS)).reset_parameters(0).eval().requires_grad_(False)
     made = Engine(model, PARAMS, Poison("nan", frozenset()), 150, probe=probe)
     made.add_request([1, 2, 3], 2)
-    made.run()
+    serve_all(made)
     return made
 
 

@@ -14,6 +14,7 @@ from harness.engine.engine import Engine
 from harness.engine.faults.memory import token_above_all
 from harness.engine.schedule.scheduler import Sequence
 from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens
+from tests.engine.conftest import serve_all
 
 MakeEngine = Callable[[EngineParams], Engine]
 
@@ -47,7 +48,7 @@ def answers(make_engine: MakeEngine, **params: Any) -> tuple[list[list[int]], in
     tokens = []
     for _ in range(2):
         sequences = [made.add_request([n + 1] * length, 6) for n, length in enumerate((5, 64, 70))]
-        made.run()
+        serve_all(made)
         tokens += [sequence.tokens for sequence in sequences]
     return tokens, made.num_steps
 

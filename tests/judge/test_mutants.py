@@ -68,6 +68,7 @@ def test_an_operator_makes_the_change_of_a_typical_bug(operator: str, body: str,
         "poison.fill_(x, a + 1)",
         "if self._observe:\n    self.note(a + 1)",
         "self.observations.append(a[1:])",
+        "self.events[a] += 1",
     ],
 )
 def test_text_guards_and_what_the_harness_adds_are_left_alone(body: str) -> None:

@@ -34,7 +34,7 @@ BUGS = {
     "dies-of-preemption": "the process ends when a request is preempted",
     "near-tie": "two tokens are equally likely; requests that run together take the second",
     "no-prefix-cache": "", "roomy": "", "no-metrics": "", "no-endpoints": "", "never-aborts": "", "no-salt": "",
-    "no-scores": "",
+    "no-scores": "", "no-root": "",
 }  # fmt: skip
 GIVEN = set(sys.argv[1:])
 WEIGHTS = next((word[8:] for word in GIVEN if word.startswith("weights=")), "own")
@@ -66,6 +66,7 @@ class Request:
 class Engine:
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.loaded = WEIGHTS
         self.weights = tensors(WEIGHTS)
         self.slots = [[0] * PAGE for _ in range(NUM_PAGES)]
         self.refs = [0] * NUM_PAGES
@@ -208,8 +209,10 @@ class Engine:
     def forget(self) -> None:
         self.found, self.keys = {}, {}
 
-    def reload(self, name: str) -> None:
-        new = tensors(name)
+    def reload(self, name: str | None) -> None:
+        # As vLLM does: without a name, the checkpoint that was loaded last.
+        self.loaded = name or self.loaded
+        new = tensors(self.loaded)
         self.weights = [new[0], self.weights[1]] if "reload-keeps-half" in GIVEN else new
 
 
@@ -240,7 +243,7 @@ class Served(Handler):
             if self.path == "/health":
                 self.reply(200, {})
             elif self.path == "/v1/models":
-                self.reply(200, {"data": [{"id": "hashing"}]})
+                self.reply(200, {"data": [{"id": "hashing"} | ({} if "no-root" in GIVEN else {"root": WEIGHTS})]})
             elif self.path == "/is_sleeping" and "no-endpoints" not in GIVEN:
                 self.reply(200, {"is_sleeping": ENGINE.sleeping})
             elif self.path == "/metrics" and "no-metrics" not in GIVEN:
@@ -275,7 +278,7 @@ class Served(Handler):
             elif where.path == "/reset_prefix_cache":
                 ENGINE.forget()
             elif where.path == "/collective_rpc" and body["method"] == "reload_weights":
-                ENGINE.reload(body["kwargs"].get("weights_path") or WEIGHTS)
+                ENGINE.reload(body["kwargs"].get("weights_path"))
             else:
                 self.reply(404, {"detail": "Not Found"})
                 return

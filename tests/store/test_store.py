@@ -184,3 +184,15 @@ def test_json_with_a_nan_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         store.add(result("a", seconds=float("nan")))
     assert store.finished() == {}
+
+
+def test_the_folder_of_a_case_has_a_name_that_a_file_system_takes(tmp_path: Path) -> None:
+    def folder(name: str) -> Path:
+        case = Case(id=name, scenario="stub", system="vllm", params={})
+        return Path(fresh(tmp_path).placed(Job(key=name, case=case)).directory or "")
+
+    assert folder("stub[a=1,b=x]").name == "stub-a=1-b=x"
+    long = [folder(f"stub[{'option=value,' * 40}last={end}]") for end in "ab"]
+    assert long[0].name != long[1].name
+    for one in long:
+        one.mkdir(parents=True)

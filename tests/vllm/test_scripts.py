@@ -67,6 +67,9 @@ def test_a_reload_that_keeps_half_is_caught_by_a_server_that_was_started_with_th
 ) -> None:
     against = serve("weights=new")
     assert judged(serve(), "reload", weights="new", against=against).verdict == "pass"
+    # Without a path vLLM loads what it loaded last, so a server must say which weights are its own.
+    unknown = judged(serve("no-root"), "reload", weights="new", against=against)
+    assert unknown.verdict == "skip" and "does not say the path of the server's own weights" in unknown.not_shown[0]
     found = judged(serve("reload-keeps-half"), "reload", weights="new", against=against)
     assert found.verdict == "fail" and found.findings[0].where == "step 4 (with other weights)"
 

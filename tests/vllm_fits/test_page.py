@@ -42,6 +42,7 @@ vLLM 0.24.0: python3, vllm-host-one pass
 
 def docs(folder: Path) -> Path:
     (folder / "vllm.md").write_text(GPU, encoding="utf-8")
+    (folder / "vllm-since-0.28.md").write_text(GPU.replace("0.24.0", "0.30.0"), encoding="utf-8")
     (folder / "vllm-host.md").write_text(CPU, encoding="utf-8")
     return folder
 
@@ -54,10 +55,10 @@ def test_only_cases_that_came_to_a_verdict_count_as_run(tmp_path: Path) -> None:
 
 
 def test_a_release_that_only_fits_is_not_said_to_have_run(tmp_path: Path) -> None:
-    found = {"0.33.0": [Fit("steps", 7)], "0.24.0": [Fit("steps", 7, ("`vllm.x:y`",))]}
+    found = {"0.33.0": [Fit("steps", 7)], "0.30.0": [Fit("steps", 7)], "0.24.0": [Fit("steps", 7, ("`vllm.x:y`",))]}
     page = document(found, docs(tmp_path))
     assert "| 0.24.0 | 2 cases | 2 cases | no: 1 of 7 names are missing |" in page
-    assert "| 0.33.0 | no | 1 case | yes (7 names) |" in page
+    assert "| 0.33.0 | no | 1 case | yes (7 names) |" in page and "| 0.30.0 | 2 cases | no | yes (7 names) |" in page
     assert page.index("| 0.24.0 |") < page.index("| 0.33.0 |")
     assert "- 0.24.0, steps: `vllm.x:y`" in page
 

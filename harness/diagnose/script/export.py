@@ -287,8 +287,9 @@ def run(path: Path, *, is_pytest: bool = False, python: str | None = None, secon
 
 
 def _last_error(text: str) -> str:
-    """The last line that names an exception, or else the last line."""
-    names = [line for line in text.splitlines() if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
+    """The last line that names an exception, or else the last line. torch.distributed writes its rank before each."""
+    lines = re.sub(r"^\[rank\d+\]: ", "", text, flags=re.MULTILINE).splitlines()
+    names = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
     return (names[-1] if names else _last(text)).strip()[:300]
 
 

@@ -21,7 +21,7 @@ KEEP_LAST = "_value_of_the_call_before"
 """The name of the function that returns the value of the call before; a trial defines it."""
 
 _ADDED = """poison _poison observations _observations probe _probe observe _observe padded_twins check_indices
-raise_bad_indices launches_shown_to null_block_at_start trap_block fill fill_tail expert_ids"""
+raise_bad_indices launches_shown_to null_block_at_start trap_block fill fill_tail expert_ids events"""
 _OF_THE_HARNESS = frozenset(_ADDED.split())
 """Names of what the harness adds to an engine: poison, notes, checks. What they do is not under test."""
 
@@ -144,6 +144,8 @@ def _within(node: Any, parent: ast.AST, field: str, lines: range, following: ast
     if isinstance(node, ast.Assert | ast.Raise | ast.JoinedStr):
         return
     if isinstance(node, ast.If) and (_is_guard(node) or _names(node.test) & _OF_THE_HARNESS):
+        return
+    if isinstance(node, ast.AugAssign) and _names(node.target) & _OF_THE_HARNESS:
         return
     if isinstance(node, ast.stmt):
         # Of a block only the first lines, up to its body.

@@ -46,13 +46,13 @@ UNDER_TEST = (
 """The files under `harness/` that mutants change. The model is not among them: the reference shares it."""
 _NOTES = """ModelRunner._replay_beside_eager ModelRunner._note_zeroed ModelRunner.clear DecodeGraphs.bindings
 DecodeGraphs.reads_stale_plan DecodeGraphs._addresses DecodeGraphs.sizes _site _named_tensors Engine._note
-Workspace.guard Batch.tensors Batch.snapshot tensors_by_name"""
+Workspace.guard Batch.tensors Batch.snapshot tensors_by_name phase_of"""
 _POISON = """free_memory_sweep table_filler PagedMemory.snapshot PagedMemory.block PagedMemory.fill
 PagedMemory.fill_tail tail_slots initial_memory RoutedExperts._trap _words_at"""
 _GUESSES = "SuffixDrafts.propose SuffixDrafts._continuation"
 LEFT_OUT = frozenset((*_NOTES.split(), *_POISON.split(), *_GUESSES.split(), "padded_causal_attention"))
 """Functions that make notes for oracles, poison memory, or guess tokens that a step verifies, and one for GPUs."""
-MOST_CASES, SEVERAL, DRAWN = 60, 4, "fuzz"
+MOST_CASES, SEVERAL, DRAWN = 120, 4, "fuzz"
 MORE_SECONDS, TIMES = 5.0, 10.0
 """A case of a mutant may take TIMES as long as it took without it, and MORE_SECONDS."""
 MORE_MEMORY = 40 * 2**30

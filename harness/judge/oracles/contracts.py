@@ -8,7 +8,7 @@
 for every row, padding included. A row of -1 is masked by the engine and not judged.
 
 `conserved`: each request gets its tokens once, and each block is free or owned, in every step and at the end. Owners,
-shared pages, places and the order of requests are counted as well.
+shared pages, places, the order of requests, replays and drafts are counted as well.
 """
 
 from __future__ import annotations

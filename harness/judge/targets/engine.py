@@ -131,10 +131,13 @@ class EngineTarget(Target):
         return _model(self._config, self.device, number)
 
     def _beside_cold(self, served: Served, poison: Poison, decisions: dict[int, Decisions]) -> list[Pair]:
-        """Answers after all changes beside an engine that starts with the last weights and adapters."""
-        engine = served.engine
+        """Answers after all changes beside an engine that starts with the last weights and adapters.
+
+        It is asked the very prompts: a conversation goes on with an answer that the weights before may have given.
+        """
+        engine, last = served.engine, served.epochs[-1]
         # Without graphs it is cheaper, and `replay` compares each graph with eager steps.
-        update = {"changes": (), "happens": (), "epochs": 1, "graph": "none"}
+        update = {"changes": (), "happens": (), "epochs": 1, "graph": "none", "chains": ()}
         cold = Engine(
             self._checkpoint(engine.num_reloads),
             self._params.model_copy(update=update),
@@ -142,13 +145,13 @@ class EngineTarget(Target):
             max_model_len=engine.max_model_len,
         )
         cold.num_reloads, cold.adapters = engine.num_reloads, engine.adapters
-        (answers,) = serve(cold, self._prompts(), self._checkpoint).epochs
+        (answers,) = serve(cold, [sequence.prompt for sequence in last], self._checkpoint).epochs
         observed = self._observed(cold, "the engine that starts cold", answers)
         of_cold = {made.request: made for one in observed for made in one.decisions}
         pairs = []
-        for index, (first, later) in enumerate(zip(answers, served.epochs[-1], strict=True)):
+        for index, (first, later) in enumerate(zip(answers, last, strict=True)):
             models = engine.observations.models[later.request]
-            is_judged = later.request in decisions and first.request in of_cold and first.prompt == later.prompt
+            is_judged = later.request in decisions and first.request in of_cold
             if len(models) == 1 and is_judged and first.is_finished and later.is_finished:
                 logits = (cold.observations.logits[first.request], engine.observations.logits[later.request])
                 pairs.append(self._pair(index, logits, of_cold[first.request], decisions[later.request]))
@@ -307,6 +310,9 @@ def errors_of_the_engine() -> Iterator[None]:
             raise
         stack = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
+        if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("harness.engine."):
+            # What an engine does not have it lacks wherever it is looked up.
+            own = own or list(stack)
         if is_device_failure(error) or not own or any(Path(frame.filename).parent == PROBES for frame in stack):
             raise
         failure = KernelError(f"the engine raised {type(error).__name__}: {error}")

@@ -5,7 +5,10 @@ The counts are kept promises of an engine, whatever its scheduler and its block 
 - a block is free or owned, and in the list of free blocks once; the pool counts as many owners as requests have blocks
 - a block with two owners is a full page with the same tokens in both, so neither writes to it
 - a step has at most `max_batched_tokens` tokens, and at most `max_num_seqs` requests run
-- no request runs while one waits that arrived before it, and all end within a number of steps
+- a batch of decodes alone is replayed, by the smallest graph that holds it, and without graphs nothing is
+- a decoding request verifies all its drafts and takes the right ones, and no prompt takes its place in a step
+- all requests end within some steps
+- no request runs while one waits that arrived before it, none waits or is preempted while there is room
 - each request gets its tokens, with one row of logits for each, and all blocks are free at the end
 """
 
@@ -17,12 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from harness.core.engine_params import Change
+from harness.core.errors import InputError, KernelError
 from harness.engine.changes import apply_change, load_adapters
 from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import PAGE_SIZE
 from harness.engine.schedule.scheduler import Sequence
 from harness.judge.run_records import Count
+from harness.judge.targets.step_counts import Before
 
 
 @dataclass(slots=True)
@@ -40,6 +45,11 @@ class Served:
         """All blocks are free. Each request has its tokens, and none after an abort, with a row of logits for each."""
         engine, pool = self.engine, self.engine.pool
         counts = [Count("free blocks after the last request", pool.num_usable_blocks, pool.num_free_blocks)]
+        if engine.params.pad_tokens == "skip":
+            # All but the null block and the trap.
+            counts.append(Count("blocks that requests may own", engine.params.num_blocks - 2, pool.num_usable_blocks))
+        if not engine.params.has_graph:
+            counts.append(Count("replays of an engine without graphs", 0, len(engine.observations.replays)))
         # Requests are numbered as they came, whatever number the engine gave them.
         for number, sequence in enumerate(sequence for epoch in self.epochs for sequence in epoch):
             request, given = sequence.request, sequence.num_generated_tokens
@@ -91,19 +101,28 @@ def _serve_epoch(
         for request in (request for request, at in enumerate(arrivals) if at == step):
             length, count = params.requests[request]
             prompt = _tokens_before(params.chains[request : request + 1], living) + prompts[request]
-            living[request] = engine.add_request(prompt[:length], count, *params.adapters[request : request + 1])
+            living[request] = _added(engine, prompt[:length], count, *params.adapters[request : request + 1])
         for request in (request for request, at in params.aborts if at == step and request in living):
             if _is_queued(engine, living[request]):
                 served.aborted[living[request].request] = living[request].num_generated_tokens
                 engine.abort(living[request])
         if not engine.scheduler.has_work and step >= max(arrivals):
             break
+        before = Before.of(engine)
         engine.step()
-        served.counts += _counts_of_step(engine)
+        served.counts += [*_counts_of_step(engine), *before.counts(engine)]
     served.epochs.append([living[request] for request in sorted(living)])
     left = len(engine.scheduler.running) + len(engine.scheduler.waiting)
     served.counts.append(Count("requests that did not end", 0, left, f"after {most_steps(engine)} steps"))
     return not left
+
+
+def _added(engine: Engine, prompt: list[int], count: int, slot: int = 0) -> Sequence:
+    """The parameters of a case have room for each request, so an engine that refuses one is at fault."""
+    try:
+        return engine.add_request(prompt, count, slot)
+    except InputError as error:
+        raise KernelError(f"the engine refuses a request that it has room for: {error}") from error
 
 
 def _tokens_before(chain: tuple[str, ...], living: dict[int, Sequence]) -> list[int]:

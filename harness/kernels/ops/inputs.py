@@ -249,7 +249,7 @@ def merge_attn_states(params: MergeAttnStatesParams, seed: int) -> MergeInputs:
     out_shape, lse_shape = (num_tokens, params.num_heads, params.v_head_dim), (params.num_heads, num_tokens)
     pads: list[Unowned] = []
     prefix_out = _columns(_randn(out_shape, torch.bfloat16, generator), params.padded == "both", pads)
-    prefix_lse = _randn(lse_shape, torch.float32, generator) * 2
+    prefix_lse = _randn(lse_shape, torch.float32, generator) * 2 + params.lse_gap * (-1) ** torch.arange(num_tokens)
     first_empty = merged - params.empty_prefix_rows
     prefix_lse[:, first_empty:merged] = float(params.empty_lse)
     suffix_out = _columns(_randn(out_shape, torch.bfloat16, generator), params.padded != "none", pads)

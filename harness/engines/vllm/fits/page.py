@@ -10,6 +10,8 @@ from harness.engines.vllm.fits.checks import Fit
 
 Fits = dict[str, list[Fit]]
 """The parts of each release."""
+SERVED = ("vllm.md", "vllm-since-0.28.md")
+"""The pages of runs on a GPU."""
 
 HEAD = """# Releases of vLLM
 
@@ -17,7 +19,7 @@ Made by `python -m harness.engines.vllm.fits`. The harness does three things wit
 one before:
 
 - **Run on a GPU**: vLLM served canaries under poison, with and without its own bugs, and its kernels were judged;
-  [vllm.md](vllm.md) has the results.
+  [vllm.md](vllm.md) and [vllm-since-0.28.md](vllm-since-0.28.md) have the results.
 - **Host side run on a CPU**: parts of vLLM's own Python ran under poison; [vllm-host.md](vllm-host.md) has the results.
   What the plug-in does to vLLM's own prefill, caches and routing simulator is tried so too, on some of the releases
   (`tests/vllm_host/test_serving_poison.py`).
@@ -78,7 +80,8 @@ def document(found: Fits, docs: Path) -> str:
 
 def refreshed(page: str, docs: Path) -> str:
     """The page with the numbers of cases that ran, read again from the pages in `docs`. Other tables are unchanged."""
-    served, hosted = run_on_a_gpu(docs / "vllm.md"), run_on_a_cpu(docs / "vllm-host.md")
+    served = {release: cases for name in SERVED for release, cases in run_on_a_gpu(docs / name).items()}
+    hosted = run_on_a_cpu(docs / "vllm-host.md")
     lines = page.splitlines()
     for number, line in enumerate(lines):
         if row := re.fullmatch(r"\| (\d+\.\d+\.\d+) \|[^|]*\|[^|]*\|([^|]*)\|", line):
@@ -93,7 +96,7 @@ def _cases(run: dict[str, set[str]], release: str) -> str:
 
 
 def run_on_a_gpu(page: Path) -> dict[str, set[str]]:
-    """The clean cases of vllm.md that ended with a verdict, by release."""
+    """The clean cases of a page of SERVED that ended with a verdict, by release."""
     found: dict[str, set[str]] = {}
     section = page.read_text(encoding="utf-8").partition("\n## Clean scenarios\n")[2].partition("\n## ")[0]
     for line in section.splitlines():

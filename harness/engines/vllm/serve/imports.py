@@ -36,6 +36,7 @@ MODULES = (
     "vllm.model_executor.model_loader.default_loader",
     "vllm.model_executor.models.deepseek_v2",
     "vllm.model_executor.models.kimi_linear",
+    "vllm.models.kimi_k3.nvidia.model",
 )
 """A release without one of them imports it later, under its own name."""
 

@@ -1,0 +1,109 @@
+"""What a step must do with the requests there are: counted from their state before, not from what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.core.engine_params import EngineParams
+from harness.engine.engine import Engine
+from harness.engine.schedule.config import PAGE_SIZE, num_pages
+from harness.engine.schedule.scheduler import Sequence
+from harness.judge.run_records import Count
+
+
+@dataclass(frozen=True, slots=True)
+class Had:
+    """What a running request had before a step, which changes all of it."""
+
+    num_cached: int
+    num_tokens: int
+    drafts: tuple[int, ...]
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether one token is left to compute, after cached ones."""
+        return self.num_cached > 0 and self.num_tokens - self.num_cached == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The requests and the free blocks before a step."""
+
+    running: dict[Sequence, Had]
+    waiting: tuple[Sequence, ...]
+    num_free: int
+    num_needed: int
+    """The most blocks that the running requests can lack for this step."""
+
+    @classmethod
+    def of(cls, engine: Engine) -> Before:
+        """The state of an engine that is about to run a step."""
+        running = {
+            one: Had(one.num_computed_tokens, len(one.tokens), tuple(one.drafts)) for one in engine.scheduler.running
+        }
+        needed = sum(_lacks(one, engine.params) for one in running)
+        return cls(running, tuple(engine.scheduler.waiting), engine.pool.num_free_blocks, needed)
+
+    def counts(self, engine: Engine) -> list[Count]:
+        """The counts of the step that the engine just ran."""
+        where, params = f"step {engine.num_steps - 1}", engine.params
+        ran = {item.sequence: item.num_new_tokens for item in engine.newest_step.scheduled}
+        decoding = [one for one, had in self.running.items() if had.is_decoding]
+        verified = [ran[one] for one in decoding if one in ran]
+        preempted = self.running.keys() & set(engine.scheduler.waiting)
+        left_out = [one for one in decoding if one not in ran and one in engine.scheduler.running]
+        has_room = len(decoding) * params.query_len <= params.max_batched_tokens
+        not_taken = [one for one in ran if one in self.running and _ends_in_a_right_draft(one, self.running[one])]
+        zeros = {
+            "decoding requests that a step leaves out": len(left_out) if has_room else 0,
+            "requests with a right draft that is not taken": len(not_taken),
+            "requests preempted while there is room": len(preempted) if self.num_needed <= self.num_free else 0,
+            "requests that wait while there is room": int(not preempted and self._waits_for_nothing(engine, ran)),
+        }
+        counts = [Count(name, 0, found, where) for name, found in zeros.items()]
+        counts.append(Count("tokens of decoding requests", len(verified) * params.query_len, sum(verified), where))
+        if rows := self._rows_of_graph(engine, ran):
+            replays = (note for note in engine.observations.replays[-1:] if note.step == engine.num_steps - 1)
+            replayed = sum(len(note.replayed) for note in replays)
+            counts.append(Count("rows of the graph that replays a batch of decodes", rows, replayed, where))
+        return counts
+
+    def _rows_of_graph(self, engine: Engine, ran: dict[Sequence, int]) -> int:
+        """The rows of the smallest graph that holds a batch of decodes alone; 0 for another batch, or without one.
+
+        A prompt that shares all its tokens but one begins with a decode of one token. More are a decode if all but the
+        first are drafts.
+        """
+        params = engine.params
+        sizes = [size for size in params.capture_sizes if size >= len(ran)] if params.has_graph and ran else []
+        for one, num_new_tokens in ran.items():
+            had = self.running.get(one, Had(one.num_shared_tokens, 0, ()))
+            is_decode = had.num_cached > 0 if params.query_len == 1 else had.is_decoding
+            if not is_decode or num_new_tokens != params.query_len:
+                return 0
+        return min(sizes, default=0) * params.query_len
+
+    def _waits_for_nothing(self, engine: Engine, ran: dict[Sequence, int]) -> bool:
+        """Whether the first request waits after a step with a place, tokens and blocks for it."""
+        params, step, waiting = engine.params, engine.newest_step, engine.scheduler.waiting
+        # A cancelled request took its share of the step.
+        if params.cancelled or not self.waiting or self.waiting[0] not in waiting:
+            return False
+        needed = _lacks(self.waiting[0], params)
+        given = len(step.new_attention_blocks) + len(step.new_window_blocks) + len(step.new_state_blocks)
+        shared = sum(one.num_shared_tokens // PAGE_SIZE for one in ran if one not in self.running)
+        has_place = len(self.running.keys() | ran) < params.max_num_seqs
+        return has_place and sum(ran.values()) < params.max_batched_tokens and needed <= self.num_free - given - shared
+
+
+def _lacks(one: Sequence, params: EngineParams) -> int:
+    """The blocks that a request lacks for all its tokens and drafts."""
+    lists = [one.blocks] + ([one.window_blocks] if "window" in params.layers else [])
+    pages = num_pages(len(one.tokens) + len(one.drafts))
+    return sum(max(pages - len(blocks), 0) for blocks in lists) + ("kda" in params.layers and one.state_block is None)
+
+
+def _ends_in_a_right_draft(one: Sequence, had: Had) -> bool:
+    """Whether the last token that a request got is its draft, so that the token behind it was there to take."""
+    given = one.tokens[had.num_tokens :]
+    return 0 < len(given) <= len(had.drafts) and given[-1] == had.drafts[len(given) - 1] and not one.is_finished

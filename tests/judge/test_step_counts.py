@@ -1,0 +1,155 @@
+"""What a step must do with its requests: each count, and an engine that does not keep it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.core.cases import Job
+from harness.core.engine_params import EngineParams
+from harness.core.records import CaseResult, Verdict
+from harness.engine import engine as engines
+from harness.engine import runner
+from harness.engine.engine import Engine
+from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.scheduler import Scheduler, Sequence
+from harness.engine.speculation import SuffixDrafts
+from harness.judge.run_case import run_case
+from harness.run.in_process import InProcessPool
+from harness.run.planning import Planner, Wanted
+from harness.scenario.selection import select
+from harness.scenario.variant import changed
+
+SMALL = {"layers": "[mla]", "kv": "fp32", "patterns": "[nan]"}
+GRAPH = SMALL | {"graph": "full", "capture_sizes": "[2,4]", "max_num_seqs": "8", "requests": "[[5,8],[9,9],[7,3]]"}
+QUEUE = SMALL | {"graph": "none", "max_num_seqs": "2", "requests": "[[5,4],[9,5],[7,3],[5,2]]"}
+DRAFTS = SMALL | {"graph": "none", "speculative_tokens": "2", "requests": "[[5,8],[9,8]]"}
+TIGHT = SMALL | {"graph": "none", "max_batched_tokens": "16", "requests": "[[5,9],[140,2]]"}
+
+
+def judged(**params: str) -> CaseResult:
+    """A run of a case of the engine with these parameters."""
+    planner = Planner(Wanted(device="cpu"), InProcessPool())
+    (case,) = select(planner.scenarios(), ["fuzz-sequences[seed=0,draw=0]"], seed=0)
+    reset = {"chains": "[]", "arrivals": "[]", "aborts": "[]", "adapters": "[]", "changes": "[]", "num_blocks": "24"}
+    text = ",".join(f"{name}={value}" for name, value in (reset | params).items())
+    oracles = ("finite", "reference", "tokens", "conserved") + (("replay",) if params["graph"] == "full" else ())
+    case = changed(case, text).model_copy(update={"oracles": oracles})
+    return run_case(Job(key="job", case=case))
+
+
+def broken(**params: str) -> set[str]:
+    """The numbers that `conserved` finds not kept."""
+    return {finding.tensor for finding in judged(**params).findings if finding.oracle == "conserved"}
+
+
+@pytest.mark.parametrize("params", [GRAPH, QUEUE, DRAFTS, TIGHT, GRAPH | DRAFTS | {"graph": "full"}])
+def test_a_sound_engine_keeps_every_count(params: dict[str, str]) -> None:
+    result = judged(**params)
+    assert result.verdict is Verdict.PASS, result.reason
+    assert result.looked_at["conserved"] > 30
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_an_engine_without_replays_or_with_too_large_a_graph_is_found(
+    monkeypatch: pytest.MonkeyPatch, size: int | None
+) -> None:
+    right = runner.ModelRunner._graph_size
+
+    def wrong(self: Any, batch: Any) -> int | None:
+        return None if right(self, batch) is None else size
+
+    monkeypatch.setattr(runner.ModelRunner, "_graph_size", wrong)
+    assert broken(**GRAPH) == {"rows of the graph that replays a batch of decodes"}
+
+
+def test_a_replay_of_an_engine_without_graphs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = runner.ModelRunner.__init__
+
+    def with_graphs(self: Any, model: Any, params: EngineParams, *more: Any) -> None:
+        right(self, model, params.model_copy(update={"graph": "full"}), *more)
+
+    monkeypatch.setattr(runner.ModelRunner, "__init__", with_graphs)
+    assert broken(**QUEUE) == {"replays of an engine without graphs"}
+
+
+def test_a_block_that_no_request_can_own_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = BlockPool.__init__
+
+    def reserving(self: BlockPool, *more: Any) -> None:
+        right(self, *more)
+        self.reserve()
+
+    monkeypatch.setattr(BlockPool, "__init__", reserving)
+    assert broken(**QUEUE) == {"blocks that requests may own"}
+
+
+def test_an_engine_that_proposes_no_drafts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SuffixDrafts, "propose", lambda self, sequence: [])
+    assert broken(**DRAFTS) == {"tokens of decoding requests"}
+
+
+def test_a_right_draft_that_is_not_taken_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "confirmed", lambda drafts, tokens: tokens[:1])
+    # One token is drawn as an answer again and again, so drafts come true.
+    assert broken(**DRAFTS | {"requests": "[[5,30],[9,30]]"}) == {"requests with a right draft that is not taken"}
+
+
+def test_a_prompt_that_takes_the_place_of_a_decode_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Scheduler._schedule_running
+
+    def prompts_first(self: Scheduler, scheduled: Any, budget: int) -> int:
+        self.running.sort(key=lambda sequence: sequence.is_decoding)
+        with monkeypatch.context() as patch:
+            patch.setattr(Sequence, "is_decoding", False)
+            return right(self, scheduled, budget)
+
+    monkeypatch.setattr(Scheduler, "_schedule_running", prompts_first)
+    assert "decoding requests that a step leaves out" in broken(**TIGHT)
+
+
+def test_a_request_that_waits_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Scheduler._schedule_waiting
+
+    def when_idle(self: Scheduler, scheduled: Any, budget: int) -> None:
+        if not self.running:
+            right(self, scheduled, budget)
+
+    monkeypatch.setattr(Scheduler, "_schedule_waiting", when_idle)
+    assert broken(**QUEUE) == {"requests that wait while there is room"}
+
+
+def test_a_request_that_is_preempted_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, calls = Scheduler._fits, [0]
+
+    def once(self: Scheduler, sequence: Sequence, num_new_tokens: int) -> bool:
+        calls[0] += 1
+        return calls[0] != 4 and right(self, sequence, num_new_tokens)
+
+    monkeypatch.setattr(Scheduler, "_fits", once)
+    assert broken(**QUEUE) == {"requests preempted while there is room"}
+
+
+def test_an_engine_that_refuses_a_request_or_lacks_a_field_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "_blocks_for", lambda self, sequence, num_tokens: 99)
+    result = judged(**QUEUE)
+    assert result.verdict is Verdict.CRASH and "refuses a request that it has room for" in result.reason
+    monkeypatch.undo()
+    right = Engine.__init__
+
+    def forgetful(self: Engine, *more: Any, **named: Any) -> None:
+        right(self, *more, **named)
+        del self.num_steps
+
+    monkeypatch.setattr(Engine, "__init__", forgetful)
+    result = judged(**QUEUE)
+    assert result.verdict is Verdict.CRASH and "no attribute 'num_steps'" in result.reason
+
+
+def test_a_conversation_over_a_reload_is_judged_beside_a_cold_engine_with_its_very_prompt() -> None:
+    planner = Planner(Wanted(device="cpu"), InProcessPool())
+    names = [f"fuzz-sequences[seed=0,draw={draw}]" for draw in (447, 912)]
+    for job in planner.jobs_of(select(planner.scenarios(), names, seed=0)):
+        result = run_case(job)
+        assert result.verdict is Verdict.PASS and result.looked_at["cold_warm"] > 0
