@@ -99,6 +99,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         counts = {"ties": len(row.get("ties", ())), "s": row.get("seconds")}
         counts |= {column: row.get(f"num_{column}") for column in ("answers", "tokens")}
         counts |= {"hits": events.get("prefix_cache_hits"), "preempted": events.get("num_preemptions")}
+        counts |= {"drift": f"{row['drift']:.3f}"} if "drift" in row else {}
         shown = row | counts
         lines.append("| " + " | ".join(str(shown.get(column, "")) for column in COLUMNS) + " |")
     bad = [row for row in rows if row["verdict"] != "pass"]

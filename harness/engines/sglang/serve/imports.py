@@ -1,14 +1,18 @@
 """What SGLang's processes import. A fork server imports this module once.
 
-A CUDA context does not survive a fork, and SGLang's modules ask for the GPU's compute capability while they are
-imported. A short-lived fork asks CUDA for it. A module that needs more of CUDA ends the import, and cases spawn.
+A CUDA context does not survive a fork, and SGLang's modules ask for the GPU's capability and properties while they are
+imported. A short-lived fork asks CUDA for both. A module that needs more of CUDA ends the import, and cases spawn.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -55,13 +59,31 @@ def _refuse() -> None:
     raise TouchesCuda("it initializes CUDA")
 
 
+def _properties() -> bytes:
+    """The properties of the GPU that are plain values, as JSON."""
+    found = torch.cuda.get_device_properties(0)
+    named = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
+    return json.dumps({name: value for name, value in named.items() if isinstance(value, int | str)}).encode()
+
+
+def _put(functions: Mapping[str, Any]) -> None:
+    for name, function in functions.items():
+        setattr(torch.cuda, name, function)
+
+
 def _import_all() -> None:
-    found = _in_a_fork(lambda: bytes(torch.cuda.get_device_capability()))
+    found = _in_a_fork(_properties)
     if not found:
         raise ImportError("CUDA does not start in a fork")
-    capability = (found[0], found[1])
-    kept = torch.cuda._lazy_init, torch.cuda.get_device_capability
-    torch.cuda._lazy_init, torch.cuda.get_device_capability = _refuse, lambda *_: capability
+    gpu = SimpleNamespace(**json.loads(found))
+    answers = {
+        "_lazy_init": _refuse,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda *_: (gpu.major, gpu.minor),
+        "get_device_properties": lambda *_: gpu,
+    }
+    kept = {name: getattr(torch.cuda, name) for name in answers}
+    _put(answers)
     try:
         for module in MODULES:
             try:
@@ -69,7 +91,11 @@ def _import_all() -> None:
             except TouchesCuda as error:
                 raise ImportError(f"{module} cannot be imported before a fork: {error}") from error
     finally:
-        torch.cuda._lazy_init, torch.cuda.get_device_capability = kept
+        _put(kept)
+    # torch keeps the properties; the forks ask the GPU itself.
+    interface = sys.modules.get("torch._dynamo.device_interface")
+    if interface is not None:
+        interface.caching_worker_device_properties.clear()
     # Libraries may have touched the driver past torch.
     if not _in_a_fork(_use_cuda):
         raise ImportError("CUDA does not start in a fork of a process with SGLang's imports")
