@@ -39,10 +39,12 @@ def serve(request: ServeRequest) -> dict[str, Any]:
     from harness.engines.sglang.serve.scheduler import run_scheduler
 
     clock = _Clock()
+    # An error while SGLang is imported is no refusal of options.
+    engine = importlib.import_module("sglang.srt.entrypoints.engine")
     if request.forks:
         from harness.engines.sglang.serve.forks import stand_in
 
-        importlib.import_module("sglang.srt.entrypoints.engine").__dict__["mp"] = stand_in(2)
+        engine.__dict__["mp"] = stand_in(2)
     owned = functools.partial(run_scheduler, request.plan.model_dump_json())
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(request.task, Path(scratch), limit=request.limit)
