@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from harness.engine import engine as engines
 from harness.engine import runner
 from harness.engine.engine import Engine
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.scheduler import Scheduler, Sequence
+from harness.engine.schedule.scheduler import Scheduler, Sequence, Step
 from harness.engine.speculation import SuffixDrafts
 from harness.judge.run_case import run_case
 from harness.run.in_process import InProcessPool
@@ -153,3 +154,16 @@ def test_a_conversation_over_a_reload_is_judged_beside_a_cold_engine_with_its_ve
     for job in planner.jobs_of(select(planner.scenarios(), names, seed=0)):
         result = run_case(job)
         assert result.verdict is Verdict.PASS and result.looked_at["cold_warm"] > 0
+
+
+def test_requests_that_never_end_are_a_finding_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stays(self: Engine, step: Step) -> Step:
+        cancelled = [item for item in step.scheduled if item.sequence.request in self._cancelled]
+        return replace(step, scheduled=tuple(item for item in step.scheduled if item not in cancelled))
+
+    monkeypatch.setattr(Engine, "_without_cancelled", stays)
+    planner = Planner(Wanted(device="cpu"), InProcessPool())
+    (case,) = select(planner.scenarios(), ["prefix-cache[kv=fp8_e4m3,graph=full,clients=leave]"], seed=0)
+    result = run_case(Job(key="job", case=case))
+    assert result.verdict is Verdict.FAIL, result.reason
+    assert "requests that did not end" in {finding.tensor for finding in result.findings}

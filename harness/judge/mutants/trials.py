@@ -46,7 +46,8 @@ UNDER_TEST = (
 """The files under `harness/` that mutants change. The model is not among them: the reference shares it."""
 _NOTES = """ModelRunner._replay_beside_eager ModelRunner._note_zeroed ModelRunner.clear DecodeGraphs.bindings
 DecodeGraphs.reads_stale_plan DecodeGraphs._addresses DecodeGraphs.sizes _site _named_tensors Engine._note
-Workspace.guard Batch.tensors Batch.snapshot tensors_by_name phase_of"""
+Workspace.guard Batch.tensors Batch.snapshot tensors_by_name phase_of
+Engine._note_model Engine.events"""
 _POISON = """free_memory_sweep table_filler PagedMemory.snapshot PagedMemory.block PagedMemory.fill
 PagedMemory.fill_tail tail_slots initial_memory RoutedExperts._trap _words_at"""
 _GUESSES = "SuffixDrafts.propose SuffixDrafts._continuation"

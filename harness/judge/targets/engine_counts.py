@@ -46,7 +46,7 @@ def counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[C
             (later.num_prompt_tokens - 1) // PAGE_SIZE * PAGE_SIZE,
             later.num_shared_tokens,
         )
-        for epoch in range(1, params.epochs - bool(params.changes))
+        for epoch in range(1, min(params.epochs - bool(params.changes), len(epochs)))
         for number, (first, later) in enumerate(zip(epochs[0], epochs[epoch], strict=True))
         if first.is_finished and later.is_finished
     ]
