@@ -1,13 +1,15 @@
-"""One request to a serving process of an engine: its reply, the end of its log, and the cause if it died."""
+"""The serving processes of an engine: their replies, the cause if one died, and the process that they are forks of."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import InputError, KernelError
+from harness.core.errors import HarnessError, InputError, KernelError
 from harness.core.params import Record
 from harness.run.child import Child, ChildDied
 from harness.run.fork_server import ForkServer
@@ -52,6 +54,35 @@ class Serving:
         if reply.result is None:
             raise InputError(reply.refused)
         return reply.result
+
+
+class Forks:
+    """The process that imported an engine once, and whose forks serve this worker's cases."""
+
+    def __init__(self, imports: str, title: str) -> None:
+        """`imports` is the module to import. `title` is the engine's name in texts."""
+        self._imports, self._title = imports, title
+        self._server: ForkServer | None = None
+        self._why_not = ""
+
+    def server(self, environ: Mapping[str, str], seconds: float) -> ForkServer | None:
+        """The server, started anew if it died; None where this release cannot be imported before a fork."""
+        if self._why_not or (self._server is not None and not self._server.is_dead()):
+            return None if self._why_not else self._server
+        variables = {**environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        name = f"the process with {self._title}'s imports"
+        try:
+            self._server = ForkServer([self._imports], name=name, environ=variables, seconds=seconds)
+        except HarnessError as error:
+            self._why_not = str(error)
+            print(f"no forks of {self._title}'s imports, each case imports anew: {error}", file=sys.stderr)
+            return None
+        return self._server
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._server.close()
 
 
 def last_words(log: str) -> str:

@@ -99,4 +99,4 @@ def test_an_engine_is_imported_from_the_folder_that_the_user_names(
     assert store.plan.options["engine_path"] == str(package.parent)
     assert f"--engine-path {package.parent}" in reproduce_case("x", None, store.plan.options)
     code, _, err = cli("repro", 36540, "--engine-path", tmp_path)
-    assert code == 2 and f"--engine-path {tmp_path}: no package vllm or flashinfer there" in err
+    assert code == 2 and f"--engine-path {tmp_path}: no package vllm or sglang or flashinfer there" in err

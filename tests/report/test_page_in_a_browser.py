@@ -282,6 +282,7 @@ def test_a_scenario_leads_to_its_cases_and_columns_sort(opened: Open) -> None:
 def test_a_case_opens_alone_with_its_findings_bits_blame_and_smallest_case(opened: Open) -> None:
     tab = opened()
     tab.locator("#failures a", has_text="n=0]").click()
+    tab.locator(".view.open h2", has_text="n=0]").wait_for()
     assert visible(tab, ".view h2") == ["fail decode[kernel=tiled,kv=bf16,n=0]"]
     assert not tab.locator("#overview").is_visible() and "n=0]" in tab.title()
     text = tab.locator(".view.open").inner_text()

@@ -15,6 +15,7 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.files import FIXTURES
 from harness.core.records import Verdict
+from harness.engines.serving import Forks
 from harness.engines.sglang.options import engine_options, environ, serve_command
 from harness.engines.sglang.params import SglangParams
 from harness.engines.sglang.plain_script import script
@@ -66,20 +67,20 @@ def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
 
 
 def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.engines.sglang.target.IMPORTS", "harness.engines.sglang.serve.scheduler")
+    forks = Forks("harness.engines.sglang.serve.scheduler", "SGLang")
+    monkeypatch.setattr(SglangTarget, "_forks", forks)
     for fault, verdict in (("", Verdict.PASS), ("sglang.pad-length-zero", Verdict.FAIL)):
         subject = case(("graph.pad_rows",), graph="full", process="fork")
         result = run(tmp_path / verdict.value, subject, fault=fault or None)
         assert result.verdict is verdict, result.reason
-    assert SglangTarget._server is not None
-    SglangTarget._server.close()
-    SglangTarget._server = None
+    assert forks.server({}, 1.0) is not None
+    forks.close()
 
 
 def test_imports_that_cannot_be_forked_leave_the_case_to_spawned_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(SglangTarget, "_why_no_forks", "")
+    monkeypatch.setattr(SglangTarget, "_forks", Forks("harness.engines.sglang.serve.imports", "SGLang"))
     assert run(tmp_path, case(process="fork")).verdict is Verdict.PASS
     assert "no forks of SGLang's imports" in capsys.readouterr().err
 
@@ -149,7 +150,7 @@ def test_options_of_a_release_and_the_models_that_are_not_imported() -> None:
 def test_the_plain_script_runs_without_the_project_and_asserts(tmp_path: Path) -> None:
     text = script(case(graph="full", page_size=64, num_slots=8192), "  # the failing options")
     marked = [line for line in text.splitlines() if "the failing options" in line]
-    assert marked == ["options = PLAIN | FAILING  # the failing options"] and "harness." not in text
+    assert marked == ["environ, options = {}, PLAIN | FAILING  # the failing options"] and "harness." not in text
     file = tmp_path / "plain.py"
     file.write_text(text)
     (tmp_path / "sglang.py").write_text(

@@ -13,7 +13,7 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import Verdict
-from harness.engines.serving import last_words
+from harness.engines.serving import Forks, last_words
 from harness.engines.vllm.options import environ, llm_options, serve_command
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
@@ -220,15 +220,17 @@ def test_a_fork_and_a_new_process_give_the_same_answers(process: str, tmp_path: 
     assert result.accuracy is not None and result.verdict is Verdict.PASS
 
 
-def test_a_release_that_cannot_be_forked_is_imported_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_cannot_be_forked_is_imported_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def no_server(*_: Any, **__: Any) -> Any:
         raise HarnessError("importing initialized CUDA")
 
-    monkeypatch.setattr("harness.engines.vllm.target.ForkServer", no_server)
-    monkeypatch.setattr(VllmTarget, "_server", None)
-    monkeypatch.setattr(VllmTarget, "_why_no_forks", "")
+    monkeypatch.setattr("harness.engines.serving.ForkServer", no_server)
+    monkeypatch.setattr(VllmTarget, "_forks", Forks("harness.engines.vllm.serve.imports", "vLLM"))
     result = run(tmp_path, case(graph="none").model_copy(update={"oracles": ("answers",)}))
-    assert result.verdict is Verdict.PASS and VllmTarget._why_no_forks == "importing initialized CUDA"
+    assert result.verdict is Verdict.PASS
+    assert "each case imports anew: importing initialized CUDA" in capsys.readouterr().err
 
 
 def test_a_module_that_touches_cuda_is_left_to_the_forks(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.catalog import ENGINES, KERNELS
+from harness.core.catalog import KERNELS
 from harness.engines.vllm.fits.calls import calls_of
+from harness.engines.vllm.fits.checks import ORIGINS
 
-OF_ENGINES = [spec for spec in KERNELS if spec.origin in ENGINES]
+OF_ENGINES = [spec for spec in KERNELS if spec.origin in ORIGINS]
 ADAPTER = """
 import importlib
 

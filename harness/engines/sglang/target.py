@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from harness.core.cases import Case
 from harness.core.errors import HarnessError, KernelError, Refused
 from harness.core.records import FirstNan
 from harness.engines import base
-from harness.engines.serving import Serving
+from harness.engines.serving import Forks, Serving
 from harness.engines.sglang.faults import why_not
 from harness.engines.sglang.options import canary, engine_options, environ
 from harness.engines.sglang.params import SglangParams
@@ -26,7 +25,6 @@ from harness.engines.sglang.tables import ENGINE
 from harness.judge.run_records import Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
-from harness.run.fork_server import ForkServer
 
 QUESTIONS, IMPORTS = "harness.engines.sglang.serve.child", "harness.engines.sglang.serve.imports"
 """The module of a serving process, and what it imports."""
@@ -46,8 +44,7 @@ class SglangTarget(Target):
     """Serves a case's canary with SGLang for each poison pattern, and without graphs to compare the answers."""
 
     injects_faults = True
-    _server: ClassVar[ForkServer | None] = None
-    _why_no_forks: ClassVar[str] = ""
+    _forks: ClassVar[Forks] = Forks(IMPORTS, ENGINE.title)
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -135,7 +132,8 @@ class SglangTarget(Target):
         options, and HarnessError if a scheduler lacks poison or fault.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        forks = self._forks()
+        spawns = self._params.process == "spawn"
+        forks = None if spawns else self._forks.server(environ(), self._params.timeout_seconds)
         request = ServeRequest(
             options=engine_options(self._params, graph),
             plan=plan,
@@ -157,24 +155,3 @@ class SglangTarget(Target):
             raise Refused(f"SGLang refuses these options: {found[REFUSED][:500]}")
         (directory / FILLED_FILE).write_text(json.dumps(found), encoding="utf-8")
         check(plan)
-
-    def _forks(self) -> ForkServer | None:
-        """The server of this worker, started anew if the last one died.
-
-        None for a case that asks for new processes, and where this release cannot be imported before a fork.
-        """
-        if self._params.process == "spawn" or self._why_no_forks:
-            return None
-        if SglangTarget._server is None or SglangTarget._server.is_dead():
-            try:
-                SglangTarget._server = ForkServer(
-                    [IMPORTS],
-                    name="the process with SGLang's imports",
-                    environ={**environ(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-                    seconds=self._params.timeout_seconds,
-                )
-            except HarnessError as error:
-                SglangTarget._why_no_forks = str(error)
-                print(f"no forks of SGLang's imports, each case imports anew: {error}", file=sys.stderr)
-                return None
-        return SglangTarget._server

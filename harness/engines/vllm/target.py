@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +13,11 @@ import torch
 from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
-from harness.core.errors import HarnessError, KernelError, Refused
+from harness.core.errors import KernelError, Refused
 from harness.core.params import Record
 from harness.core.records import CaseResult, FirstNan, Verdict
 from harness.engines import base
-from harness.engines.serving import Serving
+from harness.engines.serving import Forks, Serving
 from harness.engines.vllm.faults import why_not
 from harness.engines.vllm.options import HTTP_ENVIRON, canary, environ, llm_options, serve_words
 from harness.engines.vllm.params import VllmParams
@@ -50,8 +49,7 @@ class VllmTarget(Target):
     """Serves a case's canary with vLLM for each poison pattern, and without graphs to compare the answers."""
 
     injects_faults = True
-    _server: ClassVar[ForkServer | None] = None
-    _why_no_forks: ClassVar[str] = ""
+    _forks: ClassVar[Forks] = Forks("harness.engines.vllm.serve.imports", ENGINE.title)
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -157,7 +155,9 @@ class VllmTarget(Target):
             directory=str(directory),
         )
         settings = environ(self._params, poison, self.fault, self.gpus, first_nan)
-        filled = self._reply(QUESTIONS, request, settings, directory, self._forks())
+        spawns = self._params.process == "spawn"
+        forks = None if spawns else self._forks.server(environ(self._params, None), self._params.timeout_seconds)
+        filled = self._reply(QUESTIONS, request, settings, directory, forks)
         if REFUSED in filled:
             raise Refused(f"vLLM refuses these options: {filled[REFUSED][:500]}")
         (directory / FILLED_FILE).write_text(json.dumps(filled), encoding="utf-8")
@@ -175,24 +175,3 @@ class VllmTarget(Target):
     ) -> dict[str, Any]:
         """See :meth:`Serving.reply`."""
         return self._serving.reply(module, request, settings, folder / "vllm.log", self._params.timeout_seconds, forks)
-
-    def _forks(self) -> ForkServer | None:
-        """The server of this worker, started anew if the last one died.
-
-        None for a case that asks for a new process, and where this release cannot be imported before a fork.
-        """
-        if self._params.process == "spawn" or self._why_no_forks:
-            return None
-        if VllmTarget._server is None or VllmTarget._server.is_dead():
-            try:
-                VllmTarget._server = ForkServer(
-                    ["harness.engines.vllm.serve.imports"],
-                    name="the process with vLLM's imports",
-                    environ={**environ(self._params, None), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-                    seconds=self._params.timeout_seconds,
-                )
-            except HarnessError as error:
-                VllmTarget._why_no_forks = str(error)
-                print(f"no forks of vLLM's imports, each case imports anew: {error}", file=sys.stderr)
-                return None
-        return VllmTarget._server

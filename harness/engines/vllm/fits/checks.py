@@ -37,6 +37,8 @@ OUR_TEXT = Release([FOLDER.parents[2]])
 """Our types are also read by their text, which has no members that `Protocol` adds."""
 FLASHINFER = "(FlashInfer that was looked into)"
 REGISTER = "harness.engines.vllm.serve.routing:register"
+ORIGINS = ("vllm", "flashinfer")
+"""The engines of the kernels that are checked: vLLM, and FlashInfer beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def fits(release: Release) -> list[Fit]:
     found += [_relied(release, part) for part in dict.fromkeys(one.part for one in RELIED)]
     found += [_called(release, "routing simulator", calls_of(REGISTER))]
     found += [_options(release), _environment(release), _checkpoints(release), _plug_in(release)]
-    found += [_kernel(release, spec) for spec in KERNELS if spec.origin in ENGINES]
+    found += [_kernel(release, spec) for spec in KERNELS if spec.origin in ORIGINS]
     return found + [_fault(release, fault) for fault in PATCHES]
 
 
