@@ -136,9 +136,14 @@ def perform(
         raise
     except HarnessError as error:
         ended, code = " ".join(str(error).split()), error.exit_code
-    settle(ended)
-    write_reports(store, add_to_history(store, history))
-    own_code = tell()
+    own_code = 0
+    try:
+        settle(ended)
+        write_reports(store, add_to_history(store, history))
+        own_code = tell()
+    except KeyboardInterrupt:
+        # The results are stored. Going on writes the reports.
+        ended, code = "interrupted", INTERRUPTED
     if ended:
         print(f"{ended}; continue with: {command_to_resume(store)}", file=sys.stderr)
     if code == 0 and own_code == 2:

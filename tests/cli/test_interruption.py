@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.making_runs import perform
+from harness.store.run_folder import RunStore
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "stub_run.py"
 
@@ -126,3 +129,14 @@ def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
     lines = (run / "tried.jsonl").read_text().splitlines()
     assert lines[: len(before)] == before and len({json.loads(line)["key"] for line in lines}) == len(lines) == 6
     assert json.loads((run / "summary.json").read_text())["totals"]["pass"] == 2
+
+
+def test_ctrl_c_while_reports_are_written_says_how_to_go_on_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    store = RunStore.create(tmp_path, (), command="mla-harness run", options={})
+    code = perform(store, lambda: None, stop=lambda: None, tell=interrupted, history=None)
+    assert code == 130 and capsys.readouterr().err.startswith("interrupted; continue with: mla-harness run --resume ")

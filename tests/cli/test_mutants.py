@@ -113,7 +113,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         "selftest",
         "write-kv-kernel",
         "--mutants",
-        "40",
+        "400",
         "--seed",
         "4",
     ]
@@ -128,7 +128,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     (run,) = tmp_path.iterdir()
     assert process.returncode == 130 and f"--resume {run}" in err
     store = RunStore.open(run)
-    assert 3 <= len(store.mutants()) < 40 and store.plan.trials is not None and store.plan.trials.workers == 6
+    assert 3 <= len(store.mutants()) < 400 and store.plan.trials is not None and store.plan.trials.workers == 6
     assert (run / "report.html").exists()
 
 
