@@ -52,25 +52,28 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
     """What to run, the most informative first; the clean scenarios of `repeated` releases several times in a row."""
     releases = list(options.release)
     repeated = options.repeated or releases
-    clean = ["run", *(options.scenario or ("-m", "vllm")), "-n", str(options.workers)]
+    workers = str(options.workers)
+    clean = ["run", *(options.scenario or ("-m", "vllm")), "-n", workers, "--per-gpu", workers]
     for release in releases:
         yield Step("warm", release, ["run", WARM, "-n", "1"])
     for release in releases:
         for fault, (scenario, points) in FAULTS.items():
             cases = [f"{scenario}[{point}]" for point in points]
-            yield Step(fault, release, ["run", *cases, "--fault", fault, "-n", str(len(cases))])
+            together = ["-n", str(len(cases)), "--per-gpu", str(len(cases))]
+            yield Step(fault, release, ["run", *cases, "--fault", fault, *together])
         if release == (options.susceptible or releases[0]):
             # Planners are judged through their decode.
             kernels = [spec.name for spec in KERNELS if spec.origin in ENGINES and spec.op != "mla_decode_plan"]
             names = [word for name in kernels for word in ("--kernel", name)]
-            yield Step("susceptibility", release, ["susceptibility", "--device", "cuda", "-n", "3", *names])
+            words = ["susceptibility", "--device", "cuda", "-n", "4", "--per-gpu", "4", *names]
+            yield Step("susceptibility", release, words)
     for name, (fault, split) in RANKS.items() if options.gpus > 1 else ():
         words = ["run", *split, *(["--fault", fault] if fault else []), "-n", "1"]
         yield Step(name, max(releases, key=Version), words, num_gpus=2)
-    for release in repeated:
-        yield Step("bare", release, ["run", BARE[0], "--fault", BARE[1], "-n", "1"])
     for release in releases:
         yield Step("clean-1", release, clean)
+    for release in repeated:
+        yield Step("bare", release, ["run", BARE[0], "--fault", BARE[1], "-n", "1"])
     for number in range(2, options.repeats + 1):
         for release in repeated:
             yield Step(f"clean-{number}", release, clean)
@@ -114,10 +117,10 @@ def free_gpu(running: list[Step], num_gpus: int, parallel: int) -> int | None:
 def next_step(waiting: list[Step], running: list[Step], gpu: int = 0) -> Step | None:
     """The first step that may start on `gpu`. The clean rounds of a release come one after another.
 
-    Steps with the hybrid canary wait until one case of it has compiled the release's kernels.
+    The fault of the hybrid canary waits until one case of it has compiled the release's kernels.
     """
     cold = {step.release for step in (*waiting, *running) if step.name == "warm"}
-    busy = cold | {step.release for step in running if step.name.startswith("clean-") and step.gpu == gpu}
+    busy = {step.release for step in running if step.name.startswith("clean-") and step.gpu == gpu}
     fitting = (
         step
         for step in waiting
@@ -171,8 +174,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     runs.add_argument("--only", action="append", metavar="STEP", help=steps_help)
     runs.add_argument("--scenario", action="append", metavar="NAME", help="scenario of the clean rounds [all of vLLM]")
     runs.add_argument("--gpus", type=int, default=1, help="GPUs of this machine; each step keeps to one")
-    runs.add_argument("--parallel", type=int, default=12, help="serving processes at once on a GPU, about")
-    runs.add_argument("--workers", type=int, default=5, help="serving processes of one round of clean scenarios")
+    runs.add_argument("--parallel", type=int, default=24, help="processes at once on a GPU, about")
+    runs.add_argument("--workers", type=int, default=8, help="serving processes of one round of clean scenarios")
     runs.add_argument("--seconds", type=float, default=3600)
     runs.add_argument("--susceptible", metavar="VERSION", help="release of the susceptibility matrix [the first]")
     runs.set_defaults(do=run)

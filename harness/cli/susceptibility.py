@@ -36,6 +36,7 @@ def susceptibility(
     out: options.Out = None,
     timeout: options.Timeout = 60.0,
     workers: options.Workers = None,
+    per_gpu: options.PerGpu = 1,
     history: options.History = None,
     commit: options.Commit = "",
     branch: options.Branch = "",
@@ -47,7 +48,7 @@ def susceptibility(
     plugins = tuple(plugin or ())
     wanted = Wanted(device=device, plugins=plugins, seed=seed, timeout_seconds=timeout)
     screen = console()
-    with WorkerPool(workers) as pool:
+    with WorkerPool(workers, per_gpu=per_gpu) as pool:
         own = register_plugins(wanted, pool)
         jobs = Planner(wanted, pool).jobs_of(cases(_specs(kernel or (), own), seed=seed))
         store = RunStore.create(
