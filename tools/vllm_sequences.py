@@ -1,11 +1,13 @@
-"""Take all scripts of `serve-check --script` to `vllm serve` of several releases, and print a table.
+"""Take the scripts of `serve-check --script` to `vllm serve` of several releases, and write docs/serve-check.md.
 
-    tools/vllm_sequences.py --release 0.26.0=/sites/0.26.0 --release 0.33.0=/sites/0.33.0 --common /deps --out runs
+    tools/vllm_sequences.py run --release 0.30.0=/sites/0.30.0 --release 0.33.0=/sites/0.33.0 --common /deps --out runs
+    tools/vllm_sequences.py render runs/sequences.json --device "one NVIDIA H100"
 
-Each release is a folder for PYTHONPATH; `--common` is one that all share. It runs unattended: a server has a time
-limit, and one that ends is started again for each script. Logs, `sequences.json` and `sequences.md` are left in
-`--out`, the latter two after every server. Exit code 1 if an answer differs or a server ends, 2 if a script showed
-nothing.
+Each release is a folder for PYTHONPATH; `--common` is one that all share. The settings of a release run side by side, a
+server each and a second one for `reload`. `run` needs nobody: a script has a time limit, and after one that ends its
+server another server takes those that are left. Logs, `sequences.json` and a table are left in `--out`, after
+every script. Exit code 1 if an answer differs or a server ends, 2 if a script showed nothing. `render` needs no GPU.
+It takes the files of several runs; the newest result of a script counts.
 """
 
 from __future__ import annotations
@@ -13,17 +15,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
+
+from packaging.version import InvalidVersion, Version
 
 from harness.core.errors import HarnessError
 from harness.core.files import write_atomic
+from harness.engines.serving import NEVER_READY
 from harness.engines.vllm.options import HTTP_ENVIRON, environ, serve_words
 from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.serve.scripts import NEVER_READY, ScriptsRequest
+from harness.engines.vllm.serve.scripts import ScriptRequest
 from harness.run.child import Child
-from harness.run.scripts import script_names
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULE = "harness.engines.vllm.serve.scripts"
@@ -33,78 +41,150 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full graphs, drafts": {"graph": "full", "speculative": "ngram"},
     "second runner": {"runner": "v2"},
 }
+SCRIPTS = ("cache-reuse", "lengths", "abort", "reload", "sleep", "preempt")
+"""The short ones first. The second server for `reload` starts meanwhile."""
 COLUMNS = ["release", "settings", "script", "verdict", "answers", "tokens", "ties", "drift", "hits", "preempted", "s"]
 """`drift` is the largest difference of a log probability, in nats; `hits` are tokens."""
+Row = dict[str, Any]
 
 
-def main() -> int:
-    """Run the command line. Returns the exit code."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--release", action="append", required=True, metavar="NAME=FOLDER")
-    options.add_argument("--common", default="", metavar="FOLDER")
-    options.add_argument("--settings", action="append", choices=list(SETTINGS), help="default: all")
-    options.add_argument("--seconds", type=float, default=900.0, help="time limit of one server")
-    options.add_argument("--out", type=Path, required=True)
-    given = options.parse_args()
+def run(given: argparse.Namespace) -> int:
+    """Take the scripts to all releases. Returns the exit code."""
     given.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for name in given.settings or SETTINGS:
-        for release, _, folder in (each.partition("=") for each in given.release):
-            path = os.pathsep.join(filter(None, (folder, given.common, str(ROOT), os.environ.get("PYTHONPATH"))))
-            rows += results(VllmParams(**SMALL | SETTINGS[name]), path, f"{release}, {name}", given)
-            write_atomic(given.out / "sequences.json", json.dumps(rows, indent=1))
-            write_atomic(given.out / "sequences.md", table(rows))
+    rows: list[Row] = []
+    lock = Lock()
+
+    def take(release: str, path: str, settings: str) -> None:
+        for row in results(release, path, settings, given):
+            with lock:
+                rows.append(row)
+                print(f"{release}, {settings}, {row['script']}: {row['verdict']}: {row['reason']}"[:300], flush=True)
+                write_atomic(given.out / "sequences.json", json.dumps(rows, indent=1))
+                write_atomic(given.out / "sequences.md", table(rows))
+
+    for release, _, folder in (each.partition("=") for each in given.release):
+        path = os.pathsep.join(filter(None, (folder, given.common, str(ROOT), os.environ.get("PYTHONPATH"))))
+        with ThreadPoolExecutor(len(SETTINGS)) as pool:
+            list(pool.map(lambda settings: take(release, path, settings), given.settings or SETTINGS))  # noqa: B023
     print(table(rows))
     verdicts = {row["verdict"] for row in rows}
     return 1 if verdicts & {"fail", "crash"} else 2 if "skip" in verdicts else 0
 
 
-def results(params: VllmParams, path: str, name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each script, of one server, or of one each if that server ends."""
-    release, _, settings = name.partition(", ")
+def results(release: str, path: str, settings: str, given: argparse.Namespace) -> Iterator[Row]:
+    """A row for each script. The next server takes the scripts after one that ended the server."""
+    params = VllmParams(**SMALL | SETTINGS[settings])
     environment = environ(params, None) | HTTP_ENVIRON | {"PYTHONPATH": path}
-
-    def asked(*scripts: str) -> list[dict[str, Any]]:
-        log = given.out / f"{name.replace(', ', '-').replace(' ', '-')}-{'-'.join(scripts)}.log"
-        request = ScriptsRequest(words=tuple(serve_words(params)), scripts=scripts)
+    waiting = [name for name in SCRIPTS if name in (given.script or SCRIPTS)]
+    while waiting:
+        log = given.out / f"{release}-{settings}-{waiting[0]}.log".replace(", ", "-").replace(" ", "-")
         with Child(MODULE, name="vllm serve", environ=environment, log=log) as child:
-            child.send(request, given.seconds)
-            answer = child.answer().result or {}
-        return [{"release": release, "settings": settings} | found["found"] for found in answer.values()]
-
-    def crashed(script: str, error: HarnessError) -> dict[str, Any]:
-        reason = " ".join(str(error).split())
-        return {"release": release, "settings": settings, "script": script, "verdict": "crash", "reason": reason}
-
-    rows: list[dict[str, Any]] = []
-    try:
-        return asked(*script_names())
-    except HarnessError as error:
-        if NEVER_READY in str(error):
-            return [crashed("all", error)]
-        print(f"{name}: {error}; one server for each script", file=sys.stderr)
-    for script in script_names():
-        try:
-            rows += asked(script)
-        except HarnessError as error:
-            rows.append(crashed(script, error))
-    return rows
+            while waiting:
+                script, row = waiting.pop(0), {"release": release, "settings": settings}
+                reloads = "reload" in waiting
+                child.send(
+                    ScriptRequest(words=tuple(serve_words(params)), script=script, reloads=reloads), given.seconds
+                )
+                try:
+                    yield row | (child.answer().result or {})["found"]
+                except HarnessError as error:
+                    never = NEVER_READY in str(error)
+                    reason = " ".join(str(error).split())
+                    yield row | {"script": "all" if never else script, "verdict": "crash", "reason": reason}
+                    if never:
+                        return
+                    break
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def counts(row: Row) -> Row:
+    """The columns of a row that have another name in it, or none."""
+    events = row.get("events", {})
+    found: Row = {"ties": len(row.get("ties", ())), "s": row.get("seconds")}
+    found |= {column: row.get(f"num_{column}") for column in ("answers", "tokens")}
+    found |= {"hits": events.get("prefix_cache_hits"), "preempted": events.get("num_preemptions")}
+    return found | ({"drift": f"{row['drift']:.3f}"} if "drift" in row else {})
+
+
+def table(rows: list[Row]) -> str:
     """The rows in Markdown, and under them the reason of each that is no pass."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
-    for row in rows:
-        events = row.get("events", {})
-        counts = {"ties": len(row.get("ties", ())), "s": row.get("seconds")}
-        counts |= {column: row.get(f"num_{column}") for column in ("answers", "tokens")}
-        counts |= {"hits": events.get("prefix_cache_hits"), "preempted": events.get("num_preemptions")}
-        counts |= {"drift": f"{row['drift']:.3f}"} if "drift" in row else {}
-        shown = row | counts
+    for row in sorted(rows, key=_place):
+        shown = row | counts(row)
         lines.append("| " + " | ".join(str(shown.get(column, "")) for column in COLUMNS) + " |")
-    bad = [row for row in rows if row["verdict"] != "pass"]
-    lines += ["", *(f"- {row['release']}, {row['settings']}, {row['script']}: {row['reason']}" for row in bad)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *reasons(rows)]) + "\n"
+
+
+def reasons(rows: list[Row]) -> list[str]:
+    """A line for each row that is no pass."""
+    bad = [row for row in sorted(rows, key=_place) if row["verdict"] != "pass"]
+    return [f"- {row['release']}, {row['settings']}, {row['script']}: {row['reason']}" for row in bad]
+
+
+def render(given: argparse.Namespace) -> int:
+    """Write the results into the page, the releases side by side. Returns the exit code."""
+    rows = {_place(row): row for file in given.files for row in json.loads(file.read_text())}
+    releases = sorted({row["release"] for row in rows.values()}, key=_version)
+    lines = [f"| settings | script | {' | '.join(releases)} |", "| --- " * (2 + len(releases)) + "|"]
+    for settings in SETTINGS:
+        for script in ("all", *SCRIPTS):
+            found = [rows.get(_place({"release": each, "settings": settings, "script": script})) for each in releases]
+            if any(found):
+                cells = " | ".join(_cell(row) if row else "" for row in found)
+                lines.append(f"| {settings} | {script} | {cells} |")
+    lines += ["", *reasons(list(rows.values()))]
+    intro = (
+        f"`tools/vllm_sequences.py run` and `render` wrote this: vLLM {' and '.join(releases)} on {given.device},\n"
+        "canary-mla, FLASHMLA, a pool of 28 pages of 64 tokens. A cell has the verdict, the tokens compared, the\n"
+        "ties, the largest difference of a log probability in nats, the tokens that came from the prefix cache, the\n"
+        "preemptions, and the seconds, which include the lone answers.\n"
+    )
+    seen = "## Seen\n\n" + intro + "\n" + "\n".join(lines).strip() + "\n\n"
+    page = re.sub(r"## Seen\n.*?(?=^## )", lambda _: seen, given.docs.read_text(), count=1, flags=re.DOTALL | re.M)
+    write_atomic(given.docs, page)
+    return 0
+
+
+def _cell(row: Row) -> str:
+    shown = counts(row)
+    if row["verdict"] == "crash":
+        return "crash"
+    words = [f"{shown['tokens']} tokens", f"{shown['ties']} ties", f"drift {shown['drift']}"]
+    words += [f"{shown[name]} {name}" for name in ("hits", "preempted") if shown[name]]
+    return f"{row['verdict']}: {', '.join(words)}, {shown['s']} s"
+
+
+def _version(release: str) -> tuple[bool, Version, str]:
+    try:
+        return True, Version(release), release
+    except InvalidVersion:
+        return False, Version("0"), release
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    """The key of a row: release, settings, script, in the order of the table."""
+    order = [*SETTINGS].index(row["settings"])
+    return _version(row["release"]), order, ("all", *SCRIPTS).index(row["script"])
+
+
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    runs = commands.add_parser("run")
+    runs.add_argument("--release", action="append", required=True, metavar="NAME=FOLDER")
+    runs.add_argument("--common", default="", metavar="FOLDER")
+    runs.add_argument("--settings", action="append", choices=list(SETTINGS), help="default: all, side by side")
+    runs.add_argument("--script", action="append", choices=SCRIPTS, help="default: all")
+    runs.add_argument("--seconds", type=float, default=300.0, help="time limit of a script, the first with the start")
+    runs.add_argument("--out", type=Path, required=True)
+    runs.set_defaults(do=run)
+    pages = commands.add_parser("render")
+    pages.add_argument("files", type=Path, nargs="+", metavar="SEQUENCES.JSON", help="oldest first")
+    pages.add_argument("--device", default="one GPU", help="where they ran, in words")
+    pages.add_argument("--docs", type=Path, default=ROOT / "docs" / "serve-check.md")
+    pages.set_defaults(do=render)
+    given = parser.parse_args()
+    return int(given.do(given))
 
 
 if __name__ == "__main__":

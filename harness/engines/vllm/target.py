@@ -23,7 +23,7 @@ from harness.engines.vllm.options import HTTP_ENVIRON, canary, environ, llm_opti
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import collected, why_not_split
 from harness.engines.vllm.serve.child import REFUSED, ServeRequest
-from harness.engines.vllm.serve.scripts import ScriptsRequest
+from harness.engines.vllm.serve.scripts import ScriptRequest
 from harness.engines.vllm.serve.settings import SITES, ServePoison
 from harness.engines.vllm.serve.worker_state import check
 from harness.engines.vllm.tables import ENGINE
@@ -131,8 +131,8 @@ class VllmTarget(Target):
         """Run a script against `vllm serve`. Raises as `_reply` does, and Refused if it shows nothing."""
         place.mkdir(parents=True, exist_ok=True)
         settings = environ(self._params, None, self.fault, self.gpus) | HTTP_ENVIRON
-        request = ScriptsRequest(words=tuple(serve_words(self._params)), scripts=(script,))
-        result = CaseResult.model_validate(self._reply(SCRIPTS, request, settings, place)[script]["result"])
+        request = ScriptRequest(words=tuple(serve_words(self._params)), script=script)
+        result = CaseResult.model_validate(self._reply(SCRIPTS, request, settings, place)["result"])
         if result.verdict is Verdict.SKIP:
             raise Refused(result.reason)
         return result

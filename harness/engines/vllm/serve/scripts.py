@@ -1,4 +1,4 @@
-"""The process that starts `vllm serve` and takes scripts of requests to it."""
+"""The process that starts `vllm serve` and takes scripts of requests to it, one at a time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,7 +20,7 @@ from harness.core.errors import HarnessError
 from harness.core.extras import httpx
 from harness.core.params import Record
 from harness.engines.serving import NEVER_READY
-from harness.run.protocol import answer_once
+from harness.run.protocol import Parent, Reply, reply_to_error, run_child
 from harness.run.scripts import load_script
 
 SERVER = "vllm.entrypoints.cli.main"
@@ -29,59 +28,88 @@ END_SECONDS = 30.0
 NOISE = 0.05
 
 
-class ScriptsRequest(Record):
-    """The words after `vllm`, the second a checkpoint, and the scripts for the server."""
+class ScriptRequest(Record):
+    """A script for a server, which the first request starts. The second word after `vllm` is a checkpoint."""
 
     words: tuple[str, ...]
-    scripts: tuple[str, ...]
+    script: str
+    reloads: bool = False
+    """Start the second server, with other weights, beside the first: a later script is `reload`."""
     timeout: float = 120.0
 
 
-def take_scripts(request: ScriptsRequest) -> dict[str, Any]:
-    """Start the server, and a second one with other weights for script `reload`. Returns a result for each script."""
-    found: dict[str, Any] = {}
+def take_scripts(parent: Parent) -> None:
+    """Answer each request with the result of its script. Ends after an error: the server may be gone."""
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(_served(request.words))
-        for name in request.scripts:
-            started, more = time.monotonic(), {}
-            if name == "reload":
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
+        own: _Server | None = None
+        other: _Server | None = None
+        for request in parent.requests(ScriptRequest):
+            own = own or stack.enter_context(_Server(request.words))
+            if other is None and (request.reloads or request.script == "reload"):
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 serve, model, *options = request.words
-                more["weights"] = _other_weights(Path(model), Path(folder) / Path(model).name)
-                more["against"] = stack.enter_context(_served((serve, more["weights"], *options)))
-            check = ScriptCheck(url=url, script=load_script(name), timeout=request.timeout, **more)
-            judged = check_script(check)
-            seconds = round(time.monotonic() - started, 1)
-            result = judged.result().model_dump(mode="json")
-            found[name] = {"found": judged.as_dict() | {"seconds": seconds}, "result": result}
-    return found
+                weights = _other_weights(Path(model), folder / Path(model).name)
+                other = stack.enter_context(_Server((serve, weights, *options)))
+            try:
+                parent.reply(Reply(result=_taken(request, own, other)))
+            except Exception as error:
+                parent.reply(reply_to_error(own.death() or error))
+                return
 
 
-@contextlib.contextmanager
-def _served(words: tuple[str, ...]) -> Iterator[str]:
-    """The address of a server, which ends with the block. Its output goes to the log of this process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", SERVER, *words, "--host", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen(command)
-    try:
-        while True:
-            if process.poll() is not None:
-                raise HarnessError(f"vllm {NEVER_READY}, it ended with exit code {process.returncode}")
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5.0).status_code == 200:
-                    break
-            time.sleep(0.3)
-        yield f"http://127.0.0.1:{port}/v1"
-        if process.poll() is not None:
-            raise HarnessError(f"vllm serve ended with exit code {process.returncode} while it was asked")
-    finally:
-        process.terminate()
+def _taken(request: ScriptRequest, own: _Server, other: _Server | None) -> dict[str, Any]:
+    """The result of a script. Raises HarnessError if a server ends."""
+    url, more = own.url(), {}
+    if request.script == "reload" and other:
+        more = {"weights": other.words[1], "against": other.url()}
+    started = time.monotonic()
+    judged = check_script(ScriptCheck(url=url, script=load_script(request.script), timeout=request.timeout, **more))
+    if error := own.death():
+        raise error
+    seconds = round(time.monotonic() - started, 1)
+    return {"found": judged.as_dict() | {"seconds": seconds}, "result": judged.result().model_dump(mode="json")}
+
+
+class _Server:
+    """A server, which ends with the block. Its output goes to the log of this process."""
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        """Start it, and do not wait."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.words, self._is_ready = words, False
+        command = [sys.executable, "-m", SERVER, *words, "--host", "127.0.0.1", "--port", str(self._port)]
+        self._process = subprocess.Popen(command)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
         try:
-            process.wait(END_SECONDS)
+            self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
+            self._process.kill()
+
+    def url(self) -> str:
+        """The address, once it answers. Raises HarnessError if it ends before."""
+        while not self._is_ready:
+            if error := self.death():
+                raise error
+            with contextlib.suppress(httpx.TransportError):
+                self._is_ready = httpx.get(f"http://127.0.0.1:{self._port}/health", timeout=5.0).status_code == 200
+            time.sleep(0.3)
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    def death(self) -> HarnessError | None:
+        """Why the server is gone, or None. Its connections close a moment before it ends."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(0.3)
+            ended = f"ended with exit code {code}"
+            while_asked = f"vllm serve {ended} while it was asked"
+            return HarnessError(while_asked if self._is_ready else f"vllm {NEVER_READY}, it {ended}")
+        return None
 
 
 def _other_weights(model: Path, folder: Path) -> str:
@@ -98,4 +126,4 @@ def _other_weights(model: Path, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    answer_once(ScriptsRequest, take_scripts)
+    run_child(take_scripts)
