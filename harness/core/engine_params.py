@@ -315,8 +315,8 @@ ENGINE_KERNELS: dict[str, str] = {
 
 def conflicts(params: EngineParams, layers: Set[str], num_experts: int) -> Iterator[str]:
     """Yield a sentence for each conflict between features of the engine in a model with these kinds of layers."""
-    if params.prefix_caching and layers & {"kda", "window"}:
-        yield "prefix_caching shares pages of full and sparse layers; a state or a window of another request it cannot"
+    if params.prefix_caching and "window" in layers:
+        yield "prefix_caching shares pages of full and sparse layers, and states; a window of another request it cannot"
     if params.speculative_tokens and "kda" in layers:
         yield "speculative_tokens with kda layers: a state cannot be taken back when a draft is wrong"
     if num_experts % params.expert_ranks:

@@ -155,11 +155,14 @@ def fill_pool(memory: PagedMemory, trap_block: int, site: str, poison: Poison) -
 
 
 def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
-    """Fill the blocks that changed their owner in `step` as memory that the next owner may find."""
+    """Fill the blocks that changed their owner in `step` as memory that the next owner may find, and copy states."""
+    states = [memory.block(source) for source, _ in step.state_copies]
     memory.fill(step.freed_blocks, "kv.free", poison)
     memory.fill((*step.new_attention_blocks, *step.new_state_blocks), "kv.new", poison)
     memory.fill(step.new_window_blocks, "kv.new", poison, "window")
     zero_listed_blocks(memory, step)
+    for (_, target), state in zip(step.state_copies, states, strict=True):
+        memory.data[:, target] = state
 
 
 @seam("kv.runner-ignores-zero-list")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -12,7 +11,7 @@ from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.block_pool import BlockPool, Prefix, prefixes
+from harness.engine.schedule.block_pool import BlockPool, Prefix, prefixes, up_to_page_end
 from harness.engine.schedule.config import model_config
 from harness.engine.schedule.scheduler import Scheduler, Sequence
 from harness.memory.poison.patterns import Poison
@@ -126,14 +125,13 @@ def test_a_flush_forgets_every_prefix_and_names_the_free_blocks() -> None:
     assert sorted(pool.flush()) == [1, 2, 3] and pool.find([FIRST]) == []
 
 
-@pytest.mark.parametrize("features", [{"layers": ("kda", "mla")}, {"layers": ("window", "mla")}])
-def test_states_and_windows_of_another_request_cannot_be_shared(features: dict[str, Any]) -> None:
+def test_windows_of_another_request_cannot_be_shared() -> None:
     with pytest.raises(ValidationError, match="prefix_caching shares pages of full and sparse layers"):
-        EngineParams.model_validate({"prefix_caching": True, **features})
+        EngineParams.model_validate({"prefix_caching": True, "layers": ("window", "mla")})
 
 
 def test_an_engine_refuses_a_model_whose_layers_its_parameters_do_not_know_of() -> None:
-    model = CausalLM(model_config(EngineParams(layers=("kda", "mla"))))
+    model = CausalLM(model_config(EngineParams(layers=("window", "mla"))))
     with pytest.raises(InputError, match=r"prefix_caching shares pages .*; leave one of them out"):
         Engine(model, EngineParams(prefix_caching=True), Poison("nan", frozenset()), 150)
 
@@ -157,3 +155,64 @@ def test_after_a_flush_nothing_is_shared_and_no_byte_is_left(make_engine: MakeEn
     sequence = made.add_request([token % 100 for token in PROMPT[:70]], 2)
     serve_all(made)
     assert sequence.num_shared_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("num_computed", "num_new", "num_tokens", "cut"),
+    [
+        (0, 150, 150, 128), (0, 100, 150, 64), (0, 40, 150, 40), (64, 86, 150, 64), (128, 22, 150, 22),
+        (0, 128, 128, 64), (64, 64, 128, 64), (127, 1, 128, 1), (0, 64, 64, 64), (40, 30, 150, 24),
+    ],
+)  # fmt: skip
+def test_a_chunk_ends_at_the_last_page_end_before_the_last_token(
+    num_computed: int, num_new: int, num_tokens: int, cut: int
+) -> None:
+    assert up_to_page_end(num_computed, num_new, num_tokens) == cut
+
+
+def hybrid(num_blocks: int = 20) -> Scheduler:
+    return Scheduler(BlockPool(num_blocks, "lifo"), 200, 8, needs_state=True, prefix_caching=True)
+
+
+def test_a_prompt_starts_from_a_copy_of_the_state_at_the_end_of_its_pages(advance: Advance) -> None:
+    made = hybrid()
+    first = Sequence(0, list(PROMPT), 2)
+    made.add(first)
+    step = made.schedule()
+    assert step.scheduled[0].num_new_tokens == 128 and step.state_copies == ()
+    advance(made, step)
+    ((source, kept),) = made.schedule().state_copies
+    assert source == first.state_block and kept in made.pool.free_blocks
+    made.cancel(first)
+    second = Sequence(1, list(PROMPT), 2)
+    made.add(second)
+    assert made.schedule().state_copies == ((kept, second.state_block),) and second.num_shared_tokens == 128
+
+
+def test_pages_without_their_state_and_a_state_without_its_pages_are_not_shared(advance: Advance) -> None:
+    made = hybrid()
+    made.add(Sequence(0, list(PROMPT), 2))
+    run_to_the_end(advance, made)
+    pages = list(prefixes(PROMPT))
+    assert made.pool.pages_with_state(pages, 2) == 2 and made.pool.pages_with_state(pages, 1) == 0
+    shorter = Sequence(1, PROMPT[:100], 1)
+    made.add(shorter)
+    made.schedule()
+    assert shorter.num_shared_tokens == 0 and shorter.state_source is None
+
+
+def test_answers_are_the_same_from_a_copied_state(make_engine: MakeEngine) -> None:
+    prompts = [PROMPT[:131], PROMPT[:131], PROMPT[:140], PROMPT[:70]]
+    prompts = [[token % 128 for token in prompt] for prompt in prompts]
+    answers = []
+    for prefix_caching in (False, True):
+        made = make_engine(EngineParams(layers=("kda", "mla"), kv="fp32", prefix_caching=prefix_caching))
+        given = []
+        for prompt in prompts:
+            sequence = made.add_request(prompt, 5)
+            while made.scheduler.has_work:
+                made.step()
+            given.append((sequence.tokens, sequence.num_shared_tokens))
+        answers.append(given)
+    assert [tokens for tokens, _ in answers[0]] == [tokens for tokens, _ in answers[1]]
+    assert [shared for _, shared in answers[1]] == [0, 128, 128, 64]

@@ -118,7 +118,7 @@ def test_rejected_drafts_are_judged_too() -> None:
     ("params", "reason"),
     [
         ({"layers": ("window", "mla"), "num_blocks": 7}, "a request needs 6"),
-        ({"layers": ("kda", "mla"), "prefix_caching": True}, "prefix_caching shares pages"),
+        ({"layers": ("window", "mla"), "prefix_caching": True}, "prefix_caching shares pages"),
         ({"speculative_tokens": 2, "max_batched_tokens": 2}, "verifies 3 tokens"),
     ],
 )

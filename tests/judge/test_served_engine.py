@@ -70,8 +70,8 @@ def test_a_wrong_engine_option_is_an_input_error(options: dict[str, Any], messag
 
 
 def test_options_that_the_checkpoint_cannot_have_are_an_input_error() -> None:
-    with pytest.raises(InputError, match=r"^engine: prefix_caching shares pages of full and sparse layers"):
-        open_engine(str(FIXTURES / "canary-hybrid"), prefix_caching=True)
+    with pytest.raises(InputError, match=r"^engine: speculative_tokens with kda layers"):
+        open_engine(str(FIXTURES / "canary-hybrid"), speculative_tokens=2)
 
 
 def test_a_checkpoint_of_another_kind_is_an_input_error(tmp_path: Path) -> None:

@@ -31,3 +31,14 @@ def single_tokens_first(scheduled: tuple[ScheduledSequence, ...]) -> list[Schedu
 
 def keep_drafts(sequence: Sequence) -> None:
     """Keep the drafts of a preempted request (PR 31955)."""
+
+
+def past_the_page(num_computed: int, num_new: int, num_tokens: int) -> int:
+    """Cut no chunk, so that a state is kept with the tokens behind its page (PR 53912)."""
+    return num_new
+
+
+def one_page_ahead(pool: BlockPool, wanted: list[Prefix], num_found: int) -> int:
+    """Look for a state one page further than pages were found (PR 50630)."""
+    depths = range(min(num_found + 1, len(wanted)), 0, -1)
+    return next((n for n in depths if pool.state_after(wanted[:n]) is not None), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from typing import Literal
 
@@ -129,6 +129,27 @@ class BlockPool:
         if prefix.hash not in self._block_of and block not in self._prefix_of:
             self._prefix_of[block], self._block_of[prefix.hash] = prefix, block
 
+    def state_after(self, pages: list[Prefix]) -> int | None:
+        """The block with the cached state after these pages, or None."""
+        return self.held(state_of(pages[-1])) if pages else None
+
+    @seam("prefix.state-ahead-of-pages")
+    def pages_with_state(self, wanted: list[Prefix], num_found: int) -> int:
+        """The most of the `num_found` cached pages of a prompt that a state is cached for as well.
+
+        Pages may be looked up one further and dropped again, a state may not (PR 50630).
+        """
+        return next((n for n in range(num_found, 0, -1) if self.state_after(wanted[:n]) is not None), 0)
+
+    def keep_state(self, pages: list[Prefix]) -> list[int]:
+        """Cache the state after `pages` in a block that stays free. Returns it; none if it is there, or no block is."""
+        if not self._free or self.state_after(pages) is not None:
+            return []
+        given = self.allocate(1)
+        self.cache(given[0], state_of(pages[-1]))
+        self.free(given)
+        return given
+
     def flush(self) -> list[int]:
         """Forget all prefixes. Returns the free blocks."""
         self._prefix_of.clear()
@@ -143,11 +164,15 @@ class BlockPool:
             self.events["evict"] += 1
             del self._block_of[prefix.hash]
 
-    def _has(self, wanted: Prefix) -> bool:
+    def held(self, wanted: Prefix) -> int | None:
+        """The block of a cached prefix, or None."""
         block = self._block_of.get(wanted.hash)
-        if block is not None and is_same_prefix(self._prefix_of[block], wanted):
+        return block if block is not None and is_same_prefix(self._prefix_of[block], wanted) else None
+
+    def _has(self, wanted: Prefix) -> bool:
+        if self.held(wanted) is not None:
             return True
-        self.events["collision"] += block is not None
+        self.events["collision"] += wanted.hash in self._block_of
         page = wanted.tokens[-PAGE_SIZE:]
         self.events["other_past"] += any(held.tokens[-PAGE_SIZE:] == page for held in self._prefix_of.values())
         return False
@@ -175,6 +200,30 @@ def prefixes(tokens: list[int], num_hashes: int | None = None, salt: int = 0) ->
     for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE):
         parent = hash((parent, tuple(tokens[end - PAGE_SIZE : end])))
         yield Prefix(parent if num_hashes is None else parent % num_hashes, tuple(tokens[:end]), salt)
+
+
+def state_of(prefix: Prefix) -> Prefix:
+    """The key of the state after these tokens, beside the key of their last page."""
+    return replace(prefix, hash=hash((prefix.hash, -1)))
+
+
+@seam("prefix.state-behind-its-page")
+def up_to_page_end(num_computed: int, num_new: int, num_tokens: int) -> int:
+    """Cut a chunk of `num_new` tokens at the last end of a page before the last token: there its state is kept.
+
+    A state that holds tokens behind a page, such as rejected drafts, is no state of the page's prefix (PR 53912).
+    """
+    end = min(num_computed + num_new, num_tokens - 1) // PAGE_SIZE * PAGE_SIZE
+    return end - num_computed if end > num_computed else num_new
+
+
+@seam("window.evicted-blocks-in-table")
+def forget_evicted(window_blocks: list[int], num_evicted: int) -> None:
+    """Replace the first `num_evicted` blocks, which are freed, by the null block.
+
+    A decode kernel that masks by multiplying reads the whole table, and other requests own these blocks (PR 42273).
+    """
+    window_blocks[:num_evicted] = [NULL_BLOCK] * num_evicted
 
 
 Group = Literal["attention", "window", "state"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from harness.core.errors import InputError
 from harness.core.seams import seam
-from harness.engine.schedule.block_pool import BlockPool, Group, prefixes
-from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE, num_pages
+from harness.engine.schedule.block_pool import BlockPool, Group, forget_evicted, prefixes, up_to_page_end
+from harness.engine.schedule.config import PAGE_SIZE, num_pages
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +38,9 @@ class Sequence:
     adapter: int = 0
     preempted_at: int = 0
     """The number of its tokens when it was preempted last; 0 if it never was."""
+    state_source: int | None = None
+    """The cached state that its first step starts from, and the pages that its state kept in the cache covers."""
+    num_kept_pages: int = 0
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
@@ -99,7 +102,8 @@ class Step:
     """One step: decoding requests first, then prompts, and the blocks that were freed or given since the step before.
 
     No request can read the content of `freed_blocks` any more. A block may be freed and then given. The runner must
-    zero `blocks_to_zero`, some of the new blocks, before anything runs.
+    zero `blocks_to_zero`, some of the new blocks, before anything runs. Then it writes the state that was in the first
+    block of each pair of `state_copies` into the second.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -108,6 +112,7 @@ class Step:
     new_state_blocks: tuple[int, ...]
     new_window_blocks: tuple[int, ...] = ()
     blocks_to_zero: tuple[int, ...] = ()
+    state_copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -118,8 +123,8 @@ class Scheduler:
     to the budget. Blocks are given as tokens need them. If none is free, the latest request is preempted: it loses its
     blocks and starts over later.
 
-    With `prefix_caching` a prompt starts with pages that other requests computed. With a `window` (0: no window layers)
-    each request has a second list of blocks, and blocks behind the window are freed.
+    With `prefix_caching` a prompt starts with pages that other requests computed, and a copy of the state at their end.
+    With a `window` (0: no window layers) each request has a second list of blocks, freed behind the window.
 
     `least_admitted` waiting prompts start together, if so many wait and requests are running: a step with a prompt
     cannot replay a graph.
@@ -142,6 +147,7 @@ class Scheduler:
     _new_attention: list[int] = field(default_factory=list)
     _new_state: list[int] = field(default_factory=list)
     _new_window: list[int] = field(default_factory=list)
+    _state_copies: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request. Raises InputError if it can never fit."""
@@ -167,6 +173,8 @@ class Scheduler:
         budget = self._schedule_running(scheduled, self.max_batched_tokens)
         if self.num_preemptions == preempted:
             self._schedule_waiting(scheduled, budget)
+        if self.needs_state and self.prefix_caching:
+            self._keep_states()
         step = Step(
             tuple(sorted(scheduled, key=lambda item: not item.is_decode)),
             tuple(self._freed),
@@ -174,8 +182,9 @@ class Scheduler:
             tuple(self._new_state),
             tuple(self._new_window),
             self._to_zero(),
+            tuple(self._state_copies),
         )
-        self._freed, self._new_attention, self._new_state, self._new_window = [], [], [], []
+        self._freed, self._new_attention, self._new_state, self._new_window, self._state_copies = [], [], [], [], []
         return step
 
     def finish(self, sequence: Sequence) -> None:
@@ -198,7 +207,7 @@ class Scheduler:
         queue = deque(sorted(self.running, key=lambda sequence: not sequence.is_decoding))
         while queue and budget > 0:
             sequence = queue.popleft()
-            num_new_tokens = min(sequence.num_tokens_to_run, budget)
+            num_new_tokens = self._chunk(sequence, min(sequence.num_tokens_to_run, budget))
             if sequence.drafts and num_new_tokens < sequence.query_len:
                 continue
             while not self._fits(sequence, num_new_tokens):
@@ -224,7 +233,13 @@ class Scheduler:
                 return
             self.events.update(found)
             self.running.append(self.waiting.popleft())
-            budget -= self._add(scheduled, sequence, min(sequence.num_uncomputed_tokens, budget))
+            budget -= self._add(scheduled, sequence, self._chunk(sequence, min(sequence.num_uncomputed_tokens, budget)))
+
+    def _chunk(self, sequence: Sequence, num_new_tokens: int) -> int:
+        """The tokens of a step, at most `num_new_tokens`."""
+        if self.needs_state and self.prefix_caching:
+            return up_to_page_end(sequence.num_computed_tokens, num_new_tokens, len(sequence.tokens))
+        return num_new_tokens
 
     def _add(self, scheduled: list[ScheduledSequence], sequence: Sequence, num_new_tokens: int) -> int:
         self._give_blocks(sequence, num_new_tokens)
@@ -247,6 +262,8 @@ class Scheduler:
         if self.needs_state and sequence.state_block is None:
             (sequence.state_block,) = given = self.pool.allocate(1)
             self._new_state += given
+            if sequence.state_source is not None:
+                self._state_copies.append((sequence.state_source, sequence.state_block))
         pages = num_pages(sequence.num_computed_tokens + num_new_tokens)
         given = self.pool.allocate(max(pages - len(sequence.blocks), 0))
         sequence.blocks += given
@@ -273,14 +290,27 @@ class Scheduler:
         """Start a prompt with cached pages. At least its last token is computed. Returns the pages by kind of hit."""
         if not self.prefix_caching or sequence.blocks:
             return {}
-        shared = self.pool.find(prefixes(sequence.tokens[:-1], self.num_hashes, prefix_salt(sequence)))
+        wanted = list(prefixes(sequence.tokens[:-1], self.num_hashes, prefix_salt(sequence)))
+        num_shared = len(shared := self.pool.find(wanted))
+        if self.needs_state:
+            num_shared = self.pool.pages_with_state(wanted, num_shared)
+            shared, sequence.state_source = shared[:num_shared], self.pool.state_after(wanted[:num_shared])
         evicted_next = self.pool.next_blocks(num_pages(len(sequence.tokens)) - len(shared))
         pages = {"hit": shared, "hit.free": self.pool.free_blocks, "hit.evicted_next": evicted_next}
         found = {kind: len(set(shared).intersection(blocks)) for kind, blocks in pages.items()}
         self.pool.share(shared)
-        sequence.blocks = shared
-        sequence.num_computed_tokens = sequence.num_shared_tokens = len(shared) * PAGE_SIZE
+        sequence.blocks, sequence.num_kept_pages = shared, num_shared
+        sequence.num_computed_tokens = sequence.num_shared_tokens = num_shared * PAGE_SIZE
         return found
+
+    def _keep_states(self) -> None:
+        """Copy each state at the end of a page into a free block, where prompts with these pages find it."""
+        for sequence in self.running:
+            pages = sequence.num_computed_tokens // PAGE_SIZE
+            if pages > sequence.num_kept_pages and sequence.state_block is not None:
+                sequence.num_kept_pages = pages
+                found = prefixes(sequence.tokens[: pages * PAGE_SIZE], self.num_hashes, prefix_salt(sequence))
+                self._state_copies += [(sequence.state_block, kept) for kept in self.pool.keep_state(list(found))]
 
     def _cache(self, sequence: Sequence, num_tokens: int) -> None:
         """Make the full pages of the first `num_tokens` tokens shareable."""
@@ -311,6 +341,7 @@ class Scheduler:
     def _start_over(self, sequence: Sequence) -> None:
         self._release(sequence)
         sequence.num_computed_tokens = sequence.num_shared_tokens = 0
+        sequence.num_kept_pages, sequence.state_source = 0, None
         forget_drafts(sequence)
 
     def _release(self, sequence: Sequence) -> None:
@@ -366,12 +397,3 @@ def written_tokens(sequence: Sequence, num_new_tokens: int) -> int:
 def first_visible(sequence: Sequence, window: int) -> int:
     """The first position in the window of the next query token."""
     return max(sequence.num_computed_tokens - window + 1, 0)
-
-
-@seam("window.evicted-blocks-in-table")
-def forget_evicted(window_blocks: list[int], num_evicted: int) -> None:
-    """Replace the first `num_evicted` blocks, which are freed, by the null block.
-
-    A decode kernel that masks by multiplying reads the whole table, and other requests own these blocks (PR 42273).
-    """
-    window_blocks[:num_evicted] = [NULL_BLOCK] * num_evicted

@@ -36,7 +36,9 @@ def counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[C
 
     A LIFO list reuses cached pages although others are free. State changes empty the cache of the last epoch.
     """
-    pages = sum(num_pages(length(request) + params.speculative_tokens) for request in params.requests)
+    # A state, and copies of it at the ends of pages.
+    states = 2 if "kda" in params.layers else 0
+    pages = sum(num_pages(length(request) + params.speculative_tokens) + states for request in params.requests)
     has_room = pages * (params.epochs + params.flush) <= params.num_blocks - 3 and params.free_list == "fifo"
     if not (params.prefix_caching and has_room and params.num_hashes is None):
         return []
