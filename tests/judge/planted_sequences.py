@@ -158,6 +158,18 @@ PLANTED = (
     Planted("last-token-cached-before-computed", SCHEDULER + "Scheduler.finish",
             "sequence.num_computed_tokens", "len(sequence.tokens)", "prefix-chains[sequence=next_turn]",
             where="self.prefix_caching"),
+    # States of linear attention beside the pages of a prefix.
+    Planted("state-is-not-copied", SCHEDULER + "Scheduler._give_blocks",
+            "self._state_copies.append((sequence.state_source, sequence.state_block))", "pass",
+            "prefix-states[sequence=twice]", where="sequence.state_source is not None"),
+    Planted("pages-without-a-state", SCHEDULER + "Scheduler._share_prefix",
+            "self.pool.pages_with_state(wanted, num_shared)", "num_shared",
+            "prefix-states[sequence=replayed]", where="self.needs_state"),
+    Planted("state-of-the-page-before", POOL + "BlockPool.state_after",
+            "state_of(pages[-1])", "state_of(pages[-2] if len(pages) > 1 else pages[-1])",
+            "prefix-states[sequence=next_turn]", where="len(pages) > 1"),
+    Planted("kept-state-is-never-free", POOL + "BlockPool.keep_state", "self.free(given)", "pass",
+            "prefix-states[sequence=twice]"),
     # Aborts.
     Planted("abort-leaks-pages", SCHEDULER + "Scheduler.abort",
             "self.cancel(sequence)", "sequence.blocks = []; self.cancel(sequence)", "aborted-requests[step=3]"),
