@@ -272,7 +272,8 @@ def test_a_reload_is_compared_with_a_second_server_that_has_the_weights(
     [
         ("no-prefix-cache", Verdict.SKIP, "not shown: step 1 (A B A): no page came from the prefix cache"),
         ("hash-without-past", Verdict.FAIL, "request s:1p t:5 (9 tokens), token 0"),
-        ("refuses", Verdict.CRASH, "ValueError: this vLLM refuses to start"),
+        ("refuses", Verdict.SKIP, "vLLM refuses these options: ValueError: this vLLM refuses to start"),
+        ("dies-at-start", Verdict.CRASH, "RuntimeError: no memory"),
     ],
 )
 def test_a_script_that_shows_nothing_is_a_skip_and_a_server_that_ends_a_crash(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ from harness.core.errors import KernelError, Refused
 from harness.core.params import Record
 from harness.core.records import CaseResult, FirstNan, Verdict
 from harness.engines import base
-from harness.engines.serving import Forks, Serving
+from harness.engines.serving import NEVER_READY, Forks, Serving
 from harness.engines.vllm.faults import why_not
 from harness.engines.vllm.options import HTTP_ENVIRON, canary, environ, llm_options, serve_words
 from harness.engines.vllm.params import VllmParams
@@ -34,6 +35,8 @@ from harness.run.fork_server import ForkServer
 
 QUESTIONS, SCRIPTS = "harness.engines.vllm.serve.child", "harness.engines.vllm.serve.scripts"
 """The modules of serving processes."""
+_REFUSES = re.compile(r"(?:ValueError|NotImplementedError|ValidationError): .*")
+"""The last words of a server that does not take its options: vLLM checks them with these errors."""
 FILLED_FILE = "poison.json"
 """The workers' states, `worker_state.summed`, in the folder of the answers."""
 PATTERNS = ("nan", "max")
@@ -128,11 +131,16 @@ class VllmTarget(Target):
         return ServePoison(sites, poison.pattern, self._params.poison_rank)
 
     def _take_script(self, place: Path, script: str) -> CaseResult:
-        """Run a script against `vllm serve`. Raises as `_reply` does, and Refused if it shows nothing."""
+        """Run a script against `vllm serve`. Raises as `_reply` does, and Refused if nothing is shown."""
         place.mkdir(parents=True, exist_ok=True)
         settings = environ(self._params, None, self.fault, self.gpus) | HTTP_ENVIRON
         request = ScriptRequest(words=tuple(serve_words(self._params)), script=script)
-        result = CaseResult.model_validate(self._reply(SCRIPTS, request, settings, place)["result"])
+        try:
+            result = CaseResult.model_validate(self._reply(SCRIPTS, request, settings, place)["result"])
+        except KernelError as error:
+            if NEVER_READY in self._serving.log_tail and (words := _REFUSES.search(str(error))):
+                raise Refused(f"vLLM refuses these options: {words[0]}") from None
+            raise
         if result.verdict is Verdict.SKIP:
             raise Refused(result.reason)
         return result
