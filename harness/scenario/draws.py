@@ -52,10 +52,13 @@ def draw(seed: str) -> Draw:
     return Draw(system, op, SYSTEMS.get(system).model(op).model_validate(given), poison)
 
 
-def draw_sequence(seed: str) -> Draw:
-    """The sequence of `seed`: requests that arrive, leave, share pages and go on, in a pool that is hardly enough."""
+def draw_sequence(seed: str, has_states: bool = False) -> Draw:
+    """The sequence of `seed`: requests that arrive, leave, share pages and go on, in a pool that is hardly enough.
+
+    With `has_states` they share the states of linear attention as well.
+    """
     rng = Random(seed)
-    given = _sequence(rng)
+    given = _sequence(rng, has_states)
     model = SYSTEMS.get("engine").model()
     needed = model.model_validate(given | {"num_blocks": 1000}).blocks_needed  # type: ignore[attr-defined]
     params = model.model_validate(given | {"num_blocks": max(needed + 2 + rng.randint(0, 2), 4)})
@@ -215,9 +218,10 @@ def _engine(rng: Random) -> Given:
     }
 
 
-def _sequence(rng: Random) -> Given:
+def _sequence(rng: Random, has_states: bool) -> Given:
     layers = rng.choice([("mla",), ("mla",), ("sparse", "mla"), ("kda", "mla"), ("window", "mla")])
-    can_share = "kda" not in layers and "window" not in layers
+    layers = rng.choice([("kda", "mla"), ("mla", "kda"), ("kda",)]) if has_states else layers
+    can_share = has_states or ("kda" not in layers and "window" not in layers)
     drafts = 0 if "kda" in layers else rng.choice([0, 0, 1, 2, 3])
     count, graph = rng.randint(2, 6), rng.choice(["none"] * 11 + ["full"])
     short, edge = range(1, 2 * drafts + 3), range(PAGE_SIZE - 6, PAGE_SIZE + 2)

@@ -202,8 +202,8 @@ def drawn_case(scenario: Scenario, identity: str, override: KernelOverride | Non
 
 
 def _drawn(scenario: Scenario, seed: int, number: int, override: KernelOverride | None) -> Case | None:
-    is_sequence = scenario.fuzz is not None and scenario.fuzz.draws == "sequences"
-    drawn = draw_sequence(f"{seed}:{number}") if is_sequence else draw(f"{seed}:{number}")
+    kind = scenario.fuzz.draws if scenario.fuzz is not None else "all"
+    drawn = draw(f"{seed}:{number}") if kind == "all" else draw_sequence(f"{seed}:{number}", kind == "states")
     whole = MatrixPoint({"seed": str(seed), "draw": str(number)}, drawn.params)
     point = override.apply(SYSTEMS.get(drawn.system), drawn.op, whole) if override else whole
     return _made(scenario, point, drawn.poison, system=drawn.system, op=drawn.op) if point else None

@@ -136,8 +136,10 @@ class FuzzSettings(Record):
     """The settings of a scenario with drawn cases instead of a matrix."""
 
     examples: Annotated[int, Field(ge=1, le=10_000)] = 200
-    draws: Literal["all", "sequences"] = Field(
-        default="all", description="all: any op and the engine; sequences: requests of the engine in tight pools"
+    draws: Literal["all", "sequences", "states"] = Field(
+        default="all",
+        description="all: any op and the engine; sequences: requests of the engine in tight pools; states: such "
+        "requests that share states of linear attention",
     )
 
 

@@ -19,7 +19,7 @@ from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 
 ROOT = Path(__file__).parents[2]
-SEQUENCES, FUZZ = [s for s in load_scenarios(shipped_directory()) if s.fuzz is not None]
+SEQUENCES, STATES, FUZZ = [s for s in load_scenarios(shipped_directory()) if s.fuzz is not None]
 DRAWN = expand(FUZZ, seed=7)
 
 
@@ -102,3 +102,9 @@ def test_sequences_are_drawn_from_their_id_alone_and_reach_every_part_of_their_w
     assert any(chain.endswith("+") for params in every for chain in params.chains)
     lengths = {length for params in every for length, _ in params.requests}
     assert {1, 2, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE} <= lengths
+
+
+def test_sequences_of_states_share_them_and_change_like_other_sequences() -> None:
+    every = [case.params_as(EngineParams) for seed in range(20) for case in expand(STATES, seed=seed)]
+    assert all("kda" in params.layers for params in every) and sum(params.prefix_caching for params in every) > 30
+    assert {change for params in every for change, _ in params.changes} >= {"reload", "sleep"}

@@ -212,6 +212,7 @@ def up_to_page_end(num_computed: int, num_new: int, num_tokens: int) -> int:
     """Cut a chunk of `num_new` tokens at the last end of a page before the last token: there its state is kept.
 
     A state that holds tokens behind a page, such as rejected drafts, is no state of the page's prefix (PR 53912).
+    With `num_tokens` 0 nothing is cut.
     """
     end = min(num_computed + num_new, num_tokens - 1) // PAGE_SIZE * PAGE_SIZE
     return end - num_computed if end > num_computed else num_new

@@ -237,15 +237,15 @@ class Scheduler:
 
     def _chunk(self, sequence: Sequence, num_new_tokens: int) -> int:
         """The tokens of a step, at most `num_new_tokens`."""
-        if self.needs_state and self.prefix_caching:
-            return up_to_page_end(sequence.num_computed_tokens, num_new_tokens, len(sequence.tokens))
-        return num_new_tokens
+        length = len(sequence.tokens) if self.needs_state and self.prefix_caching else 0
+        return up_to_page_end(sequence.num_computed_tokens, num_new_tokens, length)
 
     def _add(self, scheduled: list[ScheduledSequence], sequence: Sequence, num_new_tokens: int) -> int:
         self._give_blocks(sequence, num_new_tokens)
         self._cache(sequence, written_tokens(sequence, num_new_tokens))
         scheduled.append(ScheduledSequence(sequence, num_new_tokens))
-        return num_new_tokens
+        # Nobody else starts before the next chunk of a prompt that is cut at the end of a page.
+        return num_new_tokens + (num_new_tokens < sequence.num_uncomputed_tokens) * self.max_batched_tokens
 
     def _blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
         """The number of blocks that `sequence` lacks for `num_tokens` tokens."""
