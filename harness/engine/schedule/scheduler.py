@@ -244,7 +244,7 @@ class Scheduler:
         self._give_blocks(sequence, num_new_tokens)
         self._cache(sequence, written_tokens(sequence, num_new_tokens))
         scheduled.append(ScheduledSequence(sequence, num_new_tokens))
-        # Nobody else starts before the next chunk of a prompt that is cut at the end of a page.
+        # No other request starts before the next chunk of a prompt that is cut at the end of a page.
         return num_new_tokens + (num_new_tokens < sequence.num_uncomputed_tokens) * self.max_batched_tokens
 
     def _blocks_for(self, sequence: Sequence, num_tokens: int) -> int:

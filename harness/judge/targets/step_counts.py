@@ -94,7 +94,7 @@ class Before:
         shared = sum(one.num_shared_tokens // PAGE_SIZE for one in ran if one not in self.running)
         has_place = len(self.running.keys() | ran) < params.max_num_seqs
         if "kda" in params.layers and params.prefix_caching:
-            # Nobody starts beside a prompt that is cut at the end of a page.
+            # No request starts beside a prompt that is cut at the end of a page.
             newest = engine.observations.newest
             has_place &= newest is not None and {one.request for one in ran} <= set(newest.requests)
         return has_place and sum(ran.values()) < params.max_batched_tokens and needed <= self.num_free - given - shared
