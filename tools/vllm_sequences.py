@@ -4,10 +4,10 @@
     tools/vllm_sequences.py render runs/sequences.json --device "one NVIDIA H100"
 
 Each release is a folder for PYTHONPATH; `--common` is one that all share. The settings of a release run side by side, a
-server each and a second one for `reload`. `run` needs no one to watch: a script has a time limit, and after one that ends its
-server another server takes those that are left. Logs, `sequences.json` and a table are left in `--out`, after
-every script. Exit code 1 if an answer differs or a server ends, 2 if a script showed nothing. `render` needs no GPU.
-It takes the files of several runs; the newest result of a script counts.
+server each and a second one for `reload`. A script has a time limit, and after one that ends its server another server
+takes those that are left. Logs, `sequences.json` and a table are left in `--out`, after every script. Exit code 1 if an
+answer differs or a server ends, 2 if a script showed nothing. `render` needs no GPU; it takes the files of several
+runs, and the newest result of a script counts.
 """
 
 from __future__ import annotations

@@ -253,7 +253,11 @@ def _sequence(rng: Random, has_states: bool) -> Given:
         # The first request is never aborted, so that there is something to judge.
         "aborts": [(rng.randint(1, count - 1), rng.randint(0, 14)) for _ in range(rng.choice([0, 0, 0, 1, 2]))],
     }
-    return given | changes_between(rng, given)
+    given |= changes_between(rng, given)
+    if has_states and given.get("changes"):
+        # The last request arrives after the changes, so that a cold engine can answer it as well.
+        given["arrivals"][-1] = max(given["arrivals"][-1], given["changes"][-1][1])
+    return given
 
 
 def changes_between(rng: Random, given: Given) -> Given:
