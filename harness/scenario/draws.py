@@ -233,7 +233,7 @@ def _sequence(rng: Random, has_states: bool) -> Given:
     for later in range(1, count):
         if rng.random() < 0.2:
             chains[later] = f"{rng.randrange(later)}+"
-    given = {
+    given: Given = {
         "layers": layers,
         "kv": rng.choice(["fp32", "fp32", "bf16"]),
         "graph": graph,
