@@ -23,6 +23,7 @@ from replies import Handler, serve  # type: ignore[import-not-found]
 
 BUGS = {
     "hash-without-past": "a page is found by its own tokens, whatever came before it",
+    "found-after-eviction": "a page that is given away is found by its old tokens",
     "kept-after-preemption": "a preempted request keeps its count of computed tokens, but not its pages",
     "abort-keeps-slot": "the slot of an aborted request is handed over as it is",
     "prompt-as-decode": "a fresh prompt of 1+k tokens is taken for a decode that reads its last token only",
@@ -126,7 +127,9 @@ class Engine:
             if not self.free:
                 return False
             page = self.free.popleft()
-            self.found.pop(self.keys.pop(page, None), None)
+            key = self.keys.pop(page, None)
+            if "found-after-eviction" not in GIVEN:
+                self.found.pop(key, None)
             self.refs[page] = 1
             request.pages.append(page)
         return True

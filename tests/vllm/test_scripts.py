@@ -47,6 +47,7 @@ def test_a_sound_server_passes_all_scripts_one_after_the_other(serve: Callable[.
     ("name", "bug", "where"),
     [
         ("cache-reuse", "hash-without-past", "step 2 (the same page after another past)"),
+        ("cache-reuse", "found-after-eviction", "step "),
         ("preempt", "kept-after-preemption", "step 1 (answers outgrow the pool)"),
         ("abort", "abort-keeps-slot", "step "),
         ("lengths", "prompt-as-decode", "asked alone"),
