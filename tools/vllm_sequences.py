@@ -13,6 +13,7 @@ runs, and the newest result of a script counts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
+from threading import Barrier, BrokenBarrierError, Lock
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
@@ -54,8 +55,8 @@ def run(given: argparse.Namespace) -> int:
     rows: list[Row] = []
     lock = Lock()
 
-    def take(release: str, path: str, settings: str) -> None:
-        for row in results(release, path, settings, given):
+    def take(release: str, path: str, settings: str, turns: Turns) -> None:
+        for row in results(release, path, settings, given, turns):
             with lock:
                 rows.append(row)
                 print(f"{release}, {settings}, {row['script']}: {row['verdict']}: {row['reason']}"[:300], flush=True)
@@ -64,14 +65,45 @@ def run(given: argparse.Namespace) -> int:
 
     for release, _, folder in (each.partition("=") for each in given.release):
         path = os.pathsep.join(filter(None, (folder, given.common, str(ROOT), os.environ.get("PYTHONPATH"))))
-        with ThreadPoolExecutor(len(SETTINGS)) as pool:
-            list(pool.map(lambda settings: take(release, path, settings), given.settings or SETTINGS))  # noqa: B023
+        chosen = given.settings or list(SETTINGS)
+        turns = Turns(len(chosen), given.seconds)
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            for done in [pool.submit(take, release, path, settings, turns) for settings in chosen]:
+                done.result()
     print(table(rows))
     verdicts = {row["verdict"] for row in rows}
     return 1 if verdicts & {"fail", "crash"} else 2 if "skip" in verdicts else 0
 
 
-def results(release: str, path: str, settings: str, given: argparse.Namespace) -> Iterator[Row]:
+class Turns:
+    """Lets one server sleep while the others idle: vLLM's sleep fails if memory of the GPU is taken meanwhile."""
+
+    def __init__(self, num_servers: int, seconds: float) -> None:
+        self._alone, self._all, self._seconds = Lock(), Barrier(num_servers), seconds
+
+    @contextlib.contextmanager
+    def of(self, script: str) -> Iterator[None]:
+        """Wait for the turn of a script. A server that is gone is not waited for."""
+        if script != "sleep":
+            yield
+            return
+        self._wait()
+        try:
+            with self._alone:
+                yield
+        finally:
+            self._wait()
+
+    def _wait(self) -> None:
+        with contextlib.suppress(BrokenBarrierError):
+            self._all.wait(self._seconds)
+
+    def leave(self) -> None:
+        """Have no one wait for this server."""
+        self._all.abort()
+
+
+def results(release: str, path: str, settings: str, given: argparse.Namespace, turns: Turns) -> Iterator[Row]:
     """A row for each script. The next server takes the scripts after one that ended the server."""
     params = VllmParams(**SMALL | SETTINGS[settings])
     environment = environ(params, None) | HTTP_ENVIRON | {"PYTHONPATH": path}
@@ -81,17 +113,19 @@ def results(release: str, path: str, settings: str, given: argparse.Namespace) -
         with Child(MODULE, name="vllm serve", environ=environment, log=log) as child:
             while waiting:
                 script, row = waiting.pop(0), {"release": release, "settings": settings}
-                reloads = "reload" in waiting
-                child.send(
-                    ScriptRequest(words=tuple(serve_words(params)), script=script, reloads=reloads), given.seconds
-                )
+                words, reloads = tuple(serve_words(params)), "reload" in waiting
+                request = ScriptRequest(words=words, script=script, reloads=reloads)
                 try:
-                    yield row | (child.answer().result or {})["found"]
+                    with turns.of(script):
+                        child.send(request, given.seconds)
+                        found = (child.answer().result or {})["found"]
+                    yield row | found
                 except HarnessError as error:
                     never = NEVER_READY in str(error)
                     reason = " ".join(str(error).split())
                     yield row | {"script": "all" if never else script, "verdict": "crash", "reason": reason}
                     if never:
+                        turns.leave()
                         return
                     break
 
