@@ -29,24 +29,8 @@ PLAIN = {
 FAILING = {
     "max_num_batched_tokens": 96,
 }
-environ, options = (
-    {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-    },
-    PLAIN,
-)
-environ, options = (
-    {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
-    },
-    PLAIN | FAILING,
-)  # BUG: remove this line and it passes
+environ, options = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_USE_V2_MODEL_RUNNER": "0"}, PLAIN
+environ, options = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_USE_V2_MODEL_RUNNER": "1"}, PLAIN | FAILING  # BUG: remove this line and it passes
 
 os.environ.update(HF_HUB_OFFLINE="1", **environ)
 import torch
