@@ -26,7 +26,7 @@ VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.KNOWN]
 
 def document(runs: dict[str, RunStore]) -> str:
     """The page: for each release its cells by kernel and verdict, and the groups of cells that are not clean."""
-    parts = [part for release, store in runs.items() for part in _release(release, store)]
+    parts = [part for release, store in runs.items() for part in release_parts(release, store)]
     return (
         "# Every kernel on every axis\n\n"
         + (
@@ -64,7 +64,8 @@ def _counts(found: Counter[Verdict] | None) -> str:
     return ", ".join(f"{count} {verdict.value}" for verdict, count in (found or {}).items())
 
 
-def _release(release: str, store: RunStore) -> Iterator[str]:
+def release_parts(release: str, store: RunStore) -> Iterator[str]:
+    """A heading, the machine, and the tables of one release."""
     results = [result for result in store.results() if not result.reason.startswith(NEVER_RAN)]
     machine = store.plan.environment
     gpu = next(iter(machine.get("gpus") or ()), {})

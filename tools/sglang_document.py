@@ -1,0 +1,138 @@
+"""Write the measured tables of docs/sglang.md, between its two markers, from run folders on GPUs.
+
+mla-harness run -m sglang --out RUNS;  mla-harness run sglang-padded-rows --fault sglang.stale-pad-slots --out RUNS
+mla-harness run -m kernel-matrix --device cuda --kernel sglang-triton … --out RUNS
+mla-harness run vllm-as-released sglang-as-released -m nightly --out RUNS
+python tools/sglang_document.py RUNS [RUNS …]
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from markdown_page import brief, table
+from matrix_document import release_parts
+
+from harness.accuracy.answer_log import read_run
+from harness.core.errors import HarnessError
+from harness.core.records import CaseResult
+from harness.engines.base import release_of
+from harness.store.run_folder import NEVER_RAN, RunStore
+
+PAGE = Path(__file__).parents[1] / "docs" / "sglang.md"
+FIRST, LAST = "<!-- measured: tools/sglang_document.py -->", "<!-- end of measured -->"
+BESIDE = {"TRITON_MLA": "triton", "FLASHMLA": "flashmla"}
+"""SGLang's name of each of vLLM's backends."""
+Found = list[tuple[RunStore, CaseResult]]
+
+
+def measured(stores: list[RunStore]) -> str:
+    """The tables of all runs: clean cases, faults, SGLang beside vLLM, kernels."""
+    all_found = [(store, result) for store in stores for result in store.results()]
+    beside = [one for one in all_found if one[1].scenario.endswith("-as-released")]
+    served = [one for one in all_found if _release(one[0]) and one[1].scenario.startswith("sglang-")]
+    clean = [one for one in served if one not in beside and not one[1].fault and one[1].reason != NEVER_RAN]
+    parts = [_machine(stores), "### Clean cases", _by_release(clean, lambda result: result.id)]
+    faulty = [one for one in served if one[1].fault]
+    parts += ["### Faults in a release", _by_release(faulty, lambda result: str(result.fault))]
+    parts += ["### Beside vLLM", *_beside(beside)]
+    for store in stores:
+        if any(result.scenario.startswith("kernel-matrix") for result in store.results()):
+            parts += [part.replace("## ", "### ", 1) for part in release_parts(f"Kernels of {_release(store)}", store)]
+    return "\n\n".join(parts)
+
+
+def _release(store: RunStore) -> str:
+    return str((store.plan.environment.get("engines") or {}).get("sglang") or "")
+
+
+def _machine(stores: list[RunStore]) -> str:
+    found = set()
+    for store in stores:
+        machine = store.plan.environment
+        names = ", ".join(sorted({gpu["name"] for gpu in machine.get("gpus") or ()}))
+        found.add(f"{names}, torch {machine.get('torch')}, Triton {machine.get('triton')}")
+    return (
+        f"{len(stores)} runs; each saw one GPU: {'; '.join(sorted(found))}. Several cases ran at a time, so seconds are "
+        "upper bounds. Accuracy is by epoch."
+    )
+
+
+def _by_release(found: Found, row_of: object) -> str:
+    """A row for each case or fault, a column for each release."""
+    assert callable(row_of)
+    releases = sorted({_release(store) for store, _ in found}, key=release_of)
+    cells: dict[str, dict[str, list[str]]] = {}
+    for store, result in found:
+        cells.setdefault(f"`{row_of(result)}`", {}).setdefault(_release(store), []).append(_outcome(store, result))
+    rows = [
+        (name, *("; ".join(by_release.get(release, ["not run"])) for release in releases))
+        for name, by_release in sorted(cells.items())
+    ]
+    return table(("", *releases), rows)
+
+
+def _outcome(store: RunStore, result: CaseResult) -> str:
+    """Verdict, accuracy and seconds of a result; of a failure also the first NaN's writer, or the reason."""
+    if result.reason == NEVER_RAN:
+        return "had not ended when the machine's time was over"
+    words = [f"{result.verdict.value} {_accuracy(result)}".strip(), f"{result.seconds:.0f} s"]
+    blame = store.blames().get(next(job.key for job in store.plan.jobs if job.case.id == result.id))
+    writer = blame.first_nan.writer if blame and blame.first_nan else ""
+    if writer:
+        words.append(f"first NaN: `{re.sub(r'^layers.[0-9]+', 'layers.N', writer)}`")
+    elif result.reason:
+        words.append(brief(result.reason, 130))
+    return ", ".join(words)
+
+
+def _accuracy(result: CaseResult) -> str:
+    return " ".join(f"{epoch.accuracy:.4f}" for epoch in (result.accuracy.epochs if result.accuracy else ()))
+
+
+def _beside(found: Found) -> Iterator[str]:
+    """The same cases on both engines, and what the table can show."""
+    rows = []
+    for store, result in found:
+        options = dict(re.findall(r"(\w+)=([^,\]]+)", result.id))
+        engines = store.plan.environment["engines"]
+        engine = f"SGLang {engines['sglang']}" if engines.get("sglang") else f"vLLM {engines['vllm']}"
+        changed = sum(epoch.changed for epoch in result.accuracy.epochs) if result.accuracy else 0
+        backend = BESIDE.get(options["backend"], options["backend"])
+        differ = _differ(store, result) if options["graph"] != "none" else ""
+        rows.append((
+            backend, options["kv"], options["graph"], engine, result.verdict.value, _accuracy(result), changed, differ,
+            f"{result.seconds:.0f}",
+        ))  # fmt: skip
+    yield table(
+        ("backend", "`kv`", "graph", "engine", "verdict", "accuracy", "changed between epochs",
+         "graphs against eager", "seconds"), sorted(rows),
+    )  # fmt: skip
+
+
+def _differ(store: RunStore, result: CaseResult) -> str:
+    """How many answers of the first epoch differ between the engine with graphs and without."""
+    job = next(job for job in store.plan.jobs if job.case.id == result.id)
+    folders = [Path(str(store.placed(job).directory)) / "zeros" / name for name in ("asked", "eager")]
+    asked, eager = ({one.question: one.answer_hash for one in read_run(folder).epoch(1)} for folder in folders)
+    return f"{sum(eager[question] != answer for question, answer in asked.items())} of {len(asked)}"
+
+
+def _stores(folders: Iterable[str]) -> Iterator[RunStore]:
+    for folder in folders:
+        for plan in sorted(Path(folder).rglob("run.json")):
+            store = RunStore.open(plan.parent)
+            if store.plan.seconds:
+                yield store
+
+
+if __name__ == "__main__":
+    try:
+        text = PAGE.read_text(encoding="utf-8")
+        before, after = text.partition(FIRST)[0], text.partition(LAST)[2]
+        PAGE.write_text(f"{before}{FIRST}\n{measured(list(_stores(sys.argv[1:])))}\n{LAST}{after}", encoding="utf-8")
+    except HarnessError as error:
+        sys.exit(f"sglang_document: {error}")
