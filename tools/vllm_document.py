@@ -149,16 +149,20 @@ class Page:
         return f"# vLLM {', '.join(others)}{' and ' if others else ''}{last} under the harness"
 
     def machine(self) -> str:
-        """One line on where it ran."""
+        """One line on where each release ran."""
+        return "\n".join(f"- vLLM {release}: {self.where(release)}" for release in self.releases)
+
+    def where(self, release: str) -> str:
+        """The GPUs, and the versions of the newest run of a release."""
         gpus: dict[str, None] = {}
         words: list[str] = []
-        for folder, release in itertools.product(self.folders, self.releases):
+        for folder in self.folders:
             for plan in sorted((folder / release).glob("*/run/*/run.json")):
                 environment = json.loads(plan.read_text()).get("environment") or {}
                 gpus |= {gpu["name"]: None for gpu in environment.get("gpus") or []}
                 names = [name for name in ("python", "torch", "triton") if environment.get(name)]
                 words = [f"{name} {environment[name]}" for name in names] or words
-        return f"Machines: {' and '.join(gpus)}; {', '.join(words)}; vLLM {', '.join(self.releases)}."
+        return f"{' and '.join(gpus)}; {', '.join(words)}"
 
     def newest(self, release: str, step: str, case: str) -> Run | None:
         """The last result of a case; a time-out only where there is nothing else."""
@@ -225,8 +229,9 @@ class Page:
     def rounds(self, release: str) -> dict[str, list[Run]]:
         """Case -> its last runs, oldest first; skipped runs only where there is no other."""
         found: defaultdict[str, list[Run]] = defaultdict(list)
-        for place in [place for folder in self.folders for place in sorted((folder / release).glob("clean-*"))]:
-            for run in runs_in(place):
+        steps = ("warm", "clean-*")
+        for folder, step in itertools.product(self.folders, steps):
+            for run in [run for place in sorted((folder / release).glob(step)) for run in runs_in(place)]:
                 # Cases that need more GPUs have their own table.
                 if run.verdict != "skip" or not re.match(r"needs \d+ GPUs", run.reason):
                     found[run.result["id"]].append(run)
@@ -287,7 +292,9 @@ class Page:
             for folder in self.folders
             for file in sorted((folder / release).glob("susceptibility/run/*/results.jsonl"))
         ]
-        results = [CaseResult.model_validate(line) for file in files for line in read_json_lines(file)]
+        found = [CaseResult.model_validate(line) for file in files for line in read_json_lines(file)]
+        # Kernels of another engine say nothing of a release.
+        results = [result for result in found if "is not installed" not in result.reason]
         return {result.id: cell_of(result, case) for result in results if (case := case_of(result.id)) is not None}
 
     def susceptibility(self) -> Iterator[str]:

@@ -22,9 +22,11 @@ from pathlib import Path
 from packaging.version import Version
 from vllm_document import BARE, FAULTS, RANKS, Page, curve, runs_in
 
-from harness.core.catalog import ENGINES, KERNELS
+from harness.core.catalog import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
+ORIGINS = ("vllm", "flashinfer")
+"""The packages with kernels that vLLM calls."""
 WARM = "vllm-kv-cache-full[backend=TRITON_MLA]"
 """A release's first hybrid case compiles and tunes the kernels of linear attention: minutes when many do so at once."""
 HYBRID_FAULT = "vllm.skip-zero-new-blocks"
@@ -63,7 +65,7 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
             yield Step(fault, release, ["run", *cases, "--fault", fault, *together])
         if release == (options.susceptible or releases[0]):
             # Planners are judged through their decode.
-            kernels = [spec.name for spec in KERNELS if spec.origin in ENGINES and spec.op != "mla_decode_plan"]
+            kernels = [spec.name for spec in KERNELS if spec.origin in ORIGINS and spec.op != "mla_decode_plan"]
             names = [word for name in kernels for word in ("--kernel", name)]
             words = ["susceptibility", "--device", "cuda", "-n", "4", "--per-gpu", "4", *names]
             yield Step("susceptibility", release, words)

@@ -1,7 +1,7 @@
 """Run a script of requests against a server, and compare each answer with the same request asked alone, uncached.
 
-Both are greedy. A difference where the reference holds two tokens for nearly alike is a tie, and ends the comparison of
-this answer. What a step must make happen (a hit, a preemption, ...) is read from the server's counters: a script in
+Both are greedy. A difference where the reference holds both tokens for nearly alike is a tie, and ends the comparison
+of this answer. What a step must make happen (a hit, a preemption, ...) is read from the server's counters: a script in
 which it did not happen shows nothing, whatever was answered.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness.accuracy.script import Pool, Request, Script, Step, requests_of
-from harness.accuracy.script_server import Reply, Scores, ScriptServer
+from harness.accuracy.script_server import NUM_BEST, Reply, Scores, ScriptServer
 from harness.core.errors import Refused
 from harness.core.params import Record
 from harness.core.records import CaseResult, Finding, Verdict
@@ -234,8 +234,10 @@ class _Runner:
             self.judged.num_tokens += 1
             if token != right:
                 top = expected.top[place]
-                margin = expected.logprobs[place] - top.get(token, -math.inf)
-                known = f"margin {margin:.3f} nats" if token in top else "which is not among the best two"
+                # A token beyond the best is at least as far away as the last of them.
+                last = min(top.values()) if len(top) >= NUM_BEST else -math.inf
+                margin = expected.logprobs[place] - top.get(token, last)
+                known = f"margin {margin:.3f} nats" if token in top else f"which is not among the best {len(top)}"
                 what = f", token {place}: {token} instead of {right}, {known}"
                 if margin <= 2 * self.check.tolerance:
                     return self.judged.ties.append(f"{where}: {_named(request)}{what}")

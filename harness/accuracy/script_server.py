@@ -19,6 +19,8 @@ from harness.core.extras import httpx
 IDLE_SECONDS = 60.0
 """How long a server may take to be idle after the last answer."""
 MOST_TOGETHER = 1024
+NUM_BEST = 5
+"""The tokens at each place whose log probabilities are asked for: as many as every server gives."""
 DEV_MODE = "vLLM has it with VLLM_SERVER_DEV_MODE=1"
 _SAMPLE = re.compile(r"^(vllm|sglang):(\w+?)(?:_total)?(\{[^}]*\})? (\S+)", re.MULTILINE)
 _ID = re.compile(r"token_id:(\d+)")
@@ -37,7 +39,7 @@ _COUNTED = ("prefix_cache_hits", "prefix_cache_queries", "num_preemptions", "gen
 
 @dataclass(frozen=True)
 class Reply:
-    """The tokens of an answer, with their log probabilities, and the best two tokens at each place.
+    """The tokens of an answer, with their log probabilities, and the best tokens at each place.
 
     `error` is the reason for no answer. A token is `token_id:N`, or its text if the server does not say the id.
     """
@@ -176,7 +178,7 @@ class ScriptServer(ServerBackend):
         return counts, cache
 
     def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-        more = {"ignore_eos": True, "logprobs": 2, "return_tokens_as_token_ids": True, "cache_salt": self._salt}
+        more = {"ignore_eos": True, "logprobs": NUM_BEST, "return_tokens_as_token_ids": True, "cache_salt": self._salt}
         return self._body("", max_tokens) | more | {"prompt": list(prompt)}
 
     async def _reply(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Reply:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from harness.core.files import write_atomic
+from harness.core.files import FIXTURES, write_atomic
 from harness.core.params import Record
 from harness.core.registry import attribute_at
 from harness.diagnose.script.export import Exported
@@ -63,7 +63,7 @@ def issue_text(exported: Exported, notes: Notes, command: str) -> str:
                 f"git clone https://github.com/mla-harness/mla-harness\nFIXTURES=mla-harness/fixtures python {SCRIPT}"
             ),
             "A server with the same options is wrong too:",
-            _code(str(attribute_at(path)(case))),
+            _code(str(attribute_at(path)(case)).replace(str(FIXTURES), "mla-harness/fixtures")),
         ]
     parts = [
         f"# {notes.title or story.title}",

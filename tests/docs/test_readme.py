@@ -136,7 +136,15 @@ RIDDLES = re.compile(
     r"with nothing poisoned|one value only)\b",
     re.IGNORECASE,
 )
-RECORDED = {"gpu.md", "vllm.md", "vllm-since-0.28.md", "vllm-host.md", "vllm-releases.md", "kernel-matrix.md"}
+RECORDED = {
+    "gpu.md",
+    "vllm.md",
+    "vllm-since-0.28.md",
+    "vllm-host.md",
+    "vllm-releases.md",
+    "kernel-matrix.md",
+    "survey.md",
+}
 """Pages of printed outputs."""
 
 

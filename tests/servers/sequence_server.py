@@ -34,6 +34,7 @@ BUGS = {
     "drifts": "log probabilities change if requests run together",
     "dies-of-preemption": "the process ends when a request is preempted",
     "near-tie": "two tokens are equally likely; requests that run together take the second",
+    "third-of-ties": "three tokens are equally likely; requests that run together take the third",
     "no-prefix-cache": "", "roomy": "", "no-metrics": "", "no-endpoints": "", "never-aborts": "", "no-salt": "",
     "no-scores": "", "no-root": "",
 }  # fmt: skip
@@ -44,6 +45,8 @@ GIVEN -= {f"weights={WEIGHTS}", f"port={PORT}"}
 assert set(BUGS) >= GIVEN, GIVEN - set(BUGS)
 PAGE, NUM_PAGES, NUM_SLOTS, DRAFTS = 4, 400 if "roomy" in GIVEN else 24, 32, 3
 STEP_SECONDS = 0.001
+LAST_SECONDS = 0.01
+"""How long requests that come together wait for the next one, so that answers of few tokens meet on a busy machine."""
 
 
 def tensors(name: str) -> list[int]:
@@ -56,7 +59,7 @@ class Request:
         self.pages: list[int] = []
         self.computed = 0
         self.slot = -1
-        self.out: queue.Queue[tuple[int, float, int, float] | None] = queue.Queue()
+        self.out: queue.Queue[tuple[int, float, list[tuple[int, float]]] | None] = queue.Queue()
         self.aborted = False
 
     @property
@@ -79,6 +82,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.sleeping = False
+        self.newest = 0.0
         self.count = dict.fromkeys(
             ("prefix_cache_hits", "prefix_cache_queries", "num_preemptions", "generation_tokens"), 0
         )
@@ -86,7 +90,8 @@ class Engine:
     def loop(self) -> None:
         while True:
             with self.lock:
-                if not self.sleeping:
+                together = len(self.waiting) + len(self.running) > 1
+                if not self.sleeping and not (together and time.monotonic() - self.newest < LAST_SECONDS):
                     self.step()
             time.sleep(STEP_SECONDS)
 
@@ -162,16 +167,20 @@ class Engine:
             read = read[-1:] * 2
         token, second = choice(read, self.weights, self.state[request.slot])
         logprob, other = -0.1, -3.0
+        best = [(token, logprob), (second, other)]
         if "near-tie" in GIVEN:
-            logprob, other = (-0.7, -0.72)
-            if together and request.computed % 5 == 0:
-                token, second, logprob, other = second, token, other, logprob
+            best = [(token, -0.7), (second, -0.72)]
+        if "third-of-ties" in GIVEN:
+            best = [(token, -1.1), (second, -1.11), (second + 1, -1.12)]
+        if len({round(value) for _, value in best}) == 1 and together and request.computed % 5 == 0:
+            token = best[-1][0]
+        logprob = dict(best)[token]
         if "drifts" in GIVEN and together:
             logprob -= 1.0
         request.tokens.append(token)
         self.count["generation_tokens"] += 1
         if not ("loses-last-token" in GIVEN and together and request.is_done):
-            request.out.put((token, logprob, second, other))
+            request.out.put((token, logprob, best))
         if request.is_done:
             self.leave(request)
 
@@ -298,12 +307,20 @@ class Served(Handler):
             return
         with ENGINE.lock:
             ENGINE.waiting.append(request)
+            ENGINE.newest = time.monotonic()
         if body.get("stream"):
-            self.stream(request)
+            self.stream(request, int(str(body["logprobs"])))
             return
         got = list(iter(request.out.get, None))
         usage = {"prompt_tokens": request.num_prompt, "completion_tokens": len(got)}
-        self.reply(200, {"choices": [{"text": "?" * len(got), "logprobs": logprobs(got)}], "usage": usage})
+        found = logprobs(got, int(str(body["logprobs"])))
+        self.reply(
+            200,
+            {
+                "choices": [{"text": "?" * len(got), "logprobs": found}],
+                "usage": usage,
+            },
+        )
 
     def is_gone(self) -> bool:
         if not select.select([self.connection], [], [], 0)[0]:
@@ -313,7 +330,7 @@ class Served(Handler):
         except OSError:
             return True
 
-    def stream(self, request: Request) -> None:
+    def stream(self, request: Request, num_best: int) -> None:
         self.close_connection = True
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
@@ -331,7 +348,7 @@ class Served(Handler):
             if item is None:
                 return
             if item:
-                chunk = {"choices": [{"text": "?", "logprobs": logprobs([item])}]}
+                chunk = {"choices": [{"text": "?", "logprobs": logprobs([item], num_best)}]}
                 try:
                     self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
                     self.wfile.flush()
@@ -339,11 +356,15 @@ class Served(Handler):
                     request.aborted = "never-aborts" not in GIVEN
 
 
-def logprobs(got: list[tuple[int, float, int, float]]) -> dict[str, object]:
+def logprobs(got: list[tuple[int, float, list[tuple[int, float]]]], num_best: int) -> dict[str, object]:
     return {
         "tokens": [f"token_id:{token}" for token, *_ in got],
-        "token_logprobs": [logprob for _, logprob, *_ in got],
-        "top_logprobs": [{f"token_id:{a}": x, f"token_id:{b}": y} for a, x, b, y in got],
+        "token_logprobs": [logprob for _, logprob, _ in got],
+        # The best of all, and the token itself.
+        "top_logprobs": [
+            {f"token_id:{name}": value for name, value in [*best[:num_best], (token, logprob)]}
+            for token, logprob, best in got
+        ],
     }
 
 

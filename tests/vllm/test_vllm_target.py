@@ -251,6 +251,32 @@ def test_a_module_that_touches_cuda_is_left_to_the_forks(tmp_path: Path) -> None
     assert "probing is left to the forks: it touches CUDA" in done.stderr
 
 
+def test_the_fork_server_registers_the_models_of_the_canaries(tmp_path: Path) -> None:
+    """Their inspection in a new process took a minute of each first case on a busy machine."""
+    folder = tmp_path / "vllm" / "model_executor" / "models"
+    folder.mkdir(parents=True)
+    (folder / "registry.py").write_text(
+        "class Lazy:\n"
+        "    def load_model_cls(self):\n"
+        "        return Model\n"
+        "class Model: ...\n"
+        "class ModelRegistry:\n"
+        "    models = {'DeepseekV2ForCausalLM': Lazy()}\n"
+        "    @classmethod\n"
+        "    def register_model(cls, name, model):\n"
+        "        cls.models[name] = model\n"
+    )
+    program = (
+        "import harness.engines.vllm.serve.imports\n"
+        "from vllm.model_executor.models.registry import Model, ModelRegistry\n"
+        "assert ModelRegistry.models == {'DeepseekV2ForCausalLM': Model}\n"
+    )
+    environ_ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(Path(__file__).parents[2])))}
+    done = subprocess.run([sys.executable, "-c", program], env=environ_, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "KimiLinearForCausalLM is inspected by the forks: 'KimiLinearForCausalLM'" in done.stderr
+
+
 def test_a_served_vllm_takes_a_script_and_ends_with_the_case(tmp_path: Path) -> None:
     result = run(tmp_path, script_case("cache-reuse"))
     assert result.verdict is Verdict.PASS and result.looked_at["sequences"] > 100

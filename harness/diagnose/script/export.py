@@ -119,10 +119,12 @@ def _telling(result: CaseResult, shrunk: Shrunk | None) -> Finding:
 def _story(job: Job, case: Case, finding: Finding, environment: Environment, steps: int) -> Story:
     fault = FAULTS.get(job.fault) if job.fault else None
     title = fault.summary if fault else finding.message
-    triton = environment.triton if job.device == "cuda" else None
+    # A served case has no device of its own: its engine takes the GPU.
+    on_gpu = bool(environment.gpus) and (job.device == "cuda" or case.kind.serves)
+    triton = environment.triton if on_gpu else None
     packages = {"torch": environment.torch, "triton": triton, **environment.engines}
     versions = [f"{name} {version}" for name, version in packages.items() if version]
-    where = environment.gpus[0].name if job.device == "cuda" and environment.gpus else "a CPU"
+    where = environment.gpus[0].name if on_gpu else "a CPU"
     return Story(
         title=f"{title[:1].upper()}{title[1:]}.",
         refs=(fault.ref,) if fault else job.case.refs,
@@ -282,8 +284,13 @@ def run(path: Path, *, is_pytest: bool = False, python: str | None = None, secon
     if is_pytest and done.returncode not in (0, 1):
         return Outcome(done.returncode, f"SyntaxError or nothing collected: {_last(done.stdout)}")
     last = _last_error(done.stdout if is_pytest else done.stderr)
-    printed = done.stdout + (done.stderr[done.stderr.rfind(last) :] if done.returncode and last else "")
+    ended = done.stderr[done.stderr.rfind(last) :].splitlines() if done.returncode and last else []
+    printed = done.stdout + "\n".join(line for line in ended if not _LOGGED_BY_RANK.match(line))
     return Outcome(done.returncode, last, printed=printed)
+
+
+_LOGGED_BY_RANK = re.compile(r"\[rank\d+\]:\[")
+"""torch.distributed logs behind the error, when a process that failed ends."""
 
 
 def _last_error(text: str) -> str:

@@ -102,9 +102,9 @@ _PATCHES = (
         "and isinstance(kv_cache_spec, AttentionSpec)",
         "and isinstance(kv_cache_spec, AttentionSpec)\nand type(kv_cache_spec) is not MLAAttentionSpec",
     )),
-    _patch("vllm.store-before-write", "0.24.0", "0.28.0",
+    _patch("vllm.store-before-write", "0.24.0", "0.29.0",
            Edit(_SIMPLE + "get_finished", *_STORED_AT_ONCE), as_released="0.23.0"),
-    _patch("vllm.store-before-write", "0.28.0", "0.34.0", Edit(_SIMPLE + "wait_for_save", *_STORED_AT_ONCE)),
+    _patch("vllm.store-before-write", "0.29.0", "0.34.0", Edit(_SIMPLE + "wait_for_save", *_STORED_AT_ONCE)),
     _patch("vllm.load-over-readers", "0.24.0", "0.34.0", Edit(
         "vllm.v1.core.sched.scheduler:Scheduler.__init__",
         "self.defer_block_free = True",

@@ -39,10 +39,18 @@ MODULES = (
     "vllm.models.kimi_k3.nvidia.model",
 )
 """A release without one of them imports it later, under its own name."""
+ARCHITECTURES = ("DeepseekV2ForCausalLM", "KimiLinearForCausalLM")
+"""The models of the canaries."""
 
 
 def _refuse() -> None:
     raise TouchesCuda("it touches CUDA")
+
+
+def _register(name: str) -> None:
+    """Register the class of a model. vLLM inspects a model by its name in a new process, which imports all of vLLM."""
+    registry = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
+    registry.register_model(name, registry.models[name].load_model_cls())
 
 
 _initialize, torch.cuda._lazy_init = torch.cuda._lazy_init, _refuse
@@ -51,4 +59,9 @@ for _module in MODULES:
         importlib.import_module(_module)
     except (ImportError, TouchesCuda) as _error:
         print(f"mla-harness: {_module} is left to the forks: {_error}", file=sys.stderr)
+for _name in ARCHITECTURES:
+    try:
+        _register(_name)
+    except (ImportError, KeyError, TouchesCuda) as _error:
+        print(f"mla-harness: {_name} is inspected by the forks: {_error}", file=sys.stderr)
 torch.cuda._lazy_init = _initialize
