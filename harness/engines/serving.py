@@ -73,13 +73,15 @@ class Forks:
         if self._why_not or (self._server is not None and not self._server.is_dead()):
             return None if self._why_not else self._server
         if reason := self._refused():
-            return self._refuse(reason)
+            self._refuse(reason)
+            return None
         variables = {**environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         name = f"the process with {self._title}'s imports"
         try:
             self._server = ForkServer([self._imports], name=name, environ=variables, seconds=seconds)
         except HarnessError as error:
-            return self._refuse(str(error))
+            self._refuse(str(error))
+            return None
         return self._server
 
     def _refuse(self, reason: str) -> None:
