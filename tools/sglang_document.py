@@ -78,7 +78,7 @@ def _by_release(found: Found, row_of: object) -> str:
 def _outcome(store: RunStore, result: CaseResult) -> str:
     """Verdict, accuracy and seconds of a result; of a failure also the first NaN's writer, or the reason."""
     if result.reason == NEVER_RAN:
-        return "had not ended when the machine's time was over"
+        return _unfinished(store, result)
     words = [f"{result.verdict.value} {_accuracy(result)}".strip(), f"{result.seconds:.0f} s"]
     blame = store.blames().get(next(job.key for job in store.plan.jobs if job.case.id == result.id))
     writer = blame.first_nan.writer if blame and blame.first_nan else ""
@@ -93,8 +93,21 @@ def _accuracy(result: CaseResult) -> str:
     return " ".join(f"{epoch.accuracy:.4f}" for epoch in (result.accuracy.epochs if result.accuracy else ()))
 
 
+def _unfinished(store: RunStore, result: CaseResult) -> str:
+    words = "cut off when the machine was given back"
+    try:
+        answers = read_run(_folder(store, result) / "nan" / "asked").epoch(1)
+    except HarnessError:
+        return words
+    return f"{words}: {sum(one.correct for one in answers)} of {len(answers)} right in the first epoch"
+
+
+def _folder(store: RunStore, result: CaseResult) -> Path:
+    return Path(str(store.placed(next(job for job in store.plan.jobs if job.case.id == result.id)).directory))
+
+
 def _beside(found: Found) -> Iterator[str]:
-    """The same cases on both engines, and what the table can show."""
+    """The same cases on both engines."""
     rows = []
     for store, result in found:
         options = dict(re.findall(r"(\w+)=([^,\]]+)", result.id))
@@ -115,8 +128,7 @@ def _beside(found: Found) -> Iterator[str]:
 
 def _differ(store: RunStore, result: CaseResult) -> str:
     """How many answers of the first epoch differ between the engine with graphs and without."""
-    job = next(job for job in store.plan.jobs if job.case.id == result.id)
-    folders = [Path(str(store.placed(job).directory)) / "zeros" / name for name in ("asked", "eager")]
+    folders = [_folder(store, result) / "zeros" / name for name in ("asked", "eager")]
     asked, eager = ({one.question: one.answer_hash for one in read_run(folder).epoch(1)} for folder in folders)
     return f"{sum(eager[question] != answer for question, answer in asked.items())} of {len(asked)}"
 

@@ -109,12 +109,15 @@ def edited_text(source: str, edit: Edit) -> str:
 def _compiled(function: FunctionType, source: str) -> Callable[..., Any]:
     """The function that `source` defines, in the namespace of `function`."""
     scope: dict[str, Any] = {}
+    variables = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    made = function.__name__
+    if "__class__" in variables:
+        # super() takes its class from the scope around the function.
+        source = f"def around(__class__):\n{textwrap.indent(source, '    ')}\n    return {made}"
     code = compile(source, f"<{function.__module__}.{function.__qualname__} with a fault>", "exec")
-    if function.__closure__ and "__class__" in function.__code__.co_freevars:
-        raise PatchRefused(f"{function.__qualname__} uses super() and cannot be recompiled alone")
     exec(code, sys.modules[function.__module__].__dict__, scope)
-    made: Callable[..., Any] = scope[function.__name__]
-    return made
+    found: Callable[..., Any] = scope[made] if made in scope else scope["around"](variables["__class__"].cell_contents)
+    return found
 
 
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:

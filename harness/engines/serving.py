@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,12 @@ class Serving:
 class Forks:
     """The process that imported an engine once, and whose forks serve this worker's cases."""
 
-    def __init__(self, imports: str, title: str) -> None:
-        """`imports` is the module to import. `title` is the engine's name in texts."""
-        self._imports, self._title = imports, title
+    def __init__(self, imports: str, title: str, refused: Callable[[], str] = str) -> None:
+        """`imports` is the module to import, `title` the engine's name in texts.
+
+        `refused` says why the imports cannot be forked, if that is known without them.
+        """
+        self._imports, self._title, self._refused = imports, title, refused
         self._server: ForkServer | None = None
         self._why_not = ""
 
@@ -69,15 +72,21 @@ class Forks:
         """The server, started anew if it died; None where this release cannot be imported before a fork."""
         if self._why_not or (self._server is not None and not self._server.is_dead()):
             return None if self._why_not else self._server
+        if reason := self._refused():
+            self._refuse(reason)
+            return None
         variables = {**environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         name = f"the process with {self._title}'s imports"
         try:
             self._server = ForkServer([self._imports], name=name, environ=variables, seconds=seconds)
         except HarnessError as error:
-            self._why_not = str(error)
-            print(f"no forks of {self._title}'s imports, each case imports anew: {error}", file=sys.stderr)
+            self._refuse(str(error))
             return None
         return self._server
+
+    def _refuse(self, reason: str) -> None:
+        self._why_not = reason
+        print(f"no forks of {self._title}'s imports, each case imports anew: {reason}", file=sys.stderr)
 
     def close(self) -> None:
         """End the server."""

@@ -20,7 +20,7 @@ from harness.engines.sglang.options import engine_options, environ, serve_comman
 from harness.engines.sglang.params import SglangParams
 from harness.engines.sglang.plain_script import script
 from harness.engines.sglang.serve.plan import SITES, STATE, Plan, check
-from harness.engines.sglang.target import FILLED_FILE, SglangTarget
+from harness.engines.sglang.target import FILLED_FILE, SglangTarget, why_no_forks
 from harness.judge.run_case import run_case
 from harness.memory.poison.patterns import Poison
 
@@ -60,7 +60,7 @@ def test_right_answers_under_poison_pass_and_the_scheduler_says_what_it_filled(t
 
 
 def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
-    result = run(tmp_path, case(("graph.pad_rows",), graph="full"), fault="sglang.pad-length-zero")
+    result = run(tmp_path, case(("graph.pad_rows",), graph="full"), fault="sglang.padding-slot-given")
     assert result.verdict is Verdict.FAIL
     assert {finding.oracle for finding in result.findings} == {"answers"}
     assert "SGLang's own log line" in result.log
@@ -69,7 +69,7 @@ def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
 def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forks = Forks("harness.engines.sglang.serve.scheduler", "SGLang")
     monkeypatch.setattr(SglangTarget, "_forks", forks)
-    for fault, verdict in (("", Verdict.PASS), ("sglang.pad-length-zero", Verdict.FAIL)):
+    for fault, verdict in (("", Verdict.PASS), ("sglang.padding-slot-given", Verdict.FAIL)):
         subject = case(("graph.pad_rows",), graph="full", process="fork")
         result = run(tmp_path / verdict.value, subject, fault=fault or None)
         assert result.verdict is verdict, result.reason
@@ -85,10 +85,20 @@ def test_imports_that_cannot_be_forked_leave_the_case_to_spawned_processes(
     assert "no forks of SGLang's imports" in capsys.readouterr().err
 
 
+def test_imports_that_start_the_driver_are_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cutlass").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    forks = Forks("no.such.module", "SGLang", why_no_forks)
+    assert forks.server({}, 1.0) is None and forks.server({}, 1.0) is None
+    assert capsys.readouterr().err.count("FlashInfer imports cutlass") == 1
+
+
 def test_the_first_nan_is_recorded_in_the_scheduler(tmp_path: Path) -> None:
     subject = case(("graph.pad_rows",), graph="full")
     poison = Poison("nan", frozenset({"graph.pad_rows"}))
-    found = SglangTarget(subject, fault="sglang.pad-length-zero").first_writer(poison)
+    found = SglangTarget(subject, fault="sglang.padding-slot-given").first_writer(poison)
     assert (found.writer, found.step, found.phase) == ("Inner", 1, "decode")
     clean = SglangTarget(subject).first_writer(poison)
     assert not clean.writer and not clean.untold
@@ -124,7 +134,7 @@ def test_sites_that_a_case_lacks_or_its_backend_needs_finite_are_left_out() -> N
 
 
 def test_a_scheduler_without_fault_poison_or_report_proves_nothing(tmp_path: Path) -> None:
-    plan = Plan(folder=str(tmp_path), sites=("kv.new", "output"), fault="sglang.pad-length-zero")
+    plan = Plan(folder=str(tmp_path), sites=("kv.new", "output"), fault="sglang.padding-slot-given")
     with pytest.raises(HarnessError, match="nothing is known"):
         check(plan)
     state = {"rank": 0, "process": 1, "fault": "", "counts": {"steps": 1, "sweeps": 1}}

@@ -53,6 +53,23 @@ def test_text_that_is_not_there_is_refused_and_changes_nothing(old: str, module:
     assert importlib.import_module("patched_engine").Engine().step(10) == 3
 
 
+def test_a_function_that_calls_super_keeps_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    (tmp_path / "patched_base.py").write_text(textwrap.dedent("""
+        class Base:
+            def step(self, x):
+                return x + 1
+
+        class Engine(Base):
+            def step(self, x):
+                return super().step(x) * 2
+        """))  # fmt: skip
+    monkeypatch.syspath_prepend(str(tmp_path))
+    patch(Edit("patched_base:Engine.step", "return super().step(x) * 2", "return super().step(x) * 3")).apply("0.22.1")
+    assert importlib.import_module("patched_base").Engine().step(1) == 6
+
+
 @pytest.mark.parametrize("version", ["0.19.0", "0.25.0", "0.25.1rc1"])
 def test_a_release_outside_the_range_is_refused(version: str, module: str) -> None:
     with pytest.raises(PatchRefused, match="written for"):

@@ -13,6 +13,11 @@ _PLAN_COPIES = (
     "self.cuda_graph_num_splits[: bs + 1].copy_(num_splits)"
 )
 
+_SLOTS = (
+    "1, self.size + 1, dtype=torch.int64, device=self.device",
+    "0, self.size, dtype=torch.int64, device=self.device",
+)
+
 
 def _patch(fault: str, first: str, last: str, *edits: Edit) -> Patch:
     return Patch(ENGINE, fault, first, last, edits)
@@ -60,8 +65,11 @@ _PATCHES = (
         "    self.cuda_graph_mla_metadata[:actual_num_sm_parts].copy_(mla_metadata)\n"
         "    self.cuda_graph_num_splits[: bs + 1].copy_(num_splits)",
     )),
-    _patch("sglang.pad-length-zero", "0.5.12", "0.5.15", Edit(
-        _TRITON + "get_cuda_graph_seq_len_fill_value", "return 1", "return 0",
+    _patch("sglang.padding-slot-given", "0.5.12", "0.5.13", Edit(
+        "sglang.srt.mem_cache.allocator:TokenToKVPoolAllocator.clear", *_SLOTS,
+    )),
+    _patch("sglang.padding-slot-given", "0.5.14", "0.5.15", Edit(
+        "sglang.srt.mem_cache.allocator.token:TokenToKVPoolAllocator.clear", *_SLOTS,
     )),
     _patch("sglang.freed-duplicates", "0.5.12", "0.5.15", Edit(
         _RADIX + "cache_unfinished_req",

@@ -66,7 +66,7 @@ def triton_decode(
     partial = torch.empty(rows, num_heads, NUM_KV_SPLITS, RANK, dtype=torch.float32, device=q.device)
     partial_lse = torch.empty(rows, num_heads, NUM_KV_SPLITS, dtype=torch.float32, device=q.device)
     splits = torch.full((rows,), NUM_KV_SPLITS, dtype=torch.int32, device=q.device)
-    latents = kv_cache.reshape(-1, 1, width)
+    latents = kv_cache.view(-1, 1, width)
     factor = 1.0 if kv_scale is None else kv_scale
     decode(
         q.reshape(rows, num_heads, width).contiguous(), latents, latents[..., :RANK], out, starts, slots, partial,

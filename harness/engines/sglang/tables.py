@@ -44,13 +44,17 @@ FAULTS = (
               "SGLang itself: a replay fills a new page table; the graph reads the one of its capture"),
     FaultSpec("sglang.plan-of-capture", "sgl-project/sglang#26019",
               "SGLang itself: FlashMLA's graph keeps the plan of its capture"),
-    FaultSpec("sglang.pad-length-zero", "sgl-project/sglang#1779",
-              "SGLang itself: padded rows have length 0, and their NaN spoils a dynamic FP8 scale"),
+    FaultSpec("sglang.padding-slot-given", "sgl-project/sglang#24243",
+              "SGLang itself: slot 0, which padded rows write, is given to a request"),
     FaultSpec("sglang.freed-duplicates", "sgl-project/mini-sglang#142",
               "SGLang itself: a request reads its copies of cached slots after they were freed"),
     FaultSpec("sglang.double-freed-pages", "sgl-project/sglang#38941",
               "SGLang itself: a page is freed once for each of its slots, and given to several requests"),
 )  # fmt: skip
+
+
+SLOTS = DEEPSEEK.model_copy(update={"name": "slots", "layout": ("contiguous",)})
+"""SGLang's pool is [slots, 1, 576]: a slot has one stride, so pages have no gaps between them."""
 
 
 def _kernel(op: str, name: str, summary: str, impl: str, requires: str = "on_any", **promises: object) -> KernelSpec:
@@ -60,14 +64,16 @@ def _kernel(op: str, name: str, summary: str, impl: str, requires: str = "on_any
 
 
 KERNELS = (
-    _kernel("mla_decode", "sglang-triton", "split-KV over ragged slots; masked loads; empty rows are 0/0",
-            "triton_decode", kv=("bf16", "fp8_e4m3"), fp8_products="bf16", empty_rows="nan"),
+    _kernel("mla_decode", "sglang-triton",
+            "split-KV over ragged slots; masked loads; empty rows are 0/0; an fp8 cache rounds q and p to e4m3",
+            "triton_decode", kv=("bf16", "fp8_e4m3"), fp8_products="fp8", empty_rows="nan", shapes=SLOTS),
     _kernel("mla_decode", "sglang-flashmla", "sgl_kernel's FlashMLA dense over bf16 pages", "flashmla_decode",
             "on_hopper", needs_finite_tail=True),
     _kernel("merge_attn_states", "sglang-cuda", "sgl_kernel.merge_state_v2", "merge_state", shapes=ANY),
     _kernel("merge_attn_states", "sglang-triton", "SGLang's stand-in for other head sizes", "merge_state_triton",
             shapes=ANY),
-    _kernel("write_kv", "sglang-triton", "set_mla_kv_buffer_triton", "write_kv", capturable=False),
+    _kernel("write_kv", "sglang-triton", "set_mla_kv_buffer_triton", "write_kv", shapes=SLOTS,
+            capturable=False),
     _kernel("quantize_fp8", "sglang", "scaled_fp8_quant with one scale", "quantize_fp8", shapes=ANY,
             capturable=False),
 )  # fmt: skip

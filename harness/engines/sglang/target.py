@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 from pathlib import Path
@@ -40,11 +41,17 @@ WITH_CANARY = (0, 5, 13)
 """The first release with `kv_canary`."""
 
 
+def why_no_forks() -> str:
+    """Why processes with SGLang's imports cannot be forked. Empty if only the imports can show it."""
+    found = importlib.util.find_spec("cutlass")
+    return "FlashInfer imports cutlass, which starts the CUDA driver" if found else ""
+
+
 class SglangTarget(Target):
     """Serves a case's canary with SGLang for each poison pattern, and without graphs to compare the answers."""
 
     injects_faults = True
-    _forks: ClassVar[Forks] = Forks(IMPORTS, ENGINE.title)
+    _forks: ClassVar[Forks] = Forks(IMPORTS, ENGINE.title, why_no_forks)
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)

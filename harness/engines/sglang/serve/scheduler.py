@@ -34,9 +34,10 @@ def install(plan: Plan) -> None:
 
     Raises InputError for a fault that does not fit this release.
     """
+    # Before a fault's modules: imported first, some of them fail where a part of FlashInfer is missing.
+    runner: Any = importlib.import_module(RUNNER).ModelRunner
     if plan.fault:
         inject(plan.fault, str(importlib.import_module("sglang").__version__))
-    runner: Any = importlib.import_module(RUNNER).ModelRunner
     if plan.records:
         first_nan.install(runner, plan)
     # Also without sites: the hook counts the steps.

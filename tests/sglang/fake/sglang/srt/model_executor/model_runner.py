@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-from sglang.srt.mem_cache.allocator import Allocator
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
 
 class Mode:
@@ -42,7 +41,7 @@ class ModelRunner:
         page, size = options["page_size"], options["max_total_tokens"]
         buffers = [torch.zeros(size + page, 1, 8, dtype=torch.bfloat16) for _ in range(2)]
         self.token_to_kv_pool = SimpleNamespace(kv_buffer=buffers, dtype=torch.bfloat16, page_size=page, size=size)
-        self.token_to_kv_pool_allocator = Allocator(size, page)
+        self.token_to_kv_pool_allocator = TokenToKVPoolAllocator(size, page)
         table = torch.zeros(17, 64, dtype=torch.int32)
         self.req_to_token_pool = SimpleNamespace(req_to_token=table, free_slots=list(range(1, 17)))
         inputs = {
@@ -50,7 +49,6 @@ class ModelRunner:
         }
         has_graph = options.get("cuda_graph_backend_decode") == "full"
         self.decode_cuda_graph_runner = SimpleNamespace(buffers=SimpleNamespace(**inputs)) if has_graph else None
-        self.attn_backend = TritonAttnBackend()
 
     def load_model(self):
         self.model = SimpleNamespace(model=Inner())
@@ -95,8 +93,8 @@ class ModelRunner:
         latents = self.token_to_kv_pool.kv_buffer[0]
         latents[batch.out_cache_loc] = 1.0
         if self.decode_cuda_graph_runner and batch.forward_mode.is_decode():
-            buffers, pad = self.decode_cuda_graph_runner.buffers, self.attn_backend.get_cuda_graph_seq_len_fill_value()
-            buffers.out_cache_loc[batch.batch_size :] = 0 if pad else buffers.out_cache_loc[batch.batch_size :]
+            buffers = self.decode_cuda_graph_runner.buffers
+            buffers.out_cache_loc[batch.batch_size :] = 0
             latents[buffers.out_cache_loc[batch.batch_size :]] = float("nan")
         table = self.req_to_token_pool.req_to_token
         read = torch.stack(

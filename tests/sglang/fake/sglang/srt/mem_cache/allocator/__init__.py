@@ -1,17 +1,1 @@
-"""The allocator of slots or pages."""
-
-import torch
-
-
-class Allocator:
-    def __init__(self, size, page):
-        self.page, self.free_pages = page, torch.arange(1, size // page + 1)
-        self.release_pages = torch.empty(0, dtype=torch.int64)
-
-    def alloc(self, count):
-        pages = -(-count // self.page)
-        taken, self.free_pages = self.free_pages[:pages], self.free_pages[pages:]
-        return (taken[:, None] * self.page + torch.arange(self.page)).flatten()[:count]
-
-    def free(self, slots):
-        self.free_pages = torch.cat([self.free_pages, torch.unique(slots // self.page)])
+"""Allocators of slots and pages."""
