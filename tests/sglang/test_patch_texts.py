@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import os
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from harness.core.catalog import FAULTS
 from harness.engines.patches import edited_text
@@ -50,3 +53,18 @@ def test_a_patch_finds_its_text_and_what_it_makes_of_it_is_python(release: str |
             if edit.target == target:
                 after = edited_text(after, edit)
         assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
+
+
+@pytest.mark.parametrize("release", RELEASES or [None])
+def test_a_pool_with_the_fault_gives_the_padding_slot_away(release: str | None) -> None:
+    if release is None:
+        pytest.skip("MLA_HARNESS_SGLANG_SITES names no folder with a release")
+    (edit,) = patch_for(PATCHES, "sglang.padding-slot-given", release).edits
+    text = text_of(ROOT / f"sglang-{release}", edit.target)
+    given = {}
+    for how, source in (("released", text), ("with the fault", edited_text(text, edit))):
+        scope: dict[str, Callable[[SimpleNamespace], None]] = {}
+        exec(source, {"torch": torch}, scope)
+        scope["clear"](pool := SimpleNamespace(size=4, device="cpu"))
+        given[how] = pool.free_pages.tolist()
+    assert given == {"released": [1, 2, 3, 4], "with the fault": [0, 1, 2, 3]}
