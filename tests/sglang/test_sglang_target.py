@@ -153,6 +153,8 @@ def test_options_of_a_release_and_the_models_that_are_not_imported() -> None:
     assert full["cuda_graph_backend_decode"] == "full" and full["kv_cache_dtype"] == "fp8_e4m3"
     assert "cuda_graph_bs_decode" in serve_command(case(graph="full")).replace("-", "_")
     assert environ()["SGLANG_DISABLED_MODEL_ARCHS"] == "llama"
+    checks = "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE"
+    assert (environ()[checks], environ(is_faulty=True)[checks]) == ("true", "false")
     decode = engine_options(SglangParams(backend="flashmla", page_size=64), "none")
     assert (decode["prefill_attention_backend"], decode["decode_attention_backend"]) == ("triton", "flashmla")
 

@@ -153,7 +153,8 @@ class SglangTarget(Target):
         )
         seconds, log = self._params.timeout_seconds, directory / "sglang.log"
         try:
-            found = self._serving.reply(QUESTIONS, request, environ(), log, seconds, forks)
+            settings = environ(is_faulty=bool(self.fault))
+            found = self._serving.reply(QUESTIONS, request, settings, log, seconds, forks)
         except KernelError:
             # SGLang kills the serving process if a scheduler ends, also one that refused.
             raise_refusal(plan)
