@@ -2,7 +2,7 @@
 # See https://github.com/vllm-project/vllm/issues/36540, https://github.com/vllm-project/vllm/issues/50613
 #
 # Found by mla-harness as vllm-batch-order[runner=v2].
-# Seen with torch 2.11.0+cu130, vllm 0.26.0, flashinfer 0.6.14, Python 3.12.3, on a CPU
+# Seen with torch 2.11.0+cu130, vllm 0.26.0, flashinfer 0.6.14, Python 3.12.3, on NVIDIA H200
 # (Linux-6.18.44-fc-v657-gpu-x86_64-with-glibc2.39).
 # It ends in an error; without the line marked BUG it passes.
 import json
