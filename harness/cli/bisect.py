@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +39,7 @@ def bisect(
         list[Path] | None, typer.Option(metavar="DIR", help="Folder of packages to import first; may be repeated.")
     ] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Also inject each declared fault.")] = False,
+    parallel: Annotated[int, typer.Option(metavar="N", min=1, help="Versions at a time.")] = 1,
     tags: Tags = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -55,11 +57,8 @@ def bisect(
     options += ["-n", str(workers)] if workers else []
     options += ["--scenarios", str(scenarios.resolve())] if scenarios else []
     screen = console(json)
-    columns = []
-    for interpreter, folder in subjects:
-        with screen.status(f"{interpreter} {folder or ''}"):
-            columns.append(_ask(interpreter, folder, "selftest" if faults else "run", options))
-    columns = in_order(columns)
+    with screen.status(f"{len(subjects)} versions, {parallel} at a time"):
+        columns = in_order(_ask_all(subjects, ["selftest" if faults else "run", *options], parallel))
     _print(screen, columns)
     if json:
         print_json(to_object(columns))
@@ -101,7 +100,20 @@ def _selection(selectors: list[str], given: list[str], scenarios: list[Any]) -> 
     return selectors, given
 
 
-def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) -> Column:
+def _ask_all(subjects: list[tuple[str, Path | None]], command: list[str], parallel: int) -> list[Column]:
+    """A column for each subject, `parallel` at a time. An interruption ends every child."""
+    children: list[Child] = []
+    pool = ThreadPoolExecutor(parallel)
+    try:
+        asked = [pool.submit(_ask, interpreter, site, command, children) for interpreter, site in subjects]
+        return [one.result() for one in asked]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in children:
+            child.close()
+
+
+def _ask(interpreter: str, site: Path | None, command: list[str], children: list[Child]) -> Column:
     """Run one command in one interpreter, and read the run directory that it leaves."""
     column = Column(interpreter, str(site) if site else None)
     path = os.pathsep.join(filter(None, [column.site, os.environ.get("PYTHONPATH")]))
@@ -113,7 +125,8 @@ def _ask(interpreter: str, site: Path | None, command: str, options: list[str]) 
         tempfile.TemporaryDirectory() as scratch,
         Child("harness.cli.one_command", name="the command", python=interpreter, environ=environ) as child,
     ):
-        child.send(CommandLine(arguments=(command, *options, "--out", scratch)))
+        children.append(child)
+        child.send(CommandLine(arguments=(*command, "--out", scratch)))
         try:
             ended = f"exit code {(child.answer().result or {})['code']}"
         except ChildDied as died:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +118,15 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
     assert words in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("parallel", ["1", "2"])
 def test_any_scenario_runs_under_each_interpreter_and_a_broken_one_is_a_column_with_its_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: str
 ) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'No module named typer' >&2\nexit 1\n")
     broken.chmod(0o755)
-    code = exit_code_of(
-        ["bisect", "router-kernel", "--python", sys.executable, "--python", str(broken), "-n", "1", "--json"]
-    )
+    versions = ["--python", sys.executable, "--python", str(broken), "--parallel", parallel]
+    code = exit_code_of(["bisect", "router-kernel", *versions, "-n", "1", "--json"])
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert code == 3
@@ -130,3 +134,20 @@ def test_any_scenario_runs_under_each_interpreter_and_a_broken_one_is_a_column_w
     assert {row["cells"][0] for row in told["rows"]} == {"pass"}
     assert told["columns"][1]["trouble"] == "exit code 1: No module named typer"
     assert "router-kernel" in err
+
+
+def test_an_interruption_ends_all_children(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\necho $$ >> {started}\nexec sleep 600\n")
+    slow.chmod(0o755)
+    words = ["bisect", "router-kernel", "--python", str(slow), "--python", str(slow), "--parallel", "2"]
+    process = subprocess.Popen([sys.executable, "-m", "harness.cli.main", *words], stderr=subprocess.DEVNULL)
+    while not started.exists() or len(started.read_text().split()) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    for child in started.read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(child), 0)
