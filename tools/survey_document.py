@@ -1,13 +1,15 @@
 """Write docs/survey.md from runs of `mla-harness survey`.
 
 mla-harness survey vllm --out RUNS
-python tools/survey_document.py RUN [RUN …] > docs/survey.md
+python tools/survey_document.py RUN [RUN …] [--again RUN] > docs/survey.md
+
+`--again` names runs of combinations that were not right, by `mla-harness run ID…`: the last column shows their results.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,8 +37,14 @@ def outcome(result: CaseResult) -> str:
     return "right" if right else "wrong"
 
 
-def section(run: Path) -> Iterator[str]:
-    """Counts of one run, the engine's words on what it refused, and each combination that is not right."""
+def seen(result: CaseResult) -> str:
+    """The outcome, and the accuracy by epoch."""
+    epochs = result.accuracy.epochs if result.accuracy else ()
+    return ", ".join([outcome(result), *(f"{epoch.accuracy:.4f}" for epoch in epochs)])
+
+
+def section(run: Path, again: dict[str, CaseResult]) -> Iterator[str]:
+    """Counts, the engine's words on what it refused, the sets of options that fail, and what is not right."""
     plan = json.loads((run / "run.json").read_text(encoding="utf-8"))
     environment, num_planned = plan["environment"], len(plan["jobs"])
     results = [CaseResult.model_validate(line) for line in read_json_lines(run / "results.jsonl")]
@@ -47,13 +55,38 @@ def section(run: Path) -> Iterator[str]:
     names = ("right", "wrong", "crash", "refused", "not judged")
     row = [num_planned, len(found), *(counts[name] for name in names)]
     yield table(("combinations", "ran", *names), [row])
+    seconds = sorted(result.seconds for result in results if result.accuracy is not None)
+    if seconds:
+        middle, last = seconds[len(seconds) // 2], seconds[-1]
+        yield f"Seconds of a combination that gave answers, others beside it: median {middle:.0f}, at most {last:.0f}."
     reasons = Counter(brief(result.reason, 170) for result in results if found[result.id] == "refused")
     if reasons:
         yield table(("refused", "the engine says"), [(number, reason) for reason, number in reasons.most_common()])
+    sets = run / "survey.json"
+    for one in json.loads(sets.read_text(encoding="utf-8")) if sets.exists() else ():
+        options = " ".join(f"`{name}={value}`" for name, value in one["options"].items()) or "plain options"
+        smallest = "" if one["is_smallest"] else " (perhaps fewer: the time was up)"
+        yield f"{len(one['combinations'])} not right with {options}{smallest}, after {one['trials']} trials:"
+        yield f"    {one['command']}"
     bad = [result for result in results if found[result.id] in ("wrong", "crash")]
     if bad:
-        yield table(("not right", "why"), [(f"`{result.id}`", brief(result.reason, 300)) for result in bad])
+        rows = [
+            (f"`{one.id}`", seen(one), seen(again[one.id]) if one.id in again else "", brief(one.reason, 200))
+            for one in bad
+        ]
+        yield table(("not right", "seen", "seen again", "why"), rows)
+
+
+def main() -> None:
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--again", type=Path, action="append", default=[], metavar="RUN")
+    given = parser.parse_args()
+    lines = [line for run in given.again for line in read_json_lines(run / "results.jsonl")]
+    again = {result.id: result for result in map(CaseResult.model_validate, lines)}
+    print("\n\n".join([HEAD, *(part for run in given.runs for part in section(run, again))]))
 
 
 if __name__ == "__main__":
-    print("\n\n".join([HEAD, *(part for run in sys.argv[1:] for part in section(Path(run)))]))
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from harness.cli.output import console, print_json
 from harness.core.catalog import ENGINES
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
-from harness.core.records import OptionSet
+from harness.core.records import OptionSet, Verdict
 from harness.core.registry import nearest
 from harness.diagnose.options import smallest_sets
 from harness.diagnose.perform import carry_out
@@ -24,6 +25,8 @@ from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
 CSV = "survey.csv"
 """Each combination with its verdict and the options that explain it, in the run folder."""
+SETS = "survey.json"
+"""The smallest sets of options that fail, each with its command."""
 
 
 def survey(
@@ -62,10 +65,12 @@ def survey(
         def tell() -> int:
             print_run(screen, store)
             screen.print(sets_table(store.results(), found))
+            sets = [to_object(one) for one in found]
             write_atomic(store.path / CSV, csv_text(store, found))
+            write_atomic(store.path / SETS, jsonlib.dumps(sets, indent=1) + "\n")
             if json:
-                print_json([to_object(one) for one in found])
-            return 1 if found else 0
+                print_json(sets)
+            return 1 if any(result.has_failed for result in store.results()) else 0
 
         code = making_runs.perform(store, work, stop=pool.close, tell=tell, history=kept)
     raise typer.Exit(code)
@@ -79,6 +84,7 @@ def _planned(wanted: Wanted, pool: Pool, root: Path) -> RunStore:
 def _sets(store: RunStore, pool: Pool, seconds: float) -> list[OptionSet]:
     """The sets of options that explain the failures. The first planned combination has the plain values."""
     jobs = store.jobs_by_key()
-    failures = [(store.placed(jobs[result.key]), result) for result in store.results() if result.has_failed]
+    bad = [result for result in store.results() if result.has_failed or result.verdict is Verdict.KNOWN]
+    failures = [(store.placed(jobs[result.key]), result) for result in bad]
     plain = next(iter(jobs.values())).case.params
     return smallest_sets(pool, failures, plain, seconds=seconds)

@@ -1,18 +1,20 @@
 """The smallest set of options with which a combination of a survey still fails.
 
 Each option of a failing combination is set back to its plain value. What still fails the same way without an option
-does not need it. A combination that holds a set found before is counted to it, without trials.
+does not need it. First each option is tried alone, side by side, and then all that were not needed together; only if
+this does not fail they are tried one after another. A combination that holds a set found before is counted to it,
+without trials. A known failure is reduced like any other.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from harness.core.cases import Case, Job
 from harness.core.params import Params
-from harness.core.records import CaseResult, OptionSet, Verdict
+from harness.core.records import CaseResult, OptionSet
 from harness.diagnose.blame import primary
 from harness.run.pool import Pool
 from harness.scenario.schema import Given
@@ -25,7 +27,6 @@ def smallest_sets(
     plain: Params,
     *,
     seconds: float,
-    on_trial: Callable[[Case], None] | None = None,
 ) -> list[OptionSet]:
     """The sets of options that explain `failures`, in the order in which they were found.
 
@@ -35,35 +36,40 @@ def smallest_sets(
     for job, result in failures:
         place = next((i for i, one in enumerate(found) if _explains(one, job, result)), len(found))
         if place == len(found):
-            found.append(_reduced(pool, job, result, plain, deadline, on_trial))
+            found.append(_reduced(pool, job, result, plain, deadline))
         found[place] = found[place].model_copy(update={"keys": (*found[place].keys, job.key)})
     return found
 
 
-def _reduced(
-    pool: Pool,
-    job: Job,
-    result: CaseResult,
-    plain: Params,
-    deadline: float,
-    on_trial: Callable[[Case], None] | None,
-) -> OptionSet:
-    case, smallest, needed, num_trials = job.case, result, set[str](), 0
-    while left := [name for name in _differing(case.params, plain) if name not in needed]:
-        if time.monotonic() >= deadline:
-            break
-        params = case.params.model_copy(update={left[0]: getattr(plain, left[0])})
-        tried = vary(job.case, params, job.case.poison)
-        if on_trial is not None:
-            on_trial(tried)
-        num_trials += 1
-        (trial,) = pool.run_in_order([job.model_copy(update={"key": tried.id, "case": tried})])
-        if trial.has_failed and _symptom(trial) == _symptom(result):
-            case, smallest = tried, trial
-        else:
-            needed.add(left[0])
+def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: float) -> OptionSet:
+    case, smallest, num_trials = job.case, result, 0
+
+    def fails_without(*sets: Sequence[str]) -> list[tuple[Case, CaseResult] | None]:
+        """Set the options of each set back. Returns the case and its result where it fails as before."""
+        nonlocal num_trials
+        tried = [_without(case, names, plain) for names in sets]
+        num_trials += len(tried)
+        trials = pool.run_in_order([job.model_copy(update={"key": one.id, "case": one}) for one in tried])
+        return [
+            (one, trial) if trial.has_failed and _symptom(trial) == _symptom(result) else None
+            for one, trial in zip(tried, trials, strict=True)
+        ]
+
+    left = list(_differing(case.params, plain))
+    if left and time.monotonic() < deadline:
+        alone = fails_without(*([name] for name in left))
+        left = [name for name, found in zip(left, alone, strict=True) if found]
+        if left and time.monotonic() < deadline and (together := fails_without(left)[0]):
+            (case, smallest), left = together, []
+    while left and time.monotonic() < deadline:
+        case, smallest = fails_without([left.pop(0)])[0] or (case, smallest)
     options = _differing(case.params, plain)
     return OptionSet(options=options, case=case, result=smallest, num_trials=num_trials, is_smallest=not left)
+
+
+def _without(case: Case, names: Sequence[str], plain: Params) -> Case:
+    params = case.params.model_copy(update={name: getattr(plain, name) for name in names})
+    return vary(case, params, case.poison)
 
 
 def _explains(one: OptionSet, job: Job, result: CaseResult) -> bool:
@@ -72,8 +78,8 @@ def _explains(one: OptionSet, job: Job, result: CaseResult) -> bool:
     return _symptom(one.result) == _symptom(result) and all(given[name] == value for name, value in one.options.items())
 
 
-def _symptom(result: CaseResult) -> tuple[Verdict, str]:
-    return result.verdict, primary(result.findings).oracle if result.findings else ""
+def _symptom(result: CaseResult) -> str:
+    return primary(result.findings).oracle if result.findings else ""
 
 
 def _differing(params: Params, plain: Params) -> Given:

@@ -65,6 +65,21 @@ def test_options_that_the_failure_does_not_need_are_set_back_and_others_stay() -
         assert not triton_fp8_graphs(one.case.params.model_copy(update={name: getattr(PLAIN, name)}))
 
 
+def test_options_that_stand_in_for_each_other_are_set_back_one_after_another() -> None:
+    rule = Rule(lambda params: "answers" if params.prefix_caching or params.async_scheduling else "")
+    (one,) = found(rule, failing(rule, prefix_caching=True, async_scheduling=True, runner="v2"))
+    assert one.options == {"prefix_caching": True} or one.options == {"async_scheduling": True}
+    assert one.is_smallest and one.num_trials == len(rule.asked) == 3 + 1 + 3
+
+
+def test_a_known_failure_is_reduced_too() -> None:
+    rule = Rule(triton_fp8_graphs)
+    bad = {"backend": "TRITON_MLA", "quantization": "fp8_per_tensor", "graph": "full"}
+    job, result = failing(rule, **bad, runner="v2")
+    (one,) = found(rule, (job, result.model_copy(update={"verdict": Verdict.KNOWN})))
+    assert one.options == bad and one.result.verdict is Verdict.FAIL
+
+
 def test_a_failure_with_a_known_set_costs_no_trial_and_another_symptom_is_another_set() -> None:
     rule = Rule(lambda params: "streams" if params.runner == "v2" else triton_fp8_graphs(params))
     bad = {"backend": "TRITON_MLA", "quantization": "fp8_per_tensor", "graph": "full"}
