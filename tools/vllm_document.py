@@ -36,6 +36,13 @@ FAULTS = {
 """Fault -> the scenario and the points of its matrix in which it is injected."""
 BARE = ("vllm-context-rows", "vllm.merge-ignore-context-count")
 """The case and the fault of a run without poison: it shows what a Hopper GPU does by itself."""
+FORKED = (
+    "vllm-mixed-context[backend=FLASHMLA]",
+    "vllm-context-rows",
+    "vllm-batch-order[runner=v1]",
+    "vllm-expert-ids[routing=model]",
+)
+"""Cases that step `forks` runs twice: in forks of a process that has imported vLLM, and in new interpreters."""
 RANKS = {
     "ranks-clean": ("", ("vllm-tensor-parallel", "vllm-tensor-parallel-context", "vllm-tensor-parallel-pages")),
     "ranks-merge": ("vllm.merge-ignore-context-count", ("vllm-tensor-parallel-context[poisoned=rank-1]",)),
@@ -140,6 +147,7 @@ class Page:
             *self.writers(),
             *self.ranks_table(),
             *self.clean_table(),
+            *self.forks_table(),
         ]
         return "\n\n".join([*parts, *self.susceptibility()]) + "\n"
 
@@ -271,6 +279,18 @@ class Page:
         if buggy:
             yield "### Bugs that a release has itself\n\nNothing is injected here: the release has the bug."
             yield table(("case", "vLLM", "bug", *titles), buggy)
+
+    def forks_table(self) -> Iterator[str]:
+        """Seconds of the same cases, forked and spawned, in one run."""
+        rows = []
+        for release, case in itertools.product(self.releases, FORKED):
+            found = [self.newest(release, "forks", name) for name in (case, f"{case}@process=spawn")]
+            if all(found):
+                rows.append((f"`{case}`", release, *found))
+        if rows:
+            yield "## With and without forks"
+            yield "One run, two workers, other work on the machine. The first two forked cases wait for the imports."
+            yield table(("case", "vLLM", "forked", "spawned"), rows)
 
     def tally(self, release: str, found: dict[str, list[Run]]) -> str:
         """One line: how many clean cases passed in all of their runs, and in how many runs."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.version import Version
-from vllm_document import BARE, FAULTS, RANKS, Page, curve, runs_in
+from vllm_document import BARE, FAULTS, FORKED, RANKS, Page, curve, runs_in
 
 from harness.core.catalog import KERNELS
 
@@ -79,6 +79,8 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
     for number in range(2, options.repeats + 1):
         for release in repeated:
             yield Step(f"clean-{number}", release, clean)
+    spawned = [f"{case}@process=spawn" for case in FORKED]
+    yield Step("forks", max(releases, key=Version), ["run", *FORKED, *spawned, "-n", "2", "--per-gpu", "2"])
 
 
 def run(options: argparse.Namespace) -> None:
@@ -172,7 +174,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     runs.add_argument("--out", type=Path, required=True)
     runs.add_argument("--repeats", type=int, default=3, help="rounds of the clean scenarios")
     runs.add_argument("--repeated", action="append", metavar="VERSION", help="repeat the clean scenarios of it [all]")
-    steps_help = "warm, clean, bare, susceptibility, ranks-… or a fault [all]"
+    steps_help = "warm, clean, bare, forks, susceptibility, ranks-… or a fault [all]"
     runs.add_argument("--only", action="append", metavar="STEP", help=steps_help)
     runs.add_argument("--scenario", action="append", metavar="NAME", help="scenario of the clean rounds [all of vLLM]")
     runs.add_argument("--gpus", type=int, default=1, help="GPUs of this machine; each step keeps to one")

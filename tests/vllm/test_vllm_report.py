@@ -160,3 +160,16 @@ def test_of_a_later_matrix_only_what_differs_from_the_first_is_listed(tool: Any,
     assert "1 of the 2 cells that ran have the outcome of 0.22.1" in text
     assert f"| `{name.format('nan')}` | NaN | clean |" in text
     assert name.format("inf") not in text and name.format("max") not in text
+
+
+def test_forked_and_spawned_cases_stand_beside_each_other(tool: Any, tmp_path: Path) -> None:
+    note(tmp_path / "new", "clean-1", "pass")
+    step = next(step for step in steps(tool, "--release", "0.24.0=here") if step.name == "forks")
+    cases = step.arguments[1:-4]
+    place = tmp_path / "new" / "0.24.0" / "forks" / "run" / "r1"
+    place.mkdir(parents=True)
+    results = [{"id": case, "verdict": "pass", "reason": "", "seconds": 50.0 + n} for n, case in enumerate(cases)]
+    (place / "results.jsonl").write_text("".join(json.dumps(result) + "\n" for result in results))
+    text = page(tool, tmp_path, tmp_path / "new").partition("## With and without forks")[2]
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) == 4 and rows[0] == f"| `{cases[0]}` | 0.24.0 | **pass**, 50 s | **pass**, 54 s |"
