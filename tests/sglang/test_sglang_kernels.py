@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from harness.core.cases import Case
 from harness.core.catalog import ORACLES, SITES
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS
+from harness.engine.kernels import ActivationQuantizer
 from harness.engines.sglang import kernels
 from harness.engines.sglang.tables import KERNELS
 from harness.judge.run_records import Evidence
@@ -153,5 +154,11 @@ def test_quantizers_of_rows_and_blocks_keep_padding_apart(
     module(
         monkeypatch, kernels._FP8, sglang_per_token_quant_fp8=rows, sglang_per_token_group_quant_fp8=blocks
     )  # fmt: skip
+    if is_right:
+        x, kernel = torch.randn(3, 384), kernels.quantize_rows if "token" in name else kernels.quantize_row_blocks
+        rounded = ActivationQuantizer(cast(Any, kernel), Poison("nan", frozenset()), whole_batch=True)(
+            x, cast(Any, None)
+        )
+        assert torch.allclose(rounded, x, rtol=0.07, atol=0.02), "the engine scales each block back"
     found = findings(monkeypatch, "quantize_fp8", name, num_tokens=6, num_live=4, width=384)
     assert found == (set() if is_right else {"finite", "reference", "non_interference"})
