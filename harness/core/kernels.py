@@ -24,6 +24,7 @@ class KernelSpec:
     - `kv`: the cache types that it reads. `shapes`: the sizes that it accepts; None if it declares none.
     - `empty_rows`: its output for empty requests; `identity` is output 0, `undefined` promises nothing. `empty_lse`:
       its log-sum-exp for these rows.
+    - `gives_lse`: its log-sum-exp is written. Without one, its `lse` is not judged.
     - `needs_finite_tail`: it masks unused KV slots by multiplying, so the owner of the cache must keep them finite.
     - `needs_valid_table`: it looks up table entries of empty requests, so each must be the number of a block.
     - `capturable`: a CUDA graph can hold it. It reads no device value on the host.
@@ -49,6 +50,7 @@ class KernelSpec:
     shapes: Shapes | None = None
     empty_rows: EmptyRows = "undefined"
     empty_lse: EmptyLse = "undefined"
+    gives_lse: bool = True
     needs_finite_tail: bool = False
     needs_valid_table: bool = False
     capturable: bool = True

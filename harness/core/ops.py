@@ -15,6 +15,10 @@ PAGE_SIZE = 64
 """Slots of a KV page; FlashMLA and FlashInfer MLA read whole pages of 64."""
 
 
+SCALED_BLOCK = 128
+"""Elements of a row with one scale, as DeepSeek's fp8 activations have them."""
+
+
 def latent_rank(head_dim: int) -> int:
     """R of a latent of D = R + E elements: the largest power of two below D (512 of 576). A kernel knows only D."""
     return 1 << ((head_dim - 1).bit_length() - 1)
@@ -128,7 +132,8 @@ OPS: Registry[Op] = Registry(
             ("x",),
             ("num_live",),
             (Output("x8", "T K", "output"), Output("scale", "1", "output")),
-            "per-tensor e4m3 quantization; the amax covers live rows only",
+            "per-tensor e4m3 quantization; the amax covers live rows only; a kernel may return scales of rows [T, 1] "
+            "or of blocks of a row [T, K / 128] instead",
             arguments="x [T, K] bfloat16 (float32 in the reference engine); x8 float8_e4m3fn; scale float32; num_live "
             "an int, an int32 tensor [1], or None for all rows",
         ),

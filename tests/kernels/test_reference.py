@@ -87,12 +87,13 @@ def test_merge_reference_equals_attention_over_both_halves() -> None:
     assert abs(float(merged.lse[0, 0] - scores.logsumexp(0))) < 1e-14
 
 
-@pytest.mark.parametrize("per_token", [False, True])
-def test_quantize_reference_ignores_padded_rows(per_token: bool) -> None:
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_quantize_reference_ignores_padded_rows(blocks: int) -> None:
     given = inputs.quantize_fp8(QuantizeFp8Params(), seed=3)
-    clean = reference.quantize_fp8(given.x, given.num_live, per_token=per_token)
+    clean = reference.quantize_fp8(given.x, given.num_live, blocks=blocks)
+    assert clean.scale.shape == ((len(given.x), blocks) if blocks else (1,))
     given.x[given.num_live :] = math.nan
-    dirty = reference.quantize_fp8(given.x, given.num_live, per_token=per_token)
+    dirty = reference.quantize_fp8(given.x, given.num_live, blocks=blocks)
     live = clean.live
     assert torch.equal(clean.scaled[live], dirty.scaled[live])
     assert bool(clean.scaled[~live].isnan().all())

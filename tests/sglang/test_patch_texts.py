@@ -15,6 +15,10 @@ import torch
 from harness.core.catalog import FAULTS
 from harness.engines.patches import edited_text
 from harness.engines.sglang.faults import PATCHES, patch_for, why_not
+from harness.engines.sglang.options import engine_options
+from harness.engines.sglang.params import SglangParams
+from harness.scenario.expand import expand
+from harness.scenario.load import load_scenario, shipped_directory
 
 ROOT = Path(os.environ.get("MLA_HARNESS_SGLANG_SITES") or "no such folder")
 RELEASES = sorted(path.name.removeprefix("sglang-") for path in ROOT.glob("sglang-*") if (path / "sglang").is_dir())
@@ -53,6 +57,21 @@ def test_a_patch_finds_its_text_and_what_it_makes_of_it_is_python(release: str |
             if edit.target == target:
                 after = edited_text(after, edit)
         assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
+
+
+@pytest.mark.parametrize("release", RELEASES or [None])
+def test_a_release_has_each_argument_that_it_is_started_with(
+    release: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if release is None:
+        pytest.skip("MLA_HARNESS_SGLANG_SITES names no folder with a release")
+    source = (ROOT / f"sglang-{release}/sglang/srt/server_args.py").read_text(encoding="utf-8")
+    (found,) = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "ServerArgs"]
+    fields = {n.target.id for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    monkeypatch.setattr("harness.engines.base.installed_version", lambda _: release)
+    for one in expand(load_scenario(shipped_directory() / "sglang-survey.yaml")):
+        params = one.params_as(SglangParams)
+        assert not set(engine_options(params, params.graph)) - fields
 
 
 @pytest.mark.parametrize("release", RELEASES or [None])

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from harness.core.cases import Case
+from harness.core.catalog import ORACLES, SITES
+from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS
+from harness.engine.kernels import ActivationQuantizer
 from harness.engines.sglang import kernels
 from harness.engines.sglang.tables import KERNELS
+from harness.judge.run_records import Evidence
+from harness.judge.targets.kernel import KernelTarget
+from harness.kernels.ops import reference
 from harness.kernels.plugins import check_signature
+from harness.memory.poison.patterns import Poison
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
@@ -91,3 +100,65 @@ def test_a_quantizer_sees_live_rows_only(monkeypatch: pytest.MonkeyPatch) -> Non
     module(monkeypatch, "sglang.srt.layers.quantization.fp8_kernel", scaled_fp8_quant=quantize)
     x = torch.tensor([[448.0], [float("nan")]])
     assert kernels.quantize_fp8(x, num_live=1)[1].tolist() == [1.0]
+
+
+def findings(monkeypatch: pytest.MonkeyPatch, op: str, name: str, **params: Any) -> set[str]:
+    """The oracles that fire on a kernel of the table, run on a CPU with stand-ins under NaN and zeros."""
+    (spec,) = [replace(one, devices=("cpu",), requires="") for one in KERNELS if (one.op, one.short_name) == (op, name)]
+    monkeypatch.setattr("harness.judge.targets.kernel.find_kernel", lambda *_: spec)
+    case = Case(id="x", scenario="x", system="kernel", op=op, params=KERNEL_PARAMS[op].model_validate(params))
+    target, sites = KernelTarget(case), frozenset(SITES.names())
+    evidence = Evidence(case, [target.run(Poison(pattern, sites)) for pattern in ("nan", "zeros")])
+    assert [run.error for run in evidence.runs] == [None, None]
+    names = ("finite", "sentinel", "reference", "non_interference")
+    return {name for name in names if ORACLES.get(name).judge(evidence).findings}
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_cutlass_gets_whole_pages_of_128_and_its_missing_lse_is_not_judged(
+    is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def size(max_seq_len: int, num_batches: int, sm_count: int = 0, num_kv_splits: int = 1) -> int:
+        assert max_seq_len % 128 == 0 and (num_batches, sm_count, num_kv_splits) == (2, 0, 1)
+        return 16
+
+    def decode(q_nope: Any, q_pe: Any, kv_c_and_k_pe_cache: Any, seq_lens: Any, page_table: Any, workspace: Any,
+               sm_scale: float, num_kv_splits: int = 1) -> Any:  # fmt: skip
+        assert (q_nope.shape[2], q_pe.shape[2], page_table.shape[1] % 2) == (512, 64, 0)
+        assert (workspace.dtype, seq_lens.dtype, page_table.dtype) == (torch.uint8, torch.int32, torch.int32)
+        q, lens = torch.cat([q_nope, q_pe], -1)[:, None], seq_lens if is_right else seq_lens - 1
+        return reference.mla_decode(q, kv_c_and_k_pe_cache, page_table, lens, scale=sm_scale).out[:, 0].to(q.dtype)
+
+    module(monkeypatch, "sgl_kernel", cutlass_mla_decode=decode, cutlass_mla_get_workspace_size=size)
+    found = findings(monkeypatch, "mla_decode", "sglang-cutlass", seq_lens=(5, 130), table_pad=0, num_heads=2)
+    assert found == (set() if is_right else {"reference"})
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("name", ["sglang-per-token", "sglang-per-block"])
+def test_quantizers_of_rows_and_blocks_keep_padding_apart(
+    name: str, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blocks(x: torch.Tensor, group_size: int, eps: float = 1e-10) -> tuple[torch.Tensor, torch.Tensor]:
+        assert x.is_contiguous() and x.shape[-1] % group_size == 0
+        parts = x.float().unflatten(1, (-1, group_size))
+        amax = parts.abs().amax(dim=2, keepdim=True) if is_right else parts.abs().amax().expand(*parts.shape[:2], 1)
+        scale = amax.clamp(min=eps) / 448
+        values = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+        values.copy_((parts / scale).flatten(1))
+        return values, scale[..., 0].contiguous()
+
+    def rows(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
+        return blocks(x, x.shape[1])
+
+    module(
+        monkeypatch, kernels._FP8, sglang_per_token_quant_fp8=rows, sglang_per_token_group_quant_fp8=blocks
+    )  # fmt: skip
+    if is_right:
+        x, kernel = torch.randn(3, 384), kernels.quantize_rows if "token" in name else kernels.quantize_row_blocks
+        rounded = ActivationQuantizer(cast(Any, kernel), Poison("nan", frozenset()), whole_batch=True)(
+            x, cast(Any, None)
+        )
+        assert torch.allclose(rounded, x, rtol=0.07, atol=0.02), "the engine scales each block back"
+    found = findings(monkeypatch, "quantize_fp8", name, num_tokens=6, num_live=4, width=384)
+    assert found == (set() if is_right else {"finite", "reference", "non_interference"})

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from harness.engines.sglang.serve.plan import SITES, STATE, Plan, check
 from harness.engines.sglang.target import FILLED_FILE, SglangTarget, why_no_forks
 from harness.judge.run_case import run_case
 from harness.memory.poison.patterns import Poison
+from harness.scenario.expand import expand
+from harness.scenario.load import load_scenario, shipped_directory
 
 pytest.importorskip("lm_eval")
 FAKE = Path(__file__).parent / "fake"
@@ -105,7 +108,13 @@ def test_the_first_nan_is_recorded_in_the_scheduler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("how", "verdict", "words"), [
-    ("wrong", Verdict.FAIL, "answers"), ("die", Verdict.CRASH, "SIGKILL"), ("refuse", Verdict.SKIP, "takes no graphs"),
+    ("wrong", Verdict.FAIL, "answers"),
+    ("die", Verdict.CRASH, "SIGKILL"),
+    ("break", Verdict.CRASH, "an illegal memory access"),
+    ("leak", Verdict.CRASH, "pool memory leak detected"),
+    ("refuse", Verdict.SKIP, "SGLang refuses these options: this backend takes no graphs"),
+    ("refuse-late", Verdict.SKIP, "SGLang refuses these options: FlashMLA takes no such cache"),
+    ("unknown", Verdict.SKIP, "unexpected keyword argument 'enable_mixed_chunk'"),
 ])  # fmt: skip
 def test_wrong_answers_deaths_and_refusals(
     how: str, verdict: Verdict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,6 +123,18 @@ def test_wrong_answers_deaths_and_refusals(
     result = run(tmp_path, case())
     assert result.verdict is verdict
     assert words in result.reason + str(result.findings)
+
+
+def test_a_server_that_hangs_is_ended_at_its_limit_before_the_worker_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SGLANG", "hang")
+    subject, begun = case(timeout_seconds=2), time.monotonic()
+    result = run(tmp_path, subject)
+    assert result.verdict is Verdict.CRASH and "SGLang hung: no end after 2" in result.reason
+    limit = subject.params.own_timeout
+    assert limit is not None and time.monotonic() - begun < limit
+    assert case(timeout_seconds=2, compare_eager=True, graph="full").params.own_timeout == limit + 2
 
 
 def test_a_fault_whose_code_is_not_there_is_an_error_and_never_a_pass(tmp_path: Path) -> None:
@@ -157,6 +178,20 @@ def test_options_of_a_release_and_the_models_that_are_not_imported() -> None:
     assert (environ()[checks], environ(is_faulty=True)[checks]) == ("true", "false")
     decode = engine_options(SglangParams(backend="flashmla", page_size=64), "none")
     assert (decode["prefill_attention_backend"], decode["decode_attention_backend"]) == ("triton", "flashmla")
+
+
+def test_the_survey_is_small_compiles_no_backend_and_captures_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    cases = expand(load_scenario(shipped_directory() / "sglang-survey.yaml"))
+    surveyed = [one.params_as(SglangParams) for one in cases]
+    assert len(surveyed) <= 40 and surveyed[0].model_copy(update={"limit": 128}) == SglangParams(
+        capture_sizes=surveyed[0].capture_sizes, timeout_seconds=surveyed[0].timeout_seconds
+    )
+    for params in surveyed:
+        options = engine_options(params, params.graph)
+        assert not list(params.problems()) and SglangTarget.why_not(case(**params.model_dump())) == ""
+        assert "flashinfer" not in options.values() and options["disable_flashinfer_autotune"]
+        assert params.graph != "full" or len(options["cuda_graph_bs_decode"]) <= 3
 
 
 def test_the_plain_script_runs_without_the_project_and_asserts(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.ops import SCALED_BLOCK
 from harness.engines import base
 from harness.engines.sglang.tables import ENGINE
 
@@ -24,7 +25,10 @@ MIN_BLOCK_KV = 32
 """The kernel rounds the tokens of a split up to a multiple of it."""
 PAGE_SIZE = 64
 """Of FlashMLA."""
+CUTLASS_PAGE = 128
+"""Slots of a page of CUTLASS MLA. Smaller pages must fill it."""
 _FLASHMLA = "sgl_kernel.flash_mla"
+_FP8 = "sglang.srt.layers.quantization.fp8_kernel"
 _WRITERS = ("sglang.srt.mem_cache.triton_ops.mla_buffer", "sglang.srt.mem_cache.utils")
 """The module of the writer, in the newest release first."""
 
@@ -37,6 +41,7 @@ def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") 
 
 
 on_hopper = functools.partial(on_any, majors=(9,), words="Hopper (9.0)")
+on_blackwell = functools.partial(on_any, majors=(10,), words="data-center Blackwell (10.0, 10.3)")
 
 
 def triton_decode(
@@ -120,6 +125,30 @@ def flashmla_decode(
     return out, lse
 
 
+def cutlass_decode(
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """CUTLASS MLA of sgl_kernel: q [B, 1, H, 576], kv_cache [N, P, 576] bf16 -> [B, 1, H, 512], and no lse.
+
+    It wants tables of whole 128 slots, which is SGLang's page here. As in SGLang's tables, entries of no page are -1.
+    """
+    ops = importlib.import_module("sgl_kernel")
+    missing = -block_table.shape[1] % (CUTLASS_PAGE // kv_cache.shape[1])
+    table = torch.nn.functional.pad(block_table, (0, missing), value=-1)
+    size = ops.cutlass_mla_get_workspace_size(table.shape[1] * kv_cache.shape[1], len(q), num_kv_splits=1)
+    out = ops.cutlass_mla_decode(
+        q_nope=q[:, 0, :, :RANK],
+        q_pe=q[:, 0, :, RANK:],
+        kv_c_and_k_pe_cache=kv_cache,
+        seq_lens=seq_lens,
+        page_table=table,
+        workspace=torch.empty(size, dtype=torch.uint8, device=q.device),
+        sm_scale=scale,
+        num_kv_splits=1,
+    )
+    return out[:, None], torch.empty(q.shape[0], q.shape[2], 1, dtype=torch.float32, device=q.device)
+
+
 def merge_state(*states: Tensor, num_tokens_with_context: int | None = None) -> tuple[Tensor, Tensor]:
     """The CUDA kernel `merge_state_v2`: prefix out [T, H, V], prefix lse [H, T] float32, suffix out, suffix lse."""
     return _merged(importlib.import_module("sgl_kernel").merge_state_v2, *states, count=num_tokens_with_context)
@@ -169,8 +198,20 @@ def _writer() -> ModuleType:
 
 def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`scaled_fp8_quant` with one scale: the first num_live rows of x [T, K] bf16 -> x8 [T, K] e4m3, scale [1]."""
-    quantize = importlib.import_module("sglang.srt.layers.quantization.fp8_kernel").scaled_fp8_quant
+    quantize = importlib.import_module(_FP8).scaled_fp8_quant
     x8 = torch.empty_like(x, dtype=torch.float8_e4m3fn)
     live = x if num_live is None else x[: int(num_live)]
     x8[: len(live)], scale = quantize(live.contiguous())
     return x8, scale.reshape(1)
+
+
+def quantize_rows(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`sglang_per_token_quant_fp8` of all rows of x [T, K] bf16: x8 [T, K] e4m3, scale [T, 1]."""
+    x8, scale = importlib.import_module(_FP8).sglang_per_token_quant_fp8(x.contiguous())
+    return x8, scale
+
+
+def quantize_row_blocks(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`sglang_per_token_group_quant_fp8` of all rows of x [T, K] bf16: x8 [T, K] e4m3, scale [T, K / 128]."""
+    x8, scale = importlib.import_module(_FP8).sglang_per_token_group_quant_fp8(x.contiguous(), SCALED_BLOCK)
+    return x8, scale

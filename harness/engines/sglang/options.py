@@ -40,6 +40,7 @@ def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
         "attention_backend": params.backend,
         "disable_radix_cache": not params.prefix_caching,
         "disable_overlap_schedule": not params.overlap,
+        "enable_mixed_chunk": params.mixed_chunk,
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "disable_flashinfer_autotune": True,

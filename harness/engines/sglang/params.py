@@ -55,6 +55,13 @@ class SglangParams(Params):
         default=600, description="how long one serving process may take; a cold one compiles kernels for minutes"
     )
 
+    mixed_chunk: bool = Field(default=False, description="a chunk of a prompt and decodes in one batch")
+
+    @property
+    def own_timeout(self) -> float:
+        """See :meth:`Params.own_timeout`. The worker waits until each serving process was ended at its limit."""
+        return self.timeout_seconds * (2 if self.compare_eager and self.graph != "none" else 1) + 60.0
+
     def problems(self) -> Iterator[str]:
         """See :meth:`Params.problems`."""
         if (needed := PAGE_OF.get(self.backend)) and self.page_size != needed:

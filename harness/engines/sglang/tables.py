@@ -55,6 +55,7 @@ FAULTS = (
 
 SLOTS = DEEPSEEK.model_copy(update={"name": "slots", "layout": ("contiguous",)})
 """SGLang's pool is [slots, 1, 576]: a slot has one stride, so pages have no gaps between them."""
+ONE_TOKEN = SLOTS.model_copy(update={"name": "own", "query_len": (1,)})
 
 
 def _kernel(op: str, name: str, summary: str, impl: str, requires: str = "on_any", **promises: object) -> KernelSpec:
@@ -69,11 +70,17 @@ KERNELS = (
             "triton_decode", kv=("bf16", "fp8_e4m3"), fp8_products="fp8", empty_rows="nan", shapes=SLOTS),
     _kernel("mla_decode", "sglang-flashmla", "sgl_kernel's FlashMLA dense over bf16 pages", "flashmla_decode",
             "on_hopper", needs_finite_tail=True),
+    _kernel("mla_decode", "sglang-cutlass", "sgl_kernel's CUTLASS MLA; returns no lse; leaves empty rows unwritten",
+            "cutlass_decode", "on_blackwell", shapes=ONE_TOKEN, gives_lse=False),
     _kernel("merge_attn_states", "sglang-cuda", "sgl_kernel.merge_state_v2", "merge_state", shapes=ANY),
     _kernel("merge_attn_states", "sglang-triton", "SGLang's stand-in for other head sizes", "merge_state_triton",
             shapes=ANY),
     _kernel("write_kv", "sglang-triton", "set_mla_kv_buffer_triton", "write_kv", shapes=SLOTS,
             capturable=False),
     _kernel("quantize_fp8", "sglang", "scaled_fp8_quant with one scale", "quantize_fp8", shapes=ANY,
-            capturable=False),
+            capturable=False, compile_seconds=120.0),
+    _kernel("quantize_fp8", "sglang-per-token", "sglang_per_token_quant_fp8: a scale of each row", "quantize_rows",
+            shapes=ANY),
+    _kernel("quantize_fp8", "sglang-per-block", "sglang_per_token_group_quant_fp8: a scale of 128 elements of a row",
+            "quantize_row_blocks", shapes=ANY, compile_seconds=120.0),
 )  # fmt: skip

@@ -13,14 +13,14 @@ import torch
 from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
-from harness.core.errors import HarnessError, KernelError, Refused
+from harness.core.errors import HarnessError, KernelError
 from harness.core.records import FirstNan
 from harness.engines import base
 from harness.engines.serving import Forks, Serving
 from harness.engines.sglang.faults import why_not
 from harness.engines.sglang.options import canary, engine_options, environ
 from harness.engines.sglang.params import SglangParams
-from harness.engines.sglang.serve.child import REFUSED, ServeRequest
+from harness.engines.sglang.serve.child import ServeRequest
 from harness.engines.sglang.serve.plan import FIRST_NAN, PAGES, SITES, Plan, check, raise_refusal
 from harness.engines.sglang.tables import ENGINE
 from harness.judge.run_records import Run
@@ -156,10 +156,8 @@ class SglangTarget(Target):
             settings = environ(is_faulty=bool(self.fault))
             found = self._serving.reply(QUESTIONS, request, settings, log, seconds, forks)
         except KernelError:
-            # SGLang kills the serving process if a scheduler ends, also one that refused.
+            # SGLang kills the serving process if a scheduler ends, also one that refused the plan or the options.
             raise_refusal(plan)
             raise
-        if REFUSED in found:
-            raise Refused(f"SGLang refuses these options: {found[REFUSED][:500]}")
         (directory / FILLED_FILE).write_text(json.dumps(found), encoding="utf-8")
         check(plan)

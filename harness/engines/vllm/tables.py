@@ -126,7 +126,7 @@ KERNELS: tuple[KernelSpec, ...] = (
     _vllm("mla_decode", "vllm-cutlass", "CUTLASS MLA; leaves empty rows unwritten", "cutlass_mla_decode",
           "on_blackwell", shapes=ONE_TOKEN, kv=("bf16", "fp8_e4m3")),
     _vllm("mla_decode", "vllm-flashinfer", "FlashInfer's TRT-LLM-gen MLA decode", "flashinfer_mla_decode",
-          "on_blackwell", kv=("bf16", "fp8_e4m3")),
+          "on_blackwell", kv=("bf16", "fp8_e4m3"), gives_lse=False),
     _vllm("context_attention", "vllm-trtllm-ragged", "TRT-LLM ragged prefill; writes only tokens with context",
           "trtllm_ragged_context_attention", "on_blackwell"),
     _records("write_records", "vllm-mla", "concat_and_cache_mla", "write_mla", "on_any", "bf16", "fp8_e4m3",

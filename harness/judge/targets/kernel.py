@@ -27,7 +27,7 @@ from harness.core.op_params import (
     RouteExpertsParams,
     WriteKvParams,
 )
-from harness.core.ops import PAGE_SIZE
+from harness.core.ops import PAGE_SIZE, SCALED_BLOCK
 from harness.judge.oracles.crash import CRASHES
 from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
 from harness.judge.target import Target
@@ -273,9 +273,9 @@ def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         x8, scale = outputs
-        per_token = scale.ndim == 2
-        want = reference.quantize_fp8(kept.x, kept.num_live, per_token=per_token)
-        scales = want.live if per_token else torch.ones(1, dtype=torch.bool, device=scale.device)
+        blocks = scale.shape[1] if scale.ndim == 2 else 0
+        want = reference.quantize_fp8(kept.x, kept.num_live, blocks=blocks)
+        scales = want.live if blocks else torch.ones(1, dtype=torch.bool, device=scale.device)
         return [
             Observed("x8", x8, want.live, want.scaled, "quantize_fp8", "token"),
             Observed("scale", by_rows(scale), scales, by_rows(want.scale), "quantize_fp8.scale", "scale"),
@@ -283,9 +283,10 @@ def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
 
     dims = {"T": params.num_tokens, "K": params.width}
     call = KernelCall.of("quantize_fp8", given, kept, dims, (torch.float8_e4m3fn, torch.float32), observe)
-    # One scale a row is allowed too: it keeps rows apart, and the scenarios use it as a control.
+    # Scales of each row, or of each block of a row, are allowed too: they keep rows apart.
     x8_shapes, scale_shapes = call.shapes
-    call.shapes = (x8_shapes, (*scale_shapes, (params.num_tokens, 1)))
+    by_row = tuple((params.num_tokens, blocks) for blocks in {1, params.width // SCALED_BLOCK or 1})
+    call.shapes = (x8_shapes, scale_shapes + by_row)
     return call
 
 

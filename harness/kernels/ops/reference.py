@@ -185,17 +185,16 @@ def stored_latents(kv_c: Tensor, k_pe: Tensor, cache_dtype: torch.dtype, kv_scal
     return (rows / (1.0 if kv_scale is None else kv_scale)).clamp(-E4M3_MAX, E4M3_MAX)
 
 
-def quantize_fp8(x: Tensor, num_live: int, *, per_token: bool = False) -> Quantized:
-    """Per-tensor (scale [1]) or per-token (scale [T, 1]) quantization of the first `num_live` rows of x [T, K]."""
-    live = x[:num_live].double()
-    amax = live.abs().amax(dim=1, keepdim=True) if per_token else live.abs().amax().reshape(1)
+def quantize_fp8(x: Tensor, num_live: int, *, blocks: int = 0) -> Quantized:
+    """Quantization of the first `num_live` rows of x [T, K], by one scale [1], or by `blocks` scales a row [T, G]."""
+    live = x[:num_live].double().reshape(num_live * blocks or 1, -1)
+    amax = live.abs().amax(dim=1, keepdim=True)
     live_scale = torch.where(amax == 0, 1.0, amax / E4M3_MAX)
     scaled = torch.full(x.shape, _NAN, dtype=torch.float64, device=x.device)
-    scaled[:num_live] = live / live_scale
-    scale = live_scale
-    if per_token:
-        scale = torch.full((x.shape[0], 1), _NAN, dtype=torch.float64, device=x.device)
-        scale[:num_live] = live_scale
+    scaled[:num_live] = (live / live_scale).reshape(num_live, -1)
+    scale = live_scale.reshape(1) if not blocks else scaled.new_full((x.shape[0], blocks), _NAN)
+    if blocks:
+        scale[:num_live] = live_scale.reshape(num_live, blocks)
     defined = torch.arange(x.shape[0], device=x.device) < num_live
     return Quantized(scaled, scale, defined)
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import multiprocessing
+import os
 import tempfile
+import threading
 import time
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import InputError
 from harness.core.params import Record
-from harness.engines.sglang.serve.plan import METHOD, Plan, raise_refusal, states
+from harness.engines.sglang.serve.plan import METHOD, Plan, starting, states
 from harness.run.protocol import answer_once
-
-REFUSED = "refused"
-"""The only key of the result if SGLang refuses the options. The value is its message."""
 
 
 class ServeRequest(Record):
@@ -49,15 +51,10 @@ def serve(request: ServeRequest) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(request.task, Path(scratch), limit=request.limit)
         clock.note("imports")
-        try:
+        with starting(request.plan):
             backend = SglangBackend(request.options, owned)
-        except Exception as error:
-            raise_refusal(request.plan)
-            if isinstance(error, NotImplementedError | ValueError | AssertionError):
-                # SGLang checks its options with these. Whatever else goes wrong at the start is a crash.
-                return {REFUSED: " ".join(str(error).split()) or type(error).__name__}
-            raise
         clock.note("start")
+        _end_with(multiprocessing.active_children())
         folder = Path(request.directory)
         run_epochs(backend, task, folder, num_epochs=request.epochs, max_tokens=request.max_tokens, resume=True)
         clock.note("questions")
@@ -67,6 +64,17 @@ def serve(request: ServeRequest) -> dict[str, Any]:
             # All questions were answered, so this is no failure of SGLang.
             raise InputError(f"SGLang's schedulers did not report their state: {error}".partition("\n")[0]) from None
         return {"ranks": states(request.plan), "seconds": clock.seconds}
+
+
+def _end_with(processes: list[BaseProcess]) -> None:
+    """End this process when one of SGLang's ends. SGLang waits on for a scheduler that ended with exit code 0."""
+
+    def watch() -> None:
+        wait([process.sentinel for process in processes])
+        print("mla-harness: a process of SGLang has ended", flush=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class _Clock:

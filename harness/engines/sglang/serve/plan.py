@@ -6,12 +6,15 @@ builds anything, and writes its state to a file, so that a case in which nothing
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import HarnessError, InputError
+from harness.core.errors import HarnessError, InputError, Refused
+from harness.core.files import write_atomic
 from harness.core.params import Record
 
 FREED = (
@@ -26,7 +29,8 @@ TABLES = ("block_table.pad", "graph.pad_rows")
 SITES = (*FREED, *PAGES, *TABLES)
 
 SWEEPS = "sweeps"
-STATE, REFUSED, FIRST_NAN = "state-rank{rank}.json", "refused.txt", "first-nan-rank{rank}.json"
+STATE, FIRST_NAN = "state-rank{rank}.json", "first-nan-rank{rank}.json"
+REFUSED_PLAN, REFUSED_OPTIONS = "refused-plan.txt", "refused-options.txt"
 """Files of a scheduler process in the plan's folder."""
 METHOD = "mla_harness_state"
 """The method of SGLang's scheduler that writes the state."""
@@ -75,8 +79,31 @@ def check(plan: Plan) -> list[dict[str, Any]]:
     return found
 
 
+def note_refusal(plan: Plan, file: str, error: Exception) -> None:
+    """Write the message of a refusal to the plan's folder: SGLang kills the process that could report it."""
+    write_atomic(Path(plan.folder) / file, " ".join(str(error).split()) or type(error).__name__)
+
+
+@contextlib.contextmanager
+def starting(plan: Plan) -> Iterator[None]:
+    """Note the error if SGLang refuses its options inside the block. Whatever else goes wrong at the start is a crash.
+
+    SGLang checks options with these errors, in its main process and in its scheduler; `ServerArgs` is a dataclass.
+    """
+    try:
+        yield
+    except (NotImplementedError, ValueError, AssertionError, TypeError) as error:
+        if not isinstance(error, TypeError) or "ServerArgs.__init__" in str(error):
+            note_refusal(plan, REFUSED_OPTIONS, error)
+        raise
+
+
 def raise_refusal(plan: Plan) -> None:
-    """Raise InputError with the reason if a scheduler process refused the plan."""
-    file = Path(plan.folder) / REFUSED
-    if file.is_file():
-        raise InputError(file.read_text(encoding="utf-8"))
+    """Raise InputError if a scheduler process refused the plan, and Refused if SGLang refused its options."""
+    for name, refusal, words in (
+        (REFUSED_PLAN, InputError, ""),
+        (REFUSED_OPTIONS, Refused, "SGLang refuses these options: "),
+    ):
+        file = Path(plan.folder) / name
+        if file.is_file():
+            raise refusal(words + file.read_text(encoding="utf-8")[:500])

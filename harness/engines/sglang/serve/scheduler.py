@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -13,7 +14,7 @@ import torch
 from harness.core.files import write_atomic
 from harness.engines.sglang.faults import inject
 from harness.engines.sglang.serve import first_nan, hooks
-from harness.engines.sglang.serve.plan import COUNTS, METHOD, REFUSED, STATE, Plan
+from harness.engines.sglang.serve.plan import COUNTS, METHOD, REFUSED_PLAN, STATE, Plan, note_refusal, starting
 
 SCHEDULER, RUNNER = "sglang.srt.managers.scheduler", "sglang.srt.model_executor.model_runner"
 
@@ -24,7 +25,7 @@ def run_scheduler(plan: str, *args: Any, **kwargs: Any) -> None:
     try:
         install(wanted)
     except Exception as error:
-        write_atomic(Path(wanted.folder) / REFUSED, " ".join(str(error).split()))
+        note_refusal(wanted, REFUSED_PLAN, error)
         raise
     importlib.import_module(SCHEDULER).run_scheduler_process(*args, **kwargs)
 
@@ -50,4 +51,13 @@ def install(plan: Plan) -> None:
         state = {"rank": rank, "process": os.getpid(), "fault": plan.fault, "counts": dict(COUNTS)}
         write_atomic(Path(plan.folder) / STATE.format(rank=rank), json.dumps(state))
 
-    setattr(importlib.import_module(SCHEDULER).Scheduler, METHOD, write_state)
+    scheduler: Any = importlib.import_module(SCHEDULER).Scheduler
+    setattr(scheduler, METHOD, write_state)
+    build = scheduler.__init__
+
+    @functools.wraps(build)
+    def noting(*args: Any, **kwargs: Any) -> None:
+        with starting(plan):
+            build(*args, **kwargs)
+
+    scheduler.__init__ = noting

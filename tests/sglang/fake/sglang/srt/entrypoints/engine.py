@@ -2,6 +2,7 @@
 
 import multiprocessing as mp
 import os
+import time
 from types import SimpleNamespace
 
 from sglang.srt.managers.scheduler import run_scheduler_process
@@ -11,8 +12,13 @@ class Engine:
     run_scheduler_process_func = staticmethod(run_scheduler_process)
 
     def __init__(self, **options):
-        if os.environ.get("FAKE_SGLANG") == "refuse":
+        how = os.environ.get("FAKE_SGLANG")
+        if how == "refuse":
             raise ValueError("this backend takes\n no graphs")
+        if how == "unknown":
+            raise TypeError("ServerArgs.__init__() got an unexpected keyword argument 'enable_mixed_chunk'")
+        if how == "hang":
+            time.sleep(600)
         mp.set_start_method("spawn", force=True)
         self._ours, theirs = mp.Pipe()
         self._process = mp.Process(target=self.run_scheduler_process_func, args=(options, theirs))
@@ -26,6 +32,8 @@ class Engine:
     def generate(self, prompt, sampling_params, return_logprob):
         assert return_logprob
         self._ours.send(prompt)
+        while not self._ours.poll(0.1) or os.environ.get("FAKE_SGLANG") == "leak":
+            time.sleep(0.1)
         return self._ours.recv()
 
     def collective_rpc(self, method):

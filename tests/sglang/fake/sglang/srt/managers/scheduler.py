@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import traceback
 from pathlib import Path
 
 import torch
@@ -14,6 +15,10 @@ _DATA = Path(__file__).parents[6] / "fixtures" / "tasks" / "data" / "gsm_symboli
 
 class Scheduler:
     def __init__(self, options):
+        if os.environ.get("FAKE_SGLANG") == "refuse-late":
+            raise AssertionError("FlashMLA takes\n no such cache")
+        if os.environ.get("FAKE_SGLANG") == "break":
+            raise RuntimeError("CUDA error: an illegal memory access")
         rows = [json.loads(line) for line in _DATA.read_text(encoding="utf-8").splitlines()]
         self.answers = {row["question"]: row["answer"] for row in rows}
         self.runner = ModelRunner(options)
@@ -37,11 +42,19 @@ def run_scheduler_process(options, pipe):
     print("SGLang's own log line", flush=True)
     if os.environ.get("FAKE_SGLANG") == "die":
         os.kill(os.getppid(), signal.SIGKILL)
-    scheduler = Scheduler(options)
+    try:
+        scheduler = Scheduler(options)
+    except Exception:
+        traceback.print_exc()
+        os.kill(os.getppid(), signal.SIGKILL)
+        return
     pipe.send("ready")
     with torch.inference_mode():
         while True:
             asked = pipe.recv()
+            if os.environ.get("FAKE_SGLANG") == "leak":
+                print("ValueError: pool memory leak detected!", flush=True)
+                return
             if isinstance(asked, str):
                 getattr(scheduler, asked)()
                 pipe.send("done")
