@@ -183,7 +183,9 @@ class Page:
         rows = []
         for fault, (scenario, points) in FAULTS.items():
             for release, point in itertools.product(self.releases, points):
-                clean = self.newest(release, "clean-1", f"{scenario}[{point}]")
+                clean = self.newest(release, "clean-1", f"{scenario}[{point}]") or self.newest(
+                    release, "hybrid-1", f"{scenario}[{point}]"
+                )
                 faulty = self.newest(release, fault, f"{scenario}[{point}]")
                 if faulty is None and has_itself(fault, release):
                     faulty = Run(Path(), {"verdict": "skip", "reason": "as released"})
@@ -211,7 +213,7 @@ class Page:
         """The writer of the first NaN in each failure on one GPU, from a second serving of a few questions."""
         rows = [
             (f"`{case}`", release, step if step in FAULTS else "as released", brief(found.statement))
-            for release, step in itertools.product(self.releases, (*FAULTS, "clean-1"))
+            for release, step in itertools.product(self.releases, (*FAULTS, "clean-1", "hybrid-1"))
             for case, found in self.first_nans(release, step, self.folders).items()
         ]
         if rows:
@@ -237,7 +239,7 @@ class Page:
     def rounds(self, release: str) -> dict[str, list[Run]]:
         """Case -> its last runs, oldest first; skipped runs only where there is no other."""
         found: defaultdict[str, list[Run]] = defaultdict(list)
-        steps = ("warm", "clean-*")
+        steps = ("warm", "clean-*", "hybrid-*")
         for folder, step in itertools.product(self.folders, steps):
             for run in [run for place in sorted((folder / release).glob(step)) for run in runs_in(place)]:
                 # Cases that need more GPUs have their own table.

@@ -23,12 +23,15 @@ from packaging.version import Version
 from vllm_document import BARE, FAULTS, FORKED, RANKS, Page, curve, runs_in
 
 from harness.core.catalog import KERNELS
+from harness.scenario.load import load_scenarios
 
 ROOT = Path(__file__).resolve().parents[1]
 ORIGINS = ("vllm", "flashinfer")
 """The packages with kernels that vLLM calls."""
 WARM = "vllm-kv-cache-full[backend=TRITON_MLA]"
 """A release's first hybrid case compiles and tunes the kernels of linear attention: minutes when many do so at once."""
+HYBRID = ("vllm-kv-cache-blackwell", "vllm-kv-cache-full", "vllm-kv-cache-stale")
+"""The scenarios of the hybrid canary on one GPU. They and their fault wait for `WARM`."""
 HYBRID_FAULT = "vllm.skip-zero-new-blocks"
 
 
@@ -55,7 +58,20 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
     releases = list(options.release)
     repeated = options.repeated or releases
     workers = str(options.workers)
-    clean = ["run", *(options.scenario or ("-m", "vllm")), "-n", workers, "--per-gpu", workers]
+    chosen = options.scenario or sorted(
+        one.name for one in load_scenarios() if "vllm" in one.tags and "nightly" not in one.tags
+    )
+    apart = {
+        "clean": [name for name in chosen if name not in HYBRID],
+        "hybrid": [name for name in chosen if name in HYBRID],
+    }
+
+    def rounds(number: int, release: str) -> Iterator[Step]:
+        for name, scenarios in apart.items():
+            if scenarios:
+                words = ["run", *scenarios, "-n", workers, "--per-gpu", workers]
+                yield Step(f"{name}-{number}", release, words)
+
     for release in releases:
         yield Step("warm", release, ["run", WARM, "-n", "1"])
     for release in releases:
@@ -73,12 +89,12 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
         words = ["run", *split, *(["--fault", fault] if fault else []), "-n", "1"]
         yield Step(name, max(releases, key=Version), words, num_gpus=2)
     for release in releases:
-        yield Step("clean-1", release, clean)
+        yield from rounds(1, release)
     for release in repeated:
         yield Step("bare", release, ["run", BARE[0], "--fault", BARE[1], "-n", "1"])
     for number in range(2, options.repeats + 1):
         for release in repeated:
-            yield Step(f"clean-{number}", release, clean)
+            yield from rounds(number, release)
     spawned = [f"{case}@process=spawn" for case in FORKED]
     yield Step("forks", max(releases, key=Version), ["run", *FORKED, *spawned, "-n", "2", "--per-gpu", "2"])
 
@@ -121,7 +137,7 @@ def free_gpu(running: list[Step], num_gpus: int, parallel: int) -> int | None:
 def next_step(waiting: list[Step], running: list[Step], gpu: int = 0) -> Step | None:
     """The first step that may start on `gpu`. The clean rounds of a release come one after another.
 
-    The fault of the hybrid canary waits until one case of it has compiled the release's kernels.
+    The hybrid canary's other cases and its fault wait until one case of it has compiled the release's kernels.
     """
     cold = {step.release for step in (*waiting, *running) if step.name == "warm"}
     busy = {step.release for step in running if step.name.startswith("clean-") and step.gpu == gpu}
@@ -129,7 +145,7 @@ def next_step(waiting: list[Step], running: list[Step], gpu: int = 0) -> Step | 
         step
         for step in waiting
         if not (step.name.startswith("clean-") and step.release in busy)
-        and not (step.name == HYBRID_FAULT and step.release in cold)
+        and not (step.name.startswith((HYBRID_FAULT, "hybrid-")) and step.release in cold)
     )
     return next(fitting, None)
 
@@ -174,7 +190,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     runs.add_argument("--out", type=Path, required=True)
     runs.add_argument("--repeats", type=int, default=3, help="rounds of the clean scenarios")
     runs.add_argument("--repeated", action="append", metavar="VERSION", help="repeat the clean scenarios of it [all]")
-    steps_help = "warm, clean, bare, forks, susceptibility, ranks-… or a fault [all]"
+    steps_help = "warm, clean, hybrid, bare, forks, susceptibility, ranks-… or a fault [all]"
     runs.add_argument("--only", action="append", metavar="STEP", help=steps_help)
     runs.add_argument("--scenario", action="append", metavar="NAME", help="scenario of the clean rounds [all of vLLM]")
     runs.add_argument("--gpus", type=int, default=1, help="GPUs of this machine; each step keeps to one")
