@@ -33,7 +33,8 @@ def bisect(
         list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As in `run`, or one tag.")
     ] = None,
     python: Annotated[
-        list[str] | None, typer.Option(metavar="PYTHON", help="Interpreter, or folder of a venv; may be repeated.")
+        list[str] | None,
+        typer.Option("--python", metavar="PYTHON", help="Interpreter, or folder of a venv; may be repeated."),
     ] = None,
     site: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Folder of packages to import first; may be repeated.")

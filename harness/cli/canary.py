@@ -26,7 +26,9 @@ def _group() -> None:
 
 @app.command("train", cls=Command)
 def train(
-    task: Annotated[str, typer.Option(metavar="TASK", help="gsm_symbolic, aime_shaped, all, or a .jsonl file.")],
+    task: Annotated[
+        str, typer.Option("--task", metavar="TASK", help="gsm_symbolic, aime_shaped, all, or a .jsonl file.")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the checkpoint.")],
     architecture: Annotated[
         str, typer.Option(metavar="deepseek_v2|kimi_linear", help="Kind of model.")

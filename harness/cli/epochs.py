@@ -30,7 +30,9 @@ FORMS = "|".join(f"{model.name}:{model.where}" for model in MODELS)
 
 def epochs(
     context: typer.Context,
-    task: Annotated[str | None, typer.Option(metavar="TASK", help="For example gsm8k, aime25, gsm_symbolic.")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="For example gsm8k, aime25, gsm_symbolic.")
+    ] = None,
     model: Annotated[str | None, typer.Option(metavar=FORMS, help="Model or server to ask.")] = None,
     epochs: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=1000, help="Ask each question N times [default: 5].")

@@ -29,7 +29,7 @@ URL = Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible se
 def serve_check(
     context: typer.Context,
     url: URL,
-    task: Annotated[str, typer.Option(metavar="TASK", help="Task with the questions.")] = "gsm_symbolic",
+    task: Annotated[str, typer.Option("--task", metavar="TASK", help="Task with the questions.")] = "gsm_symbolic",
     num_epochs: Annotated[
         int, typer.Option("--epochs", metavar="N", min=2, max=1000, help="Ask each question N times.")
     ] = 3,

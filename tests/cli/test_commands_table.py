@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from typing import get_type_hints
 
 import pytest
 import typer
+from typer.models import OptionInfo
 
 from harness.cli.commands import COMMANDS, Commands
 
@@ -27,3 +30,17 @@ def test_help_of_the_whole_loads_neither_torch_nor_pydantic() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_with_a_metavar_like_its_name_says_its_name(name: str) -> None:
+    """Without it, typer 0.27 makes `--PYTHON` of `python: Option(metavar="PYTHON")`."""
+    module, _, function = COMMANDS[name][0].partition(":")
+    found = getattr(importlib.import_module(f"harness.cli.{module}"), function)
+    commands = [one.callback for one in found.registered_commands] if isinstance(found, typer.Typer) else [found]
+    for command in commands:
+        for parameter, hint in get_type_hints(command, include_extras=True).items():
+            for option in getattr(hint, "__metadata__", ()):
+                if isinstance(option, OptionInfo) and (option.metavar or "").lower() == parameter:
+                    # In `Annotated` the first name is in the place of the default.
+                    assert str(option.default).startswith("-"), f"{name}: --{parameter}"
