@@ -8,7 +8,8 @@ import shutil
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,8 +59,17 @@ def bisect(
     options += ["-n", str(workers)] if workers else []
     options += ["--scenarios", str(scenarios.resolve())] if scenarios else []
     screen = console(json)
-    with screen.status(f"{len(subjects)} versions, {parallel} at a time"):
-        columns = in_order(_ask_all(subjects, ["selftest" if faults else "run", *options], parallel))
+    asked: dict[int, Column] = {}
+    try:
+        with screen.status("") as status:
+            for position, column in _ask_all(subjects, ["selftest" if faults else "run", *options], parallel):
+                asked[position] = column
+                status.update(f"{len(asked)} of {len(subjects)} versions, {parallel} at a time")
+    except KeyboardInterrupt:
+        if asked:
+            _print(screen, _sorted(asked))
+        raise
+    columns = _sorted(asked)
     _print(screen, columns)
     if json:
         print_json(to_object(columns))
@@ -101,20 +111,27 @@ def _selection(selectors: list[str], given: list[str], scenarios: list[Any]) -> 
     return selectors, given
 
 
-def _ask_all(subjects: list[tuple[str, Path | None]], command: list[str], parallel: int) -> list[Column]:
-    """A column for each subject, `parallel` at a time. An interruption ends every child."""
+def _sorted(asked: dict[int, Column]) -> list[Column]:
+    return in_order([asked[position] for position in sorted(asked)])
+
+
+def _ask_all(
+    subjects: list[tuple[str, Path | None]], command: list[str], parallel: int
+) -> Iterator[tuple[int, Column]]:
+    """The position and column of each subject as it ends, `parallel` at a time. An interruption ends every child."""
     children: list[Child] = []
     pool = ThreadPoolExecutor(parallel)
     try:
-        asked = [pool.submit(_ask, interpreter, site, command, children) for interpreter, site in subjects]
-        return [one.result() for one in asked]
+        asked = [pool.submit(_ask, *subject, command, children, parallel > 1) for subject in subjects]
+        for one in as_completed(asked):
+            yield asked.index(one), one.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in children:
             child.close()
 
 
-def _ask(interpreter: str, site: Path | None, command: list[str], children: list[Child]) -> Column:
+def _ask(interpreter: str, site: Path | None, command: list[str], children: list[Child], shares_gpus: bool) -> Column:
     """Run one command in one interpreter, and read the run directory that it leaves."""
     column = Column(interpreter, str(site) if site else None)
     path = os.pathsep.join(filter(None, [column.site, os.environ.get("PYTHONPATH")]))
@@ -122,10 +139,11 @@ def _ask(interpreter: str, site: Path | None, command: list[str], children: list
     # which is keyed by Triton's version and the source.
     environ = {"PYTHONPATH": path, "MLA_HARNESS_HISTORY": "none"}
     started = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        Child("harness.cli.one_command", name="the command", python=interpreter, environ=environ) as child,
-    ):
+    with tempfile.TemporaryDirectory() as scratch:
+        if shares_gpus:
+            # The locks of GPUs are files there: versions that run side by side must not wait for each other's.
+            environ["TMPDIR"] = scratch
+        child = Child("harness.cli.one_command", name="the command", python=interpreter, environ=environ)
         children.append(child)
         child.send(CommandLine(arguments=(*command, "--out", scratch)))
         try:
@@ -144,6 +162,7 @@ def _ask(interpreter: str, site: Path | None, command: list[str], children: list
             ]
         if not column.summary:
             column.trouble = f"{ended}: {child.last_line()}"
+        child.close()
     return column
 
 

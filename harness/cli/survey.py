@@ -31,7 +31,9 @@ SETS = "survey.json"
 
 def survey(
     context: typer.Context,
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="An engine with a scenario ENGINE-survey.")] = "vllm",
+    engine: Annotated[
+        str | None, typer.Argument(metavar="ENGINE", help="An engine with a scenario ENGINE-survey [default: vllm].")
+    ] = None,
     seconds: Annotated[
         float,
         typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for the smallest sets of options."),
@@ -45,13 +47,17 @@ def survey(
     json: options.Json = False,
 ) -> None:
     """Try options of an engine together, as released, and find which lose answers."""
-    if engine not in ENGINES:
+    if engine is not None and engine not in ENGINES:
         raise InputError(f"survey {engine}: unknown engine; {nearest(engine, ENGINES.names())}")
-    wanted = Wanted((f"{engine}-survey",), ("nightly",), "auto", (), (), None, 0, 600.0, scenarios)
+    scenario = f"{engine or 'vllm'}-survey"
+    wanted = Wanted((scenario,), ("nightly",), "auto", (), (), None, 0, 600.0, scenarios)
     kept, screen, store = making_runs.history_file(history), console(json), None
     if resume is not None:
         making_runs.refuse_new_plan(context)
         store = making_runs.reopened(resume, out, "run")
+        planned = {job.case.scenario for job in store.plan.jobs}
+        if engine is not None and planned != {scenario}:
+            raise InputError(f"--resume: the run is of {', '.join(sorted(planned))}; leave out {engine}")
     found: list[OptionSet] = []
     with making_runs.pool_for(making_runs.LOCAL, None, workers, per_gpu) as pool:
         store = store or _planned(wanted, pool, out or DEFAULT_RUNS)

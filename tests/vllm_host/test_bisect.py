@@ -136,18 +136,27 @@ def test_any_scenario_runs_under_each_interpreter_and_a_broken_one_is_a_column_w
     assert "router-kernel" in err
 
 
-def test_an_interruption_ends_all_children(tmp_path: Path) -> None:
+def test_an_interruption_ends_all_children_and_shows_the_versions_that_ended(tmp_path: Path) -> None:
     started = tmp_path / "started"
-    slow = tmp_path / "python"
-    slow.write_text(f"#!/bin/sh\necho $$ >> {started}\nexec sleep 600\n")
-    slow.chmod(0o755)
-    words = ["bisect", "router-kernel", "--python", str(slow), "--python", str(slow), "--parallel", "2"]
-    process = subprocess.Popen([sys.executable, "-m", "harness.cli.main", *words], stderr=subprocess.DEVNULL)
-    while not started.exists() or len(started.read_text().split()) < 2:
+    slow, broken = tmp_path / "python", tmp_path / "broken"
+    slow.write_text(f"#!/bin/sh\necho $$ $TMPDIR >> {started}\nexec sleep 600\n")
+    broken.write_text("#!/bin/sh\nexit 7\n")
+    for script in (slow, broken):
+        script.chmod(0o755)
+    words = ["bisect", "router-kernel", "--parallel", "3"]
+    words += [word for script in (slow, broken, slow) for word in ("--python", str(script))]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness.cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    while not started.exists() or len(started.read_text().splitlines()) < 2:
         assert process.poll() is None
         time.sleep(0.1)
+    time.sleep(1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
-    for child in started.read_text().split():
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130 and f"{broken}: exit code 7" in out.replace("\n", "")
+    children = [line.split() for line in started.read_text().splitlines()]
+    assert len({folder for _, folder in children}) == 2, "a lock on a GPU would be shared"
+    for child, _ in children:
         with pytest.raises(ProcessLookupError):
             os.kill(int(child), 0)
