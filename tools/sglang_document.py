@@ -1,9 +1,11 @@
-"""Write the measured tables of docs/sglang.md, between its two markers, from run folders on GPUs.
+"""Write the measured tables of docs/sglang.md, between two markers, from run folders on GPUs.
 
 mla-harness run -m sglang --out RUNS;  mla-harness run sglang-padded-rows --fault sglang.stale-pad-slots --out RUNS
 mla-harness run -m kernel-matrix --device cuda --kernel sglang-triton … --out RUNS
 mla-harness run vllm-as-released sglang-as-released -m nightly --out RUNS
-python tools/sglang_document.py RUNS [RUNS …]
+python tools/sglang_document.py RUNS [RUNS …] [--later]
+
+`--later` writes the second pair of markers: cases that were run after the first tables.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from harness.engines.base import release_of
 from harness.store.run_folder import NEVER_RAN, RunStore
 
 PAGE = Path(__file__).parents[1] / "docs" / "sglang.md"
-FIRST, LAST = "<!-- measured: tools/sglang_document.py -->", "<!-- end of measured -->"
+MARKERS = ("<!-- {}: tools/sglang_document.py -->", "<!-- end of {} -->")
 BESIDE = {"TRITON_MLA": "triton", "FLASHMLA": "flashmla"}
 """SGLang's name of each of vLLM's backends."""
 Found = list[tuple[RunStore, CaseResult]]
@@ -35,10 +37,14 @@ def measured(stores: list[RunStore]) -> str:
     beside = [one for one in all_found if one[1].scenario.endswith("-as-released")]
     served = [one for one in all_found if _release(one[0]) and one[1].scenario.startswith("sglang-")]
     clean = [one for one in served if one not in beside and not one[1].fault and one[1].reason != NEVER_RAN]
-    parts = [_machine(stores), "### Clean cases", _by_release(clean, lambda result: result.id)]
     faulty = [one for one in served if one[1].fault]
-    parts += ["### Faults in a release", _by_release(faulty, lambda result: str(result.fault))]
-    parts += ["### Beside vLLM", *_beside(beside)]
+    parts = [_machine(stores)]
+    if clean:
+        parts += ["### Clean cases", _by_release(clean, lambda result: result.id)]
+    if faulty:
+        parts += ["### Faults in a release", _by_release(faulty, lambda result: str(result.fault))]
+    if beside:
+        parts += ["### Beside vLLM", *_beside(beside)]
     for store in stores:
         if any(result.scenario.startswith("kernel-matrix") for result in store.results()):
             parts += [part.replace("## ", "### ", 1) for part in release_parts(f"Kernels of {_release(store)}", store)]
@@ -141,10 +147,20 @@ def _stores(folders: Iterable[str]) -> Iterator[RunStore]:
                 yield store
 
 
+def main(words: list[str]) -> None:
+    """Write the tables of the runs in these folders."""
+    name = "measured later" if "--later" in words else "measured"
+    first, last = (marker.format(name) for marker in MARKERS)
+    tables = measured(list(_stores(word for word in words if word != "--later")))
+    if name != "measured":
+        tables = tables.replace("### ", "#### ")
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text.partition(first)[0], text.partition(last)[2]
+    PAGE.write_text(f"{before}{first}\n{tables}\n{last}{after}", encoding="utf-8")
+
+
 if __name__ == "__main__":
     try:
-        text = PAGE.read_text(encoding="utf-8")
-        before, after = text.partition(FIRST)[0], text.partition(LAST)[2]
-        PAGE.write_text(f"{before}{FIRST}\n{measured(list(_stores(sys.argv[1:])))}\n{LAST}{after}", encoding="utf-8")
+        main(sys.argv[1:])
     except HarnessError as error:
         sys.exit(f"sglang_document: {error}")

@@ -16,8 +16,13 @@ from pathlib import Path
 
 from markdown_page import brief, table
 
-from harness.core.files import read_json_lines
+from harness.core.cases import Case
+from harness.core.files import FIXTURES, read_json_lines
 from harness.core.records import CaseResult, Verdict
+from harness.diagnose.options import suspected, symptom
+from harness.report.survey import command_of
+from harness.scenario.variant import vary
+from harness.store.run_folder import RunStore
 
 HEAD = """# Options that users switch on, as released
 
@@ -41,6 +46,24 @@ def seen(result: CaseResult) -> str:
     """The outcome, and the accuracy by epoch."""
     epochs = result.accuracy.epochs if result.accuracy else ()
     return ", ".join([outcome(result), *(f"{epoch.accuracy:.4f}" for epoch in epochs)])
+
+
+def suspects(store: RunStore) -> Iterator[str]:
+    """The options that all failures of a kind share and no right combination has, with their command."""
+    jobs = store.jobs_by_key()
+    plain = next(iter(jobs.values())).case
+    kinds: dict[tuple[str, str], list[Case]] = {}
+    for result in store.results():
+        if result.has_failed or result.verdict is Verdict.KNOWN:
+            kinds.setdefault(symptom(result), []).append(jobs[result.key].case)
+    right = [jobs[result.key].case.params for result in store.results() if result.verdict is Verdict.PASS]
+    for words, cases in kinds.items():
+        if found := suspected([case.params for case in cases], right):
+            shown = " ".join(f"`{name}={value}`" for name, value in found.items())
+            kind = ", ".join(filter(None, words))
+            yield f"{len(cases)} combinations with {shown} fail alike ({kind}), and no right one has these options:"
+            smallest = vary(plain, plain.params.model_copy(update=found), plain.poison)
+            yield "    " + command_of(smallest).replace(str(FIXTURES), FIXTURES.name)
 
 
 def section(run: Path, again: dict[str, CaseResult]) -> Iterator[str]:
@@ -69,6 +92,7 @@ def section(run: Path, again: dict[str, CaseResult]) -> Iterator[str]:
         yield f"{len(one['combinations'])} not right with {options}{smallest}, after {one['trials']} trials:"
         yield f"    {one['command']}"
     bad = [result for result in results if found[result.id] in ("wrong", "crash")]
+    yield from suspects(RunStore.open(run))
     if bad:
         rows = [
             (f"`{one.id}`", seen(one), seen(again[one.id]) if one.id in again else "", brief(one.reason, 200))

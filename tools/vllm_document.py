@@ -291,7 +291,10 @@ class Page:
                 rows.append((f"`{case}`", release, *found))
         if rows:
             yield "## With and without forks"
-            yield "One run, two workers, other work on the machine. The first two forked cases wait for the imports."
+            yield (
+                "Each release in one run, two workers, other work on the machine. The first forked case of each worker waits "
+                "for the imports; the first cases of a run read the release from the disk."
+            )
             yield table(("case", "vLLM", "forked", "spawned"), rows)
 
     def tally(self, release: str, found: dict[str, list[Run]]) -> str:

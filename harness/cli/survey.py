@@ -93,4 +93,5 @@ def _sets(store: RunStore, pool: Pool, seconds: float) -> list[OptionSet]:
     bad = [result for result in store.results() if result.has_failed or result.verdict is Verdict.KNOWN]
     failures = [(store.placed(jobs[result.key]), result) for result in bad]
     plain = next(iter(jobs.values())).case.params
-    return smallest_sets(pool, failures, plain, seconds=seconds)
+    right = [jobs[result.key].case.params for result in store.results() if result.verdict is Verdict.PASS]
+    return smallest_sets(pool, failures, plain, seconds=seconds, right=right)

@@ -1,24 +1,31 @@
 """The smallest set of options with which a combination of a survey still fails.
 
-Each option of a failing combination is set back to its plain value. What still fails the same way without an option
-does not need it. First each option is tried alone, side by side, and then all that were not needed together; only if
-this does not fail they are tried one after another. A combination that holds a set found before is counted to it,
-without trials. A known failure is reduced like any other.
+The combinations themselves suggest it: the options that all failures of a kind share, and no right combination has. A
+trial with these alone is made first. Then each option of the failing combination is set back to its plain value; what
+still fails the same way without an option does not need it. Options are tried alone, side by side, and then all that
+were not needed together; only if this does not fail they are tried one after another. A combination that holds a set
+found before is counted to it, without trials. A known failure is reduced like any other.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from harness.core.cases import Case, Job
 from harness.core.params import Params
-from harness.core.records import CaseResult, OptionSet
+from harness.core.records import CaseResult, OptionSet, Verdict
 from harness.diagnose.blame import primary
 from harness.run.pool import Pool
 from harness.scenario.schema import Given
 from harness.scenario.variant import vary
+
+MOST_SUSPECTED = 4
+"""Options of a suspected set at most: a covering array says little of larger ones."""
+_ERROR = re.compile(r"\w+(?:Error|Exception)\b")
 
 
 def smallest_sets(
@@ -27,21 +34,43 @@ def smallest_sets(
     plain: Params,
     *,
     seconds: float,
+    right: Sequence[Params] = (),
 ) -> list[OptionSet]:
     """The sets of options that explain `failures`, in the order in which they were found.
 
-    `plain` has the plain value of each parameter. Trials stop after `seconds`; what is left is returned as it is.
+    `plain` has the plain value of each parameter, `right` are the combinations that did not fail. Trials stop after
+    `seconds`; what is left is returned as it is.
     """
     deadline, found = time.monotonic() + seconds, list[OptionSet]()
+    kinds: dict[tuple[str, str], list[Params]] = {}
+    for job, result in failures:
+        kinds.setdefault(symptom(result), []).append(job.case.params)
     for job, result in failures:
         place = next((i for i, one in enumerate(found) if _explains(one, job, result)), len(found))
         if place == len(found):
-            found.append(_reduced(pool, job, result, plain, deadline))
+            found.append(_reduced(pool, job, result, plain, deadline, suspected(kinds[symptom(result)], right)))
         found[place] = found[place].model_copy(update={"keys": (*found[place].keys, job.key)})
     return found
 
 
-def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: float) -> OptionSet:
+def suspected(failures: Sequence[Params], right: Sequence[Params]) -> Given:
+    """The smallest set of options that all `failures` have and none of `right`; empty if several such sets fit."""
+    first, *others = (params.model_dump(mode="json") for params in failures)
+    shared = [name for name, value in first.items() if all(other[name] == value for other in others)]
+    sound = [params.model_dump(mode="json") for params in right]
+    varied = [name for name in shared if any(row[name] != first[name] for row in sound)]
+    for size in range(1, MOST_SUSPECTED + 1):
+        sets = [
+            names
+            for names in itertools.combinations(varied, size)
+            if not any(all(row[name] == first[name] for name in names) for row in sound)
+        ]
+        if sets:
+            return {name: first[name] for name in sets[0]} if len(sets) == 1 else {}
+    return {}
+
+
+def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: float, suspects: Given) -> OptionSet:
     case, smallest, num_trials = job.case, result, 0
 
     def fails_without(*sets: Sequence[str]) -> list[tuple[Case, CaseResult] | None]:
@@ -51,10 +80,13 @@ def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: 
         num_trials += len(tried)
         trials = pool.run_in_order([job.model_copy(update={"key": one.id, "case": one}) for one in tried])
         return [
-            (one, trial) if trial.has_failed and _symptom(trial) == _symptom(result) else None
+            (one, trial) if trial.has_failed and symptom(trial) == symptom(result) else None
             for one, trial in zip(tried, trials, strict=True)
         ]
 
+    rest = [name for name in _differing(case.params, plain) if name not in suspects]
+    if suspects and rest and time.monotonic() < deadline and (alone_it_fails := fails_without(rest)[0]):
+        case, smallest = alone_it_fails
     left = list(_differing(case.params, plain))
     if left and time.monotonic() < deadline:
         alone = fails_without(*([name] for name in left))
@@ -75,11 +107,16 @@ def _without(case: Case, names: Sequence[str], plain: Params) -> Case:
 def _explains(one: OptionSet, job: Job, result: CaseResult) -> bool:
     """Whether the job has all options of the set, and failed alike."""
     given: dict[str, Any] = job.case.params.model_dump(mode="json")
-    return _symptom(one.result) == _symptom(result) and all(given[name] == value for name, value in one.options.items())
+    return symptom(one.result) == symptom(result) and all(given[name] == value for name, value in one.options.items())
 
 
-def _symptom(result: CaseResult) -> str:
-    return primary(result.findings).oracle if result.findings else ""
+def symptom(result: CaseResult) -> tuple[str, str]:
+    """The oracle, and of a crash the name of the error."""
+    if not result.findings:
+        return "", ""
+    finding = primary(result.findings)
+    error = _ERROR.search(finding.message)
+    return finding.oracle, error[0] if error and finding.oracle == Verdict.CRASH.value else ""
 
 
 def _differing(params: Params, plain: Params) -> Given:

@@ -24,7 +24,7 @@ FAILING = $failing
 environ, options = $plain_environ, PLAIN
 environ, options = $environ, PLAIN | FAILING$marker
 
-os.environ.update(HF_HUB_OFFLINE="1", **environ)
+os.environ.update(HF_HUB_OFFLINE="1", TRITON_PRINT_AUTOTUNING="0", **environ)
 import torch
 import $package
 

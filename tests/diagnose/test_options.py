@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, Finding, Verdict
-from harness.diagnose.options import smallest_sets
+from harness.diagnose.options import smallest_sets, suspected
 from harness.engines.vllm.options import serve_command
 from harness.engines.vllm.params import VllmParams
 from harness.report.survey import sets_table, words_of
@@ -70,6 +70,36 @@ def test_options_that_stand_in_for_each_other_are_set_back_one_after_another() -
     (one,) = found(rule, failing(rule, prefix_caching=True, async_scheduling=True, runner="v2"))
     assert one.options == {"prefix_caching": True} or one.options == {"async_scheduling": True}
     assert one.is_smallest and one.num_trials == len(rule.asked) == 3 + 1 + 3
+
+
+def test_the_combinations_themselves_suggest_the_set_and_one_trial_proves_it() -> None:
+    rule = Rule(lambda params: "answers" if (params.canary, params.kv) == ("hybrid", "fp8_e4m3") else "")
+    bad = {"canary": "hybrid", "kv": "fp8_e4m3"}
+    failures = [failing(rule, **bad, runner=runner, graph=graph) for runner, graph in (("v2", "full"), ("v1", "none"))]
+    right = [VllmParams(canary="hybrid", runner="v2"), VllmParams(kv="fp8_e4m3", graph="full"), PLAIN]
+    assert suspected([job.case.params for job, _ in failures], right) == bad
+    (one,) = smallest_sets(cast(Pool, rule), failures, PLAIN, seconds=60, right=right)
+    assert one.options == bad and one.is_smallest and len(one.keys) == 2
+    assert one.num_trials == 1 + len(bad), "one with the two alone, one without each"
+
+
+def test_nothing_is_suspected_where_several_sets_fit_or_the_failures_share_none() -> None:
+    first, second = VllmParams(canary="hybrid", runner="v2"), VllmParams(kv="fp8_e4m3")
+    assert suspected([first], [PLAIN]) == {}
+    assert suspected([first, second], [PLAIN]) == {}
+
+
+def test_a_crash_by_another_error_is_another_failure() -> None:
+    rule = Rule(lambda params: "crash" if params.runner == "v2" or params.kv == "fp8_e4m3" else "")
+
+    def crashed(error: str, **options: Any) -> tuple[Job, CaseResult]:
+        job, result = failing(rule, **options)
+        return job, result.model_copy(update={"findings": (Finding(oracle="crash", message=f"ended: {error}: no"),)})
+
+    sets = found(
+        rule, crashed("ValueError", runner="v2"), crashed("torch.AcceleratorError", kv="fp8_e4m3", runner="v2")
+    )
+    assert [len(one.keys) for one in sets] == [1, 1]
 
 
 def test_a_known_failure_is_reduced_too() -> None:
