@@ -152,8 +152,6 @@ def main(words: list[str]) -> None:
     name = "measured later" if "--later" in words else "measured"
     first, last = (marker.format(name) for marker in MARKERS)
     tables = measured(list(_stores(word for word in words if word != "--later")))
-    if name != "measured":
-        tables = tables.replace("### ", "#### ")
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.partition(first)[0], text.partition(last)[2]
     PAGE.write_text(f"{before}{first}\n{tables}\n{last}{after}", encoding="utf-8")
