@@ -212,7 +212,7 @@ def _unknown(
     if _NUMBER.match(selector) or _REF.match(selector):
         return unknown_reference(selector, scenarios)
     if os.path.exists(selector):
-        return UnknownNameError(f"{selector}: no scenario; a file of one ends in .yaml, a folder of them needs --scenarios")
+        return UnknownNameError(f"{selector}: no scenario; its file ends in .yaml, and a folder needs --scenarios")
     names = [scenario.name for scenario in scenarios]
     base = selector.partition("[")[0]
     if "*" in selector or "?" in selector:
