@@ -15,7 +15,7 @@ from harness.core.files import write_atomic
 from harness.core.records import OptionSet
 from harness.core.registry import nearest
 from harness.diagnose.options import smallest_sets
-from harness.diagnose.perform import carry_out
+from harness.diagnose.perform import carry_out, exit_code
 from harness.report.survey import csv_text, sets_table, to_object
 from harness.report.terminal import LiveProgress, print_run
 from harness.run.planning import Planner, Wanted
@@ -65,7 +65,8 @@ def survey(
             write_atomic(store.path / CSV, csv_text(store, found))
             if json:
                 print_json([to_object(one) for one in found])
-            return 1 if found else 0
+            all_skipped = making_runs.is_all_skipped([result.verdict for result in store.results()])
+            return 2 if all_skipped else exit_code(store.results())
 
         code = making_runs.perform(store, work, stop=pool.close, tell=tell, history=kept)
     raise typer.Exit(code)
