@@ -71,7 +71,9 @@ def load(task: str) -> list[Question]:
     path = DATA_DIR / f"{task}.jsonl" if task in TASKS else Path(task)
     if not path.is_file():
         raise ValueError(f"no task {task!r}: give one of {', '.join((*TASKS, ALL_TASKS))}, or a .jsonl file")
-    return list(_read(path))
+    if questions := list(_read(path)):
+        return questions
+    raise ValueError(f"{path}: no question is there; a line is one question")
 
 
 def _read(path: Path) -> Iterator[Question]:

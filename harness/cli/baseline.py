@@ -18,7 +18,7 @@ from harness.core.files import BASELINES
 from harness.core.registry import nearest
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
-app = new_app(help="Show stored accuracies, or store the accuracy of a run.", no_args_is_help=True)
+app = new_app(help="Show stored accuracies, or store the accuracy of a run.")
 
 Folder = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="Your own folder of baselines.")]
 

@@ -8,6 +8,7 @@ import typer
 
 from harness.cli.options import Json, Scenarios, Seed, Selectors, Tags
 from harness.cli.output import console, print_json, table
+from harness.core.errors import InputError
 from harness.run.child import ONE_THREAD, ask
 from harness.run.planning import Wanted, load
 from harness.run.requests import MeasureCases
@@ -37,6 +38,8 @@ def bench(
         print_json(answer)
     else:
         _print(answer)
+    if not answer["num_cases"]:
+        raise InputError("bench: no selected case was measured; see the reasons above")
 
 
 def _print(answer: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from harness.core.extras import ACCURACY, require
 from harness.run.child import ask
 from harness.run.requests import TrainCanary
 
-app = new_app(help="Train canaries: tiny models that measure inference, not ability.", no_args_is_help=True)
+app = new_app(help="Train canaries: tiny models that measure inference, not ability.")
 
 ARCHITECTURES = ("deepseek_v2", "kimi_linear")
 

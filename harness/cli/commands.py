@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections import Counter
 from typing import Any
 
@@ -46,16 +47,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class Command(TyperCommand):
-    """A command that refuses an option given twice, if it has one value: the last would win in silence."""
+    """A command that refuses infinity, and an option given twice that has one value: the last would win in silence."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer parses. Raises InputError for a repeated option."""
+        """As typer parses. Raises InputError for a repeated option and for infinity."""
         *_, given = self.make_parser(ctx).parse_args(list(args))
         for parameter, times in Counter(given).items():
             is_flag = getattr(parameter, "is_flag", False)
             if times > 1 and parameter.param_type_name == "option" and not (parameter.multiple or is_flag):
                 raise InputError(f"{parameter.opts[0]}: given {times} times, takes one value; give it once")
-        return super().parse_args(ctx, args)
+        left = super().parse_args(ctx, args)
+        if unbounded := [parameter.opts[0] for parameter in given if ctx.params.get(parameter.name) == math.inf]:
+            raise InputError(f"{unbounded[0]}: infinity is no number here; give a finite one")
+        return left
 
 
 def new_app(**options: Any) -> typer.Typer:

@@ -169,7 +169,7 @@ def doctor(json: Json = False) -> None:
     gpus = ", ".join(gpu.name for gpu in environment.gpus)
     facts = environment.model_dump(mode="json", exclude={"engines", "engine_paths"})
     facts |= {engine.name: environment.engines.get(engine.name) for engine in ENGINES}
-    facts |= {"gpus": gpus or "none", "cuda": environment.cuda or "none"}
+    facts |= {"gpus": gpus or "none", "cuda": environment.cuda or "none", "cluster": environment.cluster or "none"}
     _print_block(screen, "this machine", {name: "not installed" if v is None else str(v) for name, v in facts.items()})
     _print_block(screen, "devices", devices)
     # The block above says why a device cannot be used at all.

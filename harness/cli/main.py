@@ -72,7 +72,9 @@ def exit_code_of(arguments: list[str]) -> int:
     except Exception as error:
         # A usage error is recognized by its method: older typer imports click, and newer typer has a copy of it.
         if hasattr(error, "format_message"):
-            return _refuse(f"{error.format_message()} (see mla-harness --help)", 2)
+            context = getattr(error, "ctx", None)
+            command = context.command_path.removeprefix(context.find_root().info_name) if context else ""
+            return _refuse(f"{error.format_message()} (see mla-harness{command} --help)", 2)
         where = keep_for_reader(traceback.format_exc(), "traceback")
         return _refuse(f"{type(error).__name__}: {error}; traceback in {where}", 3)
 

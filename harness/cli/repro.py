@@ -31,7 +31,7 @@ from harness.report.wording import blame_lines, num, one_line, printable, reprod
 from harness.run.planning import Planner, Wanted, load
 from harness.run.pool import Pool
 from harness.run.runner import WorkerPool
-from harness.scenario.expand import fault_cases
+from harness.scenario.expand import NIGHTLY, fault_cases
 from harness.scenario.schema import FaultUse, Scenario
 from harness.scenario.selection import as_reference, select, selects_scenario, unknown_reference
 from harness.store.summary import totals
@@ -101,7 +101,7 @@ def _scenarios_of(reference: str, known: list[Scenario]) -> list[Scenario]:
     is_reference = "#" in reference or reference.isdigit()
     chosen = [scenario for scenario in known if is_reference and selects_scenario(reference, scenario)]
     if chosen:
-        return chosen
+        return [scenario for scenario in chosen if NIGHTLY not in scenario.tags] or chosen
     if reference.partition("[")[0] in (scenario.name for scenario in known):
         what = "case" if "[" in reference else "scenario"
         again = shlex.join(["mla-harness", "run", reference])

@@ -62,6 +62,8 @@ def selftest(
     wanted = Wanted(
         tuple(selectors or ()), tuple(tags or ()), device, seed=seed, timeout_seconds=timeout, scenarios=scenarios
     )
+    if mutants is not None and (controls is not None or no_clean):
+        raise InputError("--mutants: judges changes of the engine's code alone; leave out --controls and --faults-only")
     store = None
     if resume is not None:
         making_runs.refuse_new_plan(context)

@@ -16,7 +16,7 @@ from harness.core.files import write_atomic
 from harness.core.records import OptionSet, Verdict
 from harness.core.registry import nearest
 from harness.diagnose.options import smallest_sets
-from harness.diagnose.perform import carry_out
+from harness.diagnose.perform import carry_out, exit_code
 from harness.report.survey import csv_text, sets_table, to_object
 from harness.report.terminal import LiveProgress, print_run
 from harness.run.planning import Planner, Wanted
@@ -76,7 +76,8 @@ def survey(
             write_atomic(store.path / SETS, jsonlib.dumps(sets, indent=1) + "\n")
             if json:
                 print_json(sets)
-            return 1 if any(result.has_failed for result in store.results()) else 0
+            all_skipped = making_runs.is_all_skipped([result.verdict for result in store.results()])
+            return 2 if all_skipped else exit_code(store.results())
 
         code = making_runs.perform(store, work, stop=pool.close, tell=tell, history=kept)
     raise typer.Exit(code)

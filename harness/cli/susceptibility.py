@@ -65,12 +65,13 @@ def susceptibility(
 
 
 def _tell(store: RunStore, screen: Console) -> int:
-    """Write and print the matrix. A susceptible kernel is a result; only a cell without verdict is an error (3)."""
+    """Write and print the matrix. A susceptible kernel is a result; 3 if a cell has no verdict, 2 if no kernel ran."""
     found = report.cells(store)
     paths = report.write(store)
     _print(screen, found)
     screen.print(f"matrix: {paths[0]}", soft_wrap=True)
-    return 3 if any(cell.outcome == "error" for cell in found) else 0
+    outcomes = {cell.outcome for cell in found}
+    return 3 if "error" in outcomes else 2 if outcomes == {"skipped"} else 0
 
 
 def _specs(requested: Sequence[str], own: Sequence[str]) -> list[KernelSpec]:

@@ -42,7 +42,7 @@ def parse(text: str) -> CureName:
     known = _KNOWN[kind]()
     if what not in known:
         hint = nearest(what, known, see="" if kind == "nan_to_num" else LIST)
-        raise InputError(f"--with {text}: {kind}: takes one of its own names; {hint}")
+        raise InputError(f"--with {text}: unknown name {what!r}; {hint}")
     return CureName(kind, what)
 
 

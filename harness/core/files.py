@@ -94,7 +94,7 @@ def load_once(
 def execute_file(file: Path, kind: str, module_name: str) -> None:
     """Execute a Python file as a module. Raises InputError that names the `kind` of file, the file and the line."""
     if not file.is_file():
-        raise InputError(f"{kind} {file}: there is no such file; give the path of a Python file")
+        raise InputError(f"{kind} {file}: no such file, or a folder; give the path of a Python file")
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise InputError(f"{kind} {file}: not a Python file; its name must end in .py")

@@ -119,7 +119,8 @@ def headline(counts: dict[str, int], faults: list[FaultResult]) -> tuple[str, st
     caught = f", and all {len(faults)} faults were caught" if faults else ""
     if num_known:
         return f"{num(counts['pass'], 'case')} passed, {num_known} failed as known{caught}", "pass"
-    return f"All {counts['pass']} cases that ran pass{caught}", "pass"
+    ran = f"All {counts['pass']} cases that ran pass" if counts["pass"] > 1 else "The one case that ran passes"
+    return f"{ran}{caught}", "pass"
 
 
 def case_url(key: str) -> str:
@@ -277,7 +278,9 @@ def _facts(store: RunStore) -> list[tuple[str, str]]:
             continue
         if name == "gpus":
             value = ", ".join(f"{gpu['name']} (sm {gpu['capability']})" for gpu in value) or "none"
-        elif name == "engines":
-            value = ", ".join(f"{engine} {version}" for engine, version in value.items()) or "none"
-        lines.append((name.replace("_", " "), "not installed" if value is None else str(value)))
+        elif isinstance(value, dict):
+            value = ", ".join(f"{engine} {fact}" for engine, fact in value.items()) or "none"
+        elif value is None:
+            value = "none" if name == "cuda" else "not installed"
+        lines.append((name.replace("_", " "), str(value)))
     return lines

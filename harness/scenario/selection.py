@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fnmatch
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -210,6 +211,8 @@ def _unknown(
 ) -> UnknownNameError:
     if _NUMBER.match(selector) or _REF.match(selector):
         return unknown_reference(selector, scenarios)
+    if os.path.exists(selector):
+        return UnknownNameError(f"{selector}: no scenario; its file ends in .yaml, and a folder needs --scenarios")
     names = [scenario.name for scenario in scenarios]
     base = selector.partition("[")[0]
     if "*" in selector or "?" in selector:

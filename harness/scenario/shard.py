@@ -28,7 +28,7 @@ class Shard:
         """The shard of an option such as ``2/4``. Raises InputError."""
         match = _FORM.match(text)
         if match is None:
-            raise InputError(f"--shard {text}: not of the form I/N; give for example 1/4")
+            raise InputError(f"--shard {text}: not of the form I/N, or over 9999; give for example 1/4")
         index, count = int(match[1]), int(match[2])
         if not 1 <= index <= count:
             raise InputError(

@@ -74,8 +74,11 @@ def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
         tasks.load("gsm9k")
 
 
-def test_a_broken_line_is_named_by_file_and_number(tmp_path: Path) -> None:
+def test_a_file_without_a_question_and_a_broken_line_are_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
+    path.touch()
+    with pytest.raises(ValueError, match=r"mine.jsonl: no question is there"):
+        tasks.load(str(path))
     good = {"id": "m-0", "question": "?", "answer": "#### 1", "target": "1"}
     path.write_text(json.dumps(good) + "\n" + json.dumps(good | {"target": "2"}) + "\n")
     with pytest.raises(ValueError, match=r"mine\.jsonl:2: the answer must end in '#### 2'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import resource
 import subprocess
@@ -168,16 +169,19 @@ def test_bench_prints_ratios(cli: Cli, scenarios: Path) -> None:
         (["run", "--plugin", "no_such_file.py"], "no such file"),
         (["run", "--resume", "nonsense"], "no run 'nonsense'"),
         (["run", "--timeout", "abc"], "'--timeout'"),
+        (["run", "--timeout", "inf"], "--timeout: infinity is no number here; give a finite one"),
         (["run", "-n", "-1"], "'-n'"),
-        (["run", "--no-such-option"], "No such option"),
+        (["run", "--no-such-option"], "(see mla-harness run --help)"),
         (["frobnicate"], "No such command"),
         (["repro"], "Missing argument"),
+        (["baseline"], "Missing command. (see mla-harness baseline --help)"),
         (["repro", "99999"], "no scenario has the reference"),
         (["show", "nonsense"], "unknown scenario"),
         (["run", "--fault", "xyz"], "more; see `mla-harness list`"),
         (["run", "--kernel", "xyz"], "more; see `mla-harness list`"),
         (["report", "nonsense"], "no run 'nonsense'"),
         (["selftest", "quantize", "--faults-only"], "declare no fault"),
+        (["selftest", "--mutants", "1", "--controls", "1"], "leave out --controls"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_exit_code_2(
@@ -194,6 +198,17 @@ def test_a_run_whose_cases_are_all_skipped_is_not_green(cli: Cli, scenarios: Pat
     code, out, err = cli("run", "quantize", "--device", "cuda", "--scenarios", scenarios, "-n", 1)
     assert code == 2
     assert "skipped 4 cases" in out and "nothing ran" in err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed: its cases run")
+@pytest.mark.parametrize(
+    "words",
+    [("survey", "-n", 1), ("bench", "vllm-host-batch-order"), ("susceptibility", "--kernel", "vllm-fa3", "-n", 1)],
+)
+def test_another_command_of_which_nothing_ran_is_not_green(cli: Cli, words: tuple[object, ...]) -> None:
+    code, out, err = cli(*words)
+    assert (code, err.count("\n")) == (2, 1) and err.endswith("see the reasons above\n")
+    assert "vLLM is not installed" in out or "runs on cuda, not on cpu" in out
 
 
 def test_resume_refuses_a_new_plan(cli: Cli, scenarios: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 from harness.cli.making_runs import perform
 from harness.store.run_folder import RunStore
 
+from .kill_runs import workers_of  # type: ignore[import-not-found]
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "stub_run.py"
 
@@ -36,20 +38,6 @@ def wait_for_results(run: Path, count: int, name: str = "results.jsonl") -> None
             return
         time.sleep(0.05)
     pytest.fail("the stub run produced no results")
-
-
-def workers_of(pid: int) -> list[int]:
-    """Worker processes with the parent `pid` in their command line."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"harness.run.worker" in words and str(pid).encode() in words:
-                found.append(int(folder.name))
-    return found
 
 
 def assert_no_workers(pid: int) -> None:

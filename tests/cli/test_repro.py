@@ -42,6 +42,15 @@ def test_scenarios_that_cannot_run_here_are_left_out_of_the_verdict(cli: Cli, tm
     assert out.count("\nskipped ") == 2 and ": vLLM is not installed" in out
 
 
+def test_a_nightly_scenario_of_a_bug_is_left_out(cli: Cli, tmp_path: Path) -> None:
+    folder = shipped(tmp_path / "shipped", "decode-empty-rows", "vllm-survey")
+    code, out, err = cli("repro", "57017", "--scenarios", folder, "-n", 1, "--shrink-seconds", 0)
+    assert (code, err) == (0, "") and "caught decode.zero-length-row-nan" in out
+    (folder / "decode-empty-rows.yaml").unlink()
+    code, _, err = cli("repro", "57017", "--scenarios", folder, "-n", 1)
+    assert code == 2 and "name one by its whole id" in err
+
+
 @pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed: its scenarios run")
 def test_a_bug_of_which_nothing_runs_here_is_not_green(cli: Cli, tmp_path: Path) -> None:
     code, out, err = repro(cli, shipped(tmp_path / "shipped", "vllm-mixed-context"), "--json")

@@ -45,6 +45,7 @@ def test_a_file_is_run_by_its_path_and_its_failures_give_a_command_that_works(cl
         (["my/nosuch.yaml"], "my/nosuch.yaml:1:1: cannot be read"),
         (["my/own.yaml", "my/own.yaml"], "one file at a time"),
         (["my/broken.yaml"], "my/broken.yaml:1:1: the file must be `key: value` lines"),
+        (["my"], "my: no scenario; its file ends in .yaml, and a folder needs --scenarios"),
     ],
 )
 def test_a_file_that_cannot_be_run_is_refused_in_one_line(cli: Cli, own: Path, words: list[str], says: str) -> None:

@@ -53,7 +53,8 @@ def shown_in(page: Path) -> list[Shown]:
 
 
 def printed(command: str, folder: Path) -> str:
-    """What a command prints, standard error included, with the checkout's folder as HOME."""
+    """What a command prints, standard error included, with the checkout's folder as HOME. Raises RuntimeError if it
+    ends in another exit code than 0 and 1: lines that a page leaves out could hide that."""
     shim = folder / "bin" / "mla-harness"
     shim.parent.mkdir(exist_ok=True)
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness.cli.main "$@"\n')
@@ -71,6 +72,8 @@ def printed(command: str, folder: Path) -> str:
         ["bash", "-c", command], cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=600, check=False,
     )  # fmt: skip
+    if done.returncode > 1:
+        raise RuntimeError(f"{command}: ended in exit code {done.returncode}: {done.stdout[-500:]}")
     return done.stdout.replace(str(ROOT), HOME).replace(str(folder), HOME)
 
 

@@ -27,6 +27,12 @@ def test_a_command_prints_what_its_page_shows(shown, tmp_path: Path) -> None:
     assert differs(shown.output, printed(shown.command, tmp_path)) == ""
 
 
+def test_a_command_that_is_refused_is_no_example(tmp_path: Path) -> None:
+    assert printed("echo a; exit 1", tmp_path) == "a\n"
+    with pytest.raises(RuntimeError, match="exit code 2: no such case"):
+        printed("echo no such case; exit 2", tmp_path)
+
+
 def test_another_word_another_order_and_a_missing_line_are_seen() -> None:
     text = "a 1.5 s\nb\nc\n"
     assert differs(text, "a 9.25 s\nb\nc\n") == ""

@@ -103,36 +103,20 @@ def test_a_fault_that_the_release_has_itself_is_skipped(fake_vllm: None) -> None
     assert "has this bug as released" in result.reason
 
 
-def test_code_that_is_called_otherwise_is_an_error_and_no_finding(
-    fake_vllm: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_VLLM", "renamed")
-    result = run("vllm-host-new-blocks")
-    assert result.verdict is Verdict.ERROR
-    assert "vLLM 0.22.1: TypeError: got an unexpected keyword" in result.reason
-
-
-def test_a_package_missing_deeper_inside_is_an_error_that_names_it(
-    fake_vllm: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_VLLM", "no-import")
-    result = run("vllm-host-decode-plan")
-    assert result.verdict is Verdict.ERROR
-    assert "No module named 'cbor2'" in result.reason
-
-
 @pytest.mark.parametrize(
     ("lacks", "reason"),
     [
+        ("renamed", "vLLM 0.22.1: TypeError: got an unexpected keyword"),
+        ("no-import", "No module named 'cbor2'"),
         ("no-package", "vLLM's Python needs fastapi (pip install '.[vllm-host]')"),
         ("no-module", "RuntimeError: vLLM 0.22.1: ModuleNotFoundError: No module named 'vllm.moved'"),
     ],
 )
-def test_a_package_to_install_is_told_from_a_module_that_vllm_has_no_more(
+def test_code_that_is_called_otherwise_or_is_missing_is_an_error_that_names_it(
     lacks: str, reason: str, fake_vllm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", lacks)
-    result = run("vllm-host-decode-plan")
+    result = run("vllm-host-new-blocks" if lacks == "renamed" else "vllm-host-decode-plan")
     assert result.verdict is Verdict.ERROR
     assert reason in result.reason
 
