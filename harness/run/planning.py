@@ -138,9 +138,14 @@ class Planner:
         return select(scenarios, selectors, tags=wanted.tags, seed=wanted.seed, override=override, has_gpu=has_gpu)
 
     def _device_of(self, case: Case) -> str:
-        """The device of a case. `auto` is the GPU if all kernels of the case run there, else the CPU."""
+        """The device of a case. `auto` is the GPU if all kernels of the case run there, else the CPU.
+
+        A worker that serves an engine needs no GPU: the process that it starts takes one. So such cases share a GPU.
+        """
         if GPU in case.tags:
             return "cuda"
+        if case.kind.serves:
+            return "cpu"
         if self.wanted.device != "auto":
             return self.wanted.device
         if "cuda" not in case.kind.devices:

@@ -1,8 +1,10 @@
-"""The time limit of a job: the run's, and what the first call of a kernel may compile."""
+"""The device and the time limit of a job."""
 
 from __future__ import annotations
 
 from typing import cast
+
+import pytest
 
 from harness.core.cases import Case
 from harness.run.planning import Planner, Wanted
@@ -21,3 +23,10 @@ def test_a_kernel_that_compiles_at_its_first_call_gets_the_time_for_it() -> None
 
 def test_a_kernel_that_is_not_registered_has_the_limit_of_the_run() -> None:
     assert seconds("somebody-elses") == 20.0
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_case_that_serves_an_engine_leaves_the_gpu_to_the_process_that_it_starts(device: str) -> None:
+    """A worker with a job on CUDA locks its GPU, so such cases would run one after another."""
+    case = Case(id="a", scenario="a", system="vllm", params={})
+    assert Planner(Wanted(device=device), cast("Pool", None)).job_of(case).device == "cpu"
