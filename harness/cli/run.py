@@ -14,7 +14,8 @@ from harness.cli.output import console, print_json
 from harness.cli.sharding import cut, refuse_moving
 from harness.core.errors import InputError
 from harness.core.extras import require
-from harness.report.terminal import LiveProgress, print_run, totals_line
+from harness.core.records import Verdict
+from harness.report.terminal import LiveProgress, print_run, say, totals_line
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
@@ -185,6 +186,8 @@ def finish(
             screen.print(totals_line(store.results(), store.plan.seconds))
         else:
             print_run(screen, store, with_table=loudness > 0)
+        if (fault := store.plan.options.get("fault")) and {one.verdict for one in store.results()} == {Verdict.PASS}:
+            say(screen, f"{fault}: no case fails with it; leave out the selector to run the scenarios that declare it")
         if as_json:
             print_json(summarise(store.plan, store.results(), store.faults()))
         return code_of(store, fail_on or (), history, screen)

@@ -102,12 +102,14 @@ def first_bad(labels: Sequence[str], verdicts: Sequence[str]) -> str:
 
 
 def is_good(columns: Sequence[Column]) -> int:
-    """The exit code: 3 without a result or a judgement, 1 for a failure or a fault that was not caught."""
+    """The exit code: 3 without a judgement, 1 for a failure or a fault that was not caught, 2 if all was skipped."""
     verdicts = {case["verdict"] for column in columns for case in column.cases.values()}
     if any(column.trouble for column in columns) or "error" in verdicts:
         return 3
     missed = any(not fault["caught"] for column in columns for fault in column.faults)
-    return int(missed or bool(verdicts & set(FAILED)))
+    if missed or verdicts & set(FAILED):
+        return 1
+    return 2 if verdicts == {"skip"} else 0
 
 
 def to_object(columns: Sequence[Column]) -> dict[str, Any]:

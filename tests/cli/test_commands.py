@@ -56,6 +56,9 @@ def test_a_fault_fails_its_cases_and_the_blame_and_the_command_are_told(
     assert "blame: context.output, context.lse" in out
     assert "again: mla-harness run 'merge[num_with_context=7]'" in out and "--fault merge.ignore-context-count" in out
     assert "quantize" not in out, "a fault is tried where it is declared"
+    words = ("--fault", "merge.ignore-context-count", "--scenarios", scenarios, "--out", tmp_path / "x", "-n", 1)
+    code, told, _ = cli("run", "quantize", *words)
+    assert code == 0 and "no case fails with it; leave out the selector" in told and "no case fails" not in out
     blames = (only_run(tmp_path) / "blame.jsonl").read_text()
     assert json.loads(blames.splitlines()[0])["blame"]["sites"] == ["context.output", "context.lse"]
 

@@ -74,7 +74,7 @@ def test_faults_stand_under_their_case_and_one_that_the_release_has_itself_is_to
     ("columns", "code"),
     [
         ([column("1.0", case("x", "pass"))], 0),
-        ([column("1.0", case("x", "skip", reason="no GPU"))], 0),
+        ([column("1.0", case("x", "skip", reason="no GPU"))], 2),
         ([column("1.0", case("x", "pass")), column("2.0", case("x", "crash"))], 1),
         ([column("1.0", faults=[{"case": "x", "fault": "f", "caught": False, "by": [], "reason": "passed"}])], 1),
         ([column("1.0", case("x", "error", reason="ImportError"))], 3),
