@@ -194,6 +194,8 @@ KERNELS: tuple[KernelSpec, ...] = (
     _torch("route_experts", "torch-live",
            "as torch, but writes live tokens only, as kernels that know their number do",
            "route:route_experts_live", takes=("num_live",)),
+    _torch("align_experts", "torch", "stable sort; entries and blocks behind the count stay unwritten",
+           "route:align_experts"),
     _torch("quantize_blocks", "torch",
            "nvfp4, mxfp4 and mxfp8; scales of each expert in tiles of their own, padded with code 0",
            "quantize:quantize_blocks"),

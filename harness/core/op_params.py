@@ -191,6 +191,21 @@ class RouteExpertsParams(KernelParams):
         return frozenset({"experts"})
 
 
+class AlignExpertsParams(KernelParams):
+    """One call of `align_experts`. The first `num_used` experts are chosen, the others by no token."""
+
+    LIMITS: ClassVar[dict[str, str]] = {"num_experts_per_tok": "num_used", "num_used": "num_experts"}
+
+    num_tokens: Count = 12
+    num_experts: Count = 16
+    num_used: Count = 16
+    num_experts_per_tok: Count = 4
+    block_size: Count = 16
+
+    def gives(self) -> frozenset[str]:
+        return frozenset({"experts"})
+
+
 class QuantizeBlocksParams(KernelParams):
     """One call of `quantize_blocks`: rows of `expert_rows` experts one after another, then rows of no expert."""
 
@@ -258,6 +273,7 @@ KERNEL_PARAMS: dict[str, type[KernelParams]] = {
     "write_kv": WriteKvParams,
     "quantize_fp8": QuantizeFp8Params,
     "route_experts": RouteExpertsParams,
+    "align_experts": AlignExpertsParams,
     "quantize_blocks": QuantizeBlocksParams,
     "write_records": WriteRecordsParams,
     "read_records": ReadRecordsParams,

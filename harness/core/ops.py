@@ -19,6 +19,12 @@ SCALED_BLOCK = 128
 """Elements of a row with one scale, as DeepSeek's fp8 activations have them."""
 
 
+def aligned_sizes(num_choices: int, num_experts: int, block_size: int) -> tuple[int, int]:
+    """The entries and blocks that `align_experts` returns: enough for the worst distribution of the choices."""
+    size = min(num_choices * block_size, num_choices + num_experts * (block_size - 1))
+    return size, -(-size // block_size)
+
+
 def latent_rank(head_dim: int) -> int:
     """R of a latent of D = R + E elements: the largest power of two below D (512 of 576). A kernel knows only D."""
     return 1 << ((head_dim - 1).bit_length() - 1)
@@ -146,6 +152,21 @@ OPS: Registry[Op] = Registry(
             "tokens are written",
             optional=("num_live",),
             arguments="logits [T, X] float32; ids int32; weights float32",
+        ),
+        Op(
+            "align_experts",
+            ("topk_ids",),
+            ("num_experts", "block_size"),
+            (
+                Output("sorted_ids", "P", "router.ids"),
+                Output("expert_ids", "B", "router.ids"),
+                Output("num_padded", "1", "output"),
+            ),
+            "the T * k choices sorted by expert, each expert's run filled up to a multiple of block_size with T * k, "
+            "and the expert of each block; num_padded entries are live, in a run any order is right, and nothing "
+            "behind them is read",
+            arguments="topk_ids [T, k] int32; outputs int32, P the smaller of T * k * block_size and T * k + "
+            "num_experts * (block_size - 1), B blocks of it, rounded up",
         ),
         Op(
             "quantize_blocks",

@@ -26,6 +26,7 @@ SITES: dict[str, tuple[str, ...]] = {
     "write_kv": ("kv.free", "kv.null", "graph.pad_rows"),
     "quantize_fp8": ("output", "workspace", "scale.pad"),
     "route_experts": ("router.ids", "router.weights", "workspace"),
+    "align_experts": ("router.ids", "output", "workspace"),
     "quantize_blocks": ("output", "scale.blocks", "scale.pad", "workspace"),
     "write_records": ("kv.new", "kv.free", "kv.null", "graph.pad_rows"),
     "read_records": ("output", "workspace", "kv.tail", "kv.free", "kv.null", "block_table.pad"),

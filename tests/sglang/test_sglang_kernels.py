@@ -162,3 +162,25 @@ def test_quantizers_of_rows_and_blocks_keep_padding_apart(
         assert torch.allclose(rounded, x, rtol=0.07, atol=0.02), "the engine scales each block back"
     found = findings(monkeypatch, "quantize_fp8", name, num_tokens=6, num_live=4, width=384)
     assert found == (set() if is_right else {"finite", "reference", "non_interference"})
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_choices_are_sorted_by_sglangs_own_function_whose_buffers_are_longer(
+    is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def align(topk_ids: Any, block_size: int, num_experts: int) -> Any:
+        want = reference.align_experts(topk_ids, num_experts=num_experts, block_size=block_size)
+        size = topk_ids.numel() + (num_experts + 1) * (block_size - 1)
+        ids, experts = (torch.full((length,), 7, dtype=torch.int32) for length in (size, -(-size // block_size)))
+        filled = (
+            want.sorted_ids < topk_ids.numel() if not is_right else torch.ones_like(want.sorted_ids, dtype=torch.bool)
+        )
+        # In a run any order is right.
+        runs = torch.where(filled, want.sorted_ids, 7).view(-1, block_size).flip(1).flatten()
+        ids[: len(runs)], experts[: len(want.expert_ids)] = runs, want.expert_ids
+        return ids, experts, torch.tensor([len(runs)], dtype=torch.int32)
+
+    name = "sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size"
+    module(monkeypatch, name, moe_align_block_size=align)
+    found = findings(monkeypatch, "align_experts", "sglang", num_tokens=33, block_size=16)
+    assert found == (set() if is_right else {"reference"})

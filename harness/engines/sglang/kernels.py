@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.core.ops import SCALED_BLOCK
+from harness.core.ops import SCALED_BLOCK, aligned_sizes
 from harness.engines import base
 from harness.engines.sglang.tables import ENGINE
 
@@ -147,6 +147,17 @@ def cutlass_decode(
         num_kv_splits=1,
     )
     return out[:, None], torch.empty(q.shape[0], q.shape[2], 1, dtype=torch.float32, device=q.device)
+
+
+def align_experts(topk_ids: Tensor, *, num_experts: int, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """SGLang's own call of sgl_kernel: ids [T, k] int32 -> sorted ids, experts of blocks, count [1], int32.
+
+    It has a bucket more, for the experts of other ranks, so its buffers may be longer than the op's.
+    """
+    module = importlib.import_module("sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size")
+    ids, experts, count = module.moe_align_block_size(topk_ids, block_size, num_experts)
+    size, blocks = aligned_sizes(topk_ids.numel(), num_experts, block_size)
+    return ids[:size], experts[:blocks], count
 
 
 def merge_state(*states: Tensor, num_tokens_with_context: int | None = None) -> tuple[Tensor, Tensor]:

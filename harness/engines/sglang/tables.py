@@ -75,6 +75,8 @@ KERNELS = (
     _kernel("merge_attn_states", "sglang-cuda", "sgl_kernel.merge_state_v2", "merge_state", shapes=ANY),
     _kernel("merge_attn_states", "sglang-triton", "SGLang's stand-in for other head sizes", "merge_state_triton",
             shapes=ANY),
+    _kernel("align_experts", "sglang", "sgl_kernel.moe_align_block_size; fills all of its buffer with T * k",
+            "align_experts", shapes=ANY),
     _kernel("write_kv", "sglang-triton", "set_mla_kv_buffer_triton", "write_kv", shapes=SLOTS,
             capturable=False),
     _kernel("quantize_fp8", "sglang", "scaled_fp8_quant with one scale", "quantize_fp8", shapes=ANY,

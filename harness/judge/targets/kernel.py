@@ -17,6 +17,7 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import (
+    AlignExpertsParams,
     ContextAttentionParams,
     KernelParams,
     MergeAttnStatesParams,
@@ -27,7 +28,7 @@ from harness.core.op_params import (
     RouteExpertsParams,
     WriteKvParams,
 )
-from harness.core.ops import PAGE_SIZE, SCALED_BLOCK
+from harness.core.ops import PAGE_SIZE, SCALED_BLOCK, aligned_sizes
 from harness.judge.oracles.crash import CRASHES
 from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
 from harness.judge.target import Target
@@ -45,8 +46,8 @@ from harness.judge.targets.kernel_call import (
 from harness.judge.targets.kernel_graph import repeated, replayed
 from harness.judge.targets.record_calls import read_records, write_records
 from harness.kernels.call import BoundKernel
+from harness.kernels.ops import expert_inputs, reference
 from harness.kernels.ops import inputs as op_inputs
-from harness.kernels.ops import reference
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
 from harness.kernels.ops.cache_layouts import KV_DTYPES
 from harness.kernels.plugins import find_kernel
@@ -313,6 +314,33 @@ def _route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
     return call
 
 
+def _align_experts(params: AlignExpertsParams, setting: Setting) -> KernelCall:
+    given, kept = prepared(expert_inputs.align_experts(params, setting.seed), setting)
+    size, blocks = aligned_sizes(kept.topk_ids.numel(), params.num_experts, params.block_size)
+    want = reference.align_experts(kept.topk_ids, num_experts=params.num_experts, block_size=params.block_size)
+    runs = want.expert_ids.repeat_interleave(params.block_size)
+
+    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        # A run may hold its choices in any order, so it is sorted: by its expert, then by what it holds.
+        ids = outputs[0].clone()
+        live = ids[: len(runs)].long()
+        ids[: len(runs)] = live[(runs * (1 << 33) + live).argsort()].int()
+        return [
+            _live_part("sorted_ids", ids, want.sorted_ids, "entry"),
+            _live_part("expert_ids", outputs[1], want.expert_ids, "block"),
+            _live_part("num_padded", outputs[2], torch.tensor([len(runs)]), "count"),
+        ]
+
+    dims = {"P": size, "B": blocks}
+    return KernelCall.of("align_experts", given, kept, dims, (torch.int32, torch.int32, torch.int32), observe)
+
+
+def _live_part(name: str, found: Tensor, want: Tensor, row: str) -> Observed:
+    expected = torch.zeros(len(found), dtype=torch.int64)
+    expected[: len(want)] = want
+    return Observed(name, found, torch.arange(len(found)) < len(want), expected, "", row, "router.ids")
+
+
 def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCall:
     given, kept = prepared(op_inputs.quantize_blocks(params, setting.seed), setting)
     form = FORMATS[params.block_format]
@@ -346,6 +374,7 @@ _BUILDERS: dict[str, Callable[[Any, Setting], KernelCall]] = {
     "write_kv": _write_kv,
     "quantize_fp8": _quantize_fp8,
     "route_experts": _route_experts,
+    "align_experts": _align_experts,
     "quantize_blocks": _quantize_blocks,
     "write_records": write_records,
     "read_records": read_records,

@@ -36,6 +36,13 @@ class Quantized(NamedTuple):
     live: Tensor
 
 
+class Aligned(NamedTuple):
+    """The live entries of `align_experts`, and the expert of each live block: int64."""
+
+    sorted_ids: Tensor
+    expert_ids: Tensor
+
+
 class Routed(NamedTuple):
     """Expert ids [T, k] int64 in ascending order, and their weights [T, k] float64."""
 
@@ -205,6 +212,17 @@ def route_experts(logits: Tensor, num_experts_per_tok: int) -> Routed:
     ids = scores.topk(num_experts_per_tok, dim=-1).indices.sort(dim=-1).values
     weights = scores.gather(1, ids)
     return Routed(ids, weights / weights.sum(dim=-1, keepdim=True))
+
+
+def align_experts(topk_ids: Tensor, *, num_experts: int, block_size: int) -> Aligned:
+    """Choices in ascending order in each expert's run, then T * k up to the end of its last block."""
+    choices, runs, experts = topk_ids.flatten().long(), list[Tensor](), list[int]()
+    for expert in range(num_experts):
+        mine = (choices == expert).nonzero().flatten()
+        blocks = -(-len(mine) // block_size)
+        runs.append(torch.cat([mine, mine.new_full((blocks * block_size - len(mine),), len(choices))]))
+        experts += [expert] * blocks
+    return Aligned(torch.cat(runs), torch.tensor(experts))
 
 
 def quantize_blocks(

@@ -1,10 +1,11 @@
-"""Choosing experts: softmax, top-k, renormalised."""
+"""Choosing experts: softmax, top-k, renormalised; and sorting the choices by expert."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from harness.core.ops import aligned_sizes
 from harness.core.seams import seam
 
 
@@ -39,3 +40,35 @@ def top_experts(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tenso
     """
     top, chosen = scores.topk(num_experts_per_tok, dim=-1)
     return top, chosen
+
+
+def align_experts(topk_ids: Tensor, *, num_experts: int, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort choices by expert, each run in whole blocks: ids [T, k] int32 -> sorted [P], expert_ids [B], count [1].
+
+    Entries of a run past its choices are T * k. What is behind the count is not written. No host sync.
+    """
+    choices = topk_ids.flatten().long()
+    size, blocks = aligned_sizes(len(choices), num_experts, block_size)
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=choices.device).index_add_(
+        0, choices, torch.ones_like(choices)
+    )
+    padded = (counts + block_size - 1) // block_size * block_size
+    ends = padded.cumsum(0)
+    sorted_ids, expert_ids = (
+        torch.empty(length, dtype=torch.int32, device=choices.device) for length in (size, blocks)
+    )
+    places = torch.arange(size, device=choices.device)
+    sorted_ids.copy_(torch.where(places < ends[-1], filler(len(choices), sorted_ids), sorted_ids))
+    order = choices.sort(stable=True).indices
+    experts = choices[order]
+    before = counts.cumsum(0) - counts
+    sorted_ids[(ends - padded)[experts] + torch.arange(len(order), device=order.device) - before[experts]] = order.int()
+    starts = torch.arange(blocks, device=choices.device) * block_size
+    owners = torch.searchsorted(ends, starts, right=True).clamp(max=num_experts - 1).int()
+    expert_ids.copy_(torch.where(starts < ends[-1], owners, expert_ids))
+    return sorted_ids, expert_ids, ends[-1:].int()
+
+
+def filler(num_choices: int, before: Tensor) -> Tensor:
+    """What the entries of a run past its choices hold: T * k, which no token has. `before` is what memory held."""
+    return torch.full_like(before, num_choices)

@@ -1,0 +1,34 @@
+"""Inputs of `align_experts`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.core.errors import InputError
+from harness.core.op_params import AlignExpertsParams
+from harness.kernels.ops.inputs import Inputs
+
+
+@dataclass(slots=True)
+class AlignInputs(Inputs):
+    """Arguments of `align_experts`."""
+
+    topk_ids: Tensor
+    num_experts: int
+    block_size: int
+
+
+def align_experts(params: AlignExpertsParams, seed: int) -> AlignInputs:
+    """Ids [T, k] int32, distinct for each token, of the first experts. Raises InputError for a wrong count."""
+    if not params.num_experts_per_tok <= params.num_used <= params.num_experts:
+        raise InputError(
+            f"align_experts: num_experts_per_tok={params.num_experts_per_tok}, num_used={params.num_used}, "
+            f"num_experts={params.num_experts}; give them in ascending order"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(params.num_used, generator=generator) for _ in range(params.num_tokens)]
+    ids = torch.stack(orders)[:, : params.num_experts_per_tok].to(torch.int32).contiguous()
+    return AlignInputs(ids, params.num_experts, params.block_size)
