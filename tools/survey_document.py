@@ -16,11 +16,11 @@ from pathlib import Path
 
 from markdown_page import brief, table
 
-from harness.core.cases import Case
-from harness.core.files import FIXTURES, read_json_lines
+from harness.core.files import FIXTURES
 from harness.core.records import CaseResult, Verdict
-from harness.diagnose.options import suspected, symptom
+from harness.diagnose.options import by_symptom, is_failure, suspected
 from harness.report.survey import command_of
+from harness.scenario.schema import Given
 from harness.scenario.variant import vary
 from harness.store.run_folder import RunStore
 
@@ -48,29 +48,34 @@ def seen(result: CaseResult) -> str:
     return ", ".join([outcome(result), *(f"{epoch.accuracy:.4f}" for epoch in epochs)])
 
 
-def suspects(store: RunStore) -> Iterator[str]:
+def suspects(store: RunStore, results: list[CaseResult]) -> Iterator[str]:
     """The options that all failures of a kind share and no right combination has, with their command."""
     jobs = store.jobs_by_key()
     plain = next(iter(jobs.values())).case
-    kinds: dict[tuple[str, str], list[Case]] = {}
-    for result in store.results():
-        if result.has_failed or result.verdict is Verdict.KNOWN:
-            kinds.setdefault(symptom(result), []).append(jobs[result.key].case)
-    right = [jobs[result.key].case.params for result in store.results() if result.verdict is Verdict.PASS]
-    for words, cases in kinds.items():
-        if found := suspected([case.params for case in cases], right):
-            shown = " ".join(f"`{name}={value}`" for name, value in found.items())
+    right = [jobs[result.key].case.params for result in results if result.verdict is Verdict.PASS]
+    for words, alike in by_symptom((jobs[result.key], result) for result in results if is_failure(result)).items():
+        if found := suspected(alike, right):
             kind = ", ".join(filter(None, words))
-            yield f"{len(cases)} combinations with {shown} fail alike ({kind}), and no right one has these options:"
+            yield f"{len(alike)} combinations with {shown(found)} fail alike ({kind}), and no right one has these options:"
             smallest = vary(plain, plain.params.model_copy(update=found), plain.poison)
-            yield "    " + command_of(smallest).replace(str(FIXTURES), FIXTURES.name)
+            yield as_block(command_of(smallest))
+
+
+def shown(options: Given) -> str:
+    """Options in one line."""
+    return " ".join(f"`{name}={value}`" for name, value in options.items()) or "plain options"
+
+
+def as_block(command: str) -> str:
+    """A command, from any checkout."""
+    return "    " + command.replace(str(FIXTURES), FIXTURES.name)
 
 
 def section(run: Path, again: dict[str, CaseResult]) -> Iterator[str]:
     """Counts, the engine's words on what it refused, the sets of options that fail, and what is not right."""
-    plan = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    environment, num_planned = plan["environment"], len(plan["jobs"])
-    results = [CaseResult.model_validate(line) for line in read_json_lines(run / "results.jsonl")]
+    store = RunStore.open(run)
+    environment, num_planned = store.plan.environment, len(store.plan.jobs)
+    results = list(store.finished().values())
     found = {result.id: outcome(result) for result in results}
     counts = Counter(found.values())
     engines = ", ".join(f"{name} {version}" for name, version in environment["engines"].items())
@@ -87,12 +92,11 @@ def section(run: Path, again: dict[str, CaseResult]) -> Iterator[str]:
         yield table(("refused", "the engine says"), [(number, reason) for reason, number in reasons.most_common()])
     sets = run / "survey.json"
     for one in json.loads(sets.read_text(encoding="utf-8")) if sets.exists() else ():
-        options = " ".join(f"`{name}={value}`" for name, value in one["options"].items()) or "plain options"
         smallest = "" if one["is_smallest"] else " (perhaps fewer: the time was up)"
-        yield f"{len(one['combinations'])} not right with {options}{smallest}, after {one['trials']} trials:"
-        yield f"    {one['command']}"
+        yield f"{len(one['combinations'])} not right with {shown(one['options'])}{smallest}, after {one['trials']} trials:"
+        yield as_block(one["command"])
     bad = [result for result in results if found[result.id] in ("wrong", "crash")]
-    yield from suspects(RunStore.open(run))
+    yield from suspects(store, results)
     if bad:
         rows = [
             (f"`{one.id}`", seen(one), seen(again[one.id]) if one.id in again else "", brief(one.reason, 200))
@@ -107,8 +111,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--again", type=Path, action="append", default=[], metavar="RUN")
     given = parser.parse_args()
-    lines = [line for run in given.again for line in read_json_lines(run / "results.jsonl")]
-    again = {result.id: result for result in map(CaseResult.model_validate, lines)}
+    again = {result.id: result for run in given.again for result in RunStore.open(run).finished().values()}
     print("\n\n".join([HEAD, *(part for run in given.runs for part in section(run, again))]))
 
 

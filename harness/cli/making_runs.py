@@ -39,12 +39,12 @@ NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons abo
 LOCAL, RAY = "local", "ray"
 NO_HISTORY = "none"
 
-_HOW_TO_RUN = (
-    *("resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "exhaustive"),
-    *("engine", "seconds"),
-)
+_HOW_TO_RUN = ("resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "exhaustive")
+_OF_A_SURVEY = ("engine", "seconds")
 _HOW_LONG_AND_LOUD = ("first_failure", "max_failures", "quiet", "verbose")
-NOT_OF_THE_PLAN = frozenset((*_HOW_TO_RUN, *_HOW_LONG_AND_LOUD, "fail_on", "history", "commit", "branch", "json"))
+NOT_OF_THE_PLAN = frozenset(
+    (*_HOW_TO_RUN, *_OF_A_SURVEY, *_HOW_LONG_AND_LOUD, "fail_on", "history", "commit", "branch", "json")
+)
 """Parameters of commands that may change when a run is continued."""
 
 

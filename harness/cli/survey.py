@@ -15,7 +15,7 @@ from harness.core.errors import InputError
 from harness.core.files import write_atomic
 from harness.core.records import OptionSet, Verdict
 from harness.core.registry import nearest
-from harness.diagnose.options import smallest_sets
+from harness.diagnose.options import is_failure, smallest_sets
 from harness.diagnose.perform import carry_out, exit_code
 from harness.report.survey import csv_text, sets_table, to_object
 from harness.report.terminal import LiveProgress, print_run
@@ -91,8 +91,7 @@ def _planned(wanted: Wanted, pool: Pool, root: Path) -> RunStore:
 def _sets(store: RunStore, pool: Pool, seconds: float) -> list[OptionSet]:
     """The sets of options that explain the failures. The first planned combination has the plain values."""
     jobs = store.jobs_by_key()
-    bad = [result for result in store.results() if result.has_failed or result.verdict is Verdict.KNOWN]
-    failures = [(store.placed(jobs[result.key]), result) for result in bad]
+    failures = [(store.placed(jobs[result.key]), result) for result in store.results() if is_failure(result)]
     plain = next(iter(jobs.values())).case.params
     right = [jobs[result.key].case.params for result in store.results() if result.verdict is Verdict.PASS]
     return smallest_sets(pool, failures, plain, seconds=seconds, right=right)

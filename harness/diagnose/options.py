@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.core.cases import Case, Job
@@ -42,15 +42,26 @@ def smallest_sets(
     `seconds`; what is left is returned as it is.
     """
     deadline, found = time.monotonic() + seconds, list[OptionSet]()
-    kinds: dict[tuple[str, str], list[Params]] = {}
-    for job, result in failures:
-        kinds.setdefault(symptom(result), []).append(job.case.params)
+    kinds = by_symptom(failures)
     for job, result in failures:
         place = next((i for i, one in enumerate(found) if _explains(one, job, result)), len(found))
         if place == len(found):
-            found.append(_reduced(pool, job, result, plain, deadline, suspected(kinds[symptom(result)], right)))
+            found.append(_reduced(pool, job, result, plain, deadline, suspected(kinds[_symptom(result)], right)))
         found[place] = found[place].model_copy(update={"keys": (*found[place].keys, job.key)})
     return found
+
+
+def is_failure(result: CaseResult) -> bool:
+    """Whether a combination is to be explained: it failed, known or not."""
+    return result.has_failed or result.verdict is Verdict.KNOWN
+
+
+def by_symptom(failures: Iterable[tuple[Job, CaseResult]]) -> dict[tuple[str, str], list[Params]]:
+    """The combinations that failed alike, by the oracle and, of a crash, the name of the error."""
+    kinds: dict[tuple[str, str], list[Params]] = {}
+    for job, result in failures:
+        kinds.setdefault(_symptom(result), []).append(job.case.params)
+    return kinds
 
 
 def suspected(failures: Sequence[Params], right: Sequence[Params]) -> Given:
@@ -80,7 +91,7 @@ def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: 
         num_trials += len(tried)
         trials = pool.run_in_order([job.model_copy(update={"key": one.id, "case": one}) for one in tried])
         return [
-            (one, trial) if trial.has_failed and symptom(trial) == symptom(result) else None
+            (one, trial) if trial.has_failed and _symptom(trial) == _symptom(result) else None
             for one, trial in zip(tried, trials, strict=True)
         ]
 
@@ -107,10 +118,10 @@ def _without(case: Case, names: Sequence[str], plain: Params) -> Case:
 def _explains(one: OptionSet, job: Job, result: CaseResult) -> bool:
     """Whether the job has all options of the set, and failed alike."""
     given: dict[str, Any] = job.case.params.model_dump(mode="json")
-    return symptom(one.result) == symptom(result) and all(given[name] == value for name, value in one.options.items())
+    return _symptom(one.result) == _symptom(result) and all(given[name] == value for name, value in one.options.items())
 
 
-def symptom(result: CaseResult) -> tuple[str, str]:
+def _symptom(result: CaseResult) -> tuple[str, str]:
     """The oracle, and of a crash the name of the error."""
     if not result.findings:
         return "", ""
