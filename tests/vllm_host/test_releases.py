@@ -12,10 +12,10 @@ import pytest
 
 RELEASES = ("0.21.0", "0.22.1", "0.24.0", "0.33.0")
 AS_RELEASED = {
-    "vllm-host-batch-order[order=v1,chunk=longer]": ("pass", "pass", "pass", "pass"),
-    "vllm-host-batch-order[order=v1,chunk=shorter]": ("pass", "pass", "pass", "pass"),
-    "vllm-host-batch-order[order=v2,chunk=longer]": ("known reference", "known reference", "known reference", "pass"),
-    "vllm-host-batch-order[order=v2,chunk=shorter]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-batch-order[runner=v1,chunk=longer]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-batch-order[runner=v1,chunk=shorter]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-batch-order[runner=v2,chunk=longer]": ("known reference", "known reference", "known reference", "pass"),
+    "vllm-host-batch-order[runner=v2,chunk=shorter]": ("pass", "pass", "pass", "pass"),
     "vllm-host-decode-plan": ("pass", "pass", "pass", "pass"),
     "vllm-host-graph-capture": ("known replay", "pass", "pass", "pass"),
     "vllm-host-indexer-records[writer=plain]": ("pass", "pass", "pass", "pass"),
@@ -35,10 +35,14 @@ AS_RELEASED = {
     "vllm-host-new-blocks": ("known finite", "known finite", "pass", "pass"),
     "vllm-host-padded-decode[amax=per_tensor]": ("known finite", "known finite", "known finite", "known finite"),
     "vllm-host-padded-decode[amax=per_token]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-padded-experts[runner=v1,amax=per_tensor]": ("pass", "pass", "pass", "known finite"),
+    "vllm-host-padded-experts[runner=v1,amax=per_token]": ("pass", "pass", "pass", "pass"),
+    "vllm-host-padded-experts[runner=v2,amax=per_tensor]": ("pass", "pass", "pass", "known finite"),
+    "vllm-host-padded-experts[runner=v2,amax=per_token]": ("pass", "pass", "pass", "pass"),
     "vllm-host-prefill-merge": ("pass", "pass", "pass", "pass"),
 }
 INJECTED = {
-    "vllm-host-batch-order[order=v2,chunk=longer] with vllm.context-for-first-rows": (
+    "vllm-host-batch-order[runner=v2,chunk=longer] with vllm.context-for-first-rows": (
         "as released",
         "as released",
         "as released",

@@ -100,6 +100,7 @@ class VllmHostParams(Params):
         "graph-capture",
         "prefill-merge",
         "padded-decode",
+        "padded-experts",
         "batch-order",
         "indexer-records",
         "kv-moves",
@@ -109,10 +110,11 @@ class VllmHostParams(Params):
         default="none", description="full: the part fills what a captured graph reads"
     )
     amax: Literal["per_tensor", "per_token"] = Field(
-        default="per_tensor", description="the scale of vLLM's FP8 quantization after `padded-decode`"
+        default="per_tensor", description="the scale of vLLM's FP8 quantization in `padded-decode` and `padded-experts`"
     )
-    order: Literal["v1", "v2"] = Field(
-        default="v1", description="the model runner that orders the batch of `batch-order`"
+    runner: Literal["v1", "v2"] = Field(
+        default="v1",
+        description="the model runner that orders the batch of `batch-order`, or marks the rows of `padded-experts`",
     )
     chunk: Literal["longer", "shorter"] = Field(
         default="longer", description="the prompt chunk with context of `batch-order`, compared with the fresh prompt"
