@@ -57,7 +57,7 @@ def test_the_page_names_refusals_the_options_of_a_crash_and_a_second_run(tmp_pat
     page = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "| 6 | 6 | 0 | 0 | 2 | 1 | 3 |" in page, "a result without answers is not judged"
     assert "| 1 | vLLM refuses these options: no |" in page
-    assert "2 combinations with `canary=hybrid` `kv=fp8_e4m3` fail alike (crash, AssertionError)" in page
+    assert "2 combinations with `kv=fp8_e4m3` `canary=hybrid` fail alike (crash, AssertionError)" in page
     assert "vllm serve fixtures/canary-hybrid" in page and "--kv-cache-dtype fp8" in page
     assert "1 not right with `kv=fp8_e4m3`, after 3 trials:" in page
     assert f"| `s[4]` | crash | crash | {crash} |" in page and f"| `s[5]` | crash |  | {crash} |" in page

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.core.params import Count, Params
+from harness.engines.served_params import ServedParams
 
-RECORDED_QUESTIONS = 32
-"""The most questions of a run that records the first NaN."""
 PAGE_OF = {"flashmla": 64, "cutlass_mla": 128}
 """The page size that a backend needs."""
 
 
-class SglangParams(Params):
+class SglangParams(ServedParams):
     """A canary served by SGLang in its own processes."""
 
     canary: Literal["mla", "moe"] = Field(default="mla", description="the checkpoint under fixtures/")
@@ -28,39 +26,15 @@ class SglangParams(Params):
     graph: Literal["none", "full", "default"] = Field(
         default="none", description="CUDA graphs of decodes; default: SGLang's own graphs, of prefills too"
     )
-    kv: Literal["bf16", "fp8_e4m3"] = "bf16"
     page_size: Literal[1, 16, 64, 128] = Field(default=1, description="slots of a page; with 1 no page has a tail")
-    task: str = "gsm_symbolic"
-    limit: Count | None = Field(default=128, description="the first questions of the task; all when null")
-    epochs: Annotated[int, Field(ge=1, le=100)] = 2
-    max_tokens: Count = 112
-    max_num_seqs: Count = 64
     num_slots: Annotated[int, Field(ge=256, le=10_000_000)] = Field(default=8192, description="max_total_tokens")
-    max_batched_tokens: Annotated[int, Field(ge=64, le=65_536)] = Field(
-        default=2048, description="chunked_prefill_size; longer prompts are prefilled in chunks"
-    )
     prefix_caching: bool = Field(default=False, description="the radix cache")
-    capture_sizes: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
-    compare_eager: bool = Field(default=False, description="also serve without graphs, and compare the answers")
     overlap: bool = Field(default=False, description="schedule a step while the one before it runs")
     quantization: Literal["none", "fp8"] = "none"
     kv_canary: Literal["none", "raise"] = Field(
         default="none", description="SGLang's own check of each slot's owner; a mismatch ends the server"
     )
-    least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
-    process: Literal["fork", "spawn"] = Field(
-        default="fork", description="fork: of a process that has imported SGLang once; spawn: new interpreters a case"
-    )
-    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
-        default=600, description="how long one serving process may take; a cold one compiles kernels for minutes"
-    )
-
     mixed_chunk: bool = Field(default=False, description="a chunk of a prompt and decodes in one batch")
-
-    @property
-    def own_timeout(self) -> float:
-        """See :meth:`Params.own_timeout`. The worker waits until each serving process was ended at its limit."""
-        return self.timeout_seconds * (2 if self.compare_eager and self.graph != "none" else 1) + 60.0
 
     def problems(self) -> Iterator[str]:
         """See :meth:`Params.problems`."""
@@ -72,8 +46,3 @@ class SglangParams(Params):
     def gives(self) -> frozenset[str]:
         """See :meth:`Params.gives`."""
         return super().gives() | {"answers"}
-
-    def recorded(self) -> Self:
-        """See :meth:`Params.recorded`. The questions are few, but enough for batches of prefills and decodes."""
-        limit = min(self.limit or RECORDED_QUESTIONS, RECORDED_QUESTIONS)
-        return self.model_copy(update={"epochs": 1, "compare_eager": False, "limit": limit})

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.core.params import Count, Params
-
-RECORDED_QUESTIONS = 32
-"""The most questions of a run that records the first NaN."""
+from harness.core.params import Params
+from harness.engines.served_params import ServedParams
 
 
-class VllmParams(Params):
+class VllmParams(ServedParams):
     """A canary served by vLLM in its own process."""
 
     canary: Literal["mla", "hybrid", "moe"] = Field(default="mla", description="the checkpoint under fixtures/")
@@ -21,21 +19,10 @@ class VllmParams(Params):
     graph: Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "default"] = Field(
         default="none", description="vLLM's cudagraph_mode; default: its own mode, sizes and compiler"
     )
-    kv: Literal["bf16", "fp8_e4m3"] = "bf16"
     backend: Literal["FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA", "CUTLASS_MLA", "FLASHINFER_MLA"] = "FLASHMLA"
-    task: str = "gsm_symbolic"
-    limit: Count | None = Field(default=128, description="the first questions of the task; all when null")
-    epochs: Annotated[int, Field(ge=1, le=100)] = 2
-    max_tokens: Count = 112
-    max_num_seqs: Count = 64
     num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = Field(default=1024, description="num_gpu_blocks_override")
     kv_megabytes: Annotated[int, Field(ge=16, le=1_000_000)] = 512
-    max_batched_tokens: Annotated[int, Field(ge=64, le=65_536)] = Field(
-        default=2048, description="the most tokens of a step; longer prompts are prefilled in chunks"
-    )
     prefix_caching: bool = False
-    capture_sizes: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
-    compare_eager: bool = Field(default=False, description="also serve without graphs, and compare the answers")
     async_scheduling: bool = False
     expert_parallel: bool = False
     moe_backend: Literal["triton", "default"] = "triton"
@@ -58,13 +45,6 @@ class VllmParams(Params):
     poison_rank: Annotated[int, Field(ge=0, le=7)] | None = Field(
         default=None, description="the only rank to poison; all ranks when left out"
     )
-    least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
-    process: Literal["fork", "spawn"] = Field(
-        default="fork", description="fork: of a process that has imported vLLM once; spawn: a new interpreter a case"
-    )
-    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
-        default=600, description="how long one serving process may take; a cold one compiles kernels for minutes"
-    )
 
     def problems(self) -> Iterator[str]:
         """See :meth:`Params.problems`."""
@@ -84,11 +64,6 @@ class VllmParams(Params):
     def gives(self) -> frozenset[str]:
         """See :meth:`Params.gives`."""
         return super().gives() | {"script" if self.script else "answers"}
-
-    def recorded(self) -> Self:
-        """See :meth:`Params.recorded`. The questions are few, but enough for batches of prefills and decodes."""
-        limit = min(self.limit or RECORDED_QUESTIONS, RECORDED_QUESTIONS)
-        return self.model_copy(update={"epochs": 1, "compare_eager": False, "limit": limit})
 
 
 class VllmHostParams(Params):

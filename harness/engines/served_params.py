@@ -1,0 +1,46 @@
+"""The parameters that every engine which serves a canary has. No torch here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from harness.core.params import Count, Params
+
+RECORDED_QUESTIONS = 32
+"""The most questions of a run that records the first NaN."""
+
+
+class ServedParams(Params):
+    """A canary that an engine serves in processes of its own, while it answers the questions of a task."""
+
+    kv: Literal["bf16", "fp8_e4m3"] = "bf16"
+    task: str = "gsm_symbolic"
+    limit: Count | None = Field(default=128, description="the first questions of the task; all when null")
+    epochs: Annotated[int, Field(ge=1, le=100)] = 2
+    max_tokens: Count = 112
+    max_num_seqs: Count = 64
+    max_batched_tokens: Annotated[int, Field(ge=64, le=65_536)] = Field(
+        default=2048, description="the most tokens of a step; longer prompts are prefilled in chunks"
+    )
+    capture_sizes: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64)
+    compare_eager: bool = Field(default=False, description="also serve without graphs, and compare the answers")
+    least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
+    process: Literal["fork", "spawn"] = Field(
+        default="fork",
+        description="fork: of a process that imported the engine once; spawn: new interpreters a case",
+    )
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        default=600, description="how long one serving process may take; a cold one compiles kernels for minutes"
+    )
+
+    @property
+    def own_timeout(self) -> float:
+        """See :meth:`Params.own_timeout`. The worker waits until each serving process was ended at its limit."""
+        return self.timeout_seconds * (2 if self.compare_eager and self.has_graph else 1) + 60.0
+
+    def recorded(self) -> Self:
+        """See :meth:`Params.recorded`. The questions are few, but enough for batches of prefills and decodes."""
+        limit = min(self.limit or RECORDED_QUESTIONS, RECORDED_QUESTIONS)
+        return self.model_copy(update={"epochs": 1, "compare_eager": False, "limit": limit})
