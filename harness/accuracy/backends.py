@@ -71,9 +71,7 @@ class Backend(Protocol):
         """Greedy answers in the order of `prompts`, each cut before the first stop string."""
         ...
 
-    def close(self) -> None:
-        """Free the model."""
-        ...
+    def close(self) -> None: ...
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:

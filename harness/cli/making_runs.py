@@ -74,7 +74,6 @@ class EachCase(LiveProgress):
     """Prints every case as it ends, and all that a bad one printed, with its traceback."""
 
     def on_result(self, result: CaseResult, *, announce: bool = True) -> None:
-        """See :meth:`LiveProgress.on_result`."""
         if result.verdict not in BAD:
             reason = one_line(result.reason, 200)
             self._console.print(verdict_text(result.verdict.value), result.key, f"{result.seconds:.1f} s", reason)
@@ -245,7 +244,6 @@ def refuse_new_plan(context: typer.Context) -> None:
 
 
 def command_to_resume(store: RunStore) -> str:
-    """The command line that continues a run."""
     return shlex.join(["mla-harness", _kind(store), "--resume", str(store.path)])
 
 

@@ -34,5 +34,4 @@ def table(*titles: str, no_wrap: Collection[str] = (), title: str | None = None)
 
 
 def warn(message: str) -> None:
-    """Print a warning of one line on standard error."""
     print("mla-harness: warning:", " ".join(message.split()), file=sys.stderr)

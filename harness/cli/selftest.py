@@ -138,7 +138,6 @@ def _code(store: RunStore) -> int:
 
 
 def _print(screen: Console, store: RunStore) -> None:
-    """Print the outcome."""
     results, faults, skipped = store.results(), store.faults(), _skipped(store)
     print_accuracy(screen, accuracy_records([*results, *faults]))
     print_failures(screen, store, results)

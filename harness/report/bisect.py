@@ -38,7 +38,6 @@ class Column:
 
     @property
     def cases(self) -> dict[str, dict[str, Any]]:
-        """The cases of its run by id."""
         return {case["id"]: case for case in self.summary.get("cases", [])}
 
     @property
@@ -113,7 +112,6 @@ def is_good(columns: Sequence[Column]) -> int:
 
 
 def to_object(columns: Sequence[Column]) -> dict[str, Any]:
-    """The table for other programs."""
     return {
         "columns": [
             {
@@ -160,7 +158,6 @@ def reasons(columns: Sequence[Column]) -> list[str]:
 
 
 def _fault_rows(columns: Sequence[Column], refs: dict[str, tuple[str, ...]]) -> dict[str, list[Row]]:
-    """The rows of faults by case."""
     pairs = dict.fromkeys(
         (fault["case"], fault["fault"]) for column in columns for fault in (*column.faults, *column.skipped_faults)
     )

@@ -51,7 +51,6 @@ def command_of(case: Case) -> str:
 
 
 def to_object(one: OptionSet) -> dict[str, Any]:
-    """A set of options for programs."""
     return {
         "options": one.options,
         "verdict": one.result.verdict.value,

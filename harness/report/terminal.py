@@ -115,7 +115,6 @@ class LiveProgress(_Bar):
         self._seen: set[tuple[str, ...]] = set()
 
     def on_start(self, job: Job) -> None:
-        """A worker took a job."""
         self._running[job.key] = job.case.id
         self._update(0)
 
@@ -204,7 +203,6 @@ def verdict_table(results: Sequence[CaseResult]) -> Table:
 
 
 def count_text(verdict: str, count: int) -> Text:
-    """A count in the colour of its verdict, and a dim dot for 0."""
     return Text(str(count), style=STYLES[verdict]) if count else Text("·", style="dim")
 
 
@@ -308,7 +306,6 @@ class EpochProgress(_Bar):
         self._ended: set[int] = set()
 
     def update(self, state: dict[str, int]) -> None:
-        """Show the progress in `state`."""
         epoch, answered, total = state["epoch"], state["answered"], state["num_questions"]
         share = f"accuracy {state['num_correct'] / answered:.4f}"
         note = share + (f", {state['unanswered']} unanswered" if state["unanswered"] else "")
@@ -372,7 +369,6 @@ def _interval(interval: tuple[float, float]) -> str:
 
 
 def step_row(step: ShrinkStep) -> tuple[str, str]:
-    """What was reduced, and from what to what."""
     change = f"{one_line(step.before, MAX_VALUE)} -> {one_line(step.after, MAX_VALUE)}"
     return printable(step.what), printable(change)
 

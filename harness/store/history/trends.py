@@ -35,7 +35,6 @@ class Flakiness:
 
     @property
     def share(self) -> float:
-        """The part of the groups that is mixed."""
         return self.num_mixed / self.num_groups
 
 
