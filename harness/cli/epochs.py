@@ -141,7 +141,7 @@ def _perform(
     def tell() -> int:
         print_run(screen, store)
         if as_json:
-            print_json(summarise(store.plan, store.results(), store.faults()))
+            print_json(summarise(store))
         if died is not None:
             print(f"{died}; continue with: {making_runs.command_to_resume(store)}", file=sys.stderr)
         return exit_code(store.results())

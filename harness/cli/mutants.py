@@ -63,7 +63,7 @@ def try_mutants(store: RunStore, trials: Trials, *, workers: int | None, as_json
         print_mutants(screen, results, unused)
         screen.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
         if as_json:
-            print_json(summarise(store.plan, [], [], results))
+            print_json(summarise(store))
         return 0 if results else 3
 
     return making_runs.perform(store, work, stop=lambda: None, tell=tell, history=history)

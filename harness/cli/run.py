@@ -189,7 +189,7 @@ def finish(
         if (fault := store.plan.options.get("fault")) and {one.verdict for one in store.results()} == {Verdict.PASS}:
             say(screen, f"{fault}: no case fails with it; leave out the selector to run the scenarios that declare it")
         if as_json:
-            print_json(summarise(store.plan, store.results(), store.faults()))
+            print_json(summarise(store))
         return code_of(store, fail_on or (), history, screen)
 
     return making_runs.perform(store, work, stop=pool.close, tell=tell, history=history)

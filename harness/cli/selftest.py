@@ -26,7 +26,7 @@ from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.scenario.selection import select
 from harness.store.run_folder import DEFAULT_RUNS, Control, RunStore
-from harness.store.summary import accuracy_records, summarise, totals
+from harness.store.summary import accuracy_records, summarise
 
 
 def selftest(
@@ -159,15 +159,14 @@ def _print(screen: Console, store: RunStore) -> None:
 
 
 def _object(store: RunStore, *, is_good: bool) -> dict[str, Any]:
-    results, faults = store.results(), store.faults()
-    summary = summarise(store.plan, results, faults)
+    summary = summarise(store)
     return {
         "ok": is_good,
         "run_id": store.plan.run_id,
         "directory": str(store.path),
         "seconds": store.plan.seconds,
-        "totals": totals(results),
+        "totals": summary["totals"],
         "not_clean": [case for case in summary["cases"] if case["verdict"] not in ("pass", "skip", "known")],
-        "faults": [fault.model_dump(mode="json") for fault in faults],
+        "faults": [fault.model_dump(mode="json") for fault in store.faults()],
         "skipped_faults": [{"fault": r.fault, "case": r.id, "reason": r.reason} for r in _skipped(store)],
     }

@@ -91,20 +91,8 @@ class RunStore:
         self.plan = plan
 
     @classmethod
-    def create(
-        cls,
-        root: Path,
-        jobs: Iterable[Job],
-        *,
-        command: str,
-        options: dict[str, Any] | None = None,
-        controls: Iterable[Control] = (),
-        is_selftest: bool = False,
-        sanitizer: str | None = None,
-        shard: ShardNote | None = None,
-        trials: Trials | None = None,
-    ) -> RunStore:
-        """Make the directory of a new run below `root` and write its plan."""
+    def create(cls, root: Path, jobs: Iterable[Job], *, command: str, **plan: Any) -> RunStore:
+        """Make the directory of a new run below `root` and write its plan; `plan` are further fields of RunPlan."""
         run_id = new_run_id()
         path = root / run_id
         try:
@@ -112,19 +100,7 @@ class RunStore:
         except OSError as error:
             raise InputError(f"{path}: cannot be created: {error.strerror}; choose another --out") from None
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        plan = RunPlan(
-            run_id=run_id,
-            started=started,
-            command=command,
-            options=options or {},
-            jobs=tuple(jobs),
-            controls=tuple(controls),
-            is_selftest=is_selftest,
-            sanitizer=sanitizer,
-            shard=shard,
-            trials=trials,
-        )
-        store = cls(path, plan)
+        store = cls(path, RunPlan(run_id=run_id, started=started, command=command, jobs=tuple(jobs), **plan))
         store._change_plan()
         return store
 
@@ -151,10 +127,6 @@ class RunStore:
     def add_seconds(self, seconds: float) -> None:
         """Add the time of this stretch; a resumed run has several."""
         self._change_plan(seconds=round(self.plan.seconds + seconds, 3))
-
-    def extend_jobs(self, jobs: Iterable[Job]) -> None:
-        """Plan more jobs in a run that has begun."""
-        self._change_plan(jobs=(*self.plan.jobs, *jobs))
 
     def add(self, result: CaseResult) -> None:
         """Append one result; it is on disk when this returns."""
