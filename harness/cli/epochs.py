@@ -74,10 +74,7 @@ def epochs(
     json: Json = False,
 ) -> None:
     """Ask a model the same questions several times, and judge each epoch."""
-    store = None
-    if resume is not None:
-        making_runs.refuse_new_plan(context)
-        store = making_runs.reopened(resume, out, "epochs")
+    if store := making_runs.to_resume(context, resume, out, "epochs"):
         params = ModelParams.model_validate(store.plan.options["epochs"])
     else:
         given = {name: context.params[name] for name in ModelParams.model_fields}

@@ -64,10 +64,7 @@ def selftest(
     )
     if mutants is not None and (controls is not None or no_clean):
         raise InputError("--mutants: judges changes of the engine's code alone; leave out --controls and --faults-only")
-    store = None
-    if resume is not None:
-        making_runs.refuse_new_plan(context)
-        store = making_runs.reopened(resume, out, "selftest")
+    store = making_runs.to_resume(context, resume, out, "selftest")
     with making_runs.pool_for(executor, ray_address, workers, per_gpu) as pool:
         root = out or DEFAULT_RUNS
         if store is None and mutants is not None:
@@ -84,22 +81,13 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool, num_draw
     planner = Planner(wanted, pool)
     known = planner.scenarios()
     if num_draws is not None:
-        jobs = planner.control_jobs(num_draws)
-        return RunStore.create(
-            root, jobs, command=options.command_line(), options=wanted.reproduction(), is_selftest=True
-        )
+        return making_runs.planned(root, wanted, planner.control_jobs(num_draws), is_selftest=True)
     faults = planner.faults()
     cases = [] if no_clean else select(known, wanted.selectors, tags=wanted.tags, seed=wanted.seed)
     if no_clean and not faults:
         raise InputError("--faults-only: the selected scenarios declare no fault; select others")
-    return RunStore.create(
-        root,
-        planner.jobs_of(cases),
-        command=options.command_line(),
-        options=wanted.reproduction(),
-        controls=[Control(use=use, job=job) for use, job in faults],
-        is_selftest=True,
-    )
+    controls = [Control(use=use, job=job) for use, job in faults]
+    return making_runs.planned(root, wanted, planner.jobs_of(cases), controls=controls, is_selftest=True)
 
 
 def finish(

@@ -112,26 +112,14 @@ def is_good(columns: Sequence[Column]) -> int:
 
 
 def to_object(columns: Sequence[Column]) -> dict[str, Any]:
+    named = ("label", "interpreter", "site", "trouble", "environment")
     return {
         "columns": [
-            {
-                "label": column.label,
-                "interpreter": column.interpreter,
-                "site": column.site,
-                "seconds": round(column.seconds, 1),
-                "trouble": column.trouble,
-                "environment": column.environment,
-            }
+            {name: getattr(column, name) for name in named} | {"seconds": round(column.seconds, 1)}
             for column in columns
         ],
         "rows": [
-            {
-                "name": row.name,
-                "fault": row.is_fault,
-                "refs": list(row.refs),
-                "cells": list(row.cells),
-                "first_bad": row.answer,
-            }
+            {"name": row.name, "fault": row.is_fault, "refs": row.refs, "cells": row.cells, "first_bad": row.answer}
             for row in rows(columns)
         ],
     }

@@ -16,7 +16,8 @@ from harness.core.records import CaseResult, Finding, Verdict
 from harness.diagnose.perform import settled
 from harness.report import junit, markdown, page, table
 from harness.report.bisect import Column, first_bad, is_good, rows
-from harness.report.terminal import console_for, print_run
+from harness.report.console import console_for
+from harness.report.terminal import print_run
 from harness.report.terminal_history import print_comparison, print_runs, print_scenario
 from harness.report.trend_chart import past_of, trend_view
 from harness.store.history.compare import compare
