@@ -102,14 +102,12 @@ def make_venv(folder: Path) -> Path:
 
 
 def packages(python: Path) -> str:
-    """The packages that are installed for `python`, torch first."""
     command = [str(python), "-m", "pip", "list", "--format=freeze"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True)
     return ", ".join(sorted(listed.stdout.split(), key=lambda name: not name.startswith("torch")))
 
 
 def cpu() -> str:
-    """The processor's name."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()

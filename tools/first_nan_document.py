@@ -76,7 +76,6 @@ def measured(device: str) -> list[dict[str, Any]]:
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """One record as a row of the table."""
     what, when = "nothing", ""
     if row["writer"]:
         what = f"`{row['writer']}` {'was given' if row['is_input'] else 'wrote'} `{row['tensor']}`: {row['bad']}"

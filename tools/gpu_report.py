@@ -82,7 +82,6 @@ def python(*words: str, seconds: float = 120, before: tuple[str, ...] = ()) -> A
 
 
 def tool(name: str, *words: str, seconds: float = 120) -> Any:
-    """The JSON that a tool of this folder prints."""
     return python(str(ROOT / "tools" / name), *words, seconds=seconds)
 
 
@@ -264,8 +263,6 @@ def measure(parts: list[str], path: Path, note: str) -> None:
 
 
 def page(data: dict[str, Any]) -> str:
-    """`docs/gpu.md` of the parts that were measured."""
-
     def by_reason(cases: list[dict[str, str]]) -> dict[str, list[str]]:
         ids: defaultdict[str, list[str]] = defaultdict(list)
         for case in cases:

@@ -22,7 +22,6 @@ def cell(value: object) -> str:
 
 
 def row(cells: Iterable[object]) -> str:
-    """One line of a table."""
     return "| " + " | ".join(map(cell, cells)) + " |"
 
 
@@ -38,7 +37,6 @@ def columns(rows: Iterable[Mapping[str, Any]], formats: Mapping[str, str]) -> st
 
 
 def fill(text: str, values: Mapping[str, Any]) -> str:
-    """A format string with the values of a record."""
     return text.format(**values)
 
 

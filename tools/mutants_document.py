@@ -28,7 +28,6 @@ Reasons = dict[str, dict[str, str]]
 
 
 def document(stores: list[RunStore]) -> str:
-    """The page of some runs."""
     reasons: Reasons = yaml.safe_load(REASONS.read_text(encoding="utf-8")) or {}
     every = list({result.name: result for store in stores for result in store.mutants()}.values())
     left = [one for one in every if one.status not in ("killed", "equivalent")]

@@ -21,7 +21,6 @@ LETTERS = {
 
 
 def document() -> str:
-    """The whole page."""
     letters = table(("letter", "means"), [(f"`{letter}`", words) for letter, words in LETTERS.items()])
     sets = table(("set", *SIZES["mla_decode"][:5], "qk_head_dim", "v_head_dim", "dtype"), map(_set, NAMED.values()))
     return f"""# Ops
@@ -62,7 +61,6 @@ def _set(shapes: Shapes) -> list[str]:
 
 
 def reference() -> str:
-    """The page of oracles, sites and kernels."""
     kernels = [(op, [spec for spec in KERNELS if spec.op == op.name]) for op in OPS]
     rows = [
         (

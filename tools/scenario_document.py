@@ -23,7 +23,6 @@ PARTS = {
 
 
 def document() -> str:
-    """The whole page."""
     parts = "\n".join(part for key, name in PARTS.items() for part in _section(f"`{key}`", SCHEMA["$defs"][name]))
     systems = "\n".join(part for spec in IN_SCENARIOS for op in spec.ops() or [""] for part in _system(spec, op))
     return f"""# Keys of a scenario

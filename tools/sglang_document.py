@@ -148,7 +148,6 @@ def _stores(folders: Iterable[str]) -> Iterator[RunStore]:
 
 
 def main(words: list[str]) -> None:
-    """Write the tables of the runs in these folders."""
     name = "measured later" if "--later" in words else "measured"
     first, last = (marker.format(name) for marker in MARKERS)
     tables = measured(list(_stores(word for word in words if word != "--later")))

@@ -43,7 +43,6 @@ def outcome(result: CaseResult) -> str:
 
 
 def seen(result: CaseResult) -> str:
-    """The outcome, and the accuracy by epoch."""
     epochs = result.accuracy.epochs if result.accuracy else ()
     return ", ".join([outcome(result), *(f"{epoch.accuracy:.4f}" for epoch in epochs)])
 
@@ -62,7 +61,6 @@ def suspects(store: RunStore, results: list[CaseResult]) -> Iterator[str]:
 
 
 def shown(options: Given) -> str:
-    """Options in one line."""
     return " ".join(f"`{name}={value}`" for name, value in options.items()) or "plain options"
 
 
@@ -106,7 +104,6 @@ def section(run: Path, again: dict[str, CaseResult]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--again", type=Path, action="append", default=[], metavar="RUN")

@@ -112,7 +112,6 @@ def _tie(name: str, samples: list[tuple[float, float]]) -> list[str]:
 
 
 def document(num_draws: int, num_seeds: int) -> str:
-    """The whole page."""
     samples = measured(cases(num_draws, num_seeds))
     head = (
         "bound",
@@ -146,7 +145,6 @@ Experts and tokens of sparse layers are chosen by scores of about unit variance.
 
 
 def main() -> None:
-    """Print the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=8)

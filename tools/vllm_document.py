@@ -113,7 +113,6 @@ class Run(NamedTuple):
 
 
 def curve(result: dict[str, Any]) -> str:
-    """Accuracy by epoch, or nothing."""
     record = result.get("accuracy")
     return ", ".join(f"{epoch['accuracy']:.4f}" for epoch in record["epochs"]) if record else ""
 
@@ -138,7 +137,6 @@ class Page:
         self.releases = sorted({place.parent.name for folder in folders for place in folder.glob("*/clean-1")})
 
     def text(self) -> str:
-        """All of it in Markdown."""
         parts = [
             self.title(),
             HEAD,
@@ -152,12 +150,10 @@ class Page:
         return "\n\n".join([*parts, *self.susceptibility()]) + "\n"
 
     def title(self) -> str:
-        """The heading, with the releases."""
         *others, last = self.releases
         return f"# vLLM {', '.join(others)}{' and ' if others else ''}{last} under the harness"
 
     def machine(self) -> str:
-        """One line on where each release ran."""
         return "\n".join(f"- vLLM {release}: {self.where(release)}" for release in self.releases)
 
     def where(self, release: str) -> str:
@@ -283,7 +279,6 @@ class Page:
             yield table(("case", "vLLM", "bug", *titles), buggy)
 
     def forks_table(self) -> Iterator[str]:
-        """Seconds of the same cases, forked and spawned, in one run."""
         rows = []
         for release, case in itertools.product(self.releases, FORKED):
             found = [self.newest(release, "forks", name) for name in (case, f"{case}@process=spawn")]

@@ -176,12 +176,10 @@ def finish(step: Step, out: Path, cut: bool = False) -> None:
 
 
 def render(options: argparse.Namespace) -> None:
-    """Write the page from the folders that `run` left."""
     options.docs.write_text(Page(options.folders).text(), encoding="utf-8")
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line. `release` becomes a mapping of version to folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     runs = commands.add_parser("run")

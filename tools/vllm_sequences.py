@@ -50,7 +50,6 @@ Row = dict[str, Any]
 
 
 def run(given: argparse.Namespace) -> int:
-    """Take the scripts to all releases. Returns the exit code."""
     given.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     lock = Lock()
@@ -149,7 +148,6 @@ def table(rows: list[Row]) -> str:
 
 
 def reasons(rows: list[Row]) -> list[str]:
-    """A line for each row that is no pass."""
     bad = [row for row in sorted(rows, key=_place) if row["verdict"] != "pass"]
     return [f"- {row['release']}, {row['settings']}, {row['script']}: {row['reason']}" for row in bad]
 
@@ -201,7 +199,6 @@ def _place(row: Row) -> tuple[Any, ...]:
 
 
 def main() -> int:
-    """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     runs = commands.add_parser("run")

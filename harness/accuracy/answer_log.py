@@ -16,8 +16,6 @@ ANSWER_CHARS = 200
 
 
 class Measured(Record):
-    """The task and the model of a measurement."""
-
     schema_version: int = 1
     task: str
     filter: str
@@ -108,11 +106,9 @@ class AnswerLog:
         self.results[key] = result
 
     def sync(self) -> None:
-        """Force everything to the disk."""
         os.fsync(self._stream.fileno())
 
     def close(self) -> None:
-        """Close the file."""
         self._stream.close()
 
     def _continue(self, path: Path, header: RunHeader) -> None:

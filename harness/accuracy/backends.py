@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from harness.core.catalog import MODELS
 from harness.core.errors import InputError
@@ -59,7 +59,6 @@ class Identity:
     note: str = ""
 
 
-@runtime_checkable
 class Backend(Protocol):
     """A running model. It keeps its state (KV pages, graphs) from call to call."""
 
@@ -72,18 +71,7 @@ class Backend(Protocol):
         """Greedy answers in the order of `prompts`, each cut before the first stop string."""
         ...
 
-    def close(self) -> None:
-        """Free the model."""
-        ...
-
-
-@runtime_checkable
-class ScoresText(Protocol):
-    """A backend that also scores continuations."""
-
-    def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """For each (context, continuation): its log probability, and whether greedy decoding gives it."""
-        ...
+    def close(self) -> None: ...
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:

@@ -36,7 +36,6 @@ class Baseline(Measured):
 
     @property
     def outcomes(self) -> dict[str, bool]:
-        """Question hash -> whether it was answered right."""
         return dict.fromkeys(self.right, True) | dict.fromkeys(self.wrong, False)
 
 
@@ -54,7 +53,6 @@ class BaselineChange:
     """Reasons to refuse it without `--allow-regression`."""
 
     def lines(self) -> list[str]:
-        """The difference, for people."""
         new = f"{self.new.accuracy:.4f} of {self.new.num_questions:,} questions"
         if self.old is None:
             return [f"{self.path.name}: new, {new}"]

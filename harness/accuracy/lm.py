@@ -1,4 +1,4 @@
-"""Any backend as an lm-eval model, also for `lm_eval --model mla-harness --model_args model=engine:DIR`."""
+"""Any backend as an lm-eval model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lm_eval.api.model import LM  # type: ignore[import-untyped]
-from lm_eval.api.registry import register_model  # type: ignore[import-untyped]
 
-from harness.accuracy.backends import Answer, Backend, ScoresText, open_backend
+from harness.accuracy.backends import Answer, Backend
 from harness.core.errors import InputError
 
 DEFAULT_MAX_TOKENS = 256
@@ -19,7 +18,6 @@ DEFAULT_MAX_TOKENS = 256
 OnInstance = Callable[[Any, Answer], None]
 
 
-@register_model("mla-harness")
 class BackendLM(LM):  # type: ignore[misc]
     """Greedy generation through a backend. One instance serves all epochs, because its backend keeps its state.
 
@@ -28,12 +26,9 @@ class BackendLM(LM):  # type: ignore[misc]
     time in `on_answer`.
     """
 
-    def __init__(self, model: str | Backend, max_tokens: int | None = None, **options: Any) -> None:
+    def __init__(self, backend: Backend, max_tokens: int | None = None) -> None:
         super().__init__()
-        # lm-eval passes its own settings to every model.
-        for ignored in ("batch_size", "max_batch_size", "device"):
-            options.pop(ignored, None)
-        self.backend = open_backend(model, **options) if isinstance(model, str) else model
+        self.backend = backend
         self.max_tokens = max_tokens
         self.order: Callable[[list[Any]], list[int]] | None = None
         self.on_answer: OnInstance | None = None
@@ -65,15 +60,10 @@ class BackendLM(LM):  # type: ignore[misc]
         return texts
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log probabilities of continuations. Raises InputError for a backend without them."""
-        if not isinstance(self.backend, ScoresText):
-            model = self.backend.identity.model
-            raise InputError(f"{model}: this backend gives no log probabilities; use a generative task")
-        return self.backend.loglikelihood([request.args for request in requests])
+        """Raises InputError: only answers are measured."""
+        raise InputError("the harness measures answers, not log probabilities: choose a task that generates text")
 
-    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Raises InputError: the harness does not measure perplexity."""
-        raise InputError("the harness measures answers, not perplexity: choose a task that generates text")
+    loglikelihood_rolling = loglikelihood
 
     def _settings(self, kwargs: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
         if kwargs.get("do_sample") or float(kwargs.get("temperature") or 0.0) > 0.0:

@@ -70,7 +70,6 @@ class Judged:
 
     @property
     def reason(self) -> str:
-        """One sentence."""
         if self.findings:
             return f"{len(self.findings)} differences; first {self.findings[0].where}: {self.findings[0].message}"
         if self.not_shown or not self.num_tokens:
@@ -78,13 +77,11 @@ class Judged:
         return f"{self.num_tokens} tokens of {self.num_answers} answers compared, {len(self.ties)} ties"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         found = [f"{finding.where}: {finding.message}" for finding in self.findings]
         is_ok = self.verdict is Verdict.PASS
         return asdict(self) | {"ok": is_ok, "verdict": self.verdict.value, "reason": self.reason, "findings": found}
 
     def lines(self) -> list[str]:
-        """For people."""
         counts = ", ".join(f"{name} {count}" for name, count in self.events.items()) or "none"
         return [
             f"model: {self.model}",

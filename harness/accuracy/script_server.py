@@ -137,7 +137,6 @@ class ScriptServer(ServerBackend):
         raise Refused(f"{self._url}/models does not say the path of the server's own weights, to load them again")
 
     def is_sleeping(self) -> bool:
-        """Whether the server says that it sleeps."""
         return bool(self._call("GET", "/is_sleeping").get("is_sleeping"))
 
     def _call(self, method: str, path: str, **more: Any) -> dict[str, Any]:

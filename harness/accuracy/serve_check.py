@@ -49,7 +49,6 @@ class Checked:
         return self.record.verdict is Verdict.PASS and not self.different
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "ok": self.ok,
             "model": self.record.model,
@@ -80,7 +79,6 @@ class Checked:
         )
 
     def lines(self) -> list[str]:
-        """For people."""
         curve = ", ".join(f"{epoch.accuracy:.4f}" for epoch in self.record.epochs)
         same = self.num_repeated - len(self.different)
         lines = [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -85,28 +84,9 @@ class ServerBackend:
 
         async def ask(client: httpx.AsyncClient, prompt: str) -> Answer:
             body = self._body(prompt, max_tokens) | {"stop": list(stop)[:4] or None}
-            return await self._attempts(client, body, lambda reply: _answer(reply, stop))
+            return await self._attempts(client, body, stop)
 
         return asyncio.run(self._in_flight(ask, prompts, on_answer))
-
-    def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """By `echo` and `logprobs`. Raises InputError for a server without them."""
-
-        async def ask(client: httpx.AsyncClient, pair: tuple[str, str]) -> tuple[float, bool]:
-            context, continuation = pair
-            body = self._body(context + continuation, 1) | {"echo": True, "logprobs": 1}
-            scored: list[tuple[float, bool]] = []
-
-            def read(reply: dict[str, Any]) -> Answer:
-                scored.append(_score(reply, len(context), len(context) + len(continuation), self._url))
-                return Answer("")
-
-            answer = await self._attempts(client, body, read)
-            if answer.unanswered:
-                raise HarnessError(f"{self._url}: no log likelihood: {answer.unanswered}")
-            return scored[-1]
-
-        return asyncio.run(self._in_flight(ask, pairs, None))
 
     def close(self) -> None:
         """Nothing is held between calls."""
@@ -141,16 +121,14 @@ class ServerBackend:
     def _body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
         return {"model": self._served_model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
 
-    async def _attempts(
-        self, client: httpx.AsyncClient, body: dict[str, Any], read: Callable[[dict[str, Any]], Answer]
-    ) -> Answer:
+    async def _attempts(self, client: httpx.AsyncClient, body: dict[str, Any], stop: Sequence[str]) -> Answer:
         failures: list[Unanswered] = []
         num_replies = self._num_replies
         for attempt in range(1, self._max_attempts + 1):
             if failures:
                 await asyncio.sleep(self._pause(len(failures), failures[-1].after))
             try:
-                answer = read(await self._post(client, body))
+                answer = _answer(await self._post(client, body), stop)
             except Unanswered as failed:
                 if not failures:
                     num_replies = self._num_replies
@@ -240,19 +218,6 @@ def _answer(reply: dict[str, Any], stop: Sequence[str]) -> Answer:
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
     num_tokens = count if isinstance(count, int) else 0
     return Answer(text, "stop" if found else finish, num_tokens, has_invalid_text(text, finish))
-
-
-def _score(reply: dict[str, Any], start: int, end: int, url: str) -> tuple[float, bool]:
-    try:
-        logprobs = reply["choices"][0]["logprobs"]
-        offsets, values = logprobs["text_offset"], logprobs["token_logprobs"]
-        tokens, best = logprobs["tokens"], logprobs["top_logprobs"]
-    except (KeyError, IndexError, TypeError):
-        raise InputError(f"{url}: this server does not echo log probabilities of a prompt") from None
-    # The last token was generated after the echo. The first token of a text has no log probability.
-    chosen = [i for i, at in enumerate(offsets) if start <= at < end and values[i] is not None]
-    total = math.fsum(values[i] for i in chosen)
-    return total, all(best[i] and max(best[i], key=best[i].get) == tokens[i] for i in chosen)
 
 
 def _seconds(header: str | None) -> float:

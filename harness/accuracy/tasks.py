@@ -102,7 +102,6 @@ def question_hashes(docs: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def known_tasks() -> list[str]:
-    """Names for `--task`."""
     return sorted([path.stem for path in TASKS.glob("*.yaml")] + list(STOCK))
 
 

@@ -79,7 +79,6 @@ class Trained:
 
 
 def render(trained: Trained) -> str:
-    """The card of a finished training."""
     config, recipe = trained.config, trained.recipe
     kda, mla = config.layer_types.count("kda"), config.layer_types.count("mla")
     tasks = list(next(iter(trained.accuracy.values())))

@@ -12,10 +12,11 @@ from harness.accuracy.baselines import Baseline, plan_update, read_baselines, wr
 from harness.accuracy.judge import wilson_interval
 from harness.cli.commands import Command, new_app
 from harness.cli.options import Json, Out
-from harness.cli.output import console, print_json, table
+from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.core.files import BASELINES
 from harness.core.registry import nearest
+from harness.report.console import table
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
 app = new_app(help="Show stored accuracies, or store the accuracy of a run.")

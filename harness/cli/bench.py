@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.options import Json, Scenarios, Seed, Selectors, Tags
-from harness.cli.output import console, print_json, table
+from harness.cli.output import console, print_json
 from harness.core.errors import InputError
+from harness.report.console import table
 from harness.run.child import ONE_THREAD, ask
 from harness.run.planning import Wanted, load
 from harness.run.requests import MeasureCases

@@ -17,10 +17,11 @@ import typer
 from rich.console import Console
 
 from harness.cli.options import Device, Json, Scenarios, Seed, Tags, Timeout, Workers
-from harness.cli.output import console, print_json, table
+from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.report.bisect import Column, in_order, is_good, reasons, rows, to_object
+from harness.report.console import table
 from harness.report.wording import printable
 from harness.run.child import Child, ChildDied
 from harness.run.planning import Wanted, load

@@ -68,10 +68,7 @@ def new_app(**options: Any) -> typer.Typer:
 
 
 class Commands(TyperGroup):
-    """The group of all commands."""
-
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -89,6 +86,5 @@ class Commands(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """One line for each command, from the table."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])

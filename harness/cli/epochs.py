@@ -74,10 +74,7 @@ def epochs(
     json: Json = False,
 ) -> None:
     """Ask a model the same questions several times, and judge each epoch."""
-    store = None
-    if resume is not None:
-        making_runs.refuse_new_plan(context)
-        store = making_runs.reopened(resume, out, "epochs")
+    if store := making_runs.to_resume(context, resume, out, "epochs"):
         params = ModelParams.model_validate(store.plan.options["epochs"])
     else:
         given = {name: context.params[name] for name in ModelParams.model_fields}
@@ -141,7 +138,7 @@ def _perform(
     def tell() -> int:
         print_run(screen, store)
         if as_json:
-            print_json(summarise(store.plan, store.results(), store.faults()))
+            print_json(summarise(store))
         if died is not None:
             print(f"{died}; continue with: {making_runs.command_to_resume(store)}", file=sys.stderr)
         return exit_code(store.results())

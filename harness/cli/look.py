@@ -12,9 +12,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from harness.cli.options import Json, Kernel, Plugins, Scenarios, Seed, Selectors, Tags
-from harness.cli.output import console, print_json, table
+from harness.cli.output import console, print_json
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS, ORACLES, SITES
+from harness.report.console import table
 from harness.report.wording import printable, reproduce_case
 from harness.run.environment import DEVICES, Environment
 from harness.run.planning import Wanted, load, register_plugins

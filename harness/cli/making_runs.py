@@ -8,15 +8,18 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 
+from harness.cli.options import command_line
 from harness.cli.output import warn
+from harness.core.cases import Job
 from harness.core.errors import INTERRUPTED, HarnessError, InputError
 from harness.core.extras import why_not
 from harness.core.records import BAD, CaseResult, Verdict
@@ -74,7 +77,6 @@ class EachCase(LiveProgress):
     """Prints every case as it ends, and all that a bad one printed, with its traceback."""
 
     def on_result(self, result: CaseResult, *, announce: bool = True) -> None:
-        """See :meth:`LiveProgress.on_result`."""
         if result.verdict not in BAD:
             reason = one_line(result.reason, 200)
             self._console.print(verdict_text(result.verdict.value), result.key, f"{result.seconds:.1f} s", reason)
@@ -228,35 +230,41 @@ def add_to_history(store: RunStore, history: Path | None) -> Trends | None:
     return read_trends(history, store.plan.run_id)
 
 
-def refuse_new_plan(context: typer.Context) -> None:
-    """Raise InputError if the command line of a resumed run has options of the plan, even with their default values."""
-    changed = []
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if name in NOT_OF_THE_PLAN or source is None or source.name != "COMMANDLINE":
-            continue
-        if parameter.param_type_name != "argument":
-            changed.append(parameter.opts[0])
-        elif context.params[name]:
-            changed.append("a selector")
-    if changed:
-        raise InputError(f"--resume: continues the run as it was planned; leave out {', '.join(changed)}")
-
-
 def command_to_resume(store: RunStore) -> str:
-    """The command line that continues a run."""
     return shlex.join(["mla-harness", _kind(store), "--resume", str(store.path)])
 
 
-def reopened(name: str, out: Path | None, command: str) -> RunStore:
-    """The run to continue. Raises InputError unless `command` (run, selftest or epochs) began it."""
+def to_resume(context: typer.Context, name: str | None, out: Path | None, command: str) -> RunStore | None:
+    """The run that `--resume` names, or None. Raises InputError unless `command` (run, selftest or epochs) began it.
+
+    Options of the plan are refused, even with their default values.
+    """
+    if name is None:
+        return None
+    changed = []
+    for parameter in context.command.params:
+        option = parameter.name or ""
+        source = context.get_parameter_source(option)
+        if option in NOT_OF_THE_PLAN or source is None or source.name != "COMMANDLINE":
+            continue
+        if parameter.param_type_name != "argument":
+            changed.append(parameter.opts[0])
+        elif context.params[option]:
+            changed.append("a selector")
+    if changed:
+        raise InputError(f"--resume: continues the run as it was planned; leave out {', '.join(changed)}")
     store = RunStore.open(find_run(name, out or DEFAULT_RUNS))
     kind = _kind(store)
     if kind != command:
         raise InputError(f"{store.path}: a run of `{kind}`; continue it with: {command_to_resume(store)}")
     _engine_path_of(store)
     return store
+
+
+def planned(root: Path | None, wanted: Wanted, jobs: Iterable[Job], **plan: Any) -> RunStore:
+    """A new run of `jobs` below `root`; `plan` are further fields of its plan."""
+    command, options = command_line(), wanted.reproduction()
+    return RunStore.create(root or DEFAULT_RUNS, jobs, command=command, options=options, **plan)
 
 
 def _engine_path_of(store: RunStore) -> Path | None:

@@ -29,7 +29,6 @@ def merge(
     merged = put_together(shards, root, command=command_line())
     write_reports(merged, add_to_history(merged, history_file(history)))
     print_run(console(json), merged)
-    results, faults = merged.results(), merged.faults()
     if json:
-        print_json(summarise(merged.plan, results, faults))
-    raise typer.Exit(exit_code(results) or int(not all(fault.caught for fault in faults)))
+        print_json(summarise(merged))
+    raise typer.Exit(exit_code(merged.results()) or int(not all(fault.caught for fault in merged.faults())))

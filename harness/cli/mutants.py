@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
+
 from harness.cli import making_runs, options
 from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.core.mutants import MutantResult, SurveyedCase, Trials
-from harness.report.terminal_mutants import print_mutants
+from harness.report.console import table
+from harness.report.wording import one_line, printable
 from harness.run.child import ONE_THREAD, Child
 from harness.run.environment import num_usable_cores
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.scenario.selection import select
-from harness.store.mutants import score
+from harness.store.mutants import score, tables
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
 
@@ -30,14 +33,9 @@ def planned_trials(wanted: Wanted, pool: Pool, count: int, *, out: Path, workers
     jobs = [job for job in planner.jobs_of(cases) if job.case.kind.shows_launches and job.device == "cpu"]
     if not jobs:
         raise InputError("--mutants: changes the reference engine and the built-in kernels; select cases that run them")
-    return RunStore.create(
-        out,
-        (),
-        command=options.command_line(),
-        options=wanted.reproduction() | {"mutants": count},
-        is_selftest=True,
-        trials=Trials(jobs=tuple(jobs), count=count, seed=wanted.seed, workers=workers or min(num_usable_cores(), 4)),
-    )
+    trials = Trials(jobs=tuple(jobs), count=count, seed=wanted.seed, workers=workers or min(num_usable_cores(), 4))
+    how = wanted.reproduction() | {"mutants": count}
+    return RunStore.create(out, (), command=options.command_line(), options=how, is_selftest=True, trials=trials)
 
 
 def try_mutants(store: RunStore, trials: Trials, *, workers: int | None, as_json: bool, history: Path | None) -> int:
@@ -60,10 +58,22 @@ def try_mutants(store: RunStore, trials: Trials, *, workers: int | None, as_json
 
     def tell() -> int:
         results = store.mutants()
-        print_mutants(screen, results, unused)
+        _print(screen, results, unused)
         screen.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
         if as_json:
-            print_json(summarise(store.plan, [], [], results))
+            print_json(summarise(store))
         return 0 if results else 3
 
     return making_runs.perform(store, work, stop=lambda: None, tell=tell, history=history)
+
+
+def _print(screen: Console, results: list[MutantResult], unused: list[SurveyedCase]) -> None:
+    """Print the tables of mutants, the cases that could not judge any, and the score."""
+    for head, rows in tables(results):
+        shown = table(*head)
+        for row in rows:
+            shown.add_row(*map(printable, row))
+        screen.print(shown)
+    for case in unused:
+        screen.print(f"not used: {printable(case.id)}: {one_line(case.why_not, 200)}", soft_wrap=True)
+    screen.print(score(results).statement, soft_wrap=True)

@@ -10,7 +10,6 @@ from harness.run.requests import CommandLine
 
 
 def run(command: CommandLine) -> dict[str, Any]:
-    """The exit code of the command."""
     return {"code": exit_code_of(list(command.arguments))}
 
 

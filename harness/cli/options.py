@@ -117,5 +117,4 @@ Branch = Annotated[
 
 
 def command_line() -> str:
-    """This command as a user types it."""
     return shlex.join(["mla-harness", *sys.argv[1:]])

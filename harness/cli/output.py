@@ -1,18 +1,15 @@
-"""What commands print: lines and tables for people, one JSON object for programs, warnings on standard error."""
+"""What commands print: lines for people, one JSON object for programs, warnings on standard error."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from harness.report.terminal import console_for
-from harness.report.wording import printable
+from harness.report.console import console_for
 
 
 def console(as_json: bool = False, moves: bool = True) -> Console:
@@ -25,14 +22,5 @@ def print_json(value: object, default: Callable[[Any], object] | None = None) ->
     sys.stdout.write(json.dumps(value, default=default, allow_nan=False, indent=1) + "\n")
 
 
-def table(*titles: str, no_wrap: Collection[str] = (), title: str | None = None) -> Table:
-    """An empty table with these columns. Long cells are folded, except in the columns of `no_wrap`."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for name in titles:
-        made.add_column(printable(name), overflow="fold", no_wrap=name in no_wrap)
-    return made
-
-
 def warn(message: str) -> None:
-    """Print a warning of one line on standard error."""
     print("mla-harness: warning:", " ".join(message.split()), file=sys.stderr)

@@ -52,7 +52,7 @@ def report(
         sys.stdout.write(render(store, _since_before(store, kept), trends))
         return
     if json:
-        print_json(summarise(store.plan, store.results(), store.faults()))
+        print_json(summarise(store))
         return
     print_run(console(), store, with_table=True)
 

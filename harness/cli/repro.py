@@ -16,7 +16,7 @@ from rich.text import Text
 from harness.cli.export import MAX_SHRINK_SECONDS, export_report, export_script
 from harness.cli.making_runs import NOTHING_RAN
 from harness.cli.options import Device, EnginePath, Json, Plugins, Scenarios, Seed, Timeout, Workers
-from harness.cli.output import console, print_json, table
+from harness.cli.output import console, print_json
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
@@ -26,7 +26,8 @@ from harness.diagnose.perform import exit_code, judge_fault
 from harness.diagnose.session import comes_from, declared_oracle, why_not_recorded, with_first_nan
 from harness.diagnose.shrink import shrink, why_not
 from harness.report.causes import facts
-from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, say, verdict_text
+from harness.report.console import say, table
+from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, verdict_text
 from harness.report.wording import blame_lines, num, one_line, printable, reproduce_case
 from harness.run.planning import Planner, Wanted, load
 from harness.run.pool import Pool

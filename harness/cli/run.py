@@ -15,7 +15,8 @@ from harness.cli.sharding import cut, refuse_moving
 from harness.core.errors import InputError
 from harness.core.extras import require
 from harness.core.records import Verdict
-from harness.report.terminal import LiveProgress, print_run, say, totals_line
+from harness.report.console import say
+from harness.report.terminal import LiveProgress, print_run, totals_line
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
@@ -84,10 +85,7 @@ def run(
         require(["pandas"])
     if times is not None:
         refuse_moving(times, shard, kept)
-    store = None
-    if resume is not None:
-        making_runs.refuse_new_plan(context)
-        store = making_runs.reopened(resume, out, "run")
+    if store := making_runs.to_resume(context, resume, out, "run"):
         sanitizer = store.plan.sanitizer
         if sanitizer and (left := store.unfinished()):
             check(sanitizer, left)
@@ -143,15 +141,7 @@ def _planned(
     note = None
     if shard is not None:
         jobs, controls, note = cut(shard, jobs, controls, times)
-    return RunStore.create(
-        root,
-        jobs,
-        command=options.command_line(),
-        options=wanted.reproduction(),
-        controls=controls,
-        sanitizer=tool,
-        shard=note,
-    )
+    return making_runs.planned(root, wanted, jobs, controls=controls, sanitizer=tool, shard=note)
 
 
 def finish(
@@ -189,7 +179,7 @@ def finish(
         if (fault := store.plan.options.get("fault")) and {one.verdict for one in store.results()} == {Verdict.PASS}:
             say(screen, f"{fault}: no case fails with it; leave out the selector to run the scenarios that declare it")
         if as_json:
-            print_json(summarise(store.plan, store.results(), store.faults()))
+            print_json(summarise(store))
         return code_of(store, fail_on or (), history, screen)
 
     return making_runs.perform(store, work, stop=pool.close, tell=tell, history=history)

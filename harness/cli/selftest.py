@@ -26,7 +26,7 @@ from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.scenario.selection import select
 from harness.store.run_folder import DEFAULT_RUNS, Control, RunStore
-from harness.store.summary import accuracy_records, summarise, totals
+from harness.store.summary import accuracy_records, summarise
 
 
 def selftest(
@@ -64,10 +64,7 @@ def selftest(
     )
     if mutants is not None and (controls is not None or no_clean):
         raise InputError("--mutants: judges changes of the engine's code alone; leave out --controls and --faults-only")
-    store = None
-    if resume is not None:
-        making_runs.refuse_new_plan(context)
-        store = making_runs.reopened(resume, out, "selftest")
+    store = making_runs.to_resume(context, resume, out, "selftest")
     with making_runs.pool_for(executor, ray_address, workers, per_gpu) as pool:
         root = out or DEFAULT_RUNS
         if store is None and mutants is not None:
@@ -84,22 +81,13 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool, num_draw
     planner = Planner(wanted, pool)
     known = planner.scenarios()
     if num_draws is not None:
-        jobs = planner.control_jobs(num_draws)
-        return RunStore.create(
-            root, jobs, command=options.command_line(), options=wanted.reproduction(), is_selftest=True
-        )
+        return making_runs.planned(root, wanted, planner.control_jobs(num_draws), is_selftest=True)
     faults = planner.faults()
     cases = [] if no_clean else select(known, wanted.selectors, tags=wanted.tags, seed=wanted.seed)
     if no_clean and not faults:
         raise InputError("--faults-only: the selected scenarios declare no fault; select others")
-    return RunStore.create(
-        root,
-        planner.jobs_of(cases),
-        command=options.command_line(),
-        options=wanted.reproduction(),
-        controls=[Control(use=use, job=job) for use, job in faults],
-        is_selftest=True,
-    )
+    controls = [Control(use=use, job=job) for use, job in faults]
+    return making_runs.planned(root, wanted, planner.jobs_of(cases), controls=controls, is_selftest=True)
 
 
 def finish(
@@ -138,7 +126,6 @@ def _code(store: RunStore) -> int:
 
 
 def _print(screen: Console, store: RunStore) -> None:
-    """Print the outcome."""
     results, faults, skipped = store.results(), store.faults(), _skipped(store)
     print_accuracy(screen, accuracy_records([*results, *faults]))
     print_failures(screen, store, results)
@@ -160,15 +147,14 @@ def _print(screen: Console, store: RunStore) -> None:
 
 
 def _object(store: RunStore, *, is_good: bool) -> dict[str, Any]:
-    results, faults = store.results(), store.faults()
-    summary = summarise(store.plan, results, faults)
+    summary = summarise(store)
     return {
         "ok": is_good,
         "run_id": store.plan.run_id,
         "directory": str(store.path),
         "seconds": store.plan.seconds,
-        "totals": totals(results),
+        "totals": summary["totals"],
         "not_clean": [case for case in summary["cases"] if case["verdict"] not in ("pass", "skip", "known")],
-        "faults": [fault.model_dump(mode="json") for fault in faults],
+        "faults": [fault.model_dump(mode="json") for fault in store.faults()],
         "skipped_faults": [{"fault": r.fault, "case": r.id, "reason": r.reason} for r in _skipped(store)],
     }

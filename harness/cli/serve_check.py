@@ -101,7 +101,6 @@ def _request(given: dict[str, Any]) -> ServeCheck:
 
 
 def _stored(result: CaseResult, request: ServeCheck, root: Path, seconds: float) -> RunStore:
-    """A run directory with the check as its only case."""
     if request.script:
         given = request.script.model_dump(exclude_defaults=True) | {"script": request.script.script.name}
         task: dict[str, str] = {"task": request.script.script.name}

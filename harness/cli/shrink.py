@@ -51,5 +51,4 @@ def shrink(
 
 
 def step_line(step: ShrinkStep) -> str:
-    """The live line about the newest step."""
     return f"trying smaller cases: {step.what} is {step.after}"[:100]

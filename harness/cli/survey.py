@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +20,7 @@ from harness.report.survey import csv_text, sets_table, to_object
 from harness.report.terminal import LiveProgress, print_run
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
-from harness.store.run_folder import DEFAULT_RUNS, RunStore
+from harness.store.run_folder import RunStore
 
 CSV = "survey.csv"
 """Each combination with its verdict and the options that explain it, in the run folder."""
@@ -51,16 +50,14 @@ def survey(
         raise InputError(f"survey {engine}: unknown engine; {nearest(engine, ENGINES.names())}")
     scenario = f"{engine or 'vllm'}-survey"
     wanted = Wanted((scenario,), ("nightly",), "auto", (), (), None, 0, 600.0, scenarios)
-    kept, screen, store = making_runs.history_file(history), console(json), None
-    if resume is not None:
-        making_runs.refuse_new_plan(context)
-        store = making_runs.reopened(resume, out, "run")
+    kept, screen = making_runs.history_file(history), console(json)
+    if store := making_runs.to_resume(context, resume, out, "run"):
         planned = {job.case.scenario for job in store.plan.jobs}
         if engine is not None and planned != {scenario}:
             raise InputError(f"--resume: the run is of {', '.join(sorted(planned))}; leave out {engine}")
     found: list[OptionSet] = []
     with making_runs.pool_for(making_runs.LOCAL, None, workers, per_gpu) as pool:
-        store = store or _planned(wanted, pool, out or DEFAULT_RUNS)
+        store = store or making_runs.planned(out, wanted, Planner(wanted, pool).jobs())
 
         def work() -> None:
             with LiveProgress(screen, len(store.unfinished(is_exhaustive=True))) as live:
@@ -81,11 +78,6 @@ def survey(
 
         code = making_runs.perform(store, work, stop=pool.close, tell=tell, history=kept)
     raise typer.Exit(code)
-
-
-def _planned(wanted: Wanted, pool: Pool, root: Path) -> RunStore:
-    jobs = Planner(wanted, pool).jobs()
-    return RunStore.create(root, jobs, command=options.command_line(), options=wanted.reproduction())
 
 
 def _sets(store: RunStore, pool: Pool, seconds: float) -> list[OptionSet]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli import options
-from harness.cli.making_runs import history_file, perform, source_under_test
+from harness.cli.making_runs import history_file, perform, planned, source_under_test
 from harness.cli.output import console
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
@@ -23,7 +23,7 @@ from harness.run.planning import Planner, Wanted, register_plugins
 from harness.run.runner import WorkerPool
 from harness.scenario.expand import KernelOverride
 from harness.scenario.susceptibility import PATTERNS, SITES, cases
-from harness.store.run_folder import DEFAULT_RUNS, RunStore
+from harness.store.run_folder import RunStore
 
 
 def susceptibility(
@@ -51,9 +51,7 @@ def susceptibility(
     with WorkerPool(workers, per_gpu=per_gpu) as pool:
         own = register_plugins(wanted, pool)
         jobs = Planner(wanted, pool).jobs_of(cases(_specs(kernel or (), own), seed=seed))
-        store = RunStore.create(
-            out or DEFAULT_RUNS, jobs, command=options.command_line(), options=wanted.reproduction()
-        )
+        store = planned(out, wanted, jobs)
         store.note_source(source_under_test(commit, branch, plugins))
 
         def work() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import Protocol
 
 from harness.core.cases import Job
 from harness.core.catalog import FAULTS
 from harness.core.records import BAD, FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.diagnose.blame import find_blame
 from harness.diagnose.session import Limits, Session
+from harness.report.terminal import LiveProgress
 from harness.run.crash_groups import CrashGroups
 from harness.run.pool import Pool
 from harness.scenario.schema import FaultUse
@@ -20,15 +20,8 @@ KNOWN_ORACLE = "known"
 """The `oracle` of the finding that a known failure is gone."""
 
 
-class Progress(Protocol):
-    """An observer of starts and results of jobs."""
-
-    def on_start(self, job: Job) -> None: ...
-    def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
-
-
 def carry_out(
-    store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive: bool = True, max_failures: int | None = None
+    store: RunStore, pool: Pool, progress: LiveProgress, *, is_exhaustive: bool = True, max_failures: int | None = None
 ) -> None:
     """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until `max_failures`.
 

@@ -82,8 +82,6 @@ class CaseFailed(Exception):
 
 
 class CaseItem(pytest.Item):
-    """One case of a scenario."""
-
     def __init__(self, *, case: Case, **rest: Any) -> None:
         super().__init__(**rest)
         self.case = case

@@ -38,7 +38,6 @@ class Column:
 
     @property
     def cases(self) -> dict[str, dict[str, Any]]:
-        """The cases of its run by id."""
         return {case["id"]: case for case in self.summary.get("cases", [])}
 
     @property
@@ -113,27 +112,14 @@ def is_good(columns: Sequence[Column]) -> int:
 
 
 def to_object(columns: Sequence[Column]) -> dict[str, Any]:
-    """The table for other programs."""
+    named = ("label", "interpreter", "site", "trouble", "environment")
     return {
         "columns": [
-            {
-                "label": column.label,
-                "interpreter": column.interpreter,
-                "site": column.site,
-                "seconds": round(column.seconds, 1),
-                "trouble": column.trouble,
-                "environment": column.environment,
-            }
+            {name: getattr(column, name) for name in named} | {"seconds": round(column.seconds, 1)}
             for column in columns
         ],
         "rows": [
-            {
-                "name": row.name,
-                "fault": row.is_fault,
-                "refs": list(row.refs),
-                "cells": list(row.cells),
-                "first_bad": row.answer,
-            }
+            {"name": row.name, "fault": row.is_fault, "refs": row.refs, "cells": row.cells, "first_bad": row.answer}
             for row in rows(columns)
         ],
     }
@@ -160,7 +146,6 @@ def reasons(columns: Sequence[Column]) -> list[str]:
 
 
 def _fault_rows(columns: Sequence[Column], refs: dict[str, tuple[str, ...]]) -> dict[str, list[Row]]:
-    """The rows of faults by case."""
     pairs = dict.fromkeys(
         (fault["case"], fault["fault"]) for column in columns for fault in (*column.faults, *column.skipped_faults)
     )

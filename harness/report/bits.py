@@ -23,7 +23,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Bits of the whole."""
         return 1 + self.exponent + self.mantissa
 
 

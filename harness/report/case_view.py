@@ -72,7 +72,6 @@ class CaseView:
 
     @property
     def num_hidden(self) -> int:
-        """How many findings are not shown."""
         return max(0, len(facts_of(self.result.findings)) - MAX_FINDINGS)
 
     @property
@@ -185,7 +184,6 @@ def machine(environment: dict[str, Any]) -> str:
 
 
 def params(case: Case) -> tuple[tuple[str, str], ...]:
-    """The parameters that were given, as names and JSON."""
     return tuple((name, json.dumps(value)) for name, value in case.values().items() if value is not None)
 
 

@@ -47,12 +47,10 @@ class Cause:
 
     @property
     def finding(self) -> Finding | None:
-        """The most telling finding of the smallest case."""
         return next(iter(most_telling_first(self.first.findings)), None)
 
     @property
     def sentence(self) -> str:
-        """The most telling finding, or the reason of a case without one."""
         return self.finding.message if self.finding else self.first.reason
 
     @property

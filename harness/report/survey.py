@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.core.cases import Case
 from harness.core.records import CaseResult, OptionSet, Verdict
 from harness.core.registry import attribute_at
-from harness.report.table import cell
+from harness.report.console import table
+from harness.report.table import to_csv
 from harness.report.wording import printable
 from harness.scenario.variant import shown
 from harness.store.run_folder import RunStore
@@ -25,9 +23,7 @@ MOST = 300
 
 def sets_table(results: Sequence[CaseResult], found: Sequence[OptionSet]) -> Table:
     """The sets of options that fail, each with its command, and why others were skipped (the engine refuses some)."""
-    made = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("combinations", "verdict", "options", "what was seen"):
-        made.add_column(title, overflow="fold")
+    made = table("combinations", "verdict", "options", "what was seen")
     for one in found:
         seen = one.result.findings[0].message if one.result.findings else one.result.reason
         made.add_row(str(len(one.keys)), one.result.verdict.value, words_of(one), printable(seen)[:MOST])
@@ -51,7 +47,6 @@ def command_of(case: Case) -> str:
 
 
 def to_object(one: OptionSet) -> dict[str, Any]:
-    """A set of options for programs."""
     return {
         "options": one.options,
         "verdict": one.result.verdict.value,
@@ -71,9 +66,5 @@ def csv_text(store: RunStore, found: Sequence[OptionSet]) -> str:
         row: dict[str, object] = {name: shown(value) for name, value in case.params.model_dump(mode="json").items()}
         row |= {"verdict": result.verdict.value, "reason": result.reason, "seconds": result.seconds}
         row |= {"fails_with": words_of(one) if one else "", "command": command_of(case)}
-        rows.append({name: cell(value) for name, value in row.items()})
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue()
+        rows.append(row)
+    return to_csv(rows, list(rows[0]) if rows else [])

@@ -51,7 +51,6 @@ def outcome_of(result: CaseResult) -> str:
 
 
 def cells(store: RunStore) -> list[Cell]:
-    """The cells of a run in the order of its plan."""
     jobs = store.jobs_by_key()
     return [cell_of(result, jobs[result.key].case) for result in store.results()]
 
@@ -102,7 +101,6 @@ def to_markdown(found: list[Cell]) -> str:
 
 
 def to_csv(found: list[Cell]) -> str:
-    """A row for each cell."""
     table = pd.DataFrame(found, columns=[field.name for field in fields(Cell)])
     table["is_declared"] = table["is_declared"].map({True: "yes", False: "no"})
     text: str = table.rename(columns={"is_declared": "declared"}).to_csv(index=False, lineterminator="\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, Finding
 from harness.report.wording import printable, reproduce
@@ -28,7 +28,7 @@ _OF_EPOCH = set(COLUMNS) & set(EpochAccuracy.model_fields)
 
 
 def render(store: RunStore) -> str:
-    """The table as CSV text. A cell that a spreadsheet would run as a formula gets an apostrophe before it."""
+    """The table as CSV text."""
     blames, jobs = store.blames(), store.jobs_by_key()
     rows = []
     for result in store.results():
@@ -43,12 +43,16 @@ def render(store: RunStore) -> str:
             "command": reproduce(result, store.plan.options),
         }
         rows += [row | epoch for epoch in _epochs(result.accuracy)]
-    cells = [{name: cell(value) for name, value in row.items()} for row in rows]
     known = KNOWN_COLUMNS if any(row["known_issue"] for row in rows) else ()
+    return to_csv(rows, [*COLUMNS, *known])
+
+
+def to_csv(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> str:
+    """Rows by column as CSV text. A cell that a spreadsheet would run as a formula gets an apostrophe before it."""
     text = io.StringIO()
-    table = csv.DictWriter(text, [*COLUMNS, *known], extrasaction="ignore", lineterminator="\n")
+    table = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     table.writeheader()
-    table.writerows(cells)
+    table.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
 
 
@@ -92,8 +96,7 @@ def _distinct(findings: Sequence[Finding], field: str, separator: str = " ") -> 
     return separator.join(dict.fromkeys(filter(None, (getattr(finding, field) for finding in findings))))
 
 
-def cell(value: object) -> object:
-    """A value as a spreadsheet may open it: text that it would run as a formula gets an apostrophe before it."""
+def _cell(value: object) -> object:
     if not isinstance(value, str):
         return value
     text = printable(value)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -32,6 +30,7 @@ from harness.core.records import (
     Verdict,
 )
 from harness.report.causes import Cause, facts, symptom_of, with_commands
+from harness.report.console import say
 from harness.report.wording import (
     EPOCHS,
     accuracy_title,
@@ -57,21 +56,11 @@ STYLES = {
 MAX_FAILURES = 20
 MAX_FINDINGS = 3
 MAX_LOG_LINES = 12
-PIPE_WIDTH = 140
 SECONDS_BETWEEN_LINES = 30.0
 """Without a terminal, a line of progress is printed this often."""
 MAX_RECORDS = 30
 SHOWN_EPOCHS = 20
 MAX_VALUE = 60
-
-
-def console_for(stream: IO[str] | None = None, *, moves: bool = True) -> Console:
-    """A console without markup, so that a kernel's message cannot colour or break a line. It `moves` in a terminal."""
-    target = stream or sys.stdout
-    # A file or a CI log has no width of its own.
-    width = None if target.isatty() else PIPE_WIDTH
-    is_forced = None if moves else False
-    return Console(file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=is_forced)
 
 
 class _Bar:
@@ -115,7 +104,6 @@ class LiveProgress(_Bar):
         self._seen: set[tuple[str, ...]] = set()
 
     def on_start(self, job: Job) -> None:
-        """A worker took a job."""
         self._running[job.key] = job.case.id
         self._update(0)
 
@@ -173,19 +161,6 @@ def print_run(console: Console, store: RunStore, *, with_table: bool = False) ->
     console.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
 
 
-def say(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
-    """Print a sentence, wrapped at words, at most 100 wide. Its further lines are indented by two more blanks."""
-    lines = textwrap.wrap(
-        text,
-        min(100, max(40, console.width - 1)),
-        initial_indent=indent,
-        subsequent_indent=indent + "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    console.print(Text("\n".join(lines), style=style), soft_wrap=True)
-
-
 def verdict_table(results: Sequence[CaseResult]) -> Table:
     """Counts of verdicts, a row for each scenario in the order they ran."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -204,7 +179,6 @@ def verdict_table(results: Sequence[CaseResult]) -> Table:
 
 
 def count_text(verdict: str, count: int) -> Text:
-    """A count in the colour of its verdict, and a dim dot for 0."""
     return Text(str(count), style=STYLES[verdict]) if count else Text("·", style="dim")
 
 
@@ -308,7 +282,6 @@ class EpochProgress(_Bar):
         self._ended: set[int] = set()
 
     def update(self, state: dict[str, int]) -> None:
-        """Show the progress in `state`."""
         epoch, answered, total = state["epoch"], state["answered"], state["num_questions"]
         share = f"accuracy {state['num_correct'] / answered:.4f}"
         note = share + (f", {state['unanswered']} unanswered" if state["unanswered"] else "")
@@ -372,7 +345,6 @@ def _interval(interval: tuple[float, float]) -> str:
 
 
 def step_row(step: ShrinkStep) -> tuple[str, str]:
-    """What was reduced, and from what to what."""
     change = f"{one_line(step.before, MAX_VALUE)} -> {one_line(step.after, MAX_VALUE)}"
     return printable(step.what), printable(change)
 

@@ -62,8 +62,6 @@ class TrendLine:
 
 @dataclass(frozen=True, slots=True)
 class TrendView:
-    """The section of trends."""
-
     lines: tuple[TrendLine, ...]
     fault_lines: tuple[TrendLine, ...]
     trends: Trends

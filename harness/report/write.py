@@ -18,8 +18,7 @@ def write_reports(store: RunStore, trends: Trends | None = None) -> list[Path]:
 
     `trends` is what the history says of these cases; without it the page shows this run alone.
     """
-    summary = summarise(store.plan, store.results(), store.faults(), store.mutants())
-    texts = (to_json(summary), table.render(store), junit.render(store), page.render(store, trends))
+    texts = (to_json(summarise(store)), table.render(store), junit.render(store), page.render(store, trends))
     paths = [store.path / name for name in REPORT_FILES]
     for path, text in zip(paths, texts, strict=True):
         write_atomic(path, text)

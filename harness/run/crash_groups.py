@@ -41,7 +41,6 @@ class CrashGroups:
             self.note(result)
 
     def note(self, result: CaseResult) -> None:
-        """Count one result."""
         job = self._jobs.get(result.key)
         if job is None or result.verdict is Verdict.SKIP:
             return

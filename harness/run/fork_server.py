@@ -61,7 +61,6 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the fork. Raises ProcessLookupError if it is gone."""
         os.kill(self.pid, number)
 
 
@@ -115,11 +114,9 @@ class ForkServer:
         return int(reply.result["code"]) if reply is not None and reply.result is not None else None
 
     def is_dead(self) -> bool:
-        """Whether the server was closed or died."""
         return self._is_closed or self._child.ended()
 
     def close(self) -> None:
-        """End the server and its fork."""
         self._is_closed = True
         self._child.close()
 

@@ -73,6 +73,5 @@ class GpuLocks:
             raise GpuBusy(f"GPUs have been in use by other sessions for {PATIENCE_SECONDS:g} s; see {files}")
 
     def give_back(self, index: int) -> None:
-        """Unlock a GPU that `take` returned."""
         self._held[index] -= 1
         self._locks[index].release()

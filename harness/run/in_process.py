@@ -27,13 +27,11 @@ class InProcessPool(Pool):
     _gpu: int | None = None
 
     def close(self) -> None:
-        """Unlock the GPU."""
         if self._gpus is not None and self._gpu is not None:
             self._gpus.give_back(self._gpu)
             self._gpu = None
 
     def start(self) -> Environment:
-        """Load torch, and describe this machine."""
         if self.environment is None:
             import torch
 
@@ -42,7 +40,6 @@ class InProcessPool(Pool):
         return self.environment
 
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """See :meth:`Pool.describe_kernels`."""
         self.start()
         return list(load(DESCRIBE)(tuple(plugins)))
 

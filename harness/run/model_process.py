@@ -46,6 +46,5 @@ class ModelProcess(Child):
         yield reply
 
     def close(self) -> None:
-        """End the child and all that it started. Its answers are on disk already."""
         super().close()
         self._work.cleanup()

@@ -68,7 +68,6 @@ class Planner:
         self._on_gpu: set[str] | None = None
 
     def scenarios(self) -> list[Scenario]:
-        """See :func:`load`."""
         return load(self.wanted)
 
     def jobs(self) -> list[Job]:
@@ -79,7 +78,6 @@ class Planner:
         return self.jobs_of(cases, fault=self.wanted.fault)
 
     def jobs_of(self, cases: Iterable[Case], fault: str | None = None) -> list[Job]:
-        """One job for each case; see `job_of`."""
         return [self.job_of(case, fault) for case in cases]
 
     def job_of(self, case: Case, fault: str | None = None) -> Job:

@@ -89,7 +89,6 @@ class NodeWorker:
         return _on_driver(result.model_dump_json(), here), made
 
     def close(self) -> None:
-        """End the worker process and all that it started."""
         if self._pool is not None:
             self._pool.close()
 
@@ -117,7 +116,6 @@ def unpack(archive: bytes, folder: Path) -> bool:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """The content of all files below a folder, by relative path."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

@@ -85,14 +85,12 @@ class Cluster:
         return [slot for lists in by_kind for turn in zip_longest(*lists) for slot in turn if slot is not None]
 
     def describe(self) -> str:
-        """The cluster in a few words."""
         slots = self.slots()
         gpus, nodes = sum(slot.has_gpu for slot in slots), len({slot.node for slot in slots})
         cpus = len(slots) - gpus
         return f"Ray {self._ray.__version__}, {self.address}: {nodes} nodes, {cpus} CPU slots, {gpus} GPUs"
 
     def put(self, value: bytes) -> Any:
-        """A reference to bytes that nodes fetch when they need them."""
         return self._ray.put(value)
 
     def spawn(self, slot: Slot, *arguments: Any) -> Any:

@@ -98,7 +98,6 @@ class RayPool(Pool):
         return min(self._limit or sys.maxsize, max(1, len(self._cluster.slots())))
 
     def close(self) -> None:
-        """See :meth:`Pool.close`."""
         workers, self._workers = self._workers, []
         if self._opened is not None:
             self._end(workers)
@@ -112,7 +111,6 @@ class RayPool(Pool):
         return self.environment
 
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """See :meth:`Pool.describe_kernels`."""
         self.start()
         files = [parcel.read_plugin(path) for path in plugins]
         for _ in range(MAX_LOSSES):
@@ -133,7 +131,6 @@ class RayPool(Pool):
         raise InputError(f"plug-in {', '.join(plugins)}: {MAX_LOSSES} nodes were lost while they loaded it")
 
     def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
-        """See :meth:`Pool._run`."""
         self.start()
         self._losses, self._stalled_since = {}, None
         try:

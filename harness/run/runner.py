@@ -32,8 +32,6 @@ class WorkerError(HarnessError):
 
 
 class Worker(Child):
-    """A worker process of this machine."""
-
     is_ready = False
 
 
@@ -63,7 +61,6 @@ class WorkerPool(Pool):
         self._spares: defaultdict[int | None, list[Worker]] = defaultdict(list)
 
     def close(self) -> None:
-        """End every worker and whatever it started."""
         for worker in self._all():
             self._retire(worker)
 
@@ -71,7 +68,6 @@ class WorkerPool(Pool):
         return [*self._workers, *(spare for spares in self._spares.values() for spare in spares)]
 
     def start(self) -> Environment:
-        """See :meth:`Pool.start`."""
         if self.environment is None:
             self._first_ready()
         assert self.environment is not None
@@ -85,7 +81,6 @@ class WorkerPool(Pool):
         return ready[0]
 
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """See :meth:`Pool.describe_kernels`."""
         worker, what = self._first_ready(), f"plug-in {', '.join(plugins)}" if plugins else "installed kernels"
         if not worker.send(WorkerRequest(describe=tuple(plugins)), DESCRIBE_SECONDS):
             raise WorkerError(f"{what}: the worker died before it was asked")

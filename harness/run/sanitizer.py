@@ -114,7 +114,6 @@ class SanitizedPool(WorkerPool):
         self.tool = tool
 
     def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
-        """See :meth:`Pool._run`."""
         while waiting:
             job = waiting.popleft()
             if job.sites is not None:

@@ -14,7 +14,6 @@ FOLDER = FIXTURES / "sequences"
 
 
 def script_names() -> list[str]:
-    """The names of the shipped scripts."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 

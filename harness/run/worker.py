@@ -49,7 +49,6 @@ def _unexpected(job: Job, verdict: Verdict, reason: str, findings: tuple[Finding
 
 
 def reply_to(request: WorkerRequest, execute: Execute) -> Reply:
-    """Carry out one request."""
     if request.describe is not None:
         try:
             return Reply(result={"kernels": load(DESCRIBE)(request.describe)})

@@ -46,7 +46,6 @@ def create(root: Path, header: RunHeader, questions: ModelParams, baseline: Path
 
 
 def stored_baseline(store: RunStore) -> Baseline | None:
-    """The baseline that the run was started with."""
     paths = sorted((store.path / BASELINE_FOLDER).glob("*.yaml"))
     return read_baseline(paths[0]) if paths else None
 

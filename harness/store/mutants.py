@@ -36,12 +36,10 @@ class Score:
 
     @property
     def interval(self) -> Interval:
-        """Wilson, 95 %."""
         return wilson_interval(self.killed, self.counted) if self.counted else (0.0, 1.0)
 
     @property
     def statement(self) -> str:
-        """One sentence for people."""
         low, high = self.interval
         return (
             f"{self.killed} of {self.counted} mutants killed: {self.rate:.1%} ({low:.1%} to {high:.1%}); "
@@ -50,7 +48,6 @@ class Score:
 
 
 def score(results: Sequence[MutantResult]) -> Score:
-    """The score of some mutants."""
     counts = Counter(result.status for result in results)
     return Score(counts["killed"], len(results) - counts["equivalent"], counts["equivalent"])
 

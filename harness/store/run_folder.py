@@ -91,20 +91,8 @@ class RunStore:
         self.plan = plan
 
     @classmethod
-    def create(
-        cls,
-        root: Path,
-        jobs: Iterable[Job],
-        *,
-        command: str,
-        options: dict[str, Any] | None = None,
-        controls: Iterable[Control] = (),
-        is_selftest: bool = False,
-        sanitizer: str | None = None,
-        shard: ShardNote | None = None,
-        trials: Trials | None = None,
-    ) -> RunStore:
-        """Make the directory of a new run below `root` and write its plan."""
+    def create(cls, root: Path, jobs: Iterable[Job], *, command: str, **plan: Any) -> RunStore:
+        """Make the directory of a new run below `root` and write its plan; `plan` are further fields of RunPlan."""
         run_id = new_run_id()
         path = root / run_id
         try:
@@ -112,19 +100,7 @@ class RunStore:
         except OSError as error:
             raise InputError(f"{path}: cannot be created: {error.strerror}; choose another --out") from None
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        plan = RunPlan(
-            run_id=run_id,
-            started=started,
-            command=command,
-            options=options or {},
-            jobs=tuple(jobs),
-            controls=tuple(controls),
-            is_selftest=is_selftest,
-            sanitizer=sanitizer,
-            shard=shard,
-            trials=trials,
-        )
-        store = cls(path, plan)
+        store = cls(path, RunPlan(run_id=run_id, started=started, command=command, jobs=tuple(jobs), **plan))
         store._change_plan()
         return store
 
@@ -141,7 +117,6 @@ class RunStore:
         return cls(path, _parse(RunPlan, raw, file))
 
     def note_environment(self, environment: dict[str, Any]) -> None:
-        """Store the machine that the results come from."""
         self._change_plan(environment=environment)
 
     def note_source(self, now: Source) -> None:
@@ -153,10 +128,6 @@ class RunStore:
         """Add the time of this stretch; a resumed run has several."""
         self._change_plan(seconds=round(self.plan.seconds + seconds, 3))
 
-    def extend_jobs(self, jobs: Iterable[Job]) -> None:
-        """Plan more jobs in a run that has begun."""
-        self._change_plan(jobs=(*self.plan.jobs, *jobs))
-
     def add(self, result: CaseResult) -> None:
         """Append one result; it is on disk when this returns."""
         self._append("results.jsonl", result)
@@ -166,23 +137,18 @@ class RunStore:
         self._append("tried.jsonl", result)
 
     def add_fault(self, result: FaultResult) -> None:
-        """Append the judgement of one fault."""
         self._append("faults.jsonl", result)
 
     def add_blame(self, key: str, blame: Blame) -> None:
-        """Append which memory was to blame for one failing job."""
         self._append("blame.jsonl", BlameLine(key=key, blame=blame))
 
     def add_shrunk(self, shrunk: Shrunk) -> None:
-        """Append the smallest case that fails as one job did, with the way there."""
         self._append("shrunk.jsonl", shrunk)
 
     def add_mutant(self, result: MutantResult) -> None:
-        """Append what became of one mutant."""
         self._append("mutants.jsonl", result)
 
     def mutants(self) -> list[MutantResult]:
-        """What became of each mutant that was tried."""
         return self._read("mutants.jsonl", MutantResult)
 
     def finished(self) -> dict[str, CaseResult]:
@@ -200,7 +166,6 @@ class RunStore:
         return [job for job in self.plan.jobs if job.key not in done]
 
     def tried(self) -> dict[str, CaseResult]:
-        """The results of the controls, by job key."""
         return {result.key: result for result in self._read("tried.jsonl", CaseResult)}
 
     def unfinished_controls(self) -> list[Control]:
@@ -220,11 +185,9 @@ class RunStore:
         return list({(line.scenario, line.fault, line.case): line for line in lines}.values())
 
     def blames(self) -> dict[str, Blame]:
-        """Blame by job key."""
         return {line.key: line.blame for line in self._read("blame.jsonl", BlameLine)}
 
     def shrunk(self) -> dict[str, Shrunk]:
-        """The smallest failing cases by the key of the failing job."""
         return {line.key: line for line in self._read("shrunk.jsonl", Shrunk)}
 
     def placed(self, job: Job) -> Job:
@@ -237,7 +200,6 @@ class RunStore:
         return job.model_copy(update={"directory": str(self.path.resolve() / "accuracy" / name)})
 
     def jobs_by_key(self) -> dict[str, Job]:
-        """The planned jobs by key."""
         return {job.key: job for job in self.plan.jobs}
 
     def _append(self, name: str, record: Record) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from harness.core.mutants import MutantResult
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.store.mutants import score
-from harness.store.run_folder import RunPlan, RunStore
+from harness.store.run_folder import RunStore
 
 FAULT_FIELDS = {"fault", "scenario", "case", "caught", "by", "blamed", "seconds"}
 
@@ -34,10 +34,9 @@ def by_scenario(results: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
     return groups
 
 
-def summarise(
-    plan: RunPlan, results: Sequence[CaseResult], faults: Sequence[FaultResult], mutants: Sequence[MutantResult] = ()
-) -> dict[str, Any]:
+def summarise(store: RunStore) -> dict[str, Any]:
     """The summary of a run: totals, each case with its findings, and each injected fault."""
+    plan, results, faults, mutants = store.plan, store.results(), store.faults(), store.mutants()
     return {
         "run_id": plan.run_id,
         "started": plan.started,

@@ -3,12 +3,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import lm_eval
 import pytest
 
 from harness.accuracy.backends import Answer, open_backend, parse_model
 from harness.accuracy.lm import BackendLM
-from harness.accuracy.tasks import Task
 from harness.core.errors import InputError
 
 
@@ -41,26 +39,10 @@ def test_a_task_that_samples_is_refused(perfect: Any, settings: dict[str, Any]) 
         BackendLM(perfect).generate_until([request("a", **settings)])
 
 
-def test_perplexity_is_refused_in_one_sentence(perfect: Any) -> None:
-    with pytest.raises(InputError, match="answers, not perplexity"):
-        BackendLM(perfect).loglikelihood_rolling([])
-
-
-def test_log_probabilities_are_refused_by_a_backend_without_them_and_passed_on_by_one_with(
-    scripted: Any, perfect: Any
-) -> None:
-    with pytest.raises(InputError, match="gives no log probabilities"):
-        BackendLM(perfect).loglikelihood([SimpleNamespace(args=("a", " b"))])
-    perfect.loglikelihood = lambda pairs: [(-float(len(text)), True) for _, text in pairs]
-    assert BackendLM(perfect).loglikelihood([SimpleNamespace(args=("a", " b"))]) == [(-2.0, True)]
-
-
-def test_lm_eval_finds_the_model_by_its_registered_name(
-    sums: Task, perfect: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.accuracy.lm.open_backend", lambda spec, **options: perfect)
-    found = lm_eval.api.registry.get_model("mla-harness").create_from_arg_string("model=engine:here")
-    assert isinstance(found, BackendLM) and found.backend is perfect
+@pytest.mark.parametrize("method", ["loglikelihood", "loglikelihood_rolling"])
+def test_log_probabilities_are_refused_in_one_sentence(perfect: Any, method: str) -> None:
+    with pytest.raises(InputError, match="answers, not log probabilities"):
+        getattr(BackendLM(perfect), method)([])
 
 
 @pytest.mark.parametrize("spec", ["fixtures/canary-mla", "engine:", "hf:gpt2", ""])

@@ -156,8 +156,3 @@ def test_ctrl_c_does_not_wait_for_the_attempts_in_flight(serve: Callable[..., Se
     with pytest.raises(KeyboardInterrupt):
         backend.generate(["q0 0", "q1 1"], max_tokens=4, stop=[], on_answer=stop)
     assert time.monotonic() - started < 3.0
-
-
-def test_a_server_that_echoes_no_log_probabilities_says_so(serve: Callable[..., Server]) -> None:
-    with pytest.raises(InputError, match="does not echo log probabilities"):
-        ServerBackend(serve().url).loglikelihood([("a", " 1")])

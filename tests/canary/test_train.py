@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -50,7 +52,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def task(tmp_path: Path) -> str:
-    tasks.write(QUESTIONS, tmp_path / "toy.jsonl")
+    (tmp_path / "toy.jsonl").write_text("".join(json.dumps(asdict(question)) + "\n" for question in QUESTIONS))
     return str(tmp_path / "toy.jsonl")
 
 

@@ -13,7 +13,8 @@ from harness.core.records import Blame, CaseResult, Finding, FirstNan, Verdict
 from harness.diagnose.session import Session, recorded_job, why_not_recorded, with_first_nan
 from harness.engines.vllm.params import VllmParams
 from harness.report.causes import causes
-from harness.report.terminal import console_for, print_cause
+from harness.report.console import console_for
+from harness.report.terminal import print_cause
 from harness.report.wording import first_nan_lines
 from harness.report.write import write_reports
 from harness.store.run_folder import RunStore

@@ -19,7 +19,8 @@ from harness.core.cases import Case, Job
 from harness.core.records import AccuracyRecord, CaseResult, Verdict
 from harness.report import junit, page, table
 from harness.report.accuracy_chart import COLUMNS, chart, grid
-from harness.report.terminal import console_for, print_run
+from harness.report.console import console_for
+from harness.report.terminal import print_run
 from harness.store.run_folder import RunStore
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from harness.core.finding_words import ONE_VALUE
 from harness.core.records import Blame, CaseResult, Finding, FirstNan, Shrunk, Verdict
 from harness.report import markdown, page
 from harness.report.causes import Cause, causes, facts, kernel_of, with_commands
-from harness.report.terminal import LiveProgress, console_for, print_run
+from harness.report.console import console_for
+from harness.report.terminal import LiveProgress, print_run
 from harness.store.run_folder import RunStore
 
 NAN = Finding(oracle="finite", tensor="out", message="NaN in live rows of out: 12 elements")

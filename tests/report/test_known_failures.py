@@ -16,13 +16,14 @@ from harness.core.records import CaseResult, Finding, Verdict
 from harness.diagnose.perform import settled
 from harness.report import junit, markdown, page, table
 from harness.report.bisect import Column, first_bad, is_good, rows
-from harness.report.terminal import console_for, print_run
+from harness.report.console import console_for
+from harness.report.terminal import print_run
 from harness.report.terminal_history import print_comparison, print_runs, print_scenario
 from harness.report.trend_chart import past_of, trend_view
 from harness.store.history.compare import compare
 from harness.store.history.database import opened
 from harness.store.history.entry import entry_of, write_run
-from harness.store.history.trends import Trends, trends_of
+from harness.store.history.trends import Trends, read_trends
 from harness.store.run_folder import RunStore
 from harness.store.summary import canonical, summarise
 
@@ -77,7 +78,9 @@ def trends_over(history: Path, *stores: RunStore) -> Trends:
     with opened(history, create=True) as connection:
         for store in stores:
             write_run(connection, entry_of(store))
-    return trends_of(history, stores[-1].plan.run_id)
+    found = read_trends(history, stores[-1].plan.run_id)
+    assert found is not None
+    return found
 
 
 def test_the_terminal_counts_and_lists_them(known: RunStore) -> None:
@@ -127,7 +130,7 @@ def test_results_csv_and_the_summary_name_issue_engine_and_versions(known: RunSt
     first, second = csv.DictReader(io.StringIO(table.render(known)))
     assert (first["verdict"], first["known_issue"], first["known_in"]) == ("known", ISSUE, "vllm >=0.21,<0.23")
     assert (second["verdict"], second["known_issue"], second["known_in"]) == ("pass", "", "")
-    summary = summarise(known.plan, known.results(), ())
+    summary = summarise(known)
     assert summary["totals"]["known"] == 1
     assert summary["cases"][0]["known"] == {"issue": ISSUE, "engine": "vllm", "versions": ">=0.21,<0.23"}
 
@@ -201,7 +204,7 @@ def reports(store: RunStore, history: Path) -> Iterator[str]:
     yield markdown.render(store, comparison, trends)
     yield junit.render(store)
     yield table.render(store)
-    yield json.dumps(summarise(store.plan, store.results(), ()))
+    yield json.dumps(summarise(store))
 
 
 def test_no_report_of_a_run_without_one_mentions_them(clean: RunStore, tmp_path: Path) -> None:
@@ -210,7 +213,7 @@ def test_no_report_of_a_run_without_one_mentions_them(clean: RunStore, tmp_path:
 
 
 def test_in_a_bisect_a_known_failure_is_bad_in_its_version_and_fails_nothing(known: RunStore) -> None:
-    summary = summarise(known.plan, known.results(), ())
+    summary = summarise(known)
     column = Column("python", summary=summary)
     (row, _) = rows([column])
     assert row.cells == ("known finite",) and row.answer.startswith("0.22.1")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, Verdict
+from harness.report.console import console_for
 from harness.report.page import render
-from harness.report.terminal import console_for, print_run
+from harness.report.terminal import print_run
 from harness.store.run_folder import RunStore
 
 NODE = "10.0.0.2 (0a1b2c3d)"

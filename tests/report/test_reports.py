@@ -18,7 +18,8 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.op_params import MlaDecodeParams
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report import junit, page, table
-from harness.report.terminal import console_for, fault_line, print_run
+from harness.report.console import console_for
+from harness.report.terminal import fault_line, print_run
 from harness.report.wording import one_line, printable, reproduce, show
 from harness.report.write import REPORT_FILES, write_reports
 from harness.store.run_folder import RunStore

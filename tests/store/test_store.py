@@ -156,7 +156,7 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
     store.add_fault(FaultResult(fault="f", scenario="s", case="a", caught=False, expected_by="finite", seconds=1.5))
     store.note_environment({"torch": "2.13.0"})
     store.add_seconds(2.5)
-    summary = summarise(store.plan, store.results(), store.faults())
+    summary = summarise(store)
     assert list(summary) == ["run_id", "started", "seconds", "environment", "totals", "cases", "faults", "accuracy"]
     assert summary["totals"] == {"pass": 0, "fail": 1, "crash": 0, "skip": 1, "error": 0}
     assert list(summary["cases"][0]) == ["id", "scenario", "refs", "verdict", "seconds", "reason", "findings"]

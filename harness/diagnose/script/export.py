@@ -206,7 +206,6 @@ class Outcome:
 
     @property
     def words(self) -> str:
-        """In a few words, for people."""
         if self.seconds_ran_out:
             return "ran out of time"
         return "passes" if self.passes else f"status {self.status}, {self.last_line or 'no words'}"
@@ -222,12 +221,10 @@ class Check:
 
     @property
     def fails_with(self) -> bool:
-        """Whether the script fails because of its bug."""
         return self.with_bug.fails_for_the_bug(self.may_crash)
 
     @property
     def holds(self) -> bool:
-        """Whether the script fails with its bug and passes without."""
         return self.fails_with and self.without_bug.passes
 
     @property

@@ -52,7 +52,6 @@ class Step:
 
     @property
     def num_pages(self) -> int:
-        """Pages of the longest decoding request."""
         return max((len(decode.blocks) for decode in self.decodes), default=0)
 
 
@@ -179,7 +178,6 @@ def dummy_step(case: Case) -> Numbers:
 
 
 def kernel_call(case: Case) -> Numbers:
-    """The one call of a kernel case."""
     params = case.params.model_dump(mode="json", exclude={"kernel"})
     op = case.op
     if op == "mla_decode":

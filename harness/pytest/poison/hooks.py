@@ -59,7 +59,6 @@ class PoisonHooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Judge a test when its report is made."""
         report = yield
         if self._judge is not None:
             self._judge.judge(report, call)
@@ -86,7 +85,6 @@ class PoisonHooks:
 
 
 def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
-    """The closing lines of a run."""
     lines = [
         f"{sums['tests']} tests under {', '.join(patterns)}: {sums['filled']} allocations filled, "
         f"{sums['compared']} comparisons checked ({sums['elements']} elements), "

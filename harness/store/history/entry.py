@@ -81,12 +81,10 @@ class FaultEntry:
 
     @property
     def key(self) -> str:
-        """The name in lists of cases and faults."""
         return f"{self.case}!{self.fault}"
 
     @property
     def verdict(self) -> str:
-        """Caught or missed."""
         return CAUGHT if self.caught else MISSED
 
     @property
@@ -114,12 +112,10 @@ class RunEntry:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The cases, then the faults."""
         return (*self.cases, *self.faults)
 
     @property
     def has_judged(self) -> bool:
-        """Whether a case or a fault ran to a judgement."""
         return bool(self.faults) or any(case.verdict not in ("skip", "error") for case in self.cases)
 
 

@@ -126,7 +126,6 @@ def points(connection: sqlite3.Connection, runs: Sequence[int]) -> tuple[RunPoin
 
 
 def scenarios(connection: sqlite3.Connection) -> list[str]:
-    """The scenarios that the history has results of."""
     return list(query(connection, "SELECT scenario FROM job UNION SELECT scenario FROM fault")["scenario"])
 
 
@@ -173,7 +172,6 @@ def earlier(connection: sqlite3.Connection, run: RunEntry, *, branch: str = "", 
 
 
 def read_run(connection: sqlite3.Connection, run: int) -> RunEntry:
-    """One run in full."""
     (row,) = query(connection, 'SELECT *, commit_id AS "commit" FROM run WHERE id = :run', run=run).to_dict("records")
     return RunEntry(
         **{name: row[name] for name in ("run_id", "started", "seconds", "command", "variant", "folder", "num_planned")},

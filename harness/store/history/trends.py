@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,6 @@ class Flakiness:
 
     @property
     def share(self) -> float:
-        """The part of the groups that is mixed."""
         return self.num_mixed / self.num_groups
 
 
@@ -98,28 +98,19 @@ class Trends:
         return tuple(case for *_, case in sorted(ranked, key=lambda one: one[:2]))
 
 
-def trends_of(path: Path, run_id: str, *, num_runs: int = NUM_RUNS) -> Trends:
+def read_trends(path: Path | None, run_id: str, *, num_runs: int = NUM_RUNS) -> Trends | None:
     """The cases of one run over the earlier runs that have some of them, up to and with that run.
 
-    Raises InputError when the history cannot be read; trends without a run when it does not have `run_id`.
+    None without a readable history that has the run: a report does not need one.
     """
-    with opened(path) as connection:
-        number = number_of(connection, run_id)
-        if number is None:
-            return Trends((), (), ())
-        before = earlier(connection, read_run(connection, number), limit=num_runs - 1)
-        return trends_over(connection, [*reversed(before), number], of_last=True)
-
-
-def read_trends(path: Path | None, run_id: str) -> Trends | None:
-    """As :func:`trends_of`, or None without a readable history: a report does not need one."""
     if path is None or not path.is_file():
         return None
-    try:
-        found = trends_of(path, run_id)
-    except HarnessError:
-        return None
-    return found if found.runs else None
+    with suppress(HarnessError), opened(path) as connection:
+        number = number_of(connection, run_id)
+        if number is not None:
+            before = earlier(connection, read_run(connection, number), limit=num_runs - 1)
+            return trends_over(connection, [*reversed(before), number], of_last=True)
+    return None
 
 
 def trends_over(
@@ -144,8 +135,8 @@ def trends_over(
     )
 
 
-def durations(path: Path, keys: Iterable[str], *, device: str | None = None) -> dict[str, float]:
-    """The median seconds of the newest 20 results of each job, on `device` if one is given.
+def durations(path: Path, keys: Iterable[str]) -> dict[str, float]:
+    """The median seconds of the newest 20 results of each job.
 
     Jobs without a judged result are left out. Raises InputError when the history cannot be read.
     """
@@ -155,9 +146,8 @@ def durations(path: Path, keys: Iterable[str], *, device: str | None = None) -> 
             """SELECT key, seconds FROM result JOIN job ON job.id = job
             WHERE key IN (SELECT value FROM json_each(:keys)) AND run IN (
                 SELECT run FROM result WHERE job = job.id AND verdict NOT IN ('skip', 'error')
-                    AND coalesce(:device, device) = device ORDER BY run DESC LIMIT :num)""",
+                ORDER BY run DESC LIMIT :num)""",
             keys=list(keys),
-            device=device,
             num=NUM_DURATIONS,
         )
     medians: dict[str, float] = found.groupby("key")["seconds"].median().to_dict()

@@ -68,7 +68,6 @@ class Interception(Generic[FoundT]):
             self._patch(torch.Tensor, name, self._pass_on)
 
     def remove(self) -> None:
-        """Restore all functions."""
         self._patches.close()
 
     def _wrap(self, place: str, name: str, sides: Callable[..., tuple[Any, ...]]) -> Callable[..., Any] | None:

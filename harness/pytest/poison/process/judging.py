@@ -27,15 +27,12 @@ class Judge:
         self._watch.start()
 
     def stop(self) -> None:
-        """Restore torch."""
         self._watch.stop()
 
     def note_collected(self, paths: set[str]) -> None:
-        """Note the collected files as files of tests."""
         self._watch.test_files.collected.update(paths)
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-        """Run a test under each poison. Returns its reports."""
         return run_item(self._watch, item, nextitem)
 
     def judge(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:

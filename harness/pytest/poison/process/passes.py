@@ -33,7 +33,6 @@ class Pass:
 
     @property
     def failed(self) -> pytest.TestReport | None:
-        """The failed report, if any."""
         return next((report for report in self.reports if report.failed), None)
 
     @property

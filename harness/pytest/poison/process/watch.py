@@ -50,12 +50,10 @@ class Watch:
         self._assertions = Interception(self._on_assertion, self._on_operator, self._on_reading)
 
     def start(self) -> None:
-        """Wrap torch's allocations and the comparing functions."""
         self.poison.install()
         self._assertions.install()
 
     def stop(self) -> None:
-        """Restore all functions."""
         self._assertions.remove()
         self.poison.remove()
 
