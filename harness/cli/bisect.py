@@ -8,19 +8,20 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 
 from harness.cli.options import Device, Json, Scenarios, Seed, Tags, Timeout, Workers
 from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.core.records import Verdict
-from harness.report.bisect import Column, in_order, is_good, reasons, rows, to_object
+from harness.report.bisect import Column, Row, in_order, is_good, reasons, rows, to_object
 from harness.report.console import table
 from harness.report.wording import printable
 from harness.run.child import Child, ChildDied
@@ -168,12 +169,8 @@ def _ask(interpreter: str, site: Path | None, command: list[str], children: list
 
 
 def _print(screen: Console, columns: list[Column]) -> None:
-    shown = table("case", "bug", *(column.label for column in columns), "first bad", no_wrap={"case"})
-    for row in rows(columns):
-        name = "  with " + row.name.partition(" with ")[2] if row.is_fault else row.name
-        bugs = "" if row.is_fault else " ".join(ref.rpartition("#")[2] for ref in row.refs)
-        shown.add_row(*(printable(text) for text in (name, bugs, *row.cells, row.answer)))
-    screen.print(shown)
+    found = rows(columns)
+    _print_table(screen, columns, found, range(len(columns)))
     for column in columns:
         environment = column.summary.get("environment", {})
         paths = environment.get("engine_paths") or {}
@@ -182,3 +179,20 @@ def _print(screen: Console, columns: list[Column]) -> None:
         screen.print(printable(f"{column.label}: {where}, {column.seconds:.0f} s"), soft_wrap=True)
     for line in reasons(columns):
         screen.print(printable(line), soft_wrap=True)
+
+
+def _print_table(screen: Console, columns: list[Column], found: list[Row], shown: Sequence[int]) -> None:
+    """The rows with the columns of these numbers, as two tables if one is too wide for the screen."""
+    engines = {column.label.rpartition(" ")[0] for column in columns}
+    labels = [columns[at].label.rpartition(" ")[2] if len(engines) == 1 else columns[at].label for at in shown]
+    made = table("case", "bug", *labels, "first bad", no_wrap={"case"})
+    for row in found:
+        name = "  with " + row.name.partition(" with ")[2] if row.is_fault else row.name
+        bugs = "" if row.is_fault else " ".join(ref.rpartition("#")[2] for ref in row.refs)
+        made.add_row(*(printable(text) for text in (name, bugs, *(row.cells[at] for at in shown), row.answer)))
+    if len(shown) > 1 and Measurement.get(screen, screen.options.update(max_width=10_000), made).minimum > screen.width:
+        half = (len(shown) + 1) // 2
+        _print_table(screen, columns, found, shown[:half])
+        _print_table(screen, columns, found, shown[half:])
+        return
+    screen.print(made)

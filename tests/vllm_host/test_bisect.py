@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from harness.cli.bisect import _print
 from harness.cli.main import exit_code_of
 from harness.report.bisect import Column, first_bad, in_order, is_good, reasons, rows
 
@@ -68,6 +71,16 @@ def test_faults_stand_under_their_case_and_one_that_the_release_has_itself_is_to
     found = rows([old, new])
     assert [row.name for row in found] == ["x", "x with f", "y"]
     assert (found[1].cells, found[1].answer) == (("as released", "caught address"), "caught 1 of 1")
+
+
+@pytest.mark.parametrize(("width", "num_tables"), [(200, 1), (70, 2)])
+def test_a_table_that_is_too_wide_is_parted_by_columns(width: int, num_tables: int) -> None:
+    versions = [f"0.{minor}.0" for minor in range(21, 31)]
+    shown = io.StringIO()
+    _print(Console(file=shown, width=width), [column(version, case("x", "pass")) for version in versions])
+    words = shown.getvalue().split("vLLM 0.21.0:")[0].split()
+    assert words.count("case") == num_tables
+    assert [word for word in words if word[0] == "0"] == versions, "no version is folded"
 
 
 @pytest.mark.parametrize(
