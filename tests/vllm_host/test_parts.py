@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 
 from harness.core.cases import Job
 from harness.core.records import Verdict
-from harness.engines import base
-from harness.engines.vllm import host_target as vllm_host
+from harness.engines import base, host_target
+from harness.engines.vllm.host_target import VllmHostTarget
 from harness.judge.run_case import run_case
 from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenarios, shipped_directory
@@ -26,10 +27,20 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A child of its own for each test: what the stand-in does is decided when it is imported."""
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
-    monkeypatch.setattr(vllm_host, "NEEDED", ())
+    needing(monkeypatch)
     yield
-    while vllm_host._kept:
-        vllm_host._kept.pop().close()
+    end_child()
+
+
+def end_child() -> None:
+    """End the child that is kept, if there is one."""
+    while host_target._kept:
+        host_target._kept.popitem()[1].close()
+
+
+def needing(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Let vLLM's Python need these packages and no others."""
+    monkeypatch.setattr(VllmHostTarget, "host", dataclasses.replace(VllmHostTarget.host, needed=packages))
 
 
 def run(name: str, fault: str | None = None) -> Any:
@@ -38,14 +49,15 @@ def run(name: str, fault: str | None = None) -> Any:
 
 def test_without_vllm_every_case_is_skipped_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "installed_version", lambda engine: None)
+    host = VllmHostTarget.host
     for name in SCENARIOS:
         result = run(name)
         assert result.verdict is Verdict.SKIP
-        assert result.reason == f"vLLM is not installed ({vllm_host.INSTALL})"
+        assert result.reason == f"vLLM is not installed ({host.extra} && {host.install})"
 
 
 def test_a_package_that_vllms_python_needs_is_named(fake_vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_host, "NEEDED", ("no_such_package",))
+    needing(monkeypatch, "no_such_package")
     result = run("vllm-host-new-blocks")
     assert result.verdict is Verdict.SKIP
     assert result.reason == "vLLM's Python needs no_such_package (pip install '.[vllm-host]')"
@@ -57,7 +69,7 @@ def test_good_code_passes_in_one_child_and_something_was_looked_at(fake_vllm: No
         result = run(name)
         assert (result.verdict, result.reason) == (Verdict.PASS, "")
         assert all(result.looked_at.values())
-        processes.add(vllm_host._kept[0])
+        processes.add(host_target._kept["vllm"])
     assert len(processes) == 1
 
 
@@ -79,7 +91,7 @@ def test_code_that_is_called_as_in_the_newest_release_is_judged_the_same(
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "called-as-0.33")
     assert run(name).verdict is Verdict.PASS
-    vllm_host._kept.pop().close()
+    end_child()
     monkeypatch.setenv("FAKE_VLLM", f"called-as-0.33,{BUG_OF[name]}")
     assert run(name).verdict is Verdict.FAIL
 
@@ -91,7 +103,7 @@ def test_a_fault_put_back_is_caught_and_gone_in_the_next_case(fake_vllm: None) -
 
 def test_a_fault_refuses_code_that_is_not_what_it_expects(fake_vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "42444")
-    monkeypatch.setattr(vllm_host, "why_not", lambda fault, version: None)
+    monkeypatch.setattr(VllmHostTarget, "why_not", lambda *_, **__: "")
     result = run("vllm-host-new-blocks", "vllm.skip-zero-new-blocks")
     assert result.verdict is Verdict.ERROR
     assert "is not there" in result.reason
@@ -140,7 +152,7 @@ def test_keys_that_are_written_row_by_row_and_read_in_tiles_are_findings(
     good = [run_case(Job(key="x", case=one)) for one in cases]
     assert [(result.verdict, result.reason) for result in good] == [(Verdict.PASS, "")] * 2
     assert all(all(result.looked_at.values()) for result in good)
-    vllm_host._kept.pop().close()
+    end_child()
     monkeypatch.setenv("FAKE_VLLM", bug)
     verdicts = [run_case(Job(key="x", case=one)) for one in cases]
     assert [result.verdict is Verdict.FAIL for result in verdicts] == [number == case for number in range(2)]

@@ -30,7 +30,7 @@ def test_a_patch_finds_its_text_in_each_release_of_its_range_and_what_it_makes_o
     release: str | None, fault: str
 ) -> None:
     if release is None:
-        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with a release: see harness.engines.vllm.download")
+        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with a release: see harness.engines.download")
     patch = patch_for(fault, release)
     if reason := patch.why_not(release):
         assert "as released" in reason

@@ -76,11 +76,11 @@ INJECTED = {
 def test_each_bug_shows_on_the_release_that_has_it_and_not_on_the_one_that_does_not() -> None:
     root = os.environ.get("MLA_HARNESS_VLLM_SITES")
     if not root:
-        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder: make one with harness.engines.vllm.download")
+        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder: make one with harness.engines.download")
     sites = [Path(root) / f"vllm-{release}" for release in RELEASES]
     missing = [str(site) for site in sites if not (site / "vllm").is_dir()]
     if missing:
-        pytest.skip(f"{missing[0]} is not there: make it with harness.engines.vllm.download")
+        pytest.skip(f"{missing[0]} is not there: make it with harness.engines.download")
     command = [sys.executable, "-m", "harness.cli.main", "bisect", "vllm-host", "--faults", "--json"]
     done = subprocess.run(
         [*command, *(word for site in sites for word in ("--site", str(site)))], capture_output=True, text=True

@@ -1,0 +1,82 @@
+"""The process that imports an engine on a CPU. It runs one part after another and writes each Run to a file.
+
+Only a :class:`harness.engines.host_target.HostTarget` starts it, with no visible GPU and with Triton's interpreter on:
+both must be set before torch and Triton are imported. A fault is injected for one request, so that one import serves
+all requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+
+import torch
+
+from harness.core.registry import attribute_at
+from harness.engines.base import installed_version
+from harness.engines.host_target import Host, HostRequest
+from harness.engines.patches import find_owner, patch_for, replace
+from harness.judge.run_records import Run
+from harness.memory.poison.patterns import Poison
+from harness.memory.triton_interpreter import prepare
+from harness.run.protocol import Parent, Reply, reply_to_error, run_child
+
+
+def main(parent: Parent) -> None:
+    """Answer requests until the parent has no more. An error ends one request only."""
+    torch.set_num_threads(1)
+    # Triton's interpreter is repaired before the engine defines kernels with it.
+    prepare()
+    for request in parent.requests(HostRequest):
+        parent.reply(answer(request))
+
+
+def answer(request: HostRequest) -> Reply:
+    """Run one part. A missing package is refused with the command that installs it."""
+    host = request.host
+    try:
+        torch.save(run(request), request.file)
+    except ModuleNotFoundError as error:
+        # A missing module of the engine itself means that this release has other code than the harness calls.
+        if error.name and error.name.partition(".")[0] != host.engine.package:
+            return Reply(refused=host.lacks(error.name))
+        return reply_to_error(error)
+    except Exception as error:
+        return reply_to_error(error)
+    return Reply(result={})
+
+
+def run(request: HostRequest) -> Run:
+    """Import the part's module, which imports the engine, and run it with the request's fault injected."""
+    poison = Poison(request.pattern, frozenset(request.sites), strict=request.strict, seed=request.seed)
+    torch.manual_seed(request.seed)
+    host, params = request.host, request.case.params
+    if host.prepare:
+        attribute_at(host.prepare)()
+    part = importlib.import_module(f"{host.parts}.{request.part.replace('-', '_')}")
+    with injected(host, request.fault):
+        found: Run = part.run(poison, params)
+    return found
+
+
+@contextlib.contextmanager
+def injected(host: Host, fault: str | None) -> Iterator[None]:
+    """Inject one of the engine's bugs for the life of the block. Raises PatchRefused if it does not fit the code."""
+    if fault is None:
+        yield
+        return
+    version = installed_version(host.engine) or ""
+    patch = patch_for(host.patches, fault, version)
+    edited = {edit.target for edit in patch.edits}
+    originals = [(owner, name, owner.__dict__[name]) for owner, name in map(find_owner, edited)]
+    try:
+        patch.apply(version)
+        yield
+    finally:
+        for owner, name, original in originals:
+            replace(owner, name, original)
+
+
+if __name__ == "__main__":
+    run_child(main)
