@@ -98,7 +98,7 @@ class Run(NamedTuple):
         """What the poison filled: sweeps of free memory, KV blocks, rows of context attention."""
         for file in self.files("/nan/asked/poison.json")[-1:]:
             found = json.loads(file.read_text())
-            words = {"sweeps": "sweeps", "blocks": "blocks", "context_rows": "context rows"}
+            words = {"sweeps": "sweeps", "blocks": "blocks", "workspaces": "workspaces", "context_rows": "context rows"}
             return ", ".join(f"{found[key]:,} {word}" for key, word in words.items() if found.get(key))
         return ""
 

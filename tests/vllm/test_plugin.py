@@ -100,6 +100,20 @@ def test_a_finite_pattern_is_what_an_older_latent_could_have_left() -> None:
     assert cache[6].unique().tolist() == [1.0]
 
 
+@pytest.mark.parametrize(("sites", "is_filled"), [(("workspace",), True), (("output",), False)])
+def test_the_workspace_that_layers_share_is_filled_before_a_step(
+    sites: tuple[str, ...], is_filled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = torch.zeros(65, dtype=torch.uint8)
+    manager = SimpleNamespace(_current_workspaces=[None, buffer])
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.workspace", SimpleNamespace(_manager=manager))
+    poison = StepPoison(ServePoison(sites))
+    monkeypatch.setattr(poison, "_sweep", lambda: None)
+    poison(runner(torch.zeros(16, 64, 8)), step())
+    assert bool(buffer[:64].view(torch.bfloat16).isnan().all()) is is_filled
+    assert buffer[64] == 0, "half a number"
+
+
 def test_only_groups_of_latents_are_touched() -> None:
     found = list(groups(runner(torch.zeros(16, 64, 8))))
     assert [(index, ratio) for index, _, ratio in found] == [(1, 2)]

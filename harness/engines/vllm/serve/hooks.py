@@ -28,7 +28,7 @@ from harness.engines.vllm.objects import (
 )
 from harness.engines.vllm.serve import context_rows
 from harness.engines.vllm.serve.settings import CONTEXT, ServePoison
-from harness.engines.vllm.serve.writes import FILLED, FINITE, worker_rank
+from harness.engines.vllm.serve.writes import FILLED, FINITE, fill, worker_rank
 from harness.memory.poison.patterns import bits_view, sentinel_bits
 
 Runner = FirstRunner | SecondRunner
@@ -86,13 +86,17 @@ class StepPoison:
             print(f"mla-harness: {self._poison.text()} in process {os.getpid()}: {asdict(FILLED)}", file=sys.stderr)
 
     def _before(self, runner: Runner, step: SchedulerOutput) -> None:
-        if self._poison.sweeps and not torch.cuda.is_current_stream_capturing():
+        if self._poison.sweeps and not is_capturing():
             if self._sweep is None:
                 from harness.memory.poison.cuda_sweep import CudaSweep
 
                 self._sweep = CudaSweep()
             self._sweep()
             FILLED.sweeps += 1
+        if "workspace" in self._poison.sites and not is_capturing():
+            for buffer in workspaces():
+                fill(buffer[: len(buffer) // 2 * 2].view(torch.bfloat16), self._poison.pattern, "workspace")
+                FILLED.workspaces += 1
         if "kv.null" in self._poison.sites:
             for _, caches, ratio in groups(runner):
                 self._fill(caches, ratio, [0], 0)
@@ -132,6 +136,20 @@ class StepPoison:
         value = FINITE if self._poison.pattern == "finite" else torch.finfo(values.dtype).max
         bits = bits_view(torch.full((1,), value, device=cache.device).to(values.dtype))
         bits_view(values)[ids, first:] = bits
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured: it must record no fill."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def workspaces() -> list[torch.Tensor]:
+    """The scratch that vLLM keeps for all its layers, bytes [N] each. It is never free, so no sweep fills it.
+
+    Attention and experts use the same bytes one after another (vllm-project/vllm#57017).
+    """
+    manager = getattr(sys.modules.get("vllm.v1.worker.workspace"), "_manager", None)
+    return [] if manager is None else [buffer for buffer in manager._current_workspaces if buffer is not None]
 
 
 def groups(runner: Runner) -> Iterator[tuple[int, list[torch.Tensor], int]]:

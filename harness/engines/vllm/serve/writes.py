@@ -20,6 +20,7 @@ class Filled:
     steps: int = 0
     sweeps: int = 0
     blocks: int = 0
+    workspaces: int = 0
     context_rows: int = 0
 
 
