@@ -19,7 +19,7 @@ from markdown_page import brief, table
 from matrix_document import release_parts
 
 from harness.accuracy.answer_log import read_run
-from harness.core.errors import HarnessError
+from harness.core.errors import HarnessError, InputError
 from harness.core.records import CaseResult
 from harness.engines.base import release_of
 from harness.store.run_folder import NEVER_RAN, RunStore
@@ -150,7 +150,10 @@ def _stores(folders: Iterable[str]) -> Iterator[RunStore]:
 def main(words: list[str]) -> None:
     name = "measured later" if "--later" in words else "measured"
     first, last = (marker.format(name) for marker in MARKERS)
-    tables = measured(list(_stores(word for word in words if word != "--later")))
+    stores = list(_stores(word for word in words if word != "--later"))
+    if not stores:
+        raise InputError("no folder with a finished run; name at least one")
+    tables = measured(stores)
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.partition(first)[0], text.partition(last)[2]
     PAGE.write_text(f"{before}{first}\n{tables}\n{last}{after}", encoding="utf-8")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,13 +48,13 @@ def seen(result: CaseResult) -> str:
     return ", ".join([outcome(result), *(f"{epoch.accuracy:.4f}" for epoch in epochs)])
 
 
-def suspects(store: RunStore, results: list[CaseResult]) -> Iterator[str]:
-    """The options that all failures of a kind share and no right combination has, with their command."""
+def suspects(store: RunStore, results: list[CaseResult], tried: list[Given]) -> Iterator[str]:
+    """The options that all failures of a kind share and no right combination has, if no trials found them already."""
     jobs = store.jobs_by_key()
     plain = next(iter(jobs.values())).case
     right = [jobs[result.key].case.params for result in results if result.verdict is Verdict.PASS]
     for words, alike in by_symptom((jobs[result.key], result) for result in results if is_failure(result)).items():
-        if found := suspected(alike, right):
+        if (found := suspected(alike, right)) and found not in tried:
             kind = ", ".join(filter(None, words))
             yield f"{len(alike)} combinations with {shown(found)} fail alike ({kind}), and no right one has these options:"
             smallest = vary(plain, plain.params.model_copy(update=found), plain.poison)
@@ -66,7 +67,7 @@ def shown(options: Given) -> str:
 
 def as_block(command: str) -> str:
     """A command, from any checkout."""
-    return "    " + command.replace(str(FIXTURES), FIXTURES.name)
+    return "    " + re.sub(rf"\S*/{FIXTURES.name}/", f"{FIXTURES.name}/", command)
 
 
 def section(run: Path, again: dict[str, CaseResult]) -> Iterator[str]:
@@ -89,12 +90,13 @@ def section(run: Path, again: dict[str, CaseResult]) -> Iterator[str]:
     if reasons:
         yield table(("refused", "the engine says"), [(number, reason) for reason, number in reasons.most_common()])
     sets = run / "survey.json"
-    for one in json.loads(sets.read_text(encoding="utf-8")) if sets.exists() else ():
+    reduced = json.loads(sets.read_text(encoding="utf-8")) if sets.exists() else []
+    for one in reduced:
         smallest = "" if one["is_smallest"] else " (perhaps fewer: the time was up)"
         yield f"{len(one['combinations'])} not right with {shown(one['options'])}{smallest}, after {one['trials']} trials:"
         yield as_block(one["command"])
     bad = [result for result in results if found[result.id] in ("wrong", "crash")]
-    yield from suspects(store, results)
+    yield from suspects(store, results, [one["options"] for one in reduced])
     if bad:
         rows = [
             (f"`{one.id}`", seen(one), seen(again[one.id]) if one.id in again else "", brief(one.reason, 200))
