@@ -40,7 +40,7 @@ def command(name: str) -> Any:
     return found
 
 
-OTHERS = ("vllm", "vllm-host", "sglang")
+OTHERS = ("vllm", "vllm-host", "sglang", "sglang-host")
 """Systems of other engines: their bugs are in their own pages."""
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from harness.core.params import Params
 from harness.engines.served_params import ServedParams
 
 PAGE_OF = {"flashmla": 64, "cutlass_mla": 128}
@@ -46,3 +47,30 @@ class SglangParams(ServedParams):
     def gives(self) -> frozenset[str]:
         """See :meth:`Params.gives`."""
         return super().gives() | {"answers"}
+
+
+class SglangHostParams(Params):
+    """A part of SGLang's own Python, run on a CPU on inputs of the harness."""
+
+    part: Literal["radix-cache", "free-pages", "padded-rows", "decode-replay"] = Field(
+        default="radix-cache", description="the part of SGLang to run; a module of harness/engines/sglang/host"
+    )
+    page_size: Literal[1, 16, 64] = Field(default=1, description="slots of a page; with 1 no page has a tail")
+    backend: Literal["triton", "flashmla"] = Field(
+        default="triton", description="the attention backend of `decode-replay`"
+    )
+    graph: Literal["none", "full"] = Field(
+        default="none", description="full: the part fills what a captured graph reads"
+    )
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        default=300, description="how long one case may take; the first of a process imports SGLang"
+    )
+
+    def problems(self) -> Iterator[str]:
+        """See :meth:`Params.problems`."""
+        if self.part == "decode-replay" and (needed := PAGE_OF.get(self.backend)) and self.page_size != needed:
+            yield f"backend {self.backend} needs page_size {needed}"
+
+    def gives(self) -> frozenset[str]:
+        """See :meth:`Params.gives`."""
+        return super().gives() | ({"requests"} if self.part in ("radix-cache", "free-pages") else set())

@@ -28,6 +28,13 @@ SYSTEMS = (
         serve_command="harness.engines.sglang.options:serve_command",
         plain_script="harness.engines.sglang.plain_script:script",
     ),
+    SystemSpec(
+        "sglang-host",
+        "a part of SGLang's own Python, run on a CPU",
+        params="harness.engines.sglang.params:SglangHostParams",
+        target="harness.engines.sglang.host_target:SglangHostTarget",
+        devices=("cpu",),
+    ),
 )
 
 MODELS = (
@@ -50,6 +57,8 @@ FAULTS = (
               "SGLang itself: a request reads its copies of cached slots after they were freed"),
     FaultSpec("sglang.double-freed-pages", "sgl-project/sglang#38941",
               "SGLang itself: a page is freed once for each of its slots, and given to several requests"),
+    FaultSpec("sglang.freed-view-of-row", "sgl-project/sglang#34067",
+              "SGLang itself: a group of frees keeps a view of a row, and frees what the row holds at its end"),
 )  # fmt: skip
 
 
