@@ -62,8 +62,7 @@ def repro(
     scenarios: Scenarios = None,
     engine_path: EnginePath = None,
     shrink_seconds: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case [default: at most 20]."),
+        float | None, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case [default: at most 20].")
     ] = None,
     json: Json = False,
 ) -> None:

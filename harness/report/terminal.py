@@ -18,16 +18,7 @@ from rich.text import Text
 
 from harness.core.cases import Job
 from harness.core.finding_words import few
-from harness.core.records import (
-    BAD,
-    AccuracyRecord,
-    CaseResult,
-    EpochAccuracy,
-    FaultResult,
-    Finding,
-    Shrunk,
-    Verdict,
-)
+from harness.core.records import BAD, AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Finding, Shrunk, Verdict
 from harness.report.causes import Cause, facts, symptom_of, with_commands
 from harness.report.console import say
 from harness.report.wording import (
