@@ -126,9 +126,7 @@ def describe_directory(directory: Path) -> Description:
     card = directory / "README.md"
     is_canary = card.is_file() and "measures inference, not ability" in card.read_text(encoding="utf-8")
     return Description(
-        name=directory.resolve().name,
-        hash=hash_directory(directory),
-        note=CANARY_NOTE if is_canary else "",
+        name=directory.resolve().name, hash=hash_directory(directory), note=CANARY_NOTE if is_canary else ""
     )
 
 

@@ -124,7 +124,8 @@ def requests_of(script: Script, step: Step, pool: Pool) -> list[Request]:
     """The requests of a step. Raises ValueError for a pool that a step cannot fill."""
     prompts = list(step.ask)
     if step.fill is not None:
-        pages = sum(math.ceil(_num_tokens(prompt, pool.page) / pool.page) for prompt in prompts)
+        lengths = [[piece.partition(":")[2] for piece in prompt.split()] for prompt in prompts]
+        pages = sum(math.ceil(sum(length_of(one, pool.page) for one in pieces) / pool.page) for pieces in lengths)
         times = math.ceil(step.fill * pool.num_pages / pages)
         if times * len(prompts) > MOST_REQUESTS:
             raise ValueError(
@@ -142,10 +143,6 @@ def requests_of(script: Script, step: Step, pool: Pool) -> list[Request]:
         )
         for number, prompt in enumerate(prompts)
     ]
-
-
-def _num_tokens(prompt: str, page: int) -> int:
-    return sum(length_of(piece.partition(":")[2], page) for piece in prompt.split())
 
 
 def _tokens(script: str, prompt: str, page: int) -> Iterator[int]:

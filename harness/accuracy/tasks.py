@@ -106,12 +106,7 @@ def known_tasks() -> list[str]:
 
 
 def load_task(
-    name: str,
-    work_dir: Path,
-    *,
-    data_dir: Path | None = None,
-    filter_name: str | None = None,
-    limit: int | None = None,
+    name: str, work_dir: Path, *, data_dir: Path | None = None, filter_name: str | None = None, limit: int | None = None
 ) -> Task:
     """Load the first `limit` questions of a task. `work_dir` gets the written YAML and the datasets cache.
 

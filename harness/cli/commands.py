@@ -35,10 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "susceptibility": ("susceptibility:susceptibility", "Poison each kernel at each site, and write a table."),
     "survey": ("survey:survey", "Try options of an engine together, as released, and find which lose answers."),
     "bisect": ("bisect:bisect", "Run the same scenarios under several versions, and find the first bad one."),
-    "serve-check": (
-        "serve_check:serve_check",
-        "Check the answers of a running server, or how it keeps its state.",
-    ),
+    "serve-check": ("serve_check:serve_check", "Check the answers of a running server, or how it keeps its state."),
     "epochs": ("epochs:epochs", "Ask a model the same questions several times, and judge each epoch."),
     "baseline": ("baseline:app", "Show stored accuracies, or store the accuracy of a run."),
     "canary": ("canary:app", "Train canaries: tiny models that measure inference, not ability."),

@@ -66,7 +66,7 @@ def _exported(wanted: Wanted, pool: WorkerPool, screen: Console, *, is_pytest: b
     """
     started = time.monotonic()
     with screen.status("looking for a failing case"):
-        job, result = first_failure(pool, candidates(Planner(wanted, pool)), _why_no_script)
+        job, result = first_failure(pool, candidates(Planner(wanted, pool)), lambda job: why_not(job.case, job.fault))
     with_bug = f" with {job.fault}" if job.fault else ""
     screen.print(f"{job.case.id}{with_bug} fails", markup=False, soft_wrap=True)
     shrunk = None
@@ -74,10 +74,6 @@ def _exported(wanted: Wanted, pool: WorkerPool, screen: Console, *, is_pytest: b
         shrunk = _shrunk(pool, screen, job, result, seconds, time.monotonic() - started)
     with screen.status("running the script with and without the bug"):
         return first_that_shows(job, result, shrunk, pool.start(), is_pytest=is_pytest)
-
-
-def _why_no_script(job: Job) -> str:
-    return why_not(job.case, job.fault)
 
 
 def _shrunk(

@@ -13,10 +13,7 @@ from harness.run.environment import import_first
 
 Selectors = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[SELECTOR]...",
-        help="Scenarios, (parts of) case ids, PRs, a YAML file [default: all].",
-    ),
+    typer.Argument(metavar="[SELECTOR]...", help="Scenarios, (parts of) case ids, PRs, a YAML file [default: all]."),
 ]
 Tags = Annotated[
     list[str] | None,
@@ -32,8 +29,7 @@ Workers = Annotated[
     int | None, typer.Option("-n", metavar="N", min=1, max=64, help="Worker processes [default: cores, at most 4].")
 ]
 WorkersOrHere = Annotated[
-    int | None,
-    typer.Option("-n", metavar="N", min=0, max=64, help="Workers [default: up to 4]; 0: in this process."),
+    int | None, typer.Option("-n", metavar="N", min=0, max=64, help="Workers [default: up to 4]; 0: in this process.")
 ]
 PerGpu = Annotated[
     int,

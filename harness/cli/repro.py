@@ -62,8 +62,7 @@ def repro(
     scenarios: Scenarios = None,
     engine_path: EnginePath = None,
     shrink_seconds: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case [default: at most 20]."),
+        float | None, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case [default: at most 20].")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -160,7 +159,8 @@ class _Reproduction:
             print_skips(self.screen, clean, scenario.name)
             return 2
         if not faults:
-            _print_counts(self.screen, clean)
+            verdicts = ", ".join(f"{count} {name}" for name, count in totals(clean).items() if count)
+            self.screen.print(f"\nno fault of its own; {num(len(clean), 'case')} as they are: {verdicts}")
         _print_commands(self.screen, cases[0].id, faults)
         return exit_code(clean, judged, [results[f"{case.id}!{use.name}"] for use, case in declared])
 
@@ -208,11 +208,6 @@ def _print_title(screen: Console, scenario: Scenario) -> None:
     screen.print(", ".join(scenario.refs), style="dim", soft_wrap=True)
     if scenario.why:
         say(screen, " ".join(scenario.why.split()))
-
-
-def _print_counts(screen: Console, clean: list[CaseResult]) -> None:
-    verdicts = ", ".join(f"{count} {name}" for name, count in totals(clean).items() if count)
-    screen.print(f"\nno fault of its own; {num(len(clean), 'case')} as they are: {verdicts}")
 
 
 def _print_judged(screen: Console, judged: list[FaultResult]) -> None:

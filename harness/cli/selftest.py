@@ -14,14 +14,7 @@ from harness.cli.output import console, print_json
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
 from harness.diagnose.perform import exit_code
-from harness.report.terminal import (
-    fault_line,
-    print_accuracy,
-    print_failures,
-    print_known,
-    print_skips,
-    totals_line,
-)
+from harness.report.terminal import fault_line, print_accuracy, print_failures, print_known, print_skips, totals_line
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.scenario.selection import select

@@ -34,8 +34,7 @@ def survey(
         str | None, typer.Argument(metavar="ENGINE", help="An engine with a scenario ENGINE-survey [default: vllm].")
     ] = None,
     seconds: Annotated[
-        float,
-        typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for the smallest sets of options."),
+        float, typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for the smallest sets of options.")
     ] = 600.0,
     out: options.Out = None,
     resume: options.Resume = None,

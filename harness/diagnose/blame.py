@@ -69,7 +69,8 @@ def _sites_to_blame(
     passed = {trial.sites for trial in trials} - failed
     oracle = primary(result.findings).oracle
     if () in failed or not sites:
-        named = _named_by_findings(oracle, result)
+        own = [finding.site for finding in result.findings if finding.oracle == oracle and finding.site]
+        named = tuple(dict.fromkeys(own or [finding.site for finding in result.findings if finding.site]))
         memory = _words(named) if named else "no memory"
         return named, f"`{oracle}` fires without poison too; its findings name {memory}"
     if len(sites) == 1:
@@ -82,11 +83,6 @@ def _sites_to_blame(
     if necessary:
         return necessary, f"no single site makes it fail; `{oracle}` needs {_words(necessary)} to be poisoned"
     return sites, "no single site makes it fail, and none is needed: several together are to blame"
-
-
-def _named_by_findings(oracle: str, result: CaseResult) -> tuple[str, ...]:
-    own = [finding.site for finding in result.findings if finding.oracle == oracle and finding.site]
-    return tuple(dict.fromkeys(own or [finding.site for finding in result.findings if finding.site]))
 
 
 def _all_but_one(sites: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -87,7 +87,8 @@ def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: 
     def fails_without(*sets: Sequence[str]) -> list[tuple[Case, CaseResult] | None]:
         """Set the options of each set back. Returns the case and its result where it fails as before."""
         nonlocal num_trials
-        tried = [_without(case, names, plain) for names in sets]
+        plainer = [case.params.model_copy(update={name: getattr(plain, name) for name in names}) for names in sets]
+        tried = [vary(case, params, case.poison) for params in plainer]
         num_trials += len(tried)
         trials = pool.run_in_order([job.model_copy(update={"key": one.id, "case": one}) for one in tried])
         return [
@@ -108,11 +109,6 @@ def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: 
         case, smallest = fails_without([left.pop(0)])[0] or (case, smallest)
     options = _differing(case.params, plain)
     return OptionSet(options=options, case=case, result=smallest, num_trials=num_trials, is_smallest=not left)
-
-
-def _without(case: Case, names: Sequence[str], plain: Params) -> Case:
-    params = case.params.model_copy(update={name: getattr(plain, name) for name in names})
-    return vary(case, params, case.poison)
 
 
 def _explains(one: OptionSet, job: Job, result: CaseResult) -> bool:

@@ -191,7 +191,10 @@ def grid(found: OutcomeGrid) -> Grid | None:
         width=columns * CELL,
         height=num_lines * pitch,
         strips=tuple((MARKS[mark][0], "".join(paths[mark])) for mark in seen),
-        labels=tuple(_line_label(line, columns, count, pitch) for line in range(num_lines)),
+        labels=tuple(
+            (line * pitch + LINE_GAP - 3, f"questions {line * columns + 1:,} to {min(count, (line + 1) * columns):,}")
+            for line in range(num_lines)
+        ),
         legend=tuple((*MARKS[mark], sum(row.count(mark) for row in rows)) for mark in seen),
         rows=tuple(names),
         flipped=tuple((n + 1, found.questions[n], tuple(MARKS[row[n]] for row in rows)) for n in flipped[:MAX_FLIPPED]),
@@ -200,11 +203,6 @@ def grid(found: OutcomeGrid) -> Grid | None:
         + (" and so on" if len(names) > 3 else ""),
         description=f"{wrong:,} of {total:,} cells are not right; {len(flipped):,} questions differ between rows.",
     )
-
-
-def _line_label(line: int, columns: int, count: int, pitch: int) -> tuple[float, str]:
-    last = min(count, (line + 1) * columns)
-    return line * pitch + LINE_GAP - 3, f"questions {line * columns + 1:,} to {last:,}"
 
 
 def _runs(row: str) -> Iterator[tuple[str, int, int]]:

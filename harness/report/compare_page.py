@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.report.page import other_page
 from harness.report.terminal_history import changes_by_title, count_line, difference
 from harness.report.wording import num
-from harness.store.history.compare import Change, Comparison
+from harness.store.history.compare import Comparison
 from harness.store.history.entry import Entry, RunEntry
 
 Row = tuple[str, Entry | None, Entry | None, str]
@@ -20,7 +20,7 @@ def render(found: Comparison) -> str:
         f"{len(found.fixed)} fixed, nothing new fails" if found.fixed else "Nothing new fails"
     )
     groups: list[tuple[str, list[Row]]] = [
-        (title, [_row(change) for change in changes if change.key not in lost])
+        (title, [(one.key, one.before, one.after, difference(one)) for one in changes if one.key not in lost])
         for title, changes in changes_by_title(found).items()
     ]
     gone: list[Row] = [
@@ -31,10 +31,6 @@ def render(found: Comparison) -> str:
     values = {"groups": shown, "counts": count_line(found), "is_like_with_like": found.is_like_with_like}
     runs = [("before", _of_run(found.before)), ("now", _of_run(found.after)), ("command", found.after.command)]
     return other_page("compare.html", title, "fail" if bad else "pass", found.after.run_id, runs=runs, **values)
-
-
-def _row(change: Change) -> Row:
-    return change.key, change.before, change.after, difference(change)
 
 
 def _of_run(run: RunEntry) -> str:

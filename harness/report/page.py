@@ -19,15 +19,7 @@ from harness.report.accuracy_chart import chart, grid
 from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
 from harness.report.causes import facts, kernel_of, with_commands
 from harness.report.trend_chart import trend_view
-from harness.report.wording import (
-    accuracy_title,
-    describe_faulty,
-    model_sentence,
-    num,
-    one_line,
-    printable,
-    ref_url,
-)
+from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable, ref_url
 from harness.store.history.trends import Trends
 from harness.store.mutants import score, tables
 from harness.store.run_folder import RunStore

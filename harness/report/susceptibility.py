@@ -83,8 +83,10 @@ def to_markdown(found: list[Cell]) -> str:
     for (kernel, kv, site), row in _rows(found).items():
         if all(cell.outcome == "skipped" for cell in row.values()):
             continue
-        texts = [_bold(row[pattern].outcome) if pattern in row else "" for pattern in PATTERNS]
-        lines.append(f"| {kernel} | {kv} | {site}{_mark(row)} | {' | '.join(texts)} |")
+        outcomes = [row[pattern].outcome if pattern in row else "" for pattern in PATTERNS]
+        texts = [text if text in ("clean", "skipped", "") else f"**{text}**" for text in outcomes]
+        mark = " *" if any(cell.is_declared for cell in row.values()) else ""
+        lines.append(f"| {kernel} | {kv} | {site}{mark} | {' | '.join(texts)} |")
     skipped = {cell.kernel: cell.why for cell in found if cell.outcome == "skipped"}
     if skipped:
         lines += ["", "## Skipped", ""] + [f"- {kernel}: {why}" for kernel, why in skipped.items()]
@@ -126,16 +128,8 @@ def to_html(store: RunStore, found: list[Cell]) -> str:
     return other_page("susceptibility.html", title, "fail" if bad else "pass", store.plan.run_id, **values)
 
 
-def _mark(row: dict[str, Cell]) -> str:
-    return " *" if any(cell.is_declared for cell in row.values()) else ""
-
-
 def _rows(found: list[Cell]) -> dict[tuple[str, str, str], dict[str, Cell]]:
     rows: dict[tuple[str, str, str], dict[str, Cell]] = {}
     for cell in found:
         rows.setdefault((cell.kernel, cell.kv, cell.site), {})[cell.pattern] = cell
     return rows
-
-
-def _bold(outcome: str) -> str:
-    return outcome if outcome in ("clean", "skipped") else f"**{outcome}**"

@@ -42,7 +42,8 @@ def render(store: RunStore) -> str:
             "params": json.dumps(jobs[result.key].case.values(), sort_keys=True, allow_nan=False),
             "command": reproduce(result, store.plan.options),
         }
-        rows += [row | epoch for epoch in _epochs(result.accuracy)]
+        record = result.accuracy
+        rows += [row | _of_epoch(record, epoch) for epoch in record.epochs] if record and record.epochs else [row]
     known = KNOWN_COLUMNS if any(row["known_issue"] for row in rows) else ()
     return to_csv(rows, [*COLUMNS, *known])
 
@@ -54,11 +55,6 @@ def to_csv(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> str:
     table.writeheader()
     table.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
-
-
-def _epochs(record: AccuracyRecord | None) -> list[dict[str, object]]:
-    """The columns of each epoch; one empty dict for a case without epochs."""
-    return [_of_epoch(record, epoch) for epoch in record.epochs] if record and record.epochs else [{}]
 
 
 def _of_epoch(record: AccuracyRecord, epoch: EpochAccuracy) -> dict[str, object]:

@@ -18,17 +18,7 @@ from rich.text import Text
 
 from harness.core.cases import Job
 from harness.core.finding_words import few
-from harness.core.records import (
-    BAD,
-    AccuracyRecord,
-    CaseResult,
-    EpochAccuracy,
-    FaultResult,
-    Finding,
-    ShrinkStep,
-    Shrunk,
-    Verdict,
-)
+from harness.core.records import BAD, AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Finding, Shrunk, Verdict
 from harness.report.causes import Cause, facts, symptom_of, with_commands
 from harness.report.console import say
 from harness.report.wording import (
@@ -344,11 +334,6 @@ def _interval(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.4f} to {interval[1]:.4f}"
 
 
-def step_row(step: ShrinkStep) -> tuple[str, str]:
-    change = f"{one_line(step.before, MAX_VALUE)} -> {one_line(step.after, MAX_VALUE)}"
-    return printable(step.what), printable(change)
-
-
 def outcome_line(shrunk: Shrunk) -> str:
     """How the search ended: ``18 steps, 89 trials, 5.4 s; no smaller case fails alike``."""
     end = "no smaller case fails alike" if shrunk.is_smallest else "the time was up; a smaller one may exist"
@@ -362,7 +347,8 @@ def print_shrunk(console: Console, shrunk: Shrunk, command: str) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for place, step in enumerate(shrunk.steps, 1):
-        table.add_row(str(place), *(Text(cell) for cell in step_row(step)))
+        change = f"{one_line(step.before, MAX_VALUE)} -> {one_line(step.after, MAX_VALUE)}"
+        table.add_row(str(place), Text(printable(step.what)), Text(printable(change)))
     console.print(Padding(table, (0, 0, 0, 2)))
     console.print(f"  {outcome_line(shrunk)}", soft_wrap=True)
     console.print(Text("smallest: ", style="bold") + Text(printable(shrunk.case.id)), soft_wrap=True)

@@ -197,7 +197,8 @@ def _print_changing(console: Console, name: str, found: Trends) -> None:
         for case in changing[:MAX_LISTED]:
             known = [seconds for seconds in case.seconds if seconds is not None]
             median = f"{statistics.median(known):.2f}" if known else ""
-            table.add_row(printable(case.key.removeprefix(name)), _letters(case.verdicts[-MAX_LETTERS:]), median)
+            letters = ((letter, _STYLES.get(letter, "dim")) for letter in case.verdicts[-MAX_LETTERS:])
+            table.add_row(printable(case.key.removeprefix(name)), Text.assemble(*letters), median)
         console.print(table)
         if len(changing) > MAX_LISTED:
             console.print(f"and {len(changing) - MAX_LISTED} more that did not always pass (--json has all)")
@@ -226,10 +227,6 @@ def _describe(run: RunEntry) -> str:
 def _place(run: RunPoint) -> tuple[str, str, str, str]:
     started = run.started[:16].replace("T", " ")
     return printable(run.run_id), printable(started), printable(run.short_commit), one_line(run.branch, 24)
-
-
-def _letters(verdicts: str) -> Text:
-    return Text.assemble(*((letter, _STYLES.get(letter, "dim")) for letter in verdicts))
 
 
 def _legend(cases: Sequence[CaseTrend]) -> str:

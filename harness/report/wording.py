@@ -10,12 +10,7 @@ from harness.core.records import AccuracyRecord, Blame, CaseResult, EpochAccurac
 
 # XML 1.0 cannot hold these characters, not even escaped. A terminal obeys some of them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
-OPTION_FLAGS = {
-    "device": "--device",
-    "kernel": "--kernel",
-    "scenarios": "--scenarios",
-    "engine_path": "--engine-path",
-}
+OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios", "engine_path": "--engine-path"}
 EPOCHS, SERVE_CHECK = "epochs", "serve-check"
 """The scenario, and the key of `run.json`, of a run of `mla-harness epochs`."""
 

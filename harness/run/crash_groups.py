@@ -33,7 +33,10 @@ class CrashGroups:
     def __init__(self, jobs: Iterable[Job], results: Iterable[CaseResult] = ()) -> None:
         """`jobs` are all jobs of the run. `results` are stored results of a run that is continued."""
         self._jobs = {job.key: job for job in jobs if _is_plain(job)}
-        self._keys = {key: (_group(job), *_of_other_sizes(job)) for key, job in self._jobs.items()}
+        self._keys = {
+            key: ((job.case.scenario, job.device, *_kernels(job)), *_of_other_sizes(job))
+            for key, job in self._jobs.items()
+        }
         self._streaks: dict[Hashable, tuple[str, str, int]] = {}
         self._why: dict[Hashable, str] = {}
         self._news = False
@@ -92,10 +95,6 @@ def _is_plain(job: Job) -> bool:
 
 def _kernels(job: Job) -> list[str]:
     return list(dict.fromkeys(job.case.kernels().values()))
-
-
-def _group(job: Job) -> Hashable:
-    return job.case.scenario, job.device, *_kernels(job)
 
 
 def _of_other_sizes(job: Job) -> list[str]:

@@ -50,10 +50,7 @@ class Pool(ABC):
         """
 
     def run(
-        self,
-        jobs: Sequence[Job],
-        on_start: Callable[[Job], None] | None = None,
-        groups: CrashGroups | None = None,
+        self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None, groups: CrashGroups | None = None
     ) -> Generator[CaseResult]:
         """Yield one result for each job, as they end. `groups` holds back jobs that would repeat a crash.
 

@@ -76,13 +76,11 @@ class Cluster:
     def slots(self) -> list[Slot]:
         """The slots of all live nodes: first GPU slots, then CPU slots, of each node in turn."""
         if time.monotonic() - self._listed_at > LISTED_SECONDS:
-            self._listed, self._listed_at = self._list(), time.monotonic()
+            nodes = [node for node in self._ray.nodes() if node["Alive"]]
+            by_kind = ([_slots(node, has_gpu=kind) for node in nodes] for kind in (True, False))
+            self._listed = [slot for lists in by_kind for turn in zip_longest(*lists) for slot in turn if slot]
+            self._listed_at = time.monotonic()
         return self._listed
-
-    def _list(self) -> list[Slot]:
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        by_kind = ([_slots(node, has_gpu=kind) for node in nodes] for kind in (True, False))
-        return [slot for lists in by_kind for turn in zip_longest(*lists) for slot in turn if slot is not None]
 
     def describe(self) -> str:
         slots = self.slots()

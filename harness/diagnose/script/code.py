@@ -241,7 +241,9 @@ class _Joined:
             raise InputError(f"{module} does not define {definition}, so its source cannot be put into a script")
         if self._taken.setdefault(definition, module) != module:
             raise InputError(f"{module} and {self._taken[definition]} both define {definition}; a script can hold one")
-        _without_marks(node)
+        if isinstance(node, ast.FunctionDef):
+            # Marks of seams and of plug-ins' kernels. A script replaces a function by its name.
+            node.decorator_list = [mark for mark in node.decorator_list if not _MARK.match(ast.unparse(mark))]
         _without_annotations(node)
         for used in sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)}):
             if used != definition and (used in source.defined or used in source.imported):
@@ -301,12 +303,6 @@ def _signature(node: ast.FunctionDef) -> str:
     if len(line) <= WIDTH:
         return line
     return f"{indent}def {node.name}(\n{indent}    {arguments}\n{indent}):"
-
-
-def _without_marks(node: ast.stmt) -> None:
-    """Drop the marks of seams and of plug-ins' kernels. A script replaces a function by its name."""
-    if isinstance(node, ast.FunctionDef):
-        node.decorator_list = [mark for mark in node.decorator_list if not _MARK.match(ast.unparse(mark))]
 
 
 def _without_annotations(node: ast.stmt) -> None:

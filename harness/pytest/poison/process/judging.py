@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.memory.poison.marks import Line, describe, short
+from harness.memory.poison.marks import describe, short
 from harness.pytest.poison.process import end_of_test
 from harness.pytest.poison.process.observation import PoisonFound
 from harness.pytest.poison.process.passes import SECTION, lost_cuda, run_item
@@ -95,10 +95,6 @@ def _origin(one: PoisonFound) -> list[str]:
     if len(one.origins) > 1:
         lines.append(f"  one of {len(one.origins)} lines, as a 6-bit mark does not tell which:")
     for stack in one.origins[:MAX_ORIGINS]:
-        lines += _stack(stack)
+        first, *rest = map(describe, stack)
+        lines += [f"    {short(first)}", *(f"      from {short(line)}" for line in rest)]
     return lines
-
-
-def _stack(stack: tuple[Line, ...]) -> list[str]:
-    first, *rest = map(describe, stack)
-    return [f"    {short(first)}", *(f"      from {short(line)}" for line in rest)]
