@@ -65,9 +65,11 @@ def test_a_release_has_each_argument_that_it_is_started_with(
 ) -> None:
     if release is None:
         pytest.skip("MLA_HARNESS_SGLANG_SITES names no folder with a release")
-    source = (ROOT / f"sglang-{release}/sglang/srt/server_args.py").read_text(encoding="utf-8")
-    (found,) = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "ServerArgs"]
-    fields = {n.target.id for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    folder = ROOT / f"sglang-{release}/sglang/srt"
+    # Since 0.5.20 the fields are put together from several files.
+    files = [folder / "server_args.py", *folder.glob("arg_groups/fields/*.py")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    fields = {n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     monkeypatch.setattr("harness.engines.base.installed_version", lambda _: release)
     for one in expand(load_scenario(shipped_directory() / "sglang-survey.yaml")):
         params = one.params_as(SglangParams)

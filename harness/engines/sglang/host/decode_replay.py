@@ -21,12 +21,14 @@ from torch import Tensor
 
 from harness.engines.sglang.host.free_pages import Owner, give_back, grow, start
 from harness.engines.sglang.host.graph_buffers import CAPTURED, GraphBuffers
-from harness.engines.sglang.host.scheduling import MAX_LENGTH, RANK, ROPE, Server, fill, free_slots
+from harness.engines.sglang.host.scheduling import MAX_LENGTH, Server, fill, free_slots
 from harness.engines.sglang.params import SglangHostParams
 from harness.judge.run_records import Binding, Observed, Run
 from harness.memory.poison.patterns import Poison
 
 NUM_HEADS = 16
+RANK, ROPE = 256, 32
+"""The smaller of the two shapes that SGLang's Triton kernel knows as MLA."""
 SCALE = (RANK + ROPE) ** -0.5
 STEPS = 6
 NUM_SLOTS = 2048
@@ -38,7 +40,7 @@ NUM_SM_PARTS, PLAN_WIDTH, PARTS_USED = 132, 8, 4
 def run(poison: Poison, params: SglangHostParams) -> Run:
     """Capture a graph for each size, then replay them for batches that grow, shrink and change."""
     rng, values = random.Random(poison.seed), torch.Generator().manual_seed(poison.seed)
-    server = Server(params.page_size, NUM_SLOTS, CAPTURED[-1])
+    server = Server(params.page_size, NUM_SLOTS, CAPTURED[-1], RANK, ROPE)
     cache = poison.fill_(server.cache, "kv.new")
     backend = BACKENDS[params.backend](server, poison)
     buffers = GraphBuffers(backend.fill_length)

@@ -116,7 +116,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
 
 
 def prompts(rng: random.Random) -> list[list[int]]:
-    """Prompts of which many begin alike, and some are equal."""
+    """Prompts. Many begin alike, and some are equal."""
     stems = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(20, 120))] for _ in range(3)]
     drawn: list[list[int]] = []
     for _ in range(NUM_REQUESTS):

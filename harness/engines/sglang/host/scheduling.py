@@ -67,10 +67,10 @@ def count_once(free: Tensor, where: str) -> Count:
 class Server:
     """The memory of one server."""
 
-    def __init__(self, page_size: int, num_slots: int, num_rows: int) -> None:
+    def __init__(self, page_size: int, num_slots: int, num_rows: int, rank: int = RANK, rope: int = ROPE) -> None:
         self.arguments = publish(page_size)
-        self.page_size, self.num_slots = page_size, num_slots
-        self.pool = MLATokenToKVPool(num_slots, page_size, torch.float32, RANK, ROPE, 1, "cpu", False)
+        self.page_size, self.num_slots, self.width = page_size, num_slots, rank + rope
+        self.pool = MLATokenToKVPool(num_slots, page_size, torch.float32, rank, rope, 1, "cpu", False)
         self.rows = ReqToTokenPool(num_rows, MAX_LENGTH, "cpu", False)
         self.alloc = allocator_of(page_size, num_slots, self.pool)
         self.tree = RadixCache(
@@ -86,7 +86,7 @@ class Server:
     def cache(self) -> Tensor:
         """The one layer of the cache [slots, width]."""
         layer: Tensor = self.pool.kv_buffer[0]
-        return layer.view(-1, WIDTH)
+        return layer.view(-1, self.width)
 
     def request(self, name: str, tokens: list[int], num_answers: int) -> Any:
         """A request for `num_answers` tokens."""
@@ -177,4 +177,4 @@ def prefix_length(req: Any) -> int:
 
 def fill(poison: Poison, cache: Tensor, slots: Tensor, site: str) -> None:
     """Fill slots of the cache as memory of `site`."""
-    cache[slots.long()] = poison.empty(len(slots), WIDTH, dtype=cache.dtype, site=site)
+    cache[slots.long()] = poison.empty(len(slots), cache.shape[1], dtype=cache.dtype, site=site)

@@ -57,7 +57,17 @@ class _Name(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _named(f"{cls.__qualname__}.{name}")
+        made = _named(f"{cls.__qualname__}.{name}")
+        setattr(cls, name, made)  # a member of an enumeration is itself again
+        return made
+
+    def __eq__(cls, other: object) -> bool:
+        if isinstance(other, type):
+            return cls is other
+        _refuse(cls.__qualname__)
+        return False
+
+    __hash__ = type.__hash__
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         _refuse(cls.__qualname__)
@@ -87,6 +97,13 @@ class _Base(metaclass=_Name):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _refuse(type(self).__qualname__)
         return args[0] if args and callable(args[0]) else self
+
+    def __eq__(self, other: object) -> bool:
+        if self is not other:
+            _refuse(type(self).__qualname__)
+        return self is other
+
+    __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         raise StandInUsed(f"{type(self).__qualname__} is a stand-in: it is neither true nor false")
