@@ -6,13 +6,11 @@ python tools/bugs_document.py reports/runs/selftest/<run-id> > docs/bugs.md
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from markdown_page import table
+from markdown_page import main, table
 
 from harness.core.catalog import FAULTS
-from harness.core.errors import HarnessError
 from harness.core.records import Verdict
 from harness.report.wording import ref_url
 from harness.store.run_folder import RunStore
@@ -41,9 +39,4 @@ Written by `python tools/bugs_document.py RUN` from a run of `mla-harness selfte
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python tools/bugs_document.py RUN_DIRECTORY")
-    try:
-        print(document(RunStore.open(Path(sys.argv[1]))))
-    except HarnessError as error:
-        sys.exit(f"bugs_document: {error}")
+    main("RUN_DIRECTORY", lambda words: document(RunStore.open(Path(words[0]))))

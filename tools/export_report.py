@@ -24,6 +24,7 @@ from markdown_page import row, table
 from harness.diagnose.script.code import MARKER
 from harness.diagnose.script.export import check, refused, scripted, tried
 from harness.diagnose.script.recipes import RECIPES
+from harness.run.environment import describe_machine
 
 TORCH = "torch==2.13.0"
 HEAD = ("fault", "scenario", "lines", "fails with the bug, passes without", "how it fails", "s")
@@ -45,7 +46,7 @@ def main() -> int:
     python = make_venv(options.venv)
     folder = options.keep or Path(tempfile.mkdtemp(prefix="mla-harness-export-"))
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"{packages(python)}; Python {platform.python_version()}; {platform.platform()}; {cpu()}\n")
+    print(f"{packages(python)}; Python {platform.python_version()}; {platform.platform()}; {describe_machine().cpu}\n")
     print(table(HEAD))
     good = [exported(*pair, folder, python, options.seconds) for pair in pairs(options.faults)]
     print(f"\n{sum(good)} of {len(good)} scripts do what they say")
@@ -105,12 +106,6 @@ def packages(python: Path) -> str:
     command = [str(python), "-m", "pip", "list", "--format=freeze"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True)
     return ", ".join(sorted(listed.stdout.split(), key=lambda name: not name.startswith("torch")))
-
-
-def cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

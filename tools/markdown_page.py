@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from harness.core.errors import HarnessError
 
 
 def brief(text: str, most: int = 240) -> str:
@@ -48,3 +51,14 @@ def render(template: str, filters: Mapping[str, Any], **values: Any) -> str:
     environment.globals |= {"table": table}
     page = environment.get_template(template).render(**values)
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+
+
+def main(usage: str, page: Callable[[list[str]], str]) -> None:
+    """Print the page of the words of the command line. Ends with one sentence if there are none, or on an error."""
+    tool = Path(sys.argv[0]).stem
+    if not sys.argv[1:]:
+        sys.exit(f"usage: python tools/{tool}.py {usage}")
+    try:
+        print(page(sys.argv[1:]))
+    except HarnessError as error:
+        sys.exit(f"{tool}: {error}")

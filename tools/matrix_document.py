@@ -7,14 +7,12 @@ python tools/matrix_document.py RELEASE=RUN [RELEASE=RUN …] > docs/kernel-matr
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from markdown_page import brief, table
+from markdown_page import brief, main, table
 
-from harness.core.errors import HarnessError
 from harness.core.records import BAD, CaseResult, Verdict
 from harness.scenario.load import load_scenarios
 from harness.store.run_folder import NEVER_RAN, RunStore
@@ -118,9 +116,9 @@ def _plain(result: CaseResult) -> str:
     return result.reason.removeprefix(f"{result.id}: ")
 
 
+def _stores(words: list[str]) -> dict[str, RunStore]:
+    return {release: RunStore.open(Path(run)) for release, _, run in (word.partition("=") for word in words)}
+
+
 if __name__ == "__main__":
-    try:
-        given = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
-        print(document({release: RunStore.open(Path(run)) for release, run in given.items()}))
-    except HarnessError as error:
-        sys.exit(f"matrix_document: {error}")
+    main("RELEASE=RUN...", lambda words: document(_stores(words)))

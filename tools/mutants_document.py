@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 
 import yaml
-from markdown_page import table
+from markdown_page import main, table
 
-from harness.core.errors import HarnessError
 from harness.core.mutants import MutantResult
 from harness.store.mutants import score, tables
 from harness.store.run_folder import RunStore
@@ -73,9 +72,4 @@ def _why(result: MutantResult, reasons: Reasons) -> str:
 
 
 if __name__ == "__main__":
-    if not sys.argv[1:]:
-        sys.exit("usage: python tools/mutants_document.py RUN_DIRECTORY...")
-    try:
-        print(document([RunStore.open(Path(path)) for path in sys.argv[1:]]))
-    except HarnessError as error:
-        sys.exit(f"mutants_document: {error}")
+    main("RUN_DIRECTORY...", lambda words: document([RunStore.open(Path(path)) for path in words]))

@@ -24,6 +24,7 @@ from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Lock
 from typing import Any
 
+import markdown_page
 from packaging.version import InvalidVersion, Version
 
 from harness.core.errors import HarnessError
@@ -140,11 +141,9 @@ def counts(row: Row) -> Row:
 
 def table(rows: list[Row]) -> str:
     """The rows in Markdown, and under them the reason of each that is no pass."""
-    lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
-    for row in sorted(rows, key=_place):
-        shown = row | counts(row)
-        lines.append("| " + " | ".join(str(shown.get(column, "")) for column in COLUMNS) + " |")
-    return "\n".join([*lines, "", *reasons(rows)]) + "\n"
+    shown = [row | counts(row) for row in sorted(rows, key=_place)]
+    cells = ([row.get(column, "") for column in COLUMNS] for row in shown)
+    return "\n".join([markdown_page.table(COLUMNS, cells), "", *reasons(rows)]) + "\n"
 
 
 def reasons(rows: list[Row]) -> list[str]:
@@ -156,14 +155,13 @@ def render(given: argparse.Namespace) -> int:
     """Write the results into the page, the releases side by side. Returns the exit code."""
     rows = {_place(row): row for file in given.files for row in json.loads(file.read_text())}
     releases = sorted({row["release"] for row in rows.values()}, key=_version)
-    lines = [f"| settings | script | {' | '.join(releases)} |", "| --- " * (2 + len(releases)) + "|"]
+    shown = []
     for settings in SETTINGS:
         for script in ("all", *SCRIPTS):
             found = [rows.get(_place({"release": each, "settings": settings, "script": script})) for each in releases]
             if any(found):
-                cells = " | ".join(_cell(row) if row else "" for row in found)
-                lines.append(f"| {settings} | {script} | {cells} |")
-    lines += ["", *reasons(list(rows.values()))]
+                shown.append((settings, script, *(_cell(row) if row else "" for row in found)))
+    lines = [markdown_page.table(("settings", "script", *releases), shown), "", *reasons(list(rows.values()))]
     intro = (
         f"`tools/vllm_sequences.py run` and `render` wrote this: vLLM {' and '.join(releases)} on {given.device},\n"
         "canary-mla, FLASHMLA, a pool of 28 pages of 64 tokens. A cell has the verdict, the tokens compared, the\n"

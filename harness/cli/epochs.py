@@ -12,7 +12,7 @@ from rich.console import Console
 from harness.accuracy.answer_log import RunHeader
 from harness.accuracy.backends import parse_model
 from harness.cli import making_runs
-from harness.cli.options import Branch, Commit, History, Json, Out, Resume, command_line
+from harness.cli.options import Branch, Commit, History, Json, Out, Resume, ServedModel, command_line
 from harness.cli.output import console, print_json
 from harness.core.catalog import MODELS
 from harness.core.engine_params import ModelParams
@@ -57,9 +57,7 @@ def epochs(
         int | None, typer.Option(metavar="N", min=4, help="Blocks of the KV pool; only for engine.")
     ] = None,
     device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Only for engine [default: cpu].")] = None,
-    served_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model, if the server has several.")
-    ] = None,
+    served_model: ServedModel = None,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of a server's answer [default: 120].")
     ] = None,

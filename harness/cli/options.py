@@ -88,6 +88,7 @@ RayAddress = Annotated[
         "--ray-address", metavar="HOST:PORT|auto", help="A running cluster [default: $RAY_ADDRESS, else a local one]."
     ),
 ]
+ServedModel = Annotated[str | None, typer.Option(metavar="NAME", help="The model, if the server has several.")]
 History = Annotated[
     str | None,
     typer.Option(

@@ -11,7 +11,7 @@ import typer
 from harness.accuracy.script_check import ORACLE, TOLERANCE, ScriptCheck
 from harness.accuracy.serve_check import SCENARIO, Check
 from harness.cli import making_runs
-from harness.cli.options import Branch, Commit, History, Json, Out, command_line
+from harness.cli.options import Branch, Commit, History, Json, Out, ServedModel, command_line
 from harness.cli.output import print_json
 from harness.core.cases import Case, Job
 from harness.core.engine_params import ModelParams
@@ -40,9 +40,7 @@ def serve_check(
     least: Annotated[
         float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least accuracy of an epoch.")
     ] = None,
-    served_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model, if the server has several.")
-    ] = None,
+    served_model: ServedModel = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of one answer.")] = 120.0,
     script: Annotated[
         str | None,
