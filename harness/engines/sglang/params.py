@@ -52,7 +52,7 @@ class SglangParams(ServedParams):
 class SglangHostParams(Params):
     """A part of SGLang's own Python, run on a CPU on inputs of the harness."""
 
-    part: Literal["radix-cache", "free-pages", "padded-rows", "decode-replay"] = Field(
+    part: Literal["radix-cache", "free-pages", "padded-rows", "decode-replay", "remote-experts"] = Field(
         default="radix-cache", description="the part of SGLang to run; a module of harness/engines/sglang/host"
     )
     page_size: Literal[1, 16, 64] = Field(default=1, description="slots of a page; with 1 no page has a tail")
@@ -61,6 +61,9 @@ class SglangHostParams(Params):
     )
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the part fills what a captured graph reads"
+    )
+    amax: Literal["per_tensor", "per_token"] = Field(
+        default="per_tensor", description="the scale of SGLang's FP8 quantization in `remote-experts`"
     )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=300, description="how long one case may take; the first of a process imports SGLang"

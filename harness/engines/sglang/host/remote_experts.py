@@ -1,0 +1,91 @@
+"""SGLang's Triton experts on one rank of several: do choices of experts on other ranks change this rank's rows?
+
+A choice of an expert on another rank is -1 here. The activation skips its row, so memory keeps what was there. Then
+SGLang takes one FP8 scale over all rows. The sequence of launches and both matrix kernels are SGLang's; the kernels run
+under Triton's interpreter. Stand-ins replace the activation, the quantizer and the alignment. As the compiled ones do,
+the activation skips rows of -1, the alignment puts them into blocks of their own, and the maximum drops NaN.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe
+from torch import Tensor
+
+from harness.engines.sglang.host.scheduling import publish
+from harness.engines.sglang.params import SglangHostParams
+from harness.judge.run_records import Observed, Run
+from harness.kernels.torch.quantize import quantize_fp8_fmax, quantize_fp8_per_token
+from harness.kernels.torch.route import align_experts
+from harness.memory.poison.allocations import AllocationPoison
+from harness.memory.poison.patterns import Poison
+
+NUM_TOKENS, NUM_EXPERTS, HIDDEN, INTERMEDIATE = 8, 4, 64, 32
+BLOCKS = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 1}
+
+
+def run(poison: Poison, params: SglangHostParams) -> Run:
+    """Compute the tokens with every other second choice on another rank. Observe all rows: each has one choice here."""
+    publish(params.page_size)
+    random = torch.Generator().manual_seed(poison.seed)
+    x = torch.randn(NUM_TOKENS, HIDDEN, generator=random).bfloat16()
+    w1, w1_scale = _weights(2 * INTERMEDIATE, HIDDEN, random)
+    w2, w2_scale = _weights(HIDDEN, INTERMEDIATE, random)
+    ids = torch.randint(0, NUM_EXPERTS, (NUM_TOKENS, 2), generator=random, dtype=torch.int32)
+    ids[::2, 1] = -1
+    sorted_ids, experts, count = align_experts(ids + 1, num_experts=NUM_EXPERTS + 1, block_size=BLOCKS["BLOCK_SIZE_M"])
+    given: dict[str, Any] = {
+        "hidden_states": x, "w1": w1, "w2": w2, "w1_scale": w1_scale, "w2_scale": w2_scale,
+        "topk_ids": ids, "topk_weights": torch.full(ids.shape, 0.5), "sorted_token_ids": sorted_ids,
+        "expert_ids": (experts - 1).int(), "num_tokens_post_padded": count, "config": BLOCKS, "down_config": None,
+        "activation": "silu", "is_gated": True, "inplace": True, "filter_expert": True, "use_fp8_w8a8": True,
+        "per_channel_quant": params.amax == "per_token", "routed_scaling_factor": 1.0,
+    }  # fmt: skip
+    sequence = fused_moe._fused_moe_kernel_sequence
+    for name, parameter in inspect.signature(sequence).parameters.items():
+        # What is not given and has no default is a feature that this call does not use.
+        if name not in given and parameter.default is parameter.empty:
+            given[name] = False if name.startswith(("use_", "no_", "down_", "up_", "apply_")) else None
+    with _operators(), AllocationPoison(poison, {}, keep=False):
+        out = sequence(**given)
+    live = torch.ones(NUM_TOKENS, dtype=torch.bool)
+    return Run(poison.pattern, observed=[Observed("experts' output", out, live, describe="token", site="workspace")])
+
+
+def _weights(rows: int, columns: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Weights of all experts [X, rows, columns] in e4m3, with a scale for each expert [X]."""
+    drawn = torch.randn(NUM_EXPERTS, rows, columns, generator=random) * columns**-0.5
+    scale = drawn.abs().amax(dim=(1, 2)) / 448
+    return (drawn / scale[:, None, None]).to(torch.float8_e4m3fn), scale
+
+
+def _operators() -> ExitStack:
+    """Replace the compiled operators of the path for CUDA, for the life of the block."""
+    stack = ExitStack()
+    kernels = sys.modules[fused_moe.invoke_fused_moe_kernel.__module__]
+    off = SimpleNamespace(moe=SimpleNamespace(enable_fused_moe_sum_all_reduce=False))
+    stack.enter_context(mock.patch.object(fused_moe, "_is_cuda", True))
+    stack.enter_context(mock.patch.object(fused_moe, "silu_and_mul", _silu_and_mul, create=True))
+    stack.enter_context(mock.patch.object(fused_moe, "get_exec", lambda: off, create=True))
+    stack.enter_context(mock.patch.object(kernels, "scaled_fp8_quant", _scaled_fp8_quant))
+    stack.enter_context(mock.patch.object(kernels, "padding_size", 0, create=True))
+    return stack
+
+
+def _silu_and_mul(given: Tensor, out: Tensor, expert_ids: Tensor | None = None, expert_step: int = 1) -> None:
+    gate, up = given.float().chunk(2, dim=-1)
+    kept = torch.ones(len(given), dtype=torch.bool) if expert_ids is None else expert_ids >= 0
+    out[kept] = (torch.nn.functional.silu(gate) * up).to(out.dtype)[kept]
+
+
+def _scaled_fp8_quant(
+    x: Tensor, scale: Tensor | None = None, use_per_token_if_dynamic: bool = False
+) -> tuple[Tensor, Tensor]:
+    return quantize_fp8_per_token(x) if use_per_token_if_dynamic else quantize_fp8_fmax(x)
