@@ -78,21 +78,6 @@ class VllmBackend:
                     on_answer(len(answers) - 1, answers[-1])
         return answers
 
-    def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Log-likelihood of each (context, continuation), and whether the continuation is the greedy answer."""
-        params = self._vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
-        tokenizer = self._llm.get_tokenizer()
-        outputs = self._llm.generate([a + b for a, b in pairs], params, use_tqdm=False)
-        scores = []
-        for (context, _), output in zip(pairs, outputs, strict=True):
-            start = max(1, len(tokenizer.encode(context)))
-            total, greedy = 0.0, True
-            for token, row in zip(output.prompt_token_ids[start:], output.prompt_logprobs[start:], strict=True):
-                total += row[token].logprob
-                greedy = greedy and row[token].rank == 1
-            scores.append((total, greedy))
-        return scores
-
     def ask_workers(self, question: Callable[[Any], Any], timeout_seconds: float) -> list[Any]:
         """Call `question` with the worker in each worker's process. Returns the answers in the order of ranks.
 
