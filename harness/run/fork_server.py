@@ -122,8 +122,10 @@ class ForkServer:
 
 
 def _serve(parent: Parent) -> None:
+    before = dict(os.environ)
     for module in sys.argv[1:]:
         importlib.import_module(module)
+    imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise HarnessError("importing initialized CUDA, which does not survive a fork")
@@ -139,7 +141,9 @@ def _serve(parent: Parent) -> None:
         ]
         pid = os.fork()
         if pid == 0:
-            _become(parent, request, *files)
+            # A variable that the imports set would be lost, unless the case gave it a value of its own.
+            kept = {name: value for name, value in imported.items() if request.environ.get(name) == before.get(name)}
+            _become(parent, request.environ | kept, request, *files)
         # Both do it, because either may be first.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
@@ -150,7 +154,9 @@ def _serve(parent: Parent) -> None:
         parent.reply(Reply(result={"code": os.waitstatus_to_exitcode(status)}))
 
 
-def _become(parent: Parent, request: ForkRequest, requests: int, log: int, replies: int) -> NoReturn:
+def _become(
+    parent: Parent, environ: Mapping[str, str], request: ForkRequest, requests: int, log: int, replies: int
+) -> NoReturn:
     """Turn a fork into the child that `Child` expects: its group, files, environment and arguments."""
     server = os.getppid()
     with contextlib.suppress(OSError):
@@ -162,7 +168,7 @@ def _become(parent: Parent, request: ForkRequest, requests: int, log: int, repli
     for file in (requests, log):
         os.close(file)
     os.environ.clear()
-    os.environ.update(request.environ)
+    os.environ.update(environ)
     sys.argv = [request.module, str(server), str(replies), *request.arguments]
     code = 0
     try:

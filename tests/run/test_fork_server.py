@@ -30,7 +30,7 @@ def answer(question):
     if question.what == "hang":
         time.sleep(60)
     return {"group": os.getpgrp(), "pid": os.getpid(), "slow": "slow_to_import" in sys.modules,
-            "setting": os.environ.get("SETTING", ""), "arguments": sys.argv[1:]}
+            "setting": os.environ.get("SETTING", ""), "imported": os.environ.get("IMPORTED"), "arguments": sys.argv[1:]}
 
 if __name__ == "__main__":
     answer_once(Question, answer)
@@ -44,7 +44,7 @@ class Question(Record):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("modules")
-    (path / "slow_to_import.py").write_text("import time\ntime.sleep(0.3)\n")
+    (path / "slow_to_import.py").write_text("import os, time\nos.environ['IMPORTED'] = 'set'\ntime.sleep(0.3)\n")
     (path / "touches_cuda.py").write_text(
         "import sys, types\n"
         "sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))\n"
@@ -74,6 +74,12 @@ def test_each_fork_has_its_own_process_group_environment_arguments_and_log(serve
     assert first["arguments"] == ["word"]
     assert (tmp_path / "one.log").read_text() == "printed by one\n"
     assert (tmp_path / "two.log").read_text() == "printed by two\n"
+
+
+def test_a_fork_has_the_variables_that_the_imports_set_unless_it_is_given_others(server: ForkServer) -> None:
+    assert ask(server, "plain")["imported"] == "set"
+    assert ask(server, "given", IMPORTED="given")["imported"] == "given"
+    assert ask(server, "plain again")["imported"] == "set"
 
 
 @pytest.mark.parametrize(("what", "cause"), [("die", "SIGSEGV"), ("hang", "no answer within 0.5 s")])
