@@ -52,6 +52,8 @@ RANKS = {
     "ranks-pages": ("vllm.skip-zero-new-blocks", ("vllm-tensor-parallel-pages",)),
 }
 """Step over two GPUs -> the fault to inject, and the cases."""
+ROUND_FILE = "round.json"
+"""In a folder of runs that were not cut: the seconds of all of them, and the CPU cores of the machine."""
 ROUNDS = 3
 """How many runs of a clean case the page shows, the last ones."""
 HEAD = """Made by `tools/vllm_report.py` from runs on one GPU each, and on two where it says so; the canaries measure inference,
@@ -146,6 +148,7 @@ class Page:
             *self.ranks_table(),
             *self.clean_table(),
             *self.forks_table(),
+            *self.rounds_table(),
         ]
         return "\n\n".join([*parts, *self.susceptibility()]) + "\n"
 
@@ -168,9 +171,9 @@ class Page:
                 words = [f"{name} {environment[name]}" for name in names] or words
         return f"{' and '.join(gpus)}; {', '.join(words)}"
 
-    def newest(self, release: str, step: str, case: str) -> Run | None:
+    def newest(self, release: str, case: str, *steps: str) -> Run | None:
         """The last result of a case; a time-out only where there is nothing else."""
-        places = [folder / release / step for folder in reversed(self.folders)]
+        places = [folder / release / step for folder in reversed(self.folders) for step in steps]
         found = [run for place in places for run in runs_in(place) if run.result["id"] == case]
         return next((run for run in found if not run.timed_out), next(iter(found), None))
 
@@ -179,10 +182,8 @@ class Page:
         rows = []
         for fault, (scenario, points) in FAULTS.items():
             for release, point in itertools.product(self.releases, points):
-                clean = self.newest(release, "clean-1", f"{scenario}[{point}]") or self.newest(
-                    release, "hybrid-1", f"{scenario}[{point}]"
-                )
-                faulty = self.newest(release, fault, f"{scenario}[{point}]")
+                clean = self.newest(release, f"{scenario}[{point}]", "clean-1", "hybrid-1")
+                faulty = self.newest(release, f"{scenario}[{point}]", fault)
                 if faulty is None and has_itself(fault, release):
                     faulty = Run(Path(), {"verdict": "skip", "reason": "as released"})
                 ref = ALL_FAULTS.get(fault).ref
@@ -192,7 +193,7 @@ class Page:
         yield "## The five PRs, and the order of a batch"
         yield table(("PR", "vLLM", "as released", "fault injected", "the harness says"), rows)
         for release in self.releases:
-            if bare := self.newest(release, "bare", BARE[0]):
+            if bare := self.newest(release, BARE[0], "bare"):
                 ref = ALL_FAULTS.get(BARE[1]).ref
                 yield f"With the fix of {ref} taken out of {release} and nothing filled in: {bare}."
 
@@ -281,7 +282,7 @@ class Page:
     def forks_table(self) -> Iterator[str]:
         rows = []
         for release, case in itertools.product(self.releases, FORKED):
-            found = [self.newest(release, "forks", name) for name in (case, f"{case}@process=spawn")]
+            found = [self.newest(release, name, "forks") for name in (case, f"{case}@process=spawn")]
             if all(found):
                 rows.append((f"`{case}`", release, *found))
         if rows:
@@ -291,6 +292,30 @@ class Page:
                 "for the imports; the first cases of a run read the release from the disk."
             )
             yield table(("case", "vLLM", "forked", "spawned"), rows)
+
+    def rounds_table(self) -> Iterator[str]:
+        """What whole rounds took: clean scenarios, faults and susceptibility of a release."""
+        rows = []
+        for folder in self.folders:
+            if not (folder / ROUND_FILE).exists():
+                continue
+            whole = json.loads((folder / ROUND_FILE).read_text())
+            warm = [f"{run.result['seconds']:.0f}" for place in folder.glob("*/warm") for run in runs_in(place)]
+            places = [place for place in folder.glob("*/*") if place.name != "susceptibility"]
+            served = [run for place in places for run in runs_in(place) if run.verdict != "skip"]
+            releases = sorted({place.parent.name for place in places})
+            faults = sum(place.name in FAULTS for place in places)
+            cells = sum(len(runs_in(place)) for place in folder.glob("*/susceptibility"))
+            counts = [f"{count:,}" for count in (whole["cores"], len(served), faults, cells)]
+            rows.append((", ".join(releases), *counts, ", ".join(warm), f"**{whole['seconds']:.0f}**"))
+        if rows:
+            yield "## Seconds of a round"
+            yield (
+                "Oldest first. Triton keeps the kernels that it compiled and tuned, so the first round of a release on a machine "
+                "takes longest: the hybrid canary's cases wait until the first of them has its kernels."
+            )
+            titles = ("vLLM", "CPU cores", "served cases", "faults", "cells of susceptibility", "that first case")
+            yield table((*titles, "all"), rows)
 
     def tally(self, release: str, found: dict[str, list[Run]]) -> str:
         """One line: how many clean cases passed in all of their runs, and in how many runs."""

@@ -11,6 +11,7 @@ time runs out. `render` needs no GPU. It takes folders oldest first; the newest 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.version import Version
-from vllm_document import BARE, FAULTS, FORKED, RANKS, Page, curve, runs_in
+from vllm_document import BARE, FAULTS, FORKED, RANKS, ROUND_FILE, Page, curve, runs_in
 
 from harness.core.catalog import KERNELS
 from harness.scenario.load import load_scenarios
@@ -101,7 +102,8 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
 
 def run(options: argparse.Namespace) -> None:
     """Run every step, at most `--parallel` serving processes at a time on each GPU, until `--seconds` are over."""
-    deadline = time.monotonic() + options.seconds
+    begun = time.monotonic()
+    deadline = begun + options.seconds
     waiting = [step for step in steps(options) if not options.only or step.name.rstrip("-0123456789") in options.only]
     running: list[Step] = []
     while (waiting or running) and time.monotonic() < deadline:
@@ -126,6 +128,11 @@ def run(options: argparse.Namespace) -> None:
         finish(step, options.out, cut=True)
     for step in waiting:
         print(f"not run for want of time: {step.release} {step.name}")
+    seconds = time.monotonic() - begun
+    print(f"{seconds:.0f} s in all")
+    # Of a round that was cut nobody wants the time.
+    if not running and not waiting:
+        (options.out / ROUND_FILE).write_text(json.dumps({"seconds": seconds, "cores": os.cpu_count()}) + "\n")
 
 
 def free_gpu(running: list[Step], num_gpus: int, parallel: int) -> int | None:

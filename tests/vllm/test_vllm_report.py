@@ -106,6 +106,17 @@ def test_the_fault_of_the_hybrid_canary_waits_for_compiled_kernels_and_the_clean
     assert tool.next_step(waiting, running).name == "vllm.skip-zero-new-blocks"
 
 
+def test_the_page_says_what_a_round_took_that_was_not_cut(tool: Any, tmp_path: Path) -> None:
+    for step, verdict in (("warm", "pass"), ("clean-1", "pass"), ("vllm.router-int64-ids", "fail")):
+        note(tmp_path / "whole", step, verdict)
+    note(tmp_path / "cut", "clean-1", "pass")
+    (tmp_path / "whole" / tool.ROUND_FILE).write_text('{"seconds": 141.4, "cores": 16}')
+    text = page(tool, tmp_path, tmp_path / "whole", tmp_path / "cut")
+    rounds = [line for line in text.partition("## Seconds of a round")[2].splitlines() if line.startswith("| 0.24.0")]
+    assert rounds == ["| 0.24.0 | 16 | 3 | 1 | 0 | 9 | **141** |"]
+    assert "## Seconds of a round" not in page(tool, tmp_path, tmp_path / "cut")
+
+
 def test_each_step_goes_to_the_gpu_with_the_least_to_do_and_none_gets_too_much(tool: Any) -> None:
     placed: list[Any] = []
     for number in range(5):
