@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+DOCS = Path(__file__).parent
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """The page with each `](../FILE)` replaced. Raises ValueError for a file that is not there."""
+    """The page with each link to a file that is no page of the site replaced. Raises ValueError if it is not there."""
+    folder = (DOCS / page.file.src_uri).parent
 
-    def outside(match: re.Match[str]) -> str:
-        path, fragment = match[1], match[2] or ""
-        if not (ROOT / path).exists():
-            raise ValueError(f"{page.file.src_uri}: links to {path}, which is not there")
-        return f"]({config['repo_url']}/blob/main/{path}{fragment})"
+    def replaced(match: re.Match[str]) -> str:
+        file = Path(os.path.normpath(folder / match[1]))
+        if not file.exists():
+            raise ValueError(f"{page.file.src_uri}: links to {match[1]}, which is not there")
+        inside = file.is_relative_to(DOCS) and not file.is_relative_to(DOCS / "examples")
+        if inside:
+            return match[0]
+        return f"]({config['repo_url']}/blob/main/{file.relative_to(DOCS.parent).as_posix()}{match[2] or ''})"
 
-    found = re.sub(r"\]\(\.\./([^)#]+)(#[^)]*)?\)", outside, markdown)
-    return re.sub(r"\]\((examples/[^)]+)\)", rf"]({config['repo_url']}/blob/main/docs/\1)", found)
+    return re.sub(r"\]\(((?:\.\./|examples/)[^)#]+)(#[^)]*)?\)", replaced, markdown)

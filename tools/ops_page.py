@@ -1,16 +1,13 @@
-"""Write docs/ops.md and docs/reference.md, the tables of the code: python tools/ops_document.py [FOLDER]"""
+"""docs/ops.md and docs/reference.md: the tables of the code."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-from markdown_page import table
 
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.ops import OPS, Op
 from harness.core.shapes import NAMED, SIZES, Shapes
+from harness.report.markdown import table
 
 LETTERS = {
     "B": "requests", "S": "query tokens a request", "T": "tokens", "H": "heads", "P": "slots of a page, 64",
@@ -20,12 +17,12 @@ LETTERS = {
 }  # fmt: skip
 
 
-def document() -> str:
+def ops() -> str:
     letters = table(("letter", "means"), [(f"`{letter}`", words) for letter, words in LETTERS.items()])
     sets = table(("set", *SIZES["mla_decode"][:5], "qk_head_dim", "v_head_dim", "dtype"), map(_set, NAMED.values()))
     return f"""# Ops
 
-Written by `python tools/ops_document.py` from `harness/core/ops.py` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm.
+Written by `python tools/pages.py` from `harness/core/ops.py` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm.
 
 R is the largest power of two below D, so a kernel that sees only D = 576 knows R = 512. A kernel with the argument `kv_lora_rank` is given R.
 
@@ -73,7 +70,7 @@ def reference() -> str:
     ]
     return f"""# Reference
 
-Written by `python tools/ops_document.py` from the tables in `harness/core/`. [ops.md](ops.md) has the contract of each op, [bugs.md](bugs.md) the injected bugs, [glossary.md](glossary.md) the words.
+Written by `python tools/pages.py` from the tables in `harness/core/`. [ops.md](ops.md) has the contract of each op, [bugs.md](bugs.md) the injected bugs, [glossary.md](glossary.md) the words.
 
 ## Oracles
 
@@ -89,9 +86,3 @@ Written by `python tools/ops_document.py` from the tables in `harness/core/`. [o
 
 Triton kernels run on a CPU under `TRITON_INTERPRET=1`. Kernels of vLLM and FlashInfer need the package. `mla-harness doctor` lists what this machine can run, and why not. On a CPU a graph is a recording of kernel launches on fixed addresses: its replay runs no Python and allocates nothing, and it does not see a tensor that replaced a captured one.
 """
-
-
-if __name__ == "__main__":
-    folder = Path(*sys.argv[1:2] or ["docs"])
-    for page, text in (("ops.md", document()), ("reference.md", reference())):
-        (folder / page).write_text(text, encoding="utf-8")

@@ -1,17 +1,10 @@
-"""Write docs/bugs.md from a run of `mla-harness selftest`: each injected bug, and the oracle that caught it.
-
-mla-harness selftest --out reports/runs/selftest
-python tools/bugs_document.py reports/runs/selftest/<run-id> > docs/bugs.md
-"""
+"""docs/bugs.md from a run of `mla-harness selftest`: each injected bug, and the oracle that caught it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from markdown_page import main, table
-
 from harness.core.catalog import FAULTS
 from harness.core.records import Verdict
+from harness.report.markdown import table
 from harness.report.wording import ref_url
 from harness.store.run_folder import RunStore
 
@@ -31,12 +24,8 @@ def document(store: RunStore) -> str:
         rows.append((spec.summary, ref, f"`{spec.name}`", fault.scenario, oracle, blamed, f"{fault.seconds:.1f}"))
     return f"""# Bugs the harness knows
 
-Written by `python tools/bugs_document.py RUN` from a run of `mla-harness selftest`; nothing here is typed by hand. Bugs injected into vLLM itself are in [vllm.md](vllm.md) and [vllm-host.md](vllm-host.md).
+Written by `python tools/pages.py bugs RUN` from a run of `mla-harness selftest`; nothing here is typed by hand. Bugs injected into vLLM itself are in [vllm.md](vllm.md) and [vllm-host.md](vllm-host.md).
 
 {len({fault.fault for fault in faults})} bugs, injected {len(faults)} times: {sum(f.caught for f in faults)} caught by the declared oracle with the declared blame. Clean cases: {verdicts.count(Verdict.PASS)} pass, {not_clean} do not, {verdicts.count(Verdict.SKIP)} skipped. The run took {store.plan.seconds:.0f} s on {machine.get("num_cores", "?")} cores ({machine.get("cpu", "a CPU")}), torch {machine.get("torch", "?")}, no GPU; the seconds of a row cover its case and the trials that found the memory to blame.
 
 {table(("bug", "upstream", "fault", "scenario", "oracle", "blamed", "seconds"), rows)}"""
-
-
-if __name__ == "__main__":
-    main("RUN_DIRECTORY", lambda words: document(RunStore.open(Path(words[0]))))

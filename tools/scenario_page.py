@@ -1,4 +1,4 @@
-"""Write docs/scenario-keys.md, the keys of a scenario, from their schema: python tools/scenario_document.py > docs/scenario-keys.md"""
+"""docs/scenario-keys.md: the keys of a scenario, from their schema."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from markdown_page import table
-
+from harness.report.markdown import table
 from harness.scenario.json_schema import FILE, json_schema
 from harness.scenario.schema import IN_SCENARIOS
 
@@ -27,7 +26,7 @@ def document() -> str:
     systems = "\n".join(part for spec in IN_SCENARIOS for op in spec.ops() or [""] for part in _system(spec, op))
     return f"""# Keys of a scenario
 
-Written by `python tools/scenario_document.py` from `harness/scenario/schema.py` and `harness/core/*_params.py`. [{FILE}](../scenarios/{FILE}) holds the same for editors: keys and values are completed, and wrong ones are marked. The number in its name rises when a file that was right is refused. Put this line above your own scenario, after `mla-harness schema > {FILE}` in its folder (VS Code with its YAML extension, and every editor with yaml-language-server, reads it):
+Written by `python tools/pages.py` from `harness/scenario/schema.py` and `harness/core/*_params.py`. [{FILE}](../scenarios/{FILE}) holds the same for editors: keys and values are completed, and wrong ones are marked. The number in its name rises when a file that was right is refused. Put this line above your own scenario, after `mla-harness schema > {FILE}` in its folder (VS Code with its YAML extension, and every editor with yaml-language-server, reads it):
 
 ```yaml
 # yaml-language-server: $schema={FILE}
@@ -93,7 +92,3 @@ def _words(schema: dict[str, Any]) -> str:
         "number": "number",
     }
     return " ".join([words.get(kind, kind), *bounds])
-
-
-if __name__ == "__main__":
-    print(document().rstrip())
