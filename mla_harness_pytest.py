@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mla_harness_loader import own_names
-
-POISONED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,26 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("poison_allow", "code that may leave memory unwritten: path or path:function", type="linelist")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Start the poison before a conftest.py imports torch's comparing functions."""
-    _start_poison(early_config, early_config.known_args_namespace)
-
-
-def _start_poison(config: pytest.Config, options: Any) -> None:
-    """Register the hooks of a poisoned run, once, if an option asks for one."""
-    names = ("poison", "poison_sites", "poison_diff")
-    is_asked = any(getattr(options, name) or config.getini(name) for name in names)
-    if not is_asked or config.stash.get(POISONED, False):
-        return
-    config.stash[POISONED] = True
-    with own_names():
-        importlib.import_module("harness.pytest.poison.hooks").register(config, options)
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the tag of cases for a GPU, so that `-m gpu` works even if no case has it."""
-    _start_poison(config, config.option)  # The first hook if a conftest.py loads this plug-in.
+    """Register the hooks of a poisoned run if an option asks for one, and the marks."""
+    names = ("poison", "poison_sites", "poison_diff")
+    if any(getattr(config.option, name) or config.getini(name) for name in names):
+        with own_names():
+            importlib.import_module("harness.pytest.poison.hooks").register(config, config.option)
     config.addinivalue_line("markers", "poison_ok(reason): run without poison; say why")
     config.addinivalue_line("markers", "gpu: a scenario that needs a CUDA device")
 

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.core.records import Finding
-    from harness.judge.cures import cure
     from harness.kernels.plugins import kernel
     from harness.memory.first_nan.recorder import first_nan
 
     __version__: str
 
-__all__ = ["Finding", "__version__", "cure", "first_nan", "kernel"]
+__all__ = ["Finding", "__version__", "first_nan", "kernel"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,10 +19,6 @@ def __getattr__(name: str) -> Any:
         from harness.kernels.plugins import kernel
 
         return kernel
-    if name == "cure":
-        from harness.judge.cures import cure
-
-        return cure
     if name == "first_nan":
         from harness.memory.first_nan.recorder import first_nan
 

@@ -10,24 +10,39 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.main import exit_code_of
 from harness.core.catalog import KERNELS
 
 # Matrices are small here. Several workers with several threads each would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+Cli = Callable[..., tuple[int, str, str]]
+
 
 @pytest.fixture(autouse=True)
 def _forget_kernels_that_a_test_registers() -> Iterator[None]:
-    entries = dict(KERNELS._entries)
     # Imported by whom it concerns only: with torch behind it, it would slow down tests of what needs none.
     loaded = dict(getattr(sys.modules.get("harness.kernels.plugins"), "_loaded", {}))
-    yield
-    KERNELS._entries.clear()
-    KERNELS._entries.update(entries)
+    with KERNELS.scoped():
+        yield
     plugins = sys.modules.get("harness.kernels.plugins")
     if plugins is not None:
         plugins._loaded.clear()
         plugins._loaded.update(loaded)
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Run one command line in an empty folder; returns exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = exit_code_of([str(word) for word in words])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return call
 
 
 @pytest.fixture

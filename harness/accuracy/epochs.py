@@ -16,6 +16,9 @@ from harness.accuracy.backends import Answer, Backend
 from harness.accuracy.tasks import Task
 from harness.core.errors import HarnessError
 
+REPEATS_FILE = "repeats.json"
+"""In a run directory: the numbers of the prompts with another second answer."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -30,6 +33,16 @@ class Progress:
     num_tokens: int = 0
     """Tokens of this epoch that this run generated, in `milliseconds`. Grading does not count."""
     milliseconds: int = 0
+
+
+def unrepeated(alone: Backend, count: int) -> list[int]:
+    """The numbers of the prompts, of `count`, to which a backend gives another greedy answer the second time.
+
+    `alone` asks one prompt at a time, so that no batch changes its rounding.
+    """
+    prompts = [f"Question: {n}. What is {n} plus {7 * n}?\nAnswer:" for n in range(count)]
+    first, second = ([answer.text for answer in alone.generate(prompts, max_tokens=32, stop=())] for _ in range(2))
+    return [number for number, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
 
 
 def run_epochs(

@@ -13,14 +13,17 @@ from harness.accuracy.answer_log import AccuracyRun, QuestionResult
 from harness.accuracy.backends import CANARY_NOTE
 from harness.accuracy.baselines import Baseline
 from harness.accuracy.tasks import STOCK
+from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.extras import numpy, stats
 from harness.core.records import (
     AccuracyJudgement,
     AccuracyLimits,
+    AccuracyReason,
     AccuracyRecord,
     BaselineUse,
     EpochAccuracy,
+    Finding,
     Flips,
     Interval,
     OutcomeGrid,
@@ -35,6 +38,8 @@ _FAULTY = {
 }
 _HEADER = {"task", "model", "model_hash", "engine", "dtype", "seed", "note", "filter"}
 POWER = 0.8
+LARGE_DROP = 0.25
+"""A smallest drop above it is no evidence of health: the statement says that the questions are too few."""
 
 
 def judge(
@@ -64,6 +69,13 @@ def judge(
         grid=_grid(run, baseline),
         seconds=run.seconds,
     )
+
+
+def findings_of(record: AccuracyRecord) -> list[Finding]:
+    """One finding for each reason of the verdict."""
+    judgement = record.judgement
+    pairs = zip(judgement.kinds, judgement.reasons, strict=True)
+    return [Finding(oracle="accuracy", message=reason, cause=kind.cause) for kind, reason in pairs]
 
 
 def _use(run: AccuracyRun, baseline: Baseline | None) -> BaselineUse | None:
@@ -141,7 +153,8 @@ def _judge(
             f"epoch {missing[0].epoch} lacks {num_questions - missing[0].num_questions} of {num_questions} questions"
         )
         statement = f"{lacks}: continue with --resume"
-        return AccuracyJudgement(verdict=Verdict.ERROR, statement=statement, reasons=(statement,))
+        kinds = (AccuracyReason(cause=Code.INCOMPLETE, epoch=missing[0].epoch),)
+        return AccuracyJudgement(verdict=Verdict.ERROR, statement=statement, reasons=(statement,), kinds=kinds)
     trend = _trend(run) if len(epochs) > 1 else None
     compared = [epoch.flips for epoch in epochs if epoch.flips]
     p_values = [flips.p_value for flips in compared] + ([trend] if trend is not None else [])
@@ -161,7 +174,8 @@ def _judge(
     judgement = AccuracyJudgement(
         verdict=verdict,
         statement="",
-        reasons=tuple(reasons),
+        reasons=tuple(words for _, words in reasons),
+        kinds=tuple(kind for kind, _ in reasons),
         p_value=adjust(p_values),
         trend_p_value=trend,
         num_tests=len(p_values),
@@ -186,40 +200,46 @@ def _flips_between_epochs(run: AccuracyRun) -> int:
     return len(flipped)
 
 
-def _significant_drops(epochs: Sequence[EpochAccuracy], trend: float | None, num_tests: int, alpha: float) -> list[str]:
+def _significant_drops(
+    epochs: Sequence[EpochAccuracy], trend: float | None, num_tests: int, alpha: float
+) -> list[tuple[AccuracyReason, str]]:
     reasons = []
     for epoch in epochs:
         flips = epoch.flips
         if flips and flips.lost > flips.gained and flips.p_value * num_tests <= alpha:
-            reasons.append(
+            words = (
                 f"epoch {epoch.epoch} lost {flips.lost} and gained {flips.gained} of {flips.num_shared:,} answers "
                 f"against {flips.reference} (exact McNemar, adjusted p = {flips.p_value * num_tests:.2g})"
             )
+            reasons.append((AccuracyReason(cause=Code.DROP, epoch=epoch.epoch), words))
     if trend is not None and trend * num_tests <= alpha:
-        reasons.append(f"accuracy falls over the epochs (signed-rank trend, adjusted p = {trend * num_tests:.2g})")
+        words = f"accuracy falls over the epochs (signed-rank trend, adjusted p = {trend * num_tests:.2g})"
+        reasons.append((AccuracyReason(cause=Code.TREND), words))
     return reasons
 
 
-def _limit_reasons(epochs: Sequence[EpochAccuracy], limits: AccuracyLimits) -> list[str]:
+def _limit_reasons(epochs: Sequence[EpochAccuracy], limits: AccuracyLimits) -> list[tuple[AccuracyReason, str]]:
     reasons = []
     for epoch in epochs:
+        kind = AccuracyReason(cause=Code.LIMIT, epoch=epoch.epoch)
         for name, words in _FAULTY.items():
             limit, count = getattr(limits, name), getattr(epoch, name)
             if limit is not None and count > limit * epoch.num_questions:
-                reasons.append(
-                    f"epoch {epoch.epoch}: {count} of {epoch.num_questions:,} answers {words} (limit {limit:.1%})"
-                )
+                share = f"{count} of {epoch.num_questions:,} answers {words} (limit {limit:.1%})"
+                reasons.append((kind, f"epoch {epoch.epoch}: {share}"))
         if limits.accuracy is not None and epoch.accuracy < limits.accuracy:
-            reasons.append(f"epoch {epoch.epoch}: accuracy {epoch.accuracy:.4f} is below {limits.accuracy}")
+            words = f"epoch {epoch.epoch}: accuracy {epoch.accuracy:.4f} is below {limits.accuracy}"
+            reasons.append((kind, words))
     return reasons
 
 
-def _flip_reasons(run: AccuracyRun, num_flips: int, limits: AccuracyLimits) -> list[str]:
+def _flip_reasons(run: AccuracyRun, num_flips: int, limits: AccuracyLimits) -> list[tuple[AccuracyReason, str]]:
     limit = 0 if limits.flips is None and run.header.deterministic else limits.flips
     if limit is None or num_flips <= limit:
         return []
     why = "of a deterministic engine " if run.header.deterministic else ""
-    return [f"{num_flips} answers {why}flipped between epochs (limit {limit})"]
+    words = f"{num_flips} answers {why}flipped between epochs (limit {limit})"
+    return [(AccuracyReason(cause=Code.FLIPS), words)]
 
 
 def _statement(
@@ -239,6 +259,8 @@ def _statement(
         parts.append(f"no significant drop (adjusted p = {judgement.p_value:.2g})")
     if judgement.num_tests and judgement.smallest_drop is None:
         parts.append("no drop could have been seen with so few questions right")
+    elif judgement.verdict is Verdict.PASS and (judgement.smallest_drop or 0) > LARGE_DROP:
+        parts.append(f"too few questions: only a drop of {judgement.smallest_drop:.0%} or more would have been seen")
     elif judgement.num_tests:
         parts.append(f"a drop of {judgement.smallest_drop:.2%} would have been seen (80 % power)")
     if CANARY_NOTE in run.header.note and run.header.task in STOCK:

@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.accuracy.script import Pool, Request, Script, Step, requests_of
 from harness.accuracy.script_server import NUM_BEST, Reply, Scores, ScriptServer
+from harness.core.cause_codes import Code
 from harness.core.errors import Refused
 from harness.core.params import Record
 from harness.core.records import CaseResult, Finding, Verdict
@@ -172,7 +173,9 @@ class _Runner:
                     f"{_named(request)}, token {place}: asked alone it answers {reply.tokens[place]}, a prefill of "
                     f"prompt and answer prefers token_id:{best} by {margin:.3f} nats"
                 )
-                self.judged.findings.append(Finding(oracle=ORACLE, where="asked alone", message=message))
+                self.judged.findings.append(
+                    Finding(oracle=ORACLE, where="asked alone", message=message, cause=Code.DIVERGED)
+                )
                 return
 
     def _note(self, note: str) -> None:
@@ -221,11 +224,12 @@ class _Runner:
         if expected is None:
             return self._note("answers with other weights were not compared: name a server with them by --against")
 
-        def found(message: str) -> None:
-            self.judged.findings.append(Finding(oracle=ORACLE, where=where, message=f"{_named(request)}{message}"))
+        def found(message: str, cause: Code = Code.DIFFERS) -> None:
+            message = f"{_named(request)}{message}"
+            self.judged.findings.append(Finding(oracle=ORACLE, where=where, message=message, cause=cause))
 
         if reply.error:
-            return found(f": no answer: {reply.error}")
+            return found(f": no answer: {reply.error}", Code.UNANSWERED)
         self.judged.num_answers += 1
         for place, (token, right) in enumerate(zip(reply.tokens, expected.tokens, strict=False)):
             self.judged.num_tokens += 1
@@ -238,14 +242,14 @@ class _Runner:
                 what = f", token {place}: {token} instead of {right}, {known}"
                 if margin <= 2 * self.check.tolerance:
                     return self.judged.ties.append(f"{where}: {_named(request)}{what}")
-                return found(what)
+                return found(what, Code.WRONG_TOKEN)
             drift = abs(reply.logprobs[place] - expected.logprobs[place])
             if not drift <= self.check.tolerance:
                 pair = f"{reply.logprobs[place]:.3f} instead of {expected.logprobs[place]:.3f}"
                 return found(f", token {place}: {token} has log probability {pair}")
             self.judged.drift = max(self.judged.drift, drift)
         if request.abort_after is None and len(reply.tokens) != len(expected.tokens):
-            found(f": {len(reply.tokens)} tokens instead of {len(expected.tokens)}")
+            found(f": {len(reply.tokens)} tokens instead of {len(expected.tokens)}", Code.MISCOUNTED)
         return None
 
 

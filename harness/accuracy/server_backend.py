@@ -41,6 +41,14 @@ class Unanswered(Exception):
         self.unreachable = unreachable
 
 
+class _Stopped(Exception):
+    """The caller stops the questions, by Ctrl-C for example."""
+
+    def __init__(self, why: BaseException) -> None:
+        super().__init__()
+        self.why = why
+
+
 class ServerBackend:
     """Asks `{url}/completions` with temperature 0, `concurrency` questions at a time."""
 
@@ -86,7 +94,10 @@ class ServerBackend:
             body = self._body(prompt, max_tokens) | {"stop": list(stop)[:4] or None}
             return await self._attempts(client, body, stop)
 
-        return asyncio.run(self._in_flight(ask, prompts, on_answer))
+        try:
+            return asyncio.run(self._in_flight(ask, prompts, on_answer))
+        except _Stopped as stopped:
+            raise stopped.why from None
 
     def close(self) -> None:
         """Nothing is held between calls."""
@@ -106,7 +117,12 @@ class ServerBackend:
                 async with gate:
                     result = await ask(client, question)
                 if on_answer:
-                    on_answer(position, result)
+                    try:
+                        on_answer(position, result)
+                    except BaseException as why:
+                        # A KeyboardInterrupt would leave the loop before the other tasks end. Their exceptions would
+                        # be reported later, from anywhere in the process.
+                        raise _Stopped(why) from None
                 return result
 
             tasks = [asyncio.create_task(one(i, question)) for i, question in enumerate(questions)]

@@ -7,7 +7,6 @@ the files. Prompts, filters and metrics are lm-eval's own.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib.util
 import io
@@ -17,9 +16,9 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -27,6 +26,9 @@ from harness.core import extras
 from harness.core.errors import InputError
 from harness.core.files import TASKS
 from harness.core.registry import nearest
+
+if TYPE_CHECKING:
+    from harness.accuracy.kept_prompts import KeptPrompts
 
 INVALID = "[invalid]"
 """The result of lm-eval's regular-expression filters for an answer that does not parse."""
@@ -51,42 +53,25 @@ class Grade:
 class Task:
     """One loaded lm-eval task: its questions by hash, its prompts, and the grading of single answers."""
 
-    def __init__(self, name: str, task: Any, *, filter_name: str | None = None, limit: int | None = None) -> None:
+    def __init__(self, name: str, task: KeptPrompts, *, filter_name: str | None = None) -> None:
         self.name = name
         self.lm_eval_task = task
-        self._filters = task._filters
-        filters = [ensemble.name for ensemble in self._filters]
+        filters = task.filter_names
         if filter_name is not None and filter_name not in filters:
             raise InputError(f"--filter {filter_name!r}: task {name} has {', '.join(filters)}")
         self.filter = filter_name or filters[0]
         self.metric = "exact_match"
-        # Prompts are made once. Each prompt draws its few-shot examples from one generator, so prompts made again for
-        # another epoch, or for the rest of an epoch after a kill, would differ.
-        _keep_compiled_templates()
-        with _no_progress_bars():
-            task.build_all_requests(limit=limit)
-        self.instances = list(task.instances)
+        self.instances = task.kept
         self.questions = question_hashes([instance.doc for instance in self.instances])
-        task.build_all_requests = self._select
 
     def grade(self, instance: Any, text: str) -> Grade:
         """Judge one answer with the calls that `lm_eval.evaluate` makes."""
-        alone = replace(instance, resps=[text], filtered_resps={})
-        for ensemble in self._filters:
-            ensemble.apply([alone])
+        filtered = self.lm_eval_task.filtered(instance, text)
         scores = {
-            name: float(self.lm_eval_task.process_results(alone.doc, [filtered])[self.metric])
-            for name, filtered in alone.filtered_resps.items()
+            name: float(self.lm_eval_task.process_results(instance.doc, [answer])[self.metric])
+            for name, answer in filtered.items()
         }
-        return Grade(scores[self.filter] == 1.0, scores, alone.filtered_resps[self.filter] == INVALID)
-
-    def _select(self, *, samples: list[int] | None = None, **_: Any) -> None:
-        """Replaces the task's `build_all_requests`: the prompts made before, numbered as lm-eval expects."""
-        chosen = range(len(self.instances)) if samples is None else samples
-        self.lm_eval_task._instances = [
-            replace(self.instances[i], resps=[], filtered_resps={}, metadata=(self.name, number, 1))
-            for number, i in enumerate(chosen)
-        ]
+        return Grade(scores[self.filter] == 1.0, scores, filtered[self.filter] == INVALID)
 
 
 def question_hashes(docs: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -128,6 +113,8 @@ def load_task(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
+    from harness.accuracy.kept_prompts import KeptPrompts
+
     manager = TaskManager(include_path=str(spec.parent), include_defaults=False)
     try:
         with _no_progress_bars():
@@ -139,7 +126,8 @@ def load_task(
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=1234)
-    return Task(name, task, filter_name=filter_name, limit=limit)
+    with _no_progress_bars():
+        return Task(name, KeptPrompts.of(task, limit), filter_name=filter_name)
 
 
 def _source(name: str, data_dir: Path | None) -> tuple[Path, dict[str, str]]:
@@ -189,11 +177,3 @@ def _no_progress_bars() -> Iterator[None]:
     """Hides the progress bars of lm-eval and datasets on standard error."""
     with contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-def _keep_compiled_templates() -> None:
-    """lm-eval compiles a task's templates three times an answer, which costs a third of a fast engine's time."""
-    from lm_eval.utils import env  # type: ignore[import-untyped]
-
-    if not hasattr(env.from_string, "cache_info"):
-        env.from_string = functools.lru_cache(maxsize=256)(env.from_string)

@@ -27,6 +27,7 @@ def fp8_cache(scale: float | None = None) -> CacheTransform:
     """
 
     def transform(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
+        """kv_c [..., R] and k_pe [..., E], rounded."""
         row = torch.cat((kv_c, k_pe), dim=-1)
         unit = row.abs().amax() / FP8_MAX if scale is None else torch.tensor(scale, device=row.device)
         rounded = (row / unit).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(row.dtype) * unit.to(row.dtype)

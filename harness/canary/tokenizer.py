@@ -78,7 +78,7 @@ class Examples:
         return self.tokens.shape[0]
 
     def take(self, rows: Tensor) -> Examples:
-        """The given rows, cut to their longest."""
+        """The given rows [n] int64, cut to their longest."""
         lengths = self.lengths[rows]
         longest = int(lengths.max())
         return Examples(self.tokens[rows, :longest], self.labels[rows, :longest], lengths)

@@ -162,7 +162,10 @@ def noise(strength: float, generator: torch.Generator) -> CacheTransform:
     """A cache transform that adds Gaussian noise of `strength` times each row's root mean square."""
 
     def transform(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
+        """kv_c [..., R] and k_pe [..., E] with noise."""
+
         def disturb(x: Tensor) -> Tensor:
+            """x [..., D] with noise of its own scale."""
             rms = x.detach().square().mean(dim=-1, keepdim=True).sqrt()
             return x + strength * rms * torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
 

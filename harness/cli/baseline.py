@@ -11,8 +11,8 @@ from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, read_run
 from harness.accuracy.baselines import Baseline, plan_update, read_baselines, write_baseline
 from harness.accuracy.judge import wilson_interval
 from harness.cli.commands import Command, new_app
-from harness.cli.options import Json, Out
 from harness.cli.output import console, print_json
+from harness.cli.shared_options import Json, Out
 from harness.core.errors import InputError
 from harness.core.files import BASELINES
 from harness.core.registry import nearest

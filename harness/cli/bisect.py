@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +20,8 @@ import typer
 from rich.console import Console
 from rich.measure import Measurement
 
-from harness.cli.options import Device, Json, Scenarios, Seed, Tags, Timeout, Workers
 from harness.cli.output import console, print_json
+from harness.cli.shared_options import Device, Json, Scenarios, Seed, Tags, Timeout, Workers
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.report.bisect import Column, Row, in_order, is_good, reasons, rows, to_object
@@ -30,6 +33,9 @@ from harness.run.requests import CommandLine
 from harness.scenario.selection import select
 from harness.store.run_folder import RunStore
 
+START_SECONDS = 60.0
+"""How long an interpreter gets to say its version."""
+
 
 def bisect(
     selectors: Annotated[
@@ -40,7 +46,10 @@ def bisect(
         typer.Option("--python", metavar="PYTHON", help="Interpreter, or folder of a venv; may be repeated."),
     ] = None,
     site: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Folder of packages to import first; may be repeated.")
+        list[Path] | None,
+        typer.Option(
+            "--site", "--engine-path", metavar="DIR", help="Folder of packages to import first; may be repeated."
+        ),
     ] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Also inject each declared fault.")] = False,
     parallel: Annotated[int, typer.Option(metavar="N", min=1, help="Versions at a time.")] = 1,
@@ -96,12 +105,18 @@ def _interpreter(name: str) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "bin" / "python"
-    if path.is_file() and os.access(path, os.X_OK):
-        return str(path.absolute())
-    on_path = shutil.which(name)
-    if on_path is None:
+    is_program = path.is_file() and os.access(path, os.X_OK)
+    found = str(path.absolute()) if is_program else shutil.which(name)
+    if found is None:
         raise InputError(f"--python {name}: no interpreter there; name an executable or the folder of a venv")
-    return on_path
+    with suppress(OSError, subprocess.TimeoutExpired):
+        asked = [found, "-c", "import sys; print('Python', *sys.version_info[:2])"]
+        done = subprocess.run(
+            asked, capture_output=True, text=True, errors="replace", timeout=START_SECONDS, check=False
+        )
+        if done.returncode == 0 and re.fullmatch(r"Python \d+ \d+\s*", done.stdout):
+            return found
+    raise InputError(f"--python {name}: not a Python interpreter; name an executable or the folder of a venv")
 
 
 def _selection(selectors: list[str], given: list[str], scenarios: list[Any]) -> tuple[list[str], list[str]]:
@@ -145,7 +160,7 @@ def _ask(interpreter: str, site: Path | None, command: list[str], children: list
         if shares_gpus:
             # The locks of GPUs are files there: versions that run side by side must not wait for each other's.
             environ["TMPDIR"] = scratch
-        child = Child("harness.cli.one_command", name="the command", python=interpreter, environ=environ)
+        child = Child("harness.cli.bisect_child", name="the command", python=interpreter, environ=environ)
         children.append(child)
         child.send(CommandLine(arguments=(*command, "--out", scratch)))
         try:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.commands import Command, new_app
-from harness.cli.options import Seed
+from harness.cli.shared_options import Seed
 from harness.core.errors import InputError
 from harness.core.extras import ACCURACY, require
 from harness.run.child import ask

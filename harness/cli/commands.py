@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from harness.core.checkout import BENCHMARKS, from_checkout
 from harness.core.errors import InputError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -18,10 +19,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Run cases, find the memory to blame for failures, and write reports."),
     "selftest": ("selftest:selftest", "Inject each known bug, and check that it is caught."),
     "repro": ("repro:repro", "Show an upstream bug, without and with it; or export a failing case."),
-    "list": ("look:list_", "List scenarios, kernels, faults, oracles and sites."),
-    "show": ("look:show", "Show one case in full, and explain its terms."),
-    "doctor": ("look:doctor", "Show what can run on this machine, and why the rest cannot."),
-    "schema": ("look:schema", "Print the JSON Schema of scenario files."),
+    "list": ("listing:list_", "List scenarios, kernels, faults, oracles and sites."),
+    "show": ("listing:show", "Show one case in full, and explain its terms."),
+    "doctor": ("doctor:doctor", "Show what can run on this machine, and why the rest cannot."),
+    "schema": ("schema:schema", "Print the JSON Schema of scenario files."),
     "report": ("report:report", "Print a stored run, and write its reports again."),
     "history": ("history:history", "Follow a scenario or a case from run to run."),
     "compare": (
@@ -30,17 +31,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "merge": ("merge:merge", "Merge the shards of one run."),
     "shrink": ("shrink:shrink", "Find the smallest case that fails for the same reason."),
-    "cure": ("cure:cure", "Check whether a fix removes the cause of a failure or only hides it."),
-    "bench": ("bench:bench", "Measure the cost of the harness itself."),
-    "susceptibility": ("susceptibility:susceptibility", "Poison each kernel at each site, and write a table."),
+    "bench": ("benchmarks/bench_command:bench", "Measure the cost of the harness itself."),
     "survey": ("survey:survey", "Try options of an engine together, as released, and find which lose answers."),
     "bisect": ("bisect:bisect", "Run the same scenarios under several versions, and find the first bad one."),
-    "serve-check": ("serve_check:serve_check", "Check the answers of a running server, or how it keeps its state."),
+    "serve-check": ("serve_check:serve_check", "Check how a running server keeps its state, by a script of requests."),
     "epochs": ("epochs:epochs", "Ask a model the same questions several times, and judge each epoch."),
     "baseline": ("baseline:app", "Show stored accuracies, or store the accuracy of a run."),
     "canary": ("canary:app", "Train canaries: tiny models that measure inference, not ability."),
 }
-"""Name -> "module of this folder:function or group", and the first line of its help."""
+"""Name -> "module of this folder, or file of benchmarks/:function or group", and the first line of its help."""
 
 
 class Command(TyperCommand):
@@ -73,7 +72,10 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        found = getattr(importlib.import_module(f"harness.cli.{module}"), name)
+        if module.startswith("benchmarks/"):
+            found = getattr(from_checkout(BENCHMARKS, module.removeprefix("benchmarks/"), cmd_name), name)
+        else:
+            found = getattr(importlib.import_module(f"harness.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
             app = new_app()
             app.command(cmd_name, cls=Command)(found)

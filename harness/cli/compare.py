@@ -8,19 +8,19 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.making_runs import history_file
-from harness.cli.options import History, Json, Out
 from harness.cli.output import console, print_json, warn
+from harness.cli.run_and_report import past_runs
+from harness.cli.shared_options import History, Json, Out
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
 from harness.report.compare_page import render
+from harness.report.run_view import RunView
 from harness.report.terminal_history import print_comparison
 from harness.store.history.compare import LATEST, Change, Comparison, choose
 from harness.store.history.compare import compare as compare_runs
-from harness.store.history.database import opened
 from harness.store.history.entry import Entry, RunEntry
-from harness.store.history.runs import newer
-from harness.store.run_folder import DEFAULT_RUNS
+from harness.store.history.runs import PastRuns
+from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
 PAGE = "compare.html"
 """In the folder of the newer run."""
@@ -39,19 +39,19 @@ def compare(
     """Compare two runs; exit code 1 if something fails that did not fail before, or no longer runs."""
     if names and len(names) > 2:
         raise InputError(f"compare: takes two runs, the older first, not {len(names)}")
-    file = history_file(history)
-    before, after = choose(names or [], file, out or Path(DEFAULT_RUNS), branch=branch)
-    if (not names or names[-1] == LATEST) and file and file.is_file():
-        with opened(file) as connection:
-            for run_id in newer(connection, after)[:1]:
-                warn(f"{run_id} is newer than {after.run_id}, but nothing ran in it; to compare it, name it")
+    runs = past_runs(history, out) or PastRuns(out or DEFAULT_RUNS)
+    before, after = choose(names or [], runs, branch=branch)
+    if (not names or names[-1] == LATEST) and runs.names and runs.names[0] > after.run_id:
+        warn(f"{runs.names[0]} is newer than {after.run_id}, but nothing ran in it; to compare it, name it")
     found = compare_runs(before, after)
     if json:
         print_json(_to_object(found), default=_of_change)
     else:
-        print_comparison(console(), found)
-        if (folder := Path(after.folder)).is_dir():
-            write_atomic(folder / PAGE, render(found))
+        folder = Path(after.folder)
+        causes = RunView(RunStore.open(folder)).causes if (folder / "run.json").is_file() else []
+        print_comparison(console(), found, causes)
+        if folder.is_dir():
+            write_atomic(folder / PAGE, render(found, causes))
             console().print(f"page: {folder / PAGE}", soft_wrap=True)
     raise typer.Exit(int(bool(found.new_failures or found.lost)))
 

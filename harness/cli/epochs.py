@@ -11,13 +11,14 @@ from rich.console import Console
 
 from harness.accuracy.answer_log import RunHeader
 from harness.accuracy.backends import parse_model
-from harness.cli import making_runs
-from harness.cli.options import Branch, Commit, History, Json, Out, Resume, ServedModel, command_line
+from harness.cli import run_and_report
 from harness.cli.output import console, print_json
+from harness.cli.shared_options import Branch, Commit, History, Json, Out, Resume, ServedModel, command_line
 from harness.core.catalog import MODELS
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
-from harness.diagnose.perform import exit_code
+from harness.diagnose.run_jobs import exit_code
+from harness.report.run_view import RunView
 from harness.report.terminal import EpochProgress, print_run
 from harness.run.child import ChildDied
 from harness.run.model_process import ModelProcess
@@ -61,6 +62,12 @@ def epochs(
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of a server's answer [default: 120].")
     ] = None,
+    repeat: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Also ask a server N prompts twice, one at a time.")
+    ] = None,
+    least: Annotated[
+        float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least accuracy of an epoch.")
+    ] = None,
     baseline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Baseline, or folder of baselines, to compare with.")
     ] = None,
@@ -72,7 +79,7 @@ def epochs(
     json: Json = False,
 ) -> None:
     """Ask a model the same questions several times, and judge each epoch."""
-    if store := making_runs.to_resume(context, resume, out, "epochs"):
+    if store := run_and_report.to_resume(context, resume, out, "epochs"):
         params = ModelParams.model_validate(store.plan.options["epochs"])
     else:
         given = {name: context.params[name] for name in ModelParams.model_fields}
@@ -85,10 +92,9 @@ def epochs(
         if store is None:
             header = RunHeader.model_validate(ready["header"])
             store = create(out or DEFAULT_RUNS, header, params, choose_baseline(header, baseline), command_line())
-        store.note_source(making_runs.source_under_test(commit, branch))
+        store.note_source(run_and_report.source_under_test(commit, branch))
         store.note_environment(ready["environment"])
-        kept = making_runs.history_file(history)
-        code = _perform(store, process, params, screen, resume=resume is not None, as_json=json, history=kept)
+        code = _perform(store, process, params, screen, resume=resume is not None, as_json=json, history=history)
     raise typer.Exit(code)
 
 
@@ -98,6 +104,8 @@ def _checked(given: dict[str, Any]) -> ModelParams:
         if name not in given:
             raise InputError(f"epochs: --{name} is missing; for example --{name} {example}")
     kind, _ = parse_model(given["model"])
+    if "repeat" in given and kind.name != "server":
+        raise InputError(f"--repeat: is of server, not of {kind.name}; ask its epochs again with --concurrency 1")
     for name in given:
         kinds = [model.name for model in MODELS if name in model.options]
         if kinds and name not in kind.options:
@@ -114,7 +122,7 @@ def _perform(
     *,
     resume: bool,
     as_json: bool,
-    history: Path | None,
+    history: str | None,
 ) -> int:
     """Ask the questions, then judge, store, report and print what there is. Returns the exit code."""
     died: ChildDied | None = None
@@ -130,15 +138,17 @@ def _perform(
                 # A crash of the model is a result: it is judged, and the run goes on to its reports.
                 died = error
 
-    def settle(ended: str) -> None:
+    def before_report(ended: str) -> None:
         store.add(judged(store, trouble=str(died or ended), log=died.log if died else "", died=died is not None))
 
-    def tell() -> int:
-        print_run(screen, store)
+    def report() -> int:
+        print_run(screen, RunView(store))
         if as_json:
             print_json(summarise(store))
         if died is not None:
-            print(f"{died}; continue with: {making_runs.command_to_resume(store)}", file=sys.stderr)
+            print(f"{died}; continue with: {run_and_report.command_to_resume(store)}", file=sys.stderr)
         return exit_code(store.results())
 
-    return making_runs.perform(store, work, stop=process.close, tell=tell, history=history, settle=settle)
+    return run_and_report.work_and_report(
+        store, work, stop=process.close, report=report, history=history, before_report=before_report
+    )

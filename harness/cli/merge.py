@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.making_runs import add_to_history, history_file
-from harness.cli.options import History, Json, Out, command_line
 from harness.cli.output import console, print_json
-from harness.diagnose.perform import exit_code
+from harness.cli.run_and_report import trends_in
+from harness.cli.shared_options import History, Json, Out, command_line
+from harness.diagnose.run_jobs import exit_code
+from harness.report.run_view import RunView
 from harness.report.terminal import print_run
 from harness.report.write import write_reports
 from harness.store.merge import merge as put_together
@@ -27,8 +28,9 @@ def merge(
     root = out or DEFAULT_RUNS
     shards = [RunStore.open(find_run(name, root)) for name in names]
     merged = put_together(shards, root, command=command_line())
-    write_reports(merged, add_to_history(merged, history_file(history)))
-    print_run(console(json), merged)
+    view = RunView(merged)
+    write_reports(view, trends_in(merged, history))
+    print_run(console(json), view)
     if json:
         print_json(summarise(merged))
     raise typer.Exit(exit_code(merged.results()) or int(not all(fault.caught for fault in merged.faults())))

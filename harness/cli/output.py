@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
 
 from harness.report.console import console_for
 
@@ -24,3 +26,14 @@ def print_json(value: object, default: Callable[[Any], object] | None = None) ->
 
 def warn(message: str) -> None:
     print("mla-harness: warning:", " ".join(message.split()), file=sys.stderr)
+
+
+def print_block(screen: Console, title: str, lines: dict[str, str]) -> None:
+    """Print `title`, and below it a line for each name with its text. Nothing without lines."""
+    if not lines:
+        return
+    screen.print(f"\n{title}", style="bold", soft_wrap=True)
+    grid = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+    for name, text in lines.items():
+        grid.add_row(name, text)
+    screen.print(Padding(grid, (0, 0, 0, 2)))

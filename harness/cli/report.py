@@ -8,17 +8,21 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.making_runs import history_file
-from harness.cli.options import History, Json, Out
-from harness.cli.output import console, print_json, warn
-from harness.core.errors import HarnessError, InputError
+from harness.cli.output import console, print_json
+from harness.cli.run_and_report import past_runs, trends_in
+from harness.cli.shared_options import History, Json, Out
+from harness.core.errors import InputError
+from harness.report.console import table
 from harness.report.markdown import render
+from harness.report.markdown import table as markdown_table
+from harness.report.pivot import pivot as pivot_of
+from harness.report.run_view import RunView
 from harness.report.terminal import print_run
+from harness.report.wording import printable
 from harness.report.write import write_reports
 from harness.store.epochs import take_in
 from harness.store.history.compare import Comparison, compare, previous_of
 from harness.store.history.entry import entry_of
-from harness.store.history.trends import read_trends
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 from harness.store.summary import canonical as canonical_lines
 from harness.store.summary import summarise
@@ -34,37 +38,49 @@ def report(
     canonical: Annotated[
         bool, typer.Option("--canonical", help="Print the findings as sorted lines without times, to compare runs.")
     ] = False,
+    pivot: Annotated[
+        str | None,
+        typer.Option(metavar="ROWS/COLUMNS", help="Print its cases by values, such as kernel,kv/site,pattern."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Print a stored run, and write its reports again."""
-    if markdown + json + canonical > 1:
-        raise InputError("report: --markdown, --json and --canonical are ways to print it; give one")
+    if (markdown and not pivot) + json + canonical + bool(pivot) > 1:
+        raise InputError("report: --markdown, --json, --canonical and --pivot are ways to print it; give one")
     store = RunStore.open(find_run(name, Path(out) if out else DEFAULT_RUNS))
     if "epochs" in store.plan.options:
         take_in(store)
     if canonical:
         sys.stdout.write(canonical_lines(store))
         return
-    kept = history_file(history)
-    trends = read_trends(kept, store.plan.run_id)
-    write_reports(store, trends)
+    if pivot:
+        _print_pivot(store, pivot, markdown=markdown)
+        return
+    trends = trends_in(store, history)
+    view = RunView(store)
+    write_reports(view, trends)
     if markdown:
-        sys.stdout.write(render(store, _since_before(store, kept), trends))
+        sys.stdout.write(render(view, _since_before(store, history), trends))
         return
     if json:
         print_json(summarise(store))
         return
-    print_run(console(), store, with_table=True)
+    print_run(console(), view, with_table=True)
 
 
-def _since_before(store: RunStore, history: Path | None) -> Comparison | None:
-    """The changes since the previous run, if the history has one."""
-    if history is None or not history.is_file():
-        return None
-    run = entry_of(store)
-    try:
-        before = previous_of(run, history)
-    except HarnessError as error:
-        warn(f"nothing to compare with: {error}")
-        return None
+def _print_pivot(store: RunStore, shape: str, *, markdown: bool) -> None:
+    titles, rows = pivot_of(store, shape)
+    if markdown:
+        print(markdown_table(titles, rows))
+        return
+    shown = table(*titles)
+    for row in rows:
+        shown.add_row(*map(printable, row))
+    console().print(shown)
+
+
+def _since_before(store: RunStore, history: str | None) -> Comparison | None:
+    """The changes since the previous run, if there is one."""
+    run, runs = entry_of(store), past_runs(history, store.path.parent)
+    before = previous_of(run, runs) if runs else None
     return compare(before, run) if before else None

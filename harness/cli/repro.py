@@ -14,19 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.export import MAX_SHRINK_SECONDS, export_report, export_script
-from harness.cli.making_runs import NOTHING_RAN
-from harness.cli.options import Device, EnginePath, Json, Plugins, Scenarios, Seed, Timeout, Workers
 from harness.cli.output import console, print_json
+from harness.cli.run_and_report import NOTHING_RAN
+from harness.cli.shared_options import Device, EnginePath, Json, Plugins, Scenarios, Seed, Timeout, Workers
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.diagnose.blame import find_blame
-from harness.diagnose.perform import exit_code, judge_fault
+from harness.diagnose.run_jobs import exit_code, judge_fault
 from harness.diagnose.session import comes_from, declared_oracle, why_not_recorded, with_first_nan
 from harness.diagnose.shrink import shrink, why_not
 from harness.report.causes import facts
 from harness.report.console import say, table
+from harness.report.run_view import skip_reasons
 from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, verdict_text
 from harness.report.wording import blame_lines, num, one_line, printable, reproduce_case
 from harness.run.planning import Planner, Wanted, load
@@ -156,12 +157,12 @@ class _Reproduction:
         self.cases += [_as_object(j, results[j.key], blames.get(j.key), smallest.get(j.key)) for j in jobs]
         self.faults += [found.model_dump(mode="json") for found in judged]
         if is_skipped:
-            print_skips(self.screen, clean, scenario.name)
+            print_skips(self.screen, skip_reasons(clean), scenario.name)
             return 2
         if not faults:
             verdicts = ", ".join(f"{count} {name}" for name, count in totals(clean).items() if count)
             self.screen.print(f"\nno fault of its own; {num(len(clean), 'case')} as they are: {verdicts}")
-        _print_commands(self.screen, cases[0].id, faults)
+        self._print_commands(cases[0].id, faults)
         return exit_code(clean, judged, [results[f"{case.id}!{use.name}"] for use, case in declared])
 
     def _run(self, cases: list[Case], faults: list[str]) -> tuple[list[Job], dict[str, CaseResult], dict[str, Blame]]:
@@ -189,6 +190,14 @@ class _Reproduction:
         self.screen.print("smaller, for the same reason:")
         print_shrunk(self.screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, self.wanted.reproduction()))
         return {job.key: shrunk}
+
+    def _print_commands(self, case_id: str, faults: list[str]) -> None:
+        shown = shlex.join(["mla-harness", "show", case_id])
+        self.screen.print(f"\nsee one case in full: {shown}", soft_wrap=True)
+        for fault in faults:
+            command = reproduce_case(case_id, fault, self.wanted.reproduction())
+            self.screen.print(f"run it with the bug: {command}", soft_wrap=True)
+        self.screen.print()
 
 
 def _judged(
@@ -256,11 +265,3 @@ def _as_object(job: Job, result: CaseResult, blame: Blame | None, smallest: Shru
         "blame": blame.model_dump(mode="json") if blame else None,
         "smallest": smallest.model_dump(mode="json") if smallest else None,
     }
-
-
-def _print_commands(screen: Console, case_id: str, faults: list[str]) -> None:
-    screen.print(f"\nsee one case in full: {shlex.join(['mla-harness', 'show', case_id])}", soft_wrap=True)
-    for fault in faults:
-        command = shlex.join(["mla-harness", "run", case_id, "--fault", fault])
-        screen.print(f"run it with the bug: {command}", soft_wrap=True)
-    screen.print()

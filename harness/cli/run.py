@@ -3,132 +3,123 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harness.cli import making_runs, options
-from harness.cli.fail_on import FailOn, code_of
+from harness.cli import run_and_report, shared_options
+from harness.cli.fail_on import Against, FailOn, code_of
+from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
 from harness.cli.sharding import cut, refuse_moving
 from harness.core.errors import InputError
-from harness.core.extras import require
 from harness.core.records import Verdict
 from harness.report.console import say
-from harness.report.terminal import LiveProgress, print_run, totals_line
+from harness.report.run_view import RunView
+from harness.report.terminal import print_run, totals_line
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.run.sanitizer import SanitizedPool, check
-from harness.store.run_folder import DEFAULT_RUNS, Control, RunStore
+from harness.store.history.entry import RunEntry, read_entry
+from harness.store.run_folder import Control, RunStore, find_run
 from harness.store.summary import summarise
 
 
-def run(
-    context: typer.Context,
-    selectors: options.Selectors = None,
-    tags: options.Tags = None,
-    device: options.Device = "auto",
-    kernels: options.Kernels = None,
-    plugin: options.Plugins = None,
-    fault: options.Fault = None,
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(MakingRuns):
+    """Options of `mla-harness run`."""
+
+    workers: shared_options.WorkersOrHere = None
+    kernels: shared_options.Kernels = None
+    plugin: shared_options.Plugins = None
+    fault: shared_options.Fault = None
     with_faults: Annotated[
         bool, typer.Option("--with-faults", help="Also inject the known bugs that the scenarios declare.")
-    ] = False,
-    seed: options.Seed = 0,
-    out: options.Out = None,
-    resume: options.Resume = None,
-    timeout: options.Timeout = 60.0,
-    workers: options.WorkersOrHere = None,
-    per_gpu: options.PerGpu = 1,
-    executor: options.Executor = making_runs.LOCAL,
-    ray_address: options.RayAddress = None,
-    scenarios: options.Scenarios = None,
-    engine_path: options.EnginePath = None,
+    ] = False
+    engine_path: shared_options.EnginePath = None
     sanitizer: Annotated[
         str | None, typer.Option(metavar="TOOL", help="Run one case under initcheck, memcheck or racecheck.")
-    ] = None,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts, cut by case ids.")] = None,
+    ] = None
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts, cut by case ids.")] = None
     times: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Cut shards by the times in this copy of a history.")
-    ] = None,
+        Path | None, typer.Option(metavar="DIR", help="Cut shards by the times in this folder of runs.")
+    ] = None
     shrink_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
-    ] = 0.0,
-    exhaustive: options.Exhaustive = False,
-    first_failure: Annotated[bool, typer.Option("-x", help="Stop after the first failure.")] = False,
-    max_failures: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N failures.")] = None,
+    ] = 0.0
+    first_failure: Annotated[bool, typer.Option("-x", help="Stop after the first failure.")] = False
+    max_failures: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N failures.")] = None
     last_failed: Annotated[
         bool, typer.Option("--last-failed", help="Only cases that failed in the newest run, with its options.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("-q", help="Print failures in one line each, and totals.")] = False,
-    verbose: Annotated[bool, typer.Option("-v", help="Print each case, and tracebacks in full.")] = False,
-    fail_on: FailOn = None,
-    history: options.History = None,
-    commit: options.Commit = "",
-    branch: options.Branch = "",
-    json: options.Json = False,
-) -> None:
+    ] = False
+    quiet: Annotated[bool, typer.Option("-q", help="Print failures in one line each, and totals.")] = False
+    verbose: Annotated[bool, typer.Option("-v", help="Print each case, and tracebacks in full.")] = False
+    fail_on: FailOn = None
+    against: Against = None
+
+
+@with_options(RunOptions)
+def run(context: typer.Context, given: RunOptions) -> None:
     """Run cases, find the memory to blame for failures, and write reports."""
-    wanted = Wanted(
-        *(tuple(selectors or ()), tuple(tags or ()), device, tuple(kernels or ()), tuple(plugin or ())),
-        *(fault, seed, timeout, scenarios, engine_path),
-    )
+    judged = {"kernels": tuple(given.kernels or ()), "plugins": tuple(given.plugin or ())}
+    wanted = given.wanted(**judged, fault=given.fault, engine_path=given.engine_path)
     again: frozenset[str] | None = None
-    if last_failed:
-        wanted, again = making_runs.as_last_failed(wanted, out or DEFAULT_RUNS)
-    kept = making_runs.history_file(history)
-    if "new" in (fail_on or ()) and kept is None:
-        raise InputError("--fail-on new: compares with the run before in the history; leave out --history none")
-    if "new" in (fail_on or ()):
-        require(["pandas"])
-    if times is not None:
-        refuse_moving(times, shard, kept)
-    if store := making_runs.to_resume(context, resume, out, "run"):
+    if given.last_failed:
+        wanted, again = run_and_report.as_last_failed(wanted, given.root)
+    accepted = _accepted(given)
+    if given.times is not None:
+        refuse_moving(given.times, given.shard, given.root)
+    sanitizer = given.sanitizer
+    if store := run_and_report.to_resume(context, given.resume, given.out, "run"):
         sanitizer = store.plan.sanitizer
         if sanitizer and (left := store.unfinished()):
             check(sanitizer, left)
-    with _pool(workers, per_gpu, sanitizer, executor, ray_address) as pool:
-        if store is None:
-            store = _planned(wanted, pool, out or DEFAULT_RUNS, shard, times, again, with_faults=with_faults)
-        store.note_source(making_runs.source_under_test(commit, branch, wanted.plugins))
+    with _pool(given, sanitizer) as pool:
+        store = store or _planned(wanted, pool, given, again)
+        store.note_source(run_and_report.source_under_test(given.commit, given.branch, wanted.plugins))
         code = finish(
             store,
             pool,
-            as_json=json,
-            is_exhaustive=exhaustive,
-            shrink_seconds=shrink_seconds,
-            max_failures=1 if first_failure else max_failures,
-            loudness=verbose - quiet,
-            fail_on=fail_on,
-            history=kept,
+            as_json=given.json,
+            is_exhaustive=given.exhaustive,
+            shrink_seconds=given.shrink_seconds,
+            max_failures=1 if given.first_failure else given.max_failures,
+            loudness=given.verbose - given.quiet,
+            fail_on=given.fail_on,
+            history=given.history,
+            accepted=accepted,
         )
     raise typer.Exit(code)
 
 
-def _pool(workers: int | None, per_gpu: int, sanitizer: str | None, executor: str, ray_address: str | None) -> Pool:
-    if workers == 0:
-        if sanitizer or executor != making_runs.LOCAL:
+def _accepted(given: RunOptions) -> RunEntry | None:
+    """The run with failures that the user accepts. Raises InputError for options that do not go together."""
+    runs, only_new = run_and_report.past_runs(given.history, given.root), "new" in (given.fail_on or ())
+    if only_new and runs is None:
+        raise InputError("--fail-on new: compares with the last green run; leave out --history none")
+    if given.against is None:
+        return None
+    if not only_new or runs is None:
+        raise InputError(f"--against {given.against}: is for --fail-on new; add it, or leave --against out")
+    return read_entry(find_run(given.against, runs.root))
+
+
+def _pool(given: RunOptions, sanitizer: str | None) -> Pool:
+    if given.workers == 0:
+        if sanitizer or given.executor != shared_options.LOCAL:
             raise InputError("-n 0: runs cases in this process; leave out --sanitizer and --executor")
         return InProcessPool()
     if sanitizer is None:
-        return making_runs.pool_for(executor, ray_address, workers, per_gpu)
-    if executor != making_runs.LOCAL:
+        return run_and_report.pool_for(given.executor, given.ray_address, given.workers, given.per_gpu)
+    if given.executor != shared_options.LOCAL:
         raise InputError("--sanitizer: watches a case on this machine; leave out --executor")
     return SanitizedPool(sanitizer)
 
 
-def _planned(
-    wanted: Wanted,
-    pool: Pool,
-    root: Path,
-    shard: str | None,
-    times: Path | None,
-    again: Collection[str] | None,
-    *,
-    with_faults: bool,
-) -> RunStore:
+def _planned(wanted: Wanted, pool: Pool, given: RunOptions, again: Collection[str] | None) -> RunStore:
     """Plan a run; of the cases, only those with an id in `again` if it is not None."""
     planner = Planner(wanted, pool)
     jobs = [job for job in planner.jobs() if again is None or job.case.id in again]
@@ -137,11 +128,11 @@ def _planned(
     tool = pool.tool if isinstance(pool, SanitizedPool) else None
     if tool is not None:
         check(tool, jobs)
-    controls = [Control(use=use, job=job) for use, job in (planner.faults_in(jobs) if with_faults else ())]
+    controls = [Control(use=use, job=job) for use, job in (planner.faults_in(jobs) if given.with_faults else ())]
     note = None
-    if shard is not None:
-        jobs, controls, note = cut(shard, jobs, controls, times)
-    return making_runs.planned(root, wanted, jobs, controls=controls, sanitizer=tool, shard=note)
+    if given.shard is not None:
+        jobs, controls, note = cut(given.shard, jobs, controls, given.times)
+    return run_and_report.planned(given.root, wanted, jobs, controls=controls, sanitizer=tool, shard=note)
 
 
 def finish(
@@ -154,32 +145,34 @@ def finish(
     max_failures: int | None = None,
     loudness: int = 0,
     fail_on: Collection[str] | None = None,
-    history: Path | None = None,
+    history: str | None = None,
+    accepted: RunEntry | None = None,
 ) -> int:
     """Run what is left of a planned run, and print it: less with `loudness` -1, more with 1. Returns the exit code."""
     # A moving line would disturb a debugger.
     screen = console(as_json, moves=not isinstance(pool, InProcessPool))
 
     def work() -> None:
-        making_runs.work_on(
+        run_and_report.work_on(
             store,
             pool,
             screen,
             is_exhaustive=is_exhaustive,
             shrink_seconds=shrink_seconds,
             max_failures=max_failures,
-            progress=making_runs.EachCase if loudness > 0 else LiveProgress,
+            loudness=loudness,
         )
 
-    def tell() -> int:
+    def report() -> int:
         if loudness < 0:
-            screen.print(totals_line(store.results(), store.plan.seconds))
+            screen.print(totals_line(RunView(store)))
         else:
-            print_run(screen, store, with_table=loudness > 0)
+            print_run(screen, RunView(store), with_table=loudness > 0)
         if (fault := store.plan.options.get("fault")) and {one.verdict for one in store.results()} == {Verdict.PASS}:
             say(screen, f"{fault}: no case fails with it; leave out the selector to run the scenarios that declare it")
         if as_json:
             print_json(summarise(store))
-        return code_of(store, fail_on or (), history, screen)
+        runs = run_and_report.past_runs(history, store.path.parent)
+        return code_of(store, fail_on or (), runs, accepted, screen)
 
-    return making_runs.perform(store, work, stop=pool.close, tell=tell, history=history)
+    return run_and_report.work_and_report(store, work, stop=pool.close, report=report, history=history)

@@ -2,94 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from harness.cli import making_runs, options
-from harness.cli.mutants import planned_trials, try_mutants
+from harness.cli import run_and_report
+from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
+from harness.core.checkout import TRUST, from_checkout
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
-from harness.diagnose.perform import exit_code
-from harness.report.terminal import fault_line, print_accuracy, print_failures, print_known, print_skips, totals_line
+from harness.diagnose.run_jobs import exit_code
+from harness.report.run_view import RunView
+from harness.report.terminal import print_accuracy, print_failures, print_skips, totals_line
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.scenario.selection import select
-from harness.store.run_folder import DEFAULT_RUNS, Control, RunStore
-from harness.store.summary import accuracy_records, summarise
+from harness.store.run_folder import Control, RunStore
+from harness.store.summary import summarise
 
 
-def selftest(
-    context: typer.Context,
-    selectors: options.Selectors = None,
-    tags: options.Tags = None,
-    device: options.Device = "auto",
-    seed: options.Seed = 0,
-    out: options.Out = None,
-    resume: options.Resume = None,
-    timeout: options.Timeout = 60.0,
-    workers: options.Workers = None,
-    per_gpu: options.PerGpu = 1,
-    executor: options.Executor = making_runs.LOCAL,
-    ray_address: options.RayAddress = None,
-    scenarios: options.Scenarios = None,
-    exhaustive: options.Exhaustive = False,
-    history: options.History = None,
-    commit: options.Commit = "",
-    branch: options.Branch = "",
-    json: options.Json = False,
+@dataclass(frozen=True, kw_only=True)
+class SelftestOptions(MakingRuns):
+    """Options of `mla-harness selftest`."""
+
     mutants: Annotated[
         int | None,
         typer.Option("--mutants", metavar="N", min=1, help="Change the engine's code in N small ways instead."),
-    ] = None,
-    no_clean: Annotated[bool, typer.Option("--faults-only", help="Skip the clean cases.")] = False,
+    ] = None
+    no_clean: Annotated[bool, typer.Option("--faults-only", help="Skip the clean cases.")] = False
     controls: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Only N random cases on right kernels: a finding is a failure."),
-    ] = None,
-) -> None:
+    ] = None
+
+
+@with_options(SelftestOptions)
+def selftest(context: typer.Context, given: SelftestOptions) -> None:
     """Inject each known bug, and check that it is caught."""
-    wanted = Wanted(
-        tuple(selectors or ()), tuple(tags or ()), device, seed=seed, timeout_seconds=timeout, scenarios=scenarios
-    )
-    if mutants is not None and (controls is not None or no_clean):
+    wanted, mutants, workers = given.wanted(), given.mutants, given.workers
+    if mutants is not None and (given.controls is not None or given.no_clean):
         raise InputError("--mutants: judges changes of the engine's code alone; leave out --controls and --faults-only")
-    store = making_runs.to_resume(context, resume, out, "selftest")
-    with making_runs.pool_for(executor, ray_address, workers, per_gpu) as pool:
-        root = out or DEFAULT_RUNS
+    store = run_and_report.to_resume(context, given.resume, given.out, "selftest")
+    with run_and_report.pool_for(given.executor, given.ray_address, workers, given.per_gpu) as pool:
         if store is None and mutants is not None:
-            store = planned_trials(wanted, pool, mutants, out=root, workers=workers)
-        store = store or _planned(wanted, pool, root, no_clean=no_clean, num_draws=controls)
-        store.note_source(making_runs.source_under_test(commit, branch))
-        kept = making_runs.history_file(history)
+            store = _mutants().planned_trials(wanted, pool, mutants, out=given.root, workers=workers)
+        store = store or _planned(wanted, pool, given.root, no_clean=given.no_clean, num_draws=given.controls)
+        store.note_source(run_and_report.source_under_test(given.commit, given.branch))
+        how: dict[str, Any] = {"as_json": given.json, "history": given.history}
         if trials := store.plan.trials:
-            raise typer.Exit(try_mutants(store, trials, workers=workers, as_json=json, history=kept))
-        raise typer.Exit(finish(store, pool, as_json=json, is_exhaustive=exhaustive, history=kept))
+            raise typer.Exit(_mutants().try_mutants(store, trials, workers=workers, **how))
+        raise typer.Exit(finish(store, pool, is_exhaustive=given.exhaustive, **how))
+
+
+def _mutants() -> Any:
+    return from_checkout(TRUST, "mutant_command", "--mutants")
 
 
 def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool, num_draws: int | None) -> RunStore:
     planner = Planner(wanted, pool)
     known = planner.scenarios()
     if num_draws is not None:
-        return making_runs.planned(root, wanted, planner.control_jobs(num_draws), is_selftest=True)
+        return run_and_report.planned(root, wanted, planner.control_jobs(num_draws), is_selftest=True)
     faults = planner.faults()
     cases = [] if no_clean else select(known, wanted.selectors, tags=wanted.tags, seed=wanted.seed)
     if no_clean and not faults:
         raise InputError("--faults-only: the selected scenarios declare no fault; select others")
     controls = [Control(use=use, job=job) for use, job in faults]
-    return making_runs.planned(root, wanted, planner.jobs_of(cases), controls=controls, is_selftest=True)
+    return run_and_report.planned(root, wanted, planner.jobs_of(cases), controls=controls, is_selftest=True)
 
 
 def finish(
-    store: RunStore, pool: Pool, *, as_json: bool, is_exhaustive: bool = False, history: Path | None = None
+    store: RunStore, pool: Pool, *, as_json: bool, is_exhaustive: bool = False, history: str | None = None
 ) -> int:
     """Run what is left of a planned selftest, and print it. Returns the exit code."""
     screen = console(as_json)
 
-    def tell() -> int:
+    def report() -> int:
         code = _code(store)
         _print(screen, store)
         if as_json:
@@ -97,9 +89,9 @@ def finish(
         return code
 
     def work() -> None:
-        making_runs.work_on(store, pool, screen, is_exhaustive=is_exhaustive)
+        run_and_report.work_on(store, pool, screen, is_exhaustive=is_exhaustive)
 
-    return making_runs.perform(store, work, stop=pool.close, tell=tell, history=history)
+    return run_and_report.work_and_report(store, work, stop=pool.close, report=report, history=history)
 
 
 def _skipped(store: RunStore) -> list[CaseResult]:
@@ -113,29 +105,26 @@ def _code(store: RunStore) -> int:
     """As for `run`: 0 all good, 1 a regression or a missed fault, 2 nothing ran, 3 the harness could not judge."""
     results, tried = store.results(), store.tried()
     verdicts = [result.verdict for result in [*results, *tried.values()]]
-    if making_runs.is_all_skipped(verdicts) and not store.untried_controls():
+    if run_and_report.is_all_skipped(verdicts) and not store.untried_controls():
         return 2
     return exit_code(results, store.faults(), tried.values()) or (3 if store.unfinished_controls() else 0)
 
 
 def _print(screen: Console, store: RunStore) -> None:
-    results, faults, skipped = store.results(), store.faults(), _skipped(store)
-    print_accuracy(screen, accuracy_records([*results, *faults]))
-    print_failures(screen, store, results)
-    for fault in faults:
-        screen.print(fault_line(fault), soft_wrap=True)
-    print_known(screen, results)
-    print_skips(screen, [*results, *skipped])
+    view, skipped = RunView(store), _skipped(store)
+    print_accuracy(screen, view.accuracy)
+    print_failures(screen, view)
+    print_skips(screen, view.skips)
     counts = {"skipped": len(skipped), "not judged yet": len(store.unfinished_controls())}
     more = "".join(f", {count} {word}" for word, count in counts.items() if count)
     num_judged = len(store.plan.controls) - len(skipped)
     if num_on_sound := sum(job.case.uses_sound_variant for job in store.plan.jobs):
-        false_alarms = sum(result.verdict is not Verdict.PASS for result in results)
+        false_alarms = sum(result.verdict is not Verdict.PASS for result in view.results)
         screen.print(f"false alarms: {false_alarms} in {num_on_sound} cases on right kernels")
     else:
-        screen.print(f"faults caught: {sum(fault.caught for fault in faults)} of {num_judged}{more}")
-    if results:
-        screen.print("clean cases:", totals_line(results, store.plan.seconds))
+        screen.print(f"faults caught: {sum(fault.caught for fault in view.faults)} of {num_judged}{more}")
+    if view.results:
+        screen.print("clean cases:", totals_line(view))
     screen.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import options
+from harness.cli import shared_options
 from harness.cli.output import console, print_json
 from harness.core.records import ShrinkStep
 from harness.diagnose.session import candidates, declared_oracle, first_failure
@@ -21,16 +21,16 @@ Seconds = Annotated[float, typer.Option("--seconds", metavar="SECONDS", min=0.0,
 
 def shrink(
     selector: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario (its first failing case).")],
-    fault: options.Fault = None,
-    kernel: options.Kernel = None,
-    plugin: options.Plugins = None,
+    fault: shared_options.Fault = None,
+    kernel: shared_options.Kernel = None,
+    plugin: shared_options.Plugins = None,
     seconds: Seconds = 60.0,
-    device: options.Device = "auto",
-    seed: options.Seed = 0,
-    timeout: options.Timeout = 60.0,
-    workers: options.Workers = None,
-    scenarios: options.Scenarios = None,
-    json: options.Json = False,
+    device: shared_options.Device = "auto",
+    seed: shared_options.Seed = 0,
+    timeout: shared_options.Timeout = 60.0,
+    workers: shared_options.Workers = None,
+    scenarios: shared_options.Scenarios = None,
+    json: shared_options.Json = False,
 ) -> None:
     """Find the smallest case that fails for the same reason."""
     kernels = (kernel,) if kernel else ()

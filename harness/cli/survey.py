@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import making_runs, options
+from harness.cli import run_and_report, shared_options
 from harness.cli.output import console, print_json
 from harness.core.catalog import ENGINES
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
 from harness.core.records import OptionSet, Verdict
 from harness.core.registry import nearest
-from harness.diagnose.options import is_failure, smallest_sets
-from harness.diagnose.perform import carry_out, exit_code
+from harness.diagnose.run_jobs import exit_code, run_jobs
+from harness.diagnose.smallest_options import is_failure, smallest_sets
+from harness.report.run_view import RunView
 from harness.report.survey import csv_text, sets_table, to_object
 from harness.report.terminal import LiveProgress, print_run
 from harness.run.planning import Planner, Wanted
@@ -36,46 +37,46 @@ def survey(
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for the smallest sets of options.")
     ] = 600.0,
-    out: options.Out = None,
-    resume: options.Resume = None,
-    workers: options.Workers = None,
-    per_gpu: options.PerGpu = 1,
-    scenarios: options.Scenarios = None,
-    history: options.History = None,
-    json: options.Json = False,
+    out: shared_options.Out = None,
+    resume: shared_options.Resume = None,
+    workers: shared_options.Workers = None,
+    per_gpu: shared_options.PerGpu = 1,
+    scenarios: shared_options.Scenarios = None,
+    history: shared_options.History = None,
+    json: shared_options.Json = False,
 ) -> None:
     """Try options of an engine together, as released, and find which lose answers."""
     if engine is not None and engine not in ENGINES:
         raise InputError(f"survey {engine}: unknown engine; {nearest(engine, ENGINES.names())}")
     scenario = f"{engine or 'vllm'}-survey"
     wanted = Wanted((scenario,), ("nightly",), "auto", (), (), None, 0, 600.0, scenarios)
-    kept, screen = making_runs.history_file(history), console(json)
-    if store := making_runs.to_resume(context, resume, out, "run"):
+    screen = console(json)
+    if store := run_and_report.to_resume(context, resume, out, "run"):
         planned = {job.case.scenario for job in store.plan.jobs}
         if engine is not None and planned != {scenario}:
             raise InputError(f"--resume: the run is of {', '.join(sorted(planned))}; leave out {engine}")
     found: list[OptionSet] = []
-    with making_runs.pool_for(making_runs.LOCAL, None, workers, per_gpu) as pool:
-        store = store or making_runs.planned(out, wanted, Planner(wanted, pool).jobs())
+    with run_and_report.pool_for(shared_options.LOCAL, None, workers, per_gpu) as pool:
+        store = store or run_and_report.planned(out, wanted, Planner(wanted, pool).jobs())
 
         def work() -> None:
             with LiveProgress(screen, len(store.unfinished(is_exhaustive=True))) as live:
-                carry_out(store, pool, live)
+                run_jobs(store, pool, live)
             with screen.status("looking for the smallest sets of options"):
                 found.extend(_sets(store, pool, seconds))
 
-        def tell() -> int:
-            print_run(screen, store)
+        def report() -> int:
+            print_run(screen, RunView(store))
             screen.print(sets_table(store.results(), found))
             sets = [to_object(one) for one in found]
             write_atomic(store.path / CSV, csv_text(store, found))
             write_atomic(store.path / SETS, jsonlib.dumps(sets, indent=1) + "\n")
             if json:
                 print_json(sets)
-            all_skipped = making_runs.is_all_skipped([result.verdict for result in store.results()])
+            all_skipped = run_and_report.is_all_skipped([result.verdict for result in store.results()])
             return 2 if all_skipped else exit_code(store.results())
 
-        code = making_runs.perform(store, work, stop=pool.close, tell=tell, history=kept)
+        code = run_and_report.work_and_report(store, work, stop=pool.close, report=report, history=history)
     raise typer.Exit(code)
 
 

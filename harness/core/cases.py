@@ -11,8 +11,8 @@ from pydantic import Field, JsonValue, SerializeAsAny, ValidationInfo, model_val
 
 from harness.core.catalog import SYSTEMS
 from harness.core.errors import UnknownNameError
+from harness.core.kernels import SOUND
 from harness.core.params import Params, ParamsT, Record
-from harness.core.sound_kernels import SOUND
 from harness.core.systems import SystemSpec
 
 
@@ -27,13 +27,22 @@ class PoisonPlan(Record):
 
 
 class KnownFailure(Record):
-    """A known failure of an engine's releases. It does not fail a run. A pass of its case does."""
+    """A known failure of an engine's releases, or of a kernel. It does not fail a run. A pass of its case does."""
 
     issue: str
-    engine: str
-    versions: str
+    engine: str = ""
+    versions: str = ""
     """The releases with the failure, in pip's form: `>=0.21,<0.23`."""
+    kernel: str = ""
+    """The short name of a kernel, in place of engine and versions."""
     expect: tuple[Literal["fail", "crash"], ...] = ("fail",)
+    run: Literal["always", "never"] = "always"
+    """`never`: the case is not launched in these releases, for example because it takes the GPU down."""
+
+    @property
+    def where(self) -> str:
+        """What has the failure: an engine with its versions, or a kernel."""
+        return f"kernel {self.kernel}" if self.kernel else f"{self.engine} {self.versions}"
 
     def covers(self, version: str) -> bool:
         """Whether a release has the failure. A build of a commit counts as its release."""
@@ -120,14 +129,7 @@ class AskFirstNan(Record):
     sites: tuple[str, ...] = ()
 
 
-class AskReaders(Record):
-    """Fill only `sites`, with one pattern after another, and find the first launch with a result that depends on it."""
-
-    kind: Literal["readers"] = "readers"
-    sites: tuple[str, ...]
-
-
-Ask = Annotated[AskVerdict | AskFirstNan | AskReaders, Field(discriminator="kind")]
+Ask = Annotated[AskVerdict | AskFirstNan, Field(discriminator="kind")]
 
 
 class Job(Record):
@@ -137,10 +139,6 @@ class Job(Record):
     case: Case
     ask: Ask = AskVerdict()
     fault: str | None = None
-    more_faults: tuple[str, ...] = ()
-    """Bugs that are injected besides `fault`."""
-    cures: tuple[str, ...] = ()
-    """Proposed fixes to apply, as for `mla-harness cure --with`."""
     sites: tuple[str, ...] | None = None
     """Sites to poison instead of the case's own, to find the one to blame. The others hold zeros."""
     device: str = "cpu"
@@ -154,13 +152,9 @@ class Job(Record):
     @model_validator(mode="before")
     @classmethod
     def _without_old_fields(cls, values: Any) -> Any:
-        """Planned jobs of version 0.1 have the field `first_nan`, which was never set."""
-        return {k: v for k, v in values.items() if k != "first_nan"} if isinstance(values, dict) else values
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """All injected bugs, each once."""
-        return tuple(dict.fromkeys((*((self.fault,) if self.fault else ()), *self.more_faults)))
+        """Planned jobs of versions 0.1 and 0.2 have three more fields, which a plan never set."""
+        old = {"first_nan", "more_faults", "cures"}
+        return {k: v for k, v in values.items() if k not in old} if isinstance(values, dict) else values
 
     @property
     def poisoned_sites(self) -> tuple[str, ...]:

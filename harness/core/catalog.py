@@ -5,34 +5,50 @@ Rows name their code as "module:name", which is imported when it is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 from harness.core import faults, kernels, oracles, sites, systems
+from harness.core.checkout import TRUST, from_checkout
+from harness.core.engine_tables import load_tables, missing_engine, missing_fault, missing_kernel, missing_system
 from harness.core.faults import FaultSpec
-from harness.core.kernels import KernelSpec
+from harness.core.kernels import SOUND, KernelSpec
 from harness.core.oracles import OracleSpec
 from harness.core.registry import Registry
 from harness.core.sites import Site
-from harness.core.sound_kernels import sound_variants
 from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
-__all__ = ["ENGINES", "FAULTS", "KERNELS", "MODELS", "ORACLES", "SITES", "SYSTEMS"]
+__all__ = ["BROKEN", "ENGINES", "FAULTS", "KERNELS", "MODELS", "ORACLES", "SITES", "SYSTEMS"]
 
-ENGINE_FOLDERS = ("vllm", "sglang", "flashinfer")
-"""Folders of `harness/engines`. Each has a module `tables` with the rows that the engine adds."""
+_ROWS, BROKEN = load_tables(
+    {
+        "SYSTEMS": systems.SYSTEMS,
+        "MODELS": systems.MODELS,
+        "SITES": sites.SITES,
+        "KERNELS": kernels.KERNELS,
+        "ORACLES": oracles.ORACLES,
+        "FAULTS": faults.FAULTS,
+    }
+)
 
-_TABLES = [importlib.import_module(f"harness.engines.{folder}.tables") for folder in ENGINE_FOLDERS]
+
+def _sound_variants(name: str) -> tuple[KernelSpec, ...]:
+    """The right kernels that `sound-7` or `op/sound-7` stands for. Raises InputError if this is no checkout."""
+    if not name.rpartition("/")[2].startswith(SOUND):
+        return ()
+    found: tuple[KernelSpec, ...] = from_checkout(TRUST, "sound_kernels", f"kernel {name}").sound_variants(name)
+    return found
 
 
-def _of_engines(name: str) -> tuple[Any, ...]:
-    return tuple(row for tables in _TABLES for row in getattr(tables, name, ()))
+ENGINES: Registry[EngineSpec] = Registry("engine", _ROWS["ENGINES"], lambda name: missing_engine(name, BROKEN))
+SYSTEMS: Registry[SystemSpec] = Registry("system", _ROWS["SYSTEMS"], lambda name: missing_system(name, BROKEN))
+MODELS: Registry[ModelSpec] = Registry("kind of model", _ROWS["MODELS"])
+SITES: Registry[Site] = Registry("site", _ROWS["SITES"])
+KERNELS: Registry[KernelSpec] = Registry(
+    "kernel", _ROWS["KERNELS"], lambda name: _sound_variants(name) or missing_kernel(name, BROKEN)
+)
+ORACLES: Registry[OracleSpec] = Registry("oracle", _ROWS["ORACLES"])
+FAULTS: Registry[FaultSpec] = Registry("fault", _ROWS["FAULTS"], lambda name: missing_fault(name, BROKEN))
 
 
-ENGINES: Registry[EngineSpec] = Registry("engine", tuple(tables.ENGINE for tables in _TABLES))
-SYSTEMS: Registry[SystemSpec] = Registry("system", (*systems.SYSTEMS, *_of_engines("SYSTEMS")))
-MODELS: Registry[ModelSpec] = Registry("kind of model", (*systems.MODELS, *_of_engines("MODELS")))
-SITES: Registry[Site] = Registry("site", (*sites.SITES, *_of_engines("SITES")))
-KERNELS: Registry[KernelSpec] = Registry("kernel", (*kernels.KERNELS, *_of_engines("KERNELS")), sound_variants)
-ORACLES: Registry[OracleSpec] = Registry("oracle", (*oracles.ORACLES, *_of_engines("ORACLES")))
-FAULTS: Registry[FaultSpec] = Registry("fault", (*faults.FAULTS, *_of_engines("FAULTS")))
+def cuda_twins(kernels: dict[str, str]) -> dict[str, str]:
+    """Parameter -> short name of the kernel's twin for a GPU, for each of `kernels` that declares one."""
+    twins = {field: KERNELS.get(name).cuda_twin for field, name in kernels.items() if name in KERNELS}
+    return {field: twin for field, twin in twins.items() if twin}

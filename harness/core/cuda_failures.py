@@ -10,6 +10,8 @@ import sys
 
 _WORDS = ("CUDA error", "CUDA out of memory", "CUDA driver error", "Triton Error [CUDA]", "CUBLAS_STATUS")
 
+_marked_spent = False
+
 
 def is_device_failure(error: BaseException) -> bool:
     """Whether `error` comes from the device, and not from the harness's own code."""
@@ -25,12 +27,18 @@ def in_one_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def mark_spent() -> None:
+    """Have this process replaced after its case, for example after a capture that failed."""
+    global _marked_spent
+    _marked_spent = True
+
+
 def is_spent() -> bool:
     """Whether this process's CUDA context has failed for good; False without one. Waits for the device."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
-    if getattr(sys.modules.get("harness.memory.graph.cuda"), "num_abandoned", 0):
+    if _marked_spent:
         return True
     try:
         torch.cuda.synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Set
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,6 +11,7 @@ from pydantic import Field, model_validator
 from harness.core.op_params import rank_problem
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import Count, KvType, Length, Params
+from harness.core.shapes import SIZES
 
 Ranks = Annotated[int, Field(ge=1, le=8)]
 LayerKind = Literal["mla", "kda", "window", "sparse"]
@@ -37,6 +39,8 @@ cached behind other ones. `abort`: a request is dropped in this phase. `full`: r
 
 class ServingParams(Params):
     """How the reference engine serves any model: its cache, kernels, graphs and limits."""
+
+    OPEN_SIZES: ClassVar[frozenset[str]] = frozenset({"layout", "dtype"})
 
     kv: KvType = "bf16"
     quantize: Literal["none", "fp8_per_tensor", "fp8_per_token", "mxfp8"] = Field(
@@ -76,6 +80,10 @@ class ServingParams(Params):
     )
     dummy_steps: bool = Field(default=False, description="a dummy batch between live steps, as on an idle DP rank")
     prefix_caching: bool = Field(default=False, description="prompts share the full pages of a prefix seen before")
+
+    @property
+    def cache_type(self) -> str:
+        return self.kv
 
 
 class EngineParams(ServingParams):
@@ -251,6 +259,9 @@ class EngineParams(ServingParams):
 class EpochsParams(ServingParams):
     """Common to all accuracy measurements of a scenario: the canary, how it is served, how it is asked."""
 
+    OPEN_SIZES: ClassVar[frozenset[str]] = frozenset(itertools.chain(*SIZES.values()))
+    """The model that answers has the sizes."""
+
     canary: Literal["mla", "hybrid"] = Field(default="mla", description="the checkpoint under fixtures/")
     epochs: Annotated[int, Field(ge=1, le=100)] = Field(default=2, description="how often the questions are asked")
     max_tokens: Count = Field(default=112, description="tokens of an answer at most; longer ones are cut")
@@ -289,6 +300,8 @@ class ModelParams(Params):
     device: str | None = None
     served_model: str | None = None
     timeout: float | None = None
+    least: float | None = None
+    repeat: int = 0
 
     @model_validator(mode="before")
     @classmethod

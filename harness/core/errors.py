@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+
+from harness.core.cause_codes import Code
+
 INTERRUPTED = 130
 """The exit code of a run that Ctrl-C ended."""
 
@@ -26,22 +30,41 @@ class UnknownNameError(InputError):
     """A name that no registry has. The message gives the nearest names."""
 
 
-class IllegalAddress(Exception):
-    """A kernel indexed memory outside its tensor, as a GPU would fault with `cudaErrorIllegalAddress`.
+def line_of(frame: traceback.FrameSummary) -> str:
+    """A line of code: `my_kernel.py:20 in decode: raise ValueError()`."""
+    return f"{frame.filename.rpartition('/')[2]}:{frame.lineno} in {frame.name}: {frame.line}"
 
-    Raised by the bounds checks of :mod:`harness.memory.bounds`. It is a finding of the case, never a harness error.
+
+class SystemUnderTestError(Exception):
+    """The system under test failed. A finding of the case, never a harness error.
+
+    `cause` is its code, `error` the exception, signal or indexed tensor behind it, `kernel` the kernel that raised, and
+    `at` the last line of the kernel's own file in the stack: `my_kernel.py:20 in decode: raise ValueError()`.
     """
 
-    at = ""
-    """See :class:`KernelError`."""
+    def __init__(
+        self, message: str = "", *, cause: Code = Code.RAISED, error: str = "", kernel: str = "", at: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.cause, self.error, self.kernel, self.at = cause, error, kernel, at
 
 
-class KernelError(Exception):
-    """The kernel under test raised, or broke its contract. A finding of the case, never a harness error."""
+class IllegalAddress(SystemUnderTestError):
+    """A kernel indexed memory outside its tensor, as a GPU would fault with `cudaErrorIllegalAddress`.
 
-    at = ""
-    """The last line of the kernel's own file in the stack: `my_kernel.py:20 in decode: raise ValueError()`."""
+    Raised by the bounds checks of :mod:`harness.memory.bounds`, for the `tensor` that is indexed.
+    """
+
+    def __init__(self, message: str = "", *, tensor: str = "") -> None:
+        super().__init__(message, cause=Code.ILLEGAL_ADDRESS, error=tensor)
 
 
-class CaptureError(Exception):
+class KernelError(SystemUnderTestError):
+    """The kernel under test raised, or broke its contract."""
+
+
+class CaptureError(SystemUnderTestError):
     """An operation that a graph cannot hold, for example a device value read on the host during capture."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message, cause=Code.CAPTURE)

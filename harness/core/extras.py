@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import InputError
 
-__all__ = ["ACCURACY", "httpx", "lazily", "numpy", "pandas", "require", "safetensors", "stats", "tokenizers", "why_not"]
+__all__ = [
+    "ACCURACY", "httpx", "lazily", "numpy", "require", "safetensors", "stats", "tokenizers",
+    "why_module_missing", "why_not",
+]  # fmt: skip
 
 PACKAGES = {
     "lm_eval": ("lm-eval", "accuracy"),
@@ -18,8 +21,15 @@ PACKAGES = {
     "httpx": ("httpx", "accuracy"),
     "safetensors": ("safetensors", "accuracy"),
     "tokenizers": ("tokenizers", "accuracy"),
-    "pandas": ("pandas", "reports"),
+    "pytest": ("pytest", "pytest"),
+    "pluggy": ("pluggy", "pytest"),
     "ray": ("ray", "ray"),
+    "triton": ("triton", "triton"),
+    "griffe": ("griffelib", "vllm-host"),
+    "vllm": ("vllm", "vllm"),
+    "flashinfer": ("flashinfer-python", "flashinfer"),
+    "sglang": ("sglang", "sglang"),
+    "sgl_kernel": ("sglang-kernel", "sglang"),
 }
 """Name for import -> name for pip, and the extra of this package that brings it."""
 
@@ -47,12 +57,11 @@ def lazily(module: str) -> Any:
 if TYPE_CHECKING:
     import httpx
     import numpy
-    import pandas
     import safetensors.torch as safetensors
     import scipy.stats as stats
     import tokenizers
 else:
-    httpx, pandas, tokenizers = map(lazily, ("httpx", "pandas", "tokenizers"))
+    httpx, tokenizers = lazily("httpx"), lazily("tokenizers")
     numpy, safetensors, stats = lazily("numpy"), lazily("safetensors.torch"), lazily("scipy.stats")
 
 
@@ -63,6 +72,11 @@ def why_not(packages: Iterable[str]) -> str:
         return ""
     extras = ",".join(sorted({extra for _, extra in missing}))
     return f"{', '.join(name for name, _ in missing)} not installed: pip install '.[{extras}]'"
+
+
+def why_module_missing(error: ModuleNotFoundError) -> str:
+    """As `why_not`, for the package of the module that an import did not find; empty if no extra brings it."""
+    return why_not({(error.name or "").partition(".")[0]} & PACKAGES.keys())
 
 
 def require(packages: Iterable[str]) -> None:

@@ -8,10 +8,6 @@ from collections.abc import Iterable, Sequence
 from harness.core.records import Finding
 
 MAX_RANGES = 6
-DECLARE_SHAPES = "declare shapes="
-"""In the reason of a crash: the kernel raises at these sizes, which it should declare."""
-ONE_VALUE = "have equal elements, so comparing them proves nothing"
-"""In a finding about rows that could not show an influence, such as rows of zeros or of one NaN."""
 
 
 def ranges(rows: Iterable[int]) -> str:
@@ -49,20 +45,12 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def kind_of(finding: Finding) -> tuple[str, ...]:
-    """The key of a finding's cause: oracle, site, tensor and sentence, without numbers."""
-    return finding.oracle, finding.site or "", _unnumbered(finding.tensor), _kind(finding.message)
+    """What makes two findings the same failure: oracle, site, tensor without its numbers, and cause."""
+    tensor = re.sub(r"\d+", "#", finding.tensor)
+    return finding.oracle, finding.site or "", tensor, finding.cause, finding.error, finding.kernel
 
 
 def _with_count(finding: Finding, count: int) -> Finding:
     if count == 1:
         return finding
     return finding.model_copy(update={"message": f"{finding.message} ({count - 1} more like it)"})
-
-
-def _unnumbered(text: str) -> str:
-    return re.sub(r"\d+", "#", text)
-
-
-def _kind(message: str) -> str:
-    """A sentence without its parenthesis, pattern and numbers."""
-    return _unnumbered(re.sub(r"\s*\(.*\)$", "", message.partition(":")[0]))

@@ -15,6 +15,8 @@ EmptyRows = Literal["undefined", "identity", "nan"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
 Fp8Products = Literal["float32", "bf16", "fp8"]
 Bf16Step = Literal["partials", "sums"]
+SOUND = "sound-"
+"""How the names of sound variants begin: right kernels that differ as real ones do, `tests/trust/sound_kernels.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class KernelSpec:
       can capture it.
     - `compile_seconds`: how long its first call on a machine may compile; added to the time limit of a case.
     - `requires`: "module:function" of a check, device -> reason why it cannot run, or None.
+    - `unusable`: why it can run nowhere: the tables of its engine do not load.
     """
 
     op: str
@@ -62,18 +65,20 @@ class KernelSpec:
     requires: str = ""
     compile_seconds: float = 0.0
     origin: str = "built in"
+    unusable: str = ""
 
     @property
     def name(self) -> str:
         """`op/short_name`, unique among all kernels."""
         return f"{self.op}/{self.short_name}"
 
-    def why_not(self, device: str) -> str | None:
-        """Why this kernel cannot run on `device` here, as one clause; None where it can. Loads no kernel code."""
+    def why_not(self, device: str) -> str:
+        """Why this kernel cannot run on `device` here, as one clause; empty where it can. Loads no kernel code."""
+        if self.unusable:
+            return self.unusable
         if device not in self.devices:
             return f"{self.name} runs on {', '.join(self.devices)}, not on {device}"
-        reason: str | None = attribute_at(self.requires)(device) if self.requires else None
-        return reason
+        return (attribute_at(self.requires)(device) or "") if self.requires else ""
 
     def why_not_graph(self, device: str) -> str:
         """Why no captured graph can hold this kernel on `device`, as one clause; empty if one can."""
@@ -81,15 +86,19 @@ class KernelSpec:
             return ""
         return f"{self.name} reads device values on the host, which a captured CUDA graph cannot"
 
+    def lacks(self, word: str) -> str:
+        """The reason why cases that give the optional keyword `word` are skipped."""
+        mend = f"; add `{word}=None` to its signature, and they are judged" if self.origin.endswith(".py") else ""
+        return f"{self.name} has no argument `{word}`, which these cases give{mend}"
+
     def why_not_params(self, params: Params) -> str:
         """Why this kernel cannot run the calls of a case with these parameters, as one clause; empty if it can."""
-        kv = getattr(params, "kv", None)
-        if kv is not None and kv not in self.kv:
-            return f"{self.name} reads a cache of {', '.join(self.kv)}, not of {kv}"
+        if params.cache_type is not None and params.cache_type not in self.kv:
+            return f"{self.name} reads a cache of {', '.join(self.kv)}, not of {params.cache_type}"
         if missing := [
             word for word in params.KEYWORDS if getattr(params, word) is not None and word not in self.takes
         ]:
-            return f"{self.name} has no argument `{missing[0]}`"
+            return self.lacks(missing[0])
         problem = misfit(self.shapes or ANY, sizes_of(self.op, params))
         return f"{self.name} {problem}" if problem else ""
 
@@ -104,7 +113,7 @@ class KernelSpec:
             if size in RESIZABLE and isinstance(value, int) and not shapes.accepts(size, value):
                 changes |= params.resized(size, shapes.nearest(size, value), changes)
         changes |= {word: None for word in params.KEYWORDS if word not in self.takes and word not in fixed}
-        if getattr(params, "kv", self.kv[0]) not in self.kv and "kv" not in fixed:
+        if params.cache_type not in (None, *self.kv) and "kv" not in fixed:
             changes["kv"] = self.kv[0]
         try:
             found = type(params).model_validate(params.model_dump() | changes)

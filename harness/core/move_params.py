@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from harness.core.params import Count, Length, Params
 
 Ranks = Literal[1, 2, 4]
-
-CONNECTORS: dict[str, Any] = {}
-"""Who stores and loads for a host tier, by name: subclasses of `harness.engine.moves.host.HostTier`."""
 
 
 class MoveParams(Params):

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.core.params import Count, KvType, Length, Params
+from harness.core.shapes import CacheLayout
 
 FlatLayout = Literal["contiguous", "block_major", "padded_pages", "large"]
-CacheLayout = Literal["contiguous", "block_major", "padded_pages", "manager_blocks", "large"]
 """How the pages of a cache lie in memory; see :mod:`harness.kernels.ops.cache_layouts`. Only a block table shows the
 blocks of a manager, a flat slot does not."""
 PAGES_OF_MANAGER_BLOCK = 4
@@ -34,9 +34,14 @@ class KernelParams(Params):
     page_size: ClassVar[int] = PAGE_SIZE
 
     @property
+    def num_launches(self) -> int:
+        """Launches on the same inputs."""
+        return 1
+
+    @property
     def dtype(self) -> str:
         """The type of queries, keys and latents: float32 beside a float32 cache, else bfloat16."""
-        return "fp32" if getattr(self, "kv", None) == "fp32" else "bf16"
+        return "fp32" if self.cache_type == "fp32" else "bf16"
 
 
 class MlaDecodeParams(KernelParams):
@@ -68,8 +73,21 @@ class MlaDecodeParams(KernelParams):
     )
     launches: Annotated[int, Field(ge=1, le=1000)] = Field(default=1, description="launches on the same inputs")
 
+    @property
+    def num_launches(self) -> int:
+        return self.launches
+
+    @property
+    def cache_type(self) -> str:
+        return self.kv
+
+    @property
+    def cache_layout(self) -> str:
+        return self.layout
+
     def gives(self) -> frozenset[str]:
-        return super().gives() | ({"repeats"} if self.launches > 1 else set())
+        # One launch is captured, and no batches of an engine.
+        return super().gives() - {"batches"} | ({"repeats"} if self.launches > 1 else set())
 
     def problems(self) -> Iterator[str]:
         if not self.seq_lens:
@@ -98,6 +116,14 @@ class MlaDecodeSparseParams(KernelParams):
     kv_lora_rank: Count = 512
     qk_rope_head_dim: Count = 64
     layout: FlatLayout = "contiguous"
+
+    @property
+    def cache_type(self) -> str:
+        return self.kv
+
+    @property
+    def cache_layout(self) -> str:
+        return self.layout
 
     def problems(self) -> Iterator[str]:
         if self.kv == "fp8_ds_mla" and (self.kv_lora_rank, self.qk_rope_head_dim) != (512, 64):
@@ -157,6 +183,14 @@ class WriteKvParams(KernelParams):
     qk_rope_head_dim: Count = 64
     layout: FlatLayout = "contiguous"
 
+    @property
+    def cache_type(self) -> str:
+        return self.kv
+
+    @property
+    def cache_layout(self) -> str:
+        return self.layout
+
     def problems(self) -> Iterator[str]:
         if self.num_padded >= self.num_tokens:
             yield "num_padded leaves no token to store"
@@ -188,7 +222,7 @@ class RouteExpertsParams(KernelParams):
     num_experts_per_tok: Count = 4
 
     def gives(self) -> frozenset[str]:
-        return frozenset({"experts"})
+        return super().gives() | {"experts"}
 
 
 class AlignExpertsParams(KernelParams):
@@ -203,7 +237,7 @@ class AlignExpertsParams(KernelParams):
     block_size: Count = 16
 
     def gives(self) -> frozenset[str]:
-        return frozenset({"experts"})
+        return frozenset()
 
 
 class QuantizeBlocksParams(KernelParams):
@@ -246,6 +280,10 @@ class RecordParams(KernelParams):
     layers: Annotated[int, Field(ge=1, le=8)] = Field(
         default=1, description="layers whose blocks lie side by side in one allocation; the cache is the last's part"
     )
+
+    @property
+    def cache_type(self) -> str:
+        return self.kv
 
 
 class WriteRecordsParams(RecordParams):

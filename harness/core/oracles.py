@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from harness.core.registry import attribute_at
 
-if TYPE_CHECKING:
-    from harness.core.records import Finding
-    from harness.judge.run_records import Evidence, Judgement
-
 Need = Literal[
-    "", "requests", "graph", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats", "moves", "script"
-]
+    "", "floats", "requests", "graph", "batches", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats",
+    "moves", "script",
+]  # fmt: skip
 
 TELLING_ORDER = (
     "crash", "address", "conserved", "replay", "padding", "zeroed", "distinct_experts", "landed", "ordered",
@@ -25,7 +22,17 @@ TELLING_ORDER = (
 uninitialised memory), then a symptom."""
 
 
-def most_telling_first(findings: Iterable[Finding]) -> list[Finding]:
+class Found(Protocol):
+    """What an oracle found."""
+
+    @property
+    def oracle(self) -> str: ...
+
+
+FoundT = TypeVar("FoundT", bound=Found)
+
+
+def most_telling_first(findings: Iterable[FoundT]) -> list[FoundT]:
     """Findings in TELLING_ORDER. The order within one oracle is kept, and an unknown oracle comes last."""
     rank = {name: place for place, name in enumerate(TELLING_ORDER)}
     return sorted(findings, key=lambda finding: rank.get(finding.oracle, len(rank)))
@@ -33,12 +40,13 @@ def most_telling_first(findings: Iterable[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class OracleSpec:
-    """One oracle; `impl` is the "module:function" that takes Evidence and returns a Judgement.
+    """One oracle; `impl` is the "module:function" that takes an `Evidence` and returns a `Judgement`.
 
-    `needs` is what a case must have: `requests` that an engine serves, `graph` a captured graph, `patterns` two poison
-    patterns or more, `answers` a task's questions, `warm` prompts that come again to an engine with prefix caching,
-    `flush` a flush, `mixed` layers of different types that share one pool, `experts` tokens that are routed to experts,
-    `repeats` several launches on equal inputs, `moves` a cache that is moved, `script` a script of requests.
+    `needs` is what a case must have: `floats` in its outputs, `requests` that an engine serves, `graph` a captured
+    graph, `batches` an engine's batches in it, `patterns` two poison patterns or more, `answers` a task's questions,
+    `warm` prompts that come again to an engine with prefix caching, `flush` a flush, `mixed` layers of different types
+    that share one pool, `experts` tokens that are routed to experts, `repeats` several launches on equal inputs,
+    `moves` a cache that is moved, `script` a script of requests.
     """
 
     name: str
@@ -46,10 +54,9 @@ class OracleSpec:
     impl: str
     needs: Need = ""
 
-    def judge(self, evidence: Evidence) -> Judgement:
-        """Judge the runs of a case."""
-        judgement: Judgement = attribute_at(self.impl)(evidence)
-        return judgement
+    def judge(self, evidence: Any) -> Any:
+        """The `Judgement` of an `Evidence`. Their types belong to a higher floor."""
+        return attribute_at(self.impl)(evidence)
 
 
 def _oracle(place: str, summary: str, needs: Need = "") -> OracleSpec:
@@ -59,7 +66,7 @@ def _oracle(place: str, summary: str, needs: Need = "") -> OracleSpec:
 
 
 ORACLES: tuple[OracleSpec, ...] = (
-    _oracle("values:finite", "live rows hold no NaN and no Inf where the reference is finite"),
+    _oracle("values:finite", "live rows hold no NaN and no Inf where the reference is finite", "floats"),
     _oracle("values:sentinel", "no sentinel is found verbatim in live rows, and guarded memory is untouched"),
     _oracle("agreement:reference", "live rows agree with the float64 reference"),
     _oracle("agreement:tokens", "each token is the largest logit of its row, and of the reference's", "requests"),
@@ -73,9 +80,9 @@ ORACLES: tuple[OracleSpec, ...] = (
     _oracle(
         "agreement:padding",
         "live rows of a captured batch are bitwise equal for any number of padded rows",
-        "graph",
+        "batches",
     ),
-    _oracle("contracts:address", "the tensor that a graph captured is the one that the engine updates", "graph"),
+    _oracle("contracts:address", "the tensor that a graph captured is the one that the engine updates", "batches"),
     _oracle("agreement:cold_warm", "a prompt is answered alike whether its prefix was cached or not", "warm"),
     _oracle("agreement:flush", "after a flush of all caches the answers are as they were at first", "flush"),
     _oracle("agreement:repeats", "each launch on equal inputs gives the same bits", "repeats"),
@@ -99,4 +106,9 @@ ORACLES: tuple[OracleSpec, ...] = (
     ),
     _oracle("accuracy:streams", "vLLM generates the same text with graphs and without", "graph"),
     _oracle("crash", "the worker survives: no illegal address, no signal, no exception, no hang"),
+    _oracle(
+        "accuracy:sequences",
+        "each answer of a script has the tokens of the same request asked alone, with no page from a cache",
+        "script",
+    ),
 )

@@ -27,7 +27,7 @@ STORED: dict[str, Any] = {"stored": True}
 class Record(BaseModel):
     """A frozen value that refuses unknown fields; `model_dump_json` and `model_validate_json` round-trip it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Params(Record):
@@ -37,6 +37,8 @@ class Params(Record):
     """Counts that may not exceed another: a parameter -> the parameter that bounds it."""
     KEYWORDS: ClassVar[tuple[str, ...]] = ()
     """Parameters that are optional keywords of the kernel. None stands for a call without it."""
+    OPEN_SIZES: ClassVar[frozenset[str]] = frozenset()
+    """Sizes of a kernel's call that the parameters do not fix; see :data:`harness.core.shapes.SIZES`."""
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each thing that is wrong with the combination of these values."""
@@ -66,6 +68,16 @@ class Params(Record):
         return getattr(self, "graph", "none") != "none"
 
     @property
+    def cache_type(self) -> str | None:
+        """The element type of the cache; None for a case without one."""
+        return None
+
+    @property
+    def cache_layout(self) -> str:
+        """How the pages of the cache lie in memory."""
+        return "contiguous"
+
+    @property
     def own_timeout(self) -> float | None:
         """The time limit of the case in seconds, or None if the run decides it."""
         return cast("float | None", getattr(self, "timeout_seconds", None))
@@ -82,7 +94,7 @@ class Params(Record):
 
     def gives(self) -> frozenset[str]:
         """What the case offers to oracles, in the words of `OracleSpec.needs`."""
-        return frozenset({"graph"} if self.has_graph else ())
+        return frozenset({"floats", "graph", "batches"} if self.has_graph else {"floats"})
 
     def idle_kernels(self) -> frozenset[str]:
         """The parameters with a kernel that no run with these parameters launches."""
@@ -95,3 +107,9 @@ class Params(Record):
     def recorded(self) -> Self:
         """The parameters for a run that only looks for the first NaN."""
         return self
+
+
+class UnreadParams(Params):
+    """The parameters of a system that is not there. Any are taken, as no case of it runs."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from harness.core.cases import Case, Job, KnownFailure
+from harness.core.cause_codes import Code
 from harness.core.params import Record
 
 SCHEMA_VERSION = 1
@@ -16,7 +17,10 @@ Interval = tuple[float, float]
 
 
 class Verdict(str, Enum):
-    """How a case ended. `skip` is never a pass, `error` is the harness's own fault, and `known` is a known failure."""
+    """How a case ended. `skip` is never a pass, `error` is the harness's own fault, and `known` is a known failure.
+
+    A planned case of a run that ended before has no stored result; reports give it `not-run`.
+    """
 
     PASS = "pass"
     FAIL = "fail"
@@ -24,12 +28,11 @@ class Verdict(str, Enum):
     SKIP = "skip"
     ERROR = "error"
     KNOWN = "known"
+    NOT_RUN = "not-run"
 
 
 FAILED = (Verdict.FAIL, Verdict.CRASH)
 BAD = (*FAILED, Verdict.ERROR)
-NOT_RUN = "not run: "
-"""The first words of the reason of a skipped case that would have repeated a crash."""
 
 
 class Finding(Record):
@@ -41,7 +44,11 @@ class Finding(Record):
     where: str = ""
     bits: str | None = None
     message: str = ""
+    cause: str = Field(default="", description="what went wrong: a Code, or an engine's own. Old records have none")
+    error: str = Field(default="", description="what ended a crashed run: an exception, a signal, an indexed tensor")
+    kernel: str = Field(default="", description="the kernel that raised")
     at: str = Field(default="", description="the line of the kernel that raised, with its file and function")
+    excess: float | None = Field(default=None, description="the error as a multiple of its bound, if there is one")
 
 
 class Flips(Record):
@@ -94,12 +101,20 @@ class AccuracyLimits(Record):
     alpha: float = Field(default=0.05, gt=0, lt=1, description="chance of a false alarm, over all tests of the run")
 
 
+class AccuracyReason(Record):
+    """What one reason of a verdict is about: its code, and its epoch, or 0 for all epochs."""
+
+    cause: str
+    epoch: int = 0
+
+
 class AccuracyJudgement(Record):
     """The verdict of a run with its reasons."""
 
     verdict: Verdict
     statement: str = Field(description="one sentence for people")
     reasons: tuple[str, ...] = ()
+    kinds: tuple[AccuracyReason, ...] = Field(default=(), description="one for each reason. Old records have none")
     p_value: float | None = Field(default=None, description="the smallest of the run's tests, Bonferroni-adjusted")
     trend_p_value: float | None = Field(default=None, description="Wilcoxon signed-rank on each question's slope")
     num_tests: int = 0
@@ -163,7 +178,11 @@ class FirstNan(Record):
     after: tuple[str, ...] = Field(default=(), description="the next bad outputs in the same step, in order")
     num_ranks: int = Field(default=1, description="number of ranks; this one wrote first")
     other_ranks: tuple[str, ...] = Field(default=(), description="the statements of the other ranks")
-    untold: str = Field(default="", description="why a rank sent no record, if one did not")
+    missing_report: str = Field(
+        default="",
+        validation_alias=AliasChoices("missing_report", "untold"),
+        description="why a rank sent no report; `untold` in stored runs of version 0.2",
+    )
     reader: str = Field(default="", description="the first launch whose live result depends on memory of `sites`")
     reader_at: str = Field(default="", description="its tensor and step")
     sites: tuple[str, ...] = Field(default=(), description="the memory to blame")
@@ -172,7 +191,7 @@ class FirstNan(Record):
     def statement(self) -> str:
         """One sentence: the writer, the value, the place, the time, and what was still finite."""
         if not self.writer:
-            return self.untold or "all watched live values were finite"
+            return self.missing_report or "all watched live values were finite"
         layer = f"layer {self.layer}" if self.layer is not None else ""
         request = f"request {self.request}" if self.request else ""
         only_rank = f"rank {self.rank}" if self.rank and self.num_ranks == 1 else ""
@@ -186,7 +205,7 @@ class FirstNan(Record):
             f"still good: {good}" if good else "",
             f"not good: {', '.join(self.not_finite)}" if self.not_finite else "",
             f"not watched: {', '.join(self.not_watched)}" if self.not_watched else "",
-            self.untold,
+            self.missing_report,
         )
         return "; ".join(filter(None, clauses))
 
@@ -204,6 +223,8 @@ class CaseResult(Record):
     verdict: Verdict
     seconds: float = 0.0
     reason: str = ""
+    cause: str = Field(default="", description="why the case proves nothing: a Code. Old records have none")
+    at: str = Field(default="", description="the line that raised an error of the harness")
     findings: tuple[Finding, ...] = ()
     looked_at: dict[str, int] = Field(default={})
     """Elements that each oracle judged. An oracle without elements makes the case an error."""
@@ -232,7 +253,7 @@ class CaseResult(Record):
     @property
     def was_left_out(self) -> bool:
         """Whether the case was not run, as it would have repeated a crash."""
-        return self.verdict is Verdict.SKIP and self.reason.startswith(NOT_RUN)
+        return self.cause == Code.LEFT_OUT
 
     @property
     def has_failed(self) -> bool:
@@ -286,33 +307,6 @@ class OptionSet(Record):
     keys: tuple[str, ...] = Field(default=(), description="the failing jobs that have all of these options")
     num_trials: int = 0
     is_smallest: bool = Field(default=False, description="false: the time was up before each option was set back")
-
-
-class Reading(Record):
-    """Uninitialised memory that live results depend on, with its first reader."""
-
-    site: str
-    reader: str
-    tensor: str = ""
-    where: str = ""
-    how: str = Field(default="", description="under which two fills, or as an index, it was seen")
-
-
-class CureResult(Record):
-    """Whether a proposed cure removes the cause of a failure, hides it, or does not help."""
-
-    schema_version: int = SCHEMA_VERSION
-    case: str
-    faults: tuple[str, ...] = ()
-    cures: tuple[str, ...]
-    verdict: str = Field(description="removes, hides, or does not help")
-    statement: str = Field(description="one sentence for people")
-    oracle: str = Field(description="the oracle whose finding is the symptom")
-    before: tuple[Reading, ...] = Field(default=(), description="what was read without the cure")
-    after: tuple[Reading, ...] = Field(default=(), description="what is read with it")
-    left: tuple[Finding, ...] = Field(default=(), description="what oracles still find with it")
-    num_compared: int = Field(default=0, description="live tensors compared between fills, with the cure")
-    seconds: float = 0.0
 
 
 class FaultResult(Record):

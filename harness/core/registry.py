@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from harness.core.errors import InputError, UnknownNameError
 
@@ -57,6 +59,9 @@ def some_of(name: str, known: list[str], *, see: str = LIST) -> str:
 class Registry(Generic[EntryT]):
     """Named entries of one kind. An entry is never replaced. `family` makes the entries that a name stands for."""
 
+    num_added: ClassVar[int] = 0
+    """Entries that plug-ins added to any registry of this process."""
+
     def __init__(
         self,
         kind: str,
@@ -67,10 +72,14 @@ class Registry(Generic[EntryT]):
         self._family = family
         self._entries: dict[str, EntryT] = {}
         for entry in entries:
-            self.add(entry)
+            self._add(entry)
 
     def add(self, entry: EntryT) -> None:
         """Register `entry`. Raises InputError when its name is taken."""
+        self._add(entry)
+        Registry.num_added += 1
+
+    def _add(self, entry: EntryT) -> None:
         if entry.name in self._entries:
             raise InputError(f"{self.kind} {entry.name!r} is registered already; choose another name")
         self._entries[entry.name] = entry
@@ -88,6 +97,19 @@ class Registry(Generic[EntryT]):
             return self._entries[name]
         except KeyError:
             raise UnknownNameError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}") from None
+
+    @contextlib.contextmanager
+    def scoped(self, *entries: EntryT) -> Iterator[None]:
+        """Within the block, `entries` stand beside the others or replace those of their names.
+
+        After the block the registry is as it was before.
+        """
+        before = dict(self._entries)
+        self._entries.update((entry.name, entry) for entry in entries)
+        try:
+            yield
+        finally:
+            self._entries = before
 
     def names(self) -> list[str]:
         """All names in the order of registration."""
@@ -108,7 +130,8 @@ class Registry(Generic[EntryT]):
 def attribute_at(path: str) -> Any:
     """The object at "module:name" or "module:Class.name". Imports the module."""
     module, _, name = path.partition(":")
-    found = importlib.import_module(module)
+    # Looked up for each point of a matrix: import_module takes ten times as long.
+    found = sys.modules.get(module) or importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     return found

@@ -1,4 +1,4 @@
-"""Seams: the marked functions of the engine and its kernels that a fault or a cure may replace.
+"""Seams: the marked functions of the engine and its kernels that a fault may replace.
 
 A function is marked where it is defined, with the names of the faults that replace it:
 
@@ -46,7 +46,7 @@ class Seam:
 
 
 def seam(*faults: str) -> Callable[[FunctionT], FunctionT]:
-    """Mark the decorated function as the place of `faults`. Without a name it is a place for cures only.
+    """Mark the decorated function as the place of `faults`.
 
     Raises UnknownNameError for a fault that is not in the table, and ValueError for one with another target.
     """

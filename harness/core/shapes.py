@@ -8,6 +8,7 @@ from typing import Literal
 from harness.core.params import Count, Params, Record
 
 Dtype = Literal["fp32", "bf16"]
+CacheLayout = Literal["contiguous", "block_major", "padded_pages", "manager_blocks", "large"]
 
 _LATENT = ("kv_lora_rank", "qk_rope_head_dim")
 _HEADS = ("num_heads", "qk_head_dim", "v_head_dim")
@@ -41,7 +42,7 @@ class Shapes(Record):
     heads_multiple_of: Count = 1
     query_len: tuple[Count, ...] = ()
     page_size: tuple[Count, ...] = ()
-    layout: tuple[str, ...] = ()
+    layout: tuple[CacheLayout, ...] = ()
     dtype: tuple[Dtype, ...] = ()
 
     def accepts(self, size: str, value: int | str) -> bool:
@@ -81,7 +82,7 @@ NAMED: dict[str, Shapes] = {shapes.name: shapes for shapes in (ANY, DEEPSEEK, KI
 
 def sizes_of(op: str, params: Params) -> dict[str, int | str]:
     """The sizes of the calls of `op` in a case."""
-    found = {size: getattr(params, size, None) for size in SIZES.get(op, ())}
+    found = {size: getattr(params, size) for size in SIZES.get(op, ()) if size not in params.OPEN_SIZES}
     return {size: value for size, value in found.items() if value is not None}
 
 

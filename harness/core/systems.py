@@ -25,6 +25,7 @@ class SystemSpec:
     A file may name a system with `in_scenarios`, and have an accuracy section if it `has_accuracy`.
     `shows_launches`: kernel launches can be traced, and a run lasts seconds. Such a case can be shrunk, exported as a
     script, and used to judge a fix. `records_first_nan`: the first-NaN recorder can watch it.
+    `unusable` says why no case can run anywhere: the tables of its engine do not load.
     `serve_command` is "module:function" that makes the shell command of a case, without this project. `plain_script` is
     "module:function": (case, marker) -> a script that runs the case without this project, with one marked line.
     """
@@ -45,6 +46,7 @@ class SystemSpec:
     records_first_nan: bool = False
     serve_command: str = ""
     plain_script: str = ""
+    unusable: str = ""
 
     def model(self, op: str | None = None) -> type[Params]:
         """The model of the parameters of a case. Raises UnknownNameError for an op that has none."""

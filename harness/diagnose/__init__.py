@@ -1,1 +1,1 @@
-"""Diagnosis of failures: the memory to blame, the first NaN, the smallest case, cures, scripts for upstream."""
+"""Diagnosis of failures: the memory to blame, the first NaN, the smallest case, scripts for upstream."""

@@ -15,18 +15,11 @@ from collections.abc import Container, Sequence
 
 from harness.core.cases import Job
 from harness.core.catalog import ORACLES
-from harness.core.oracles import most_telling_first
-from harness.core.records import Blame, CaseResult, Finding
+from harness.core.records import Blame, CaseResult
+from harness.diagnose.reduce import primary, same_failure, without_each
 from harness.run.pool import Pool
 
 Failure = tuple[Job, CaseResult]
-
-
-def primary(findings: Sequence[Finding]) -> Finding:
-    """The finding that explains the cause best. Raises ValueError if there is none."""
-    if not findings:
-        raise ValueError("a result without findings has no cause")
-    return most_telling_first(findings)[0]
 
 
 def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -> list[Job]:
@@ -44,14 +37,13 @@ def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -
         return []
     if not tried & set(singles):
         return [_trial(job, result, single) for single in singles]
-    rests = [] if len(sites) == 2 else _all_but_one(sites)
+    rests = [] if len(sites) == 2 else without_each(sites)
     return [] if tried & set(rests) else [_trial(job, result, rest) for rest in rests]
 
 
 def fails_alike(result: CaseResult, trial: CaseResult) -> bool:
     """Whether `trial` fails for the reason of `result`: the oracle of its primary finding fires again."""
-    oracle = primary(result.findings).oracle
-    return trial.has_failed and any(finding.oracle == oracle for finding in trial.findings)
+    return same_failure(primary(result.findings), trial, lambda finding: finding.oracle) is not None
 
 
 def conclude(job: Job, result: CaseResult, trials: Sequence[CaseResult]) -> Blame:
@@ -71,22 +63,19 @@ def _sites_to_blame(
     if () in failed or not sites:
         own = [finding.site for finding in result.findings if finding.oracle == oracle and finding.site]
         named = tuple(dict.fromkeys(own or [finding.site for finding in result.findings if finding.site]))
-        memory = _words(named) if named else "no memory"
-        return named, f"`{oracle}` fires without poison too; its findings name {memory}"
+        if not named:
+            return (), "wrong without poison: not memory"
+        return named, f"`{oracle}` fires without poison too; its findings name {_words(named)}"
     if len(sites) == 1:
         return sites, f"{sites[0]} is the only poisoned site, and without it the case is clean"
     alone = tuple(site for site in sites if (site,) in failed)
     if alone:
         return alone, f"`{oracle}` fires when only {_words(alone, 'or')} is poisoned, and not without poison"
     # Of two sites that do not fail alone, both are necessary.
-    necessary = tuple(site for site, rest in zip(sites, _all_but_one(sites), strict=True) if rest in passed)
+    necessary = tuple(site for site, rest in zip(sites, without_each(sites), strict=True) if rest in passed)
     if necessary:
         return necessary, f"no single site makes it fail; `{oracle}` needs {_words(necessary)} to be poisoned"
     return sites, "no single site makes it fail, and none is needed: several together are to blame"
-
-
-def _all_but_one(sites: tuple[str, ...]) -> list[tuple[str, ...]]:
-    return [sites[:i] + sites[i + 1 :] for i in range(len(sites))]
 
 
 def _trial(job: Job, result: CaseResult, sites: tuple[str, ...]) -> Job:

@@ -4,8 +4,7 @@ A smaller case counts if
 - it fails for the same reason: the same oracle, site and sentence;
 - it passes without the fault, if one is injected;
 - it does not fail for this reason without poison, unless the first case does too.
-The last two rules exclude cases that are too small to run. Several trials run at a time, and the first reduction that
-counts is taken, so the result does not depend on the number of workers.
+The last two rules exclude cases that are too small to run.
 
 A reduction never makes a case larger, so a series of reductions ends. Numbers shrink towards their least. Lists lose
 entries, and their entries shrink. Choices change to the plainest one.
@@ -17,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,7 +25,8 @@ from harness.core.catalog import ENGINES, KERNELS, SYSTEMS
 from harness.core.errors import InputError
 from harness.core.finding_words import kind_of
 from harness.core.records import Blame, CaseResult, Finding, ShrinkStep, Shrunk, Verdict
-from harness.diagnose.blame import find_blame, primary
+from harness.diagnose.blame import find_blame
+from harness.diagnose.reduce import Reducer, fewer, primary, same_failure
 from harness.run.pool import Pool
 from harness.scenario.schema import Given
 from harness.scenario.variant import shown, vary
@@ -80,15 +79,16 @@ class _Search:
 
     pool: Pool
     job: Job
-    kind: tuple[str, ...]
+    symptom: Finding
     needs_poison: bool
     deadline: float
     num_trials: int = 0
     steps: list[ShrinkStep] = field(default_factory=list)
 
-    @property
-    def is_out_of_time(self) -> bool:
-        return time.monotonic() >= self.deadline
+    def tried(self, candidates: Sequence[Reduction]) -> list[Finding | None]:
+        """For each candidate, its finding with the reason of this search, or None."""
+        results = _run(self, [_trial(self, reduction) for reduction in candidates])
+        return [_same(self, result) for result in results]
 
 
 def why_not(job: Job) -> str:
@@ -129,7 +129,7 @@ def shrink(
         blame, _ = found.get(job.key, (Blame(), 0.0))
     symptom = next((f for f in result.findings if f.oracle == oracle), primary(result.findings))
     needs_poison = blame.trials.get("nothing") == Verdict.PASS.value
-    search = _Search(pool, job, kind_of(symptom), needs_poison, deadline=time.monotonic() + seconds)
+    search = _Search(pool, job, symptom, needs_poison, deadline=time.monotonic() + seconds)
     smallest, finding, is_smallest = _search(search, symptom, blame, on_step)
     return Shrunk(
         key=job.key,
@@ -161,13 +161,16 @@ def _search(
         poison = current.case.poison.model_copy(update={"sites": search.job.sites})
         current = current.model_copy(update={"case": current.case.model_copy(update={"poison": poison}), "sites": None})
     base, changed = search.job.case, True
+    reducer = Reducer(
+        search.tried, search.pool.num_workers, search.deadline, lambda reduction: _controls_hold(search, reduction)
+    )
     while changed:
         changed = False
         for name in fields_of(current.case):
             while True:
                 before = search.num_trials
-                found = _first_that_counts(search, reductions(base, current.case, name, blame.sites))
-                if search.is_out_of_time and found is None:
+                found = reducer.first(reductions(base, current.case, name, blame.sites))
+                if reducer.is_out_of_time and found is None:
                     return current, finding, False
                 if found is None:
                     break
@@ -180,20 +183,6 @@ def _search(
                 if on_step is not None:
                     on_step(step)
     return current, finding, True
-
-
-def _first_that_counts(search: _Search, candidates: Iterator[Reduction]) -> tuple[Reduction, Finding] | None:
-    """The first of `candidates` that counts, with its finding; None if there is none or the time is up."""
-    while not search.is_out_of_time:
-        batch = list(islice(candidates, search.pool.num_workers))
-        if not batch:
-            return None
-        results = _run(search, [_trial(search, reduction) for reduction in batch])
-        for reduction, result in zip(batch, results, strict=True):
-            finding = _same(search, result)
-            if finding is not None and _controls_hold(search, reduction):
-                return reduction, finding
-    return None
 
 
 def _trial(search: _Search, reduction: Reduction) -> Job:
@@ -225,8 +214,9 @@ def _run(search: _Search, jobs: list[Job]) -> list[CaseResult]:
 
 def _same(search: _Search, result: CaseResult) -> Finding | None:
     """The finding of `result` with the reason of this search, or None."""
-    findings = result.findings if result.has_failed else ()
-    return next((finding for finding in findings if kind_of(finding) == search.kind), None)
+    # The records of older runs have no cause.
+    key = kind_of if search.symptom.cause else lambda finding: kind_of(finding)[:3]
+    return same_failure(search.symptom, result, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +264,10 @@ def _smaller_poison(plan: PoisonPlan, field: str, blamed: tuple[str, ...]) -> It
         chosen = tuple(site for site in plan.sites if site in blamed)
         if chosen and len(chosen) < len(plan.sites):
             yield chosen
-        yield from (tuple(fewer) for fewer in _without_some(plan.sites, least=0))
+        yield from (tuple(rest) for rest in fewer(plan.sites, least=0))
     else:
         yield from ((pattern,) for pattern in plan.patterns if len(plan.patterns) > 1)
-        yield from (tuple(fewer) for fewer in _without_some(plan.patterns, least=2))
+        yield from (tuple(rest) for rest in fewer(plan.patterns, least=2))
 
 
 def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any, Given]]:
@@ -295,8 +285,8 @@ def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any
 def _fewer_requests(case: Case, values: dict[str, Any]) -> Iterator[tuple[Any, Given]]:
     names = TOGETHER[case.op or ""]
     requests = list(zip(*(values[name] for name in names), strict=True))
-    for fewer in _without_some(requests, least=1):
-        yield requests, {name: list(column) for name, column in zip(names, zip(*fewer, strict=True), strict=True)}
+    for rest in fewer(requests, least=1):
+        yield requests, {name: list(column) for name, column in zip(names, zip(*rest, strict=True), strict=True)}
 
 
 def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
@@ -335,7 +325,7 @@ def _plainer_kernel(case: Case, field: str, value: str, op: str) -> Iterator[str
 
 def _smaller_list(values: list[Any], least: list[int], *, least_length: int) -> Iterator[list[Any]]:
     """Yield lists with fewer entries, then with one smaller entry: a number, a pair of numbers or a word."""
-    yield from (list(fewer) for fewer in _without_some(values, least=least_length))
+    yield from (list(rest) for rest in fewer(values, least=least_length))
     for place, entry in enumerate(values):
         for smaller in _smaller_entry(entry, least):
             yield [*values[:place], smaller, *values[place + 1 :]]
@@ -349,17 +339,6 @@ def _smaller_entry(entry: Any, least: list[int]) -> Iterator[Any]:
             # The other part of a pair may be a word, such as the kind of a state change.
             for smaller in _smaller_int(number, least[place]) if isinstance(number, int) else ():
                 yield [*entry[:place], smaller, *entry[place + 1 :]]
-
-
-def _without_some(values: Sequence[Any], *, least: int) -> Iterator[list[Any]]:
-    """Yield `values` without a half, a quarter, … and last without single entries, but with at least `least`."""
-    size = len(values) - least
-    while size >= 1:
-        for start in range(0, len(values), size):
-            fewer = [*values[:start], *values[start + size :]]
-            if least <= len(fewer) < len(values):
-                yield fewer
-        size = min(size - 1, (size + 1) // 2)
 
 
 def _smaller_int(value: int, least: int) -> Iterator[int]:

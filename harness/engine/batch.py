@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from harness.core.seams import seam
+from harness.engine.poisoned import table_filler
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
-from harness.engine.schedule.scheduler import ScheduledSequence
+from harness.engine.schedule.sequence import ScheduledSequence
 from harness.memory.poison.patterns import Poison
 
 
@@ -127,18 +128,6 @@ class Batch:
         views: dict[str, Any] = {name: tensor[:rows] for name, tensor in tensors_by_name(self).items()}
         return replace(self, **views, decode=self.decode.head(size))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The input tensors of a decode batch by name."""
-        assert self.decode is not None
-        return tensors_by_name(self) | tensors_by_name(self.decode)
-
-    def snapshot(self) -> Batch:
-        """A decode batch with copies of all tensors and without a plan."""
-        assert self.decode is not None
-        of_decode: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors_by_name(self.decode).items()}
-        of_batch: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors_by_name(self).items()}
-        return replace(self, **of_batch, decode=replace(self.decode, **of_decode, metadata=DecodeMetadata()))
-
 
 @seam("verify.rows-behind-chunk")
 def order(scheduled: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
@@ -202,6 +191,16 @@ def build(
     )
 
 
+def logit_rows(ordered: list[ScheduledSequence]) -> Tensor:
+    """The rows [n] int64 of a batch of these requests that get logits."""
+    rows: list[int] = []
+    end = 0
+    for item in ordered:
+        end += item.num_new_tokens
+        rows += range(end - item.num_rows, end)
+    return torch.tensor(rows)
+
+
 def slots_of(blocks: list[int], span: range) -> list[int]:
     """The slot of each position of `span` in a request's pages; empty without pages."""
     return [blocks[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in span] if blocks else []
@@ -233,13 +232,6 @@ def _decode_inputs(
         window_table=table([item.sequence.window_blocks for item in decodes]) if has_window else None,
         query_len=query_len,
     )
-
-
-def table_filler(poison: Poison) -> int:
-    """The block-table entry past the last page: the null block, or the poison's trap."""
-    if not poison.covers("block_table.pad"):
-        return NULL_BLOCK
-    return int(poison.empty(1, dtype=torch.int32, site="block_table.pad").item())
 
 
 @seam("write_kv.slot-zero-for-padding")

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from harness.core.seams import seam
 from harness.engine.batch import Batch, DecodeMetadata
 from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
+from harness.engine.probe import Probe
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.interface import Graph, GraphPool, tensors_of
 from harness.memory.poison.patterns import Poison
@@ -40,13 +38,10 @@ class PersistentPlans:
         self._plans[size] = self._plan(batch)
         return DecodeMetadata(self._plans[size])
 
-    def before_replay(self, size: int, batch: Batch) -> None:
-        """Update the plan, unless the graph plans itself."""
+    def before_replay(self, size: int, batch: Batch) -> DecodeMetadata:
+        """Update the plan, unless the graph plans itself. Returns the metadata that the graph should read."""
         update_plan(self._plans, size, self._plan(batch))
-
-    def current(self, size: int) -> Any:
-        """The plan that the engine believes the graph of this size reads."""
-        return self._plans[size]
+        return DecodeMetadata(self._plans[size])
 
 
 class LazyPlans:
@@ -62,11 +57,8 @@ class LazyPlans:
         self._metadata[size] = metadata_for_capture(warmed_up)
         return self._metadata[size]
 
-    def before_replay(self, size: int, batch: Batch) -> None:
-        return None
-
-    def current(self, size: int) -> Any:
-        return self._metadata[size].plan
+    def before_replay(self, size: int, batch: Batch) -> DecodeMetadata:
+        return self._metadata[size]
 
 
 Plans = PersistentPlans | LazyPlans
@@ -94,10 +86,8 @@ class DecodeGraphs:
     memory: PagedMemory
     plans: Plans
     pool: GraphPool
-    has_changes: bool = False
-    """Whether weights change, so that their addresses are judged as well."""
+    probe: Probe
     _graphs: dict[int, Graph] = field(default_factory=dict)
-    _captured: dict[int, dict[str, int]] = field(default_factory=dict)
 
     @property
     def sizes(self) -> list[int]:
@@ -106,37 +96,23 @@ class DecodeGraphs:
 
     def capture(self, size: int) -> None:
         """Run the model on the static inputs to warm up, then capture it."""
-        batch = self.static.head(size)
-        assert batch.decode is not None
-        batch.decode.metadata = warmed_up = self.plans.warmup_metadata(batch)
-        self.model.forward(batch, self.memory)
-        batch.decode.metadata = self.plans.capture_metadata(size, batch, warmed_up)
-        graph = self.pool.capture(lambda: self.model.forward(batch, self.memory))
-        self._graphs[size] = graph
-        self._captured[size] = self._addresses(size, batch, batch.decode.metadata.plan)
+        inputs = self.static.head(size)
+        assert inputs.decode is not None
+        inputs.decode.metadata = warmed_up = self.plans.warmup_metadata(inputs)
+        self.model.forward(inputs, self.memory)
+        inputs.decode.metadata = self.plans.capture_metadata(size, inputs, warmed_up)
+        self._graphs[size] = self.pool.capture(lambda: self.model.forward(inputs, self.memory))
+        self.probe.on_capture(inputs, self._graphs[size])
 
     def replay(self, size: int) -> Forwarded:
         """Replay the graph of `size` on the static inputs. The result is memory of the pool."""
-        graph = self._graphs[size]
-        with self.model.probe.on_replay():
-            self.plans.before_replay(size, self.static.head(size))
-            graph.replay()
-        outputs: Forwarded = graph.outputs
+        inputs = self.static.head(size)
+        assert inputs.decode is not None
+        with self.probe.on_replay(inputs):
+            inputs.decode.metadata = self.plans.before_replay(size, inputs)
+            self._graphs[size].replay()
+        outputs: Forwarded = self._graphs[size].outputs
         return outputs
-
-    def bindings(self, size: int) -> list[tuple[str, str, int, int]]:
-        """(input, site, captured address, address that the engine updates now) for each input of a graph."""
-        current = self._addresses(size, self.static.head(size), self.plans.current(size))
-        captured = self._captured[size]
-        return [(name, _site(name), address, current.get(name, 0)) for name, address in captured.items()]
-
-    def reads_stale_plan(self, size: int, fresh: Any) -> bool:
-        """Whether the plan that the graph read differs from `fresh`, made for the same lengths."""
-        for name, tensor in _named_tensors("plan.", fresh).items():
-            read = self._graphs[size].tensor_at(self._captured[size][name])
-            if read is None or not torch.equal(read.flatten(), tensor.flatten()):
-                return True
-        return False
 
     def unmap(self, poison: Poison) -> None:
         """Fill the memory of all graphs, as after a sleep."""
@@ -144,31 +120,9 @@ class DecodeGraphs:
             for memory in graph.owned_memory():
                 poison.fill_(memory, "graph.pool")
 
-    def _addresses(self, size: int, batch: Batch, plan: Any) -> dict[str, int]:
-        named = batch.tensors() | _named_tensors("plan.", plan)
-        if self.model.kernels.workspace is not None:
-            named["workspace.counters"] = self.model.kernels.workspace.counters(batch.num_decodes)
-        found = {name: tensor.data_ptr() for name, tensor in named.items()}
-        if self.has_changes:
-            weights = self.model.tensors() | {f"constant {i}": t for i, t in enumerate(self.model.constants())}
-            addresses = {f"weights.{name}": tensor.data_ptr() for name, tensor in weights.items()}
-            held = self._captured.get(size)
-            graph = self._graphs[size]
-            found |= {n: at for n, at in addresses.items() if (n in held if held else graph.tensor_at(at) is not None)}
-        return found
 
-
-def _site(name: str) -> str:
-    """The site to blame when a graph does not read the input `name` that the engine updates."""
-    if name.startswith("plan."):
-        return "sched_meta"
-    if name.startswith("workspace."):
-        return "workspace"
-    if name.startswith("weights."):
-        return "weights.gone"
-    return "block_table.pad" if name in ("block_table", "window_table") else "graph.pad_rows"
-
-
-def _named_tensors(prefix: str, plan: Any) -> dict[str, Tensor]:
-    attributes = getattr(plan, "__dict__", {})
-    return {prefix + name: value for name, value in attributes.items() if isinstance(value, Tensor)}
+def reachable_sizes(capture_sizes: tuple[int, ...], max_num_seqs: int) -> list[int]:
+    """The graph sizes, rising, that a batch of at most `max_num_seqs` requests can need."""
+    rising = sorted(set(capture_sizes))
+    needed = [size for size in rising if size < max_num_seqs]
+    return rising[: len(needed) + 1]

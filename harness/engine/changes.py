@@ -117,7 +117,10 @@ def refresh_scale(attention: MLAAttention, fresh: Tensor) -> None:
 
 @seam("reload.experts-reallocated")
 def load_experts(ranks: list[list[Tensor]], fresh: list[list[Tensor]], *, in_place: bool) -> None:
-    """Give each rank its experts, without the trap behind them. `ranks` are replaced if not `in_place` (PR 40390)."""
+    """Give each rank its experts [X, ...], without the trap behind them.
+
+    `ranks` are replaced if not `in_place` (PR 40390).
+    """
     for held, loaded in zip(ranks, fresh, strict=True):
         for number, weight in enumerate(loaded):
             if not in_place:
@@ -143,7 +146,7 @@ def _sleep(engine: Engine) -> tuple[float | None, float | None]:
 
 @seam("sleep.constants-in-kv-pool")
 def made_with_the_pool(constants: list[Tensor]) -> list[Tensor]:
-    """The constants of graphs that lie in memory which a sleep unmaps: none, as nothing restores them (PR 53343)."""
+    """The constants of graphs, of any shape, that a sleep unmaps: none, as nothing restores them (PR 53343)."""
     return []
 
 

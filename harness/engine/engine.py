@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -11,14 +10,15 @@ from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
+from harness.engine.drafts import SuffixDrafts
 from harness.engine.model.transformer import CausalLM
-from harness.engine.observations import NewestLogits
-from harness.engine.probe import Probe
-from harness.engine.runner import ModelRunner, num_rows
+from harness.engine.probe import Probe, Sampled
+from harness.engine.runner import ModelRunner
 from harness.engine.schedule.block_pool import BlockPool, groups_to_zero
 from harness.engine.schedule.config import why_not_together
-from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Sequence, Step
-from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens
+from harness.engine.schedule.scheduler import Scheduler
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
+from harness.engine.speculation import confirmed, greedy_tokens
 from harness.memory.bounds import raise_bad_indices
 from harness.memory.poison.patterns import Poison
 
@@ -27,37 +27,32 @@ class Engine:
     """Greedy decoding of many requests over one block pool.
 
     `params` chooses caches, kernels, graphs and limits; `max_model_len` limits the tokens of a request. The same
-    arguments and requests give the same bits. With `observe`, each replay is repeated eagerly and noted for judges;
-    without it only the newest step's logits are kept.
+    arguments and requests give the same bits. `probe` sees every event.
     """
 
     def __init__(
-        self,
-        model: CausalLM,
-        params: EngineParams,
-        poison: Poison,
-        max_model_len: int,
-        observe: bool = True,
-        probe: Probe | None = None,
+        self, model: CausalLM, params: EngineParams, poison: Poison, max_model_len: int, probe: Probe | None = None
     ) -> None:
         if reason := why_not_together(model.config, params):
             raise InputError(f"{reason}; leave one of them out")
         self.params = params
-        self._observe = observe
-        self.max_model_len = max_model_len
-        self.pool = BlockPool(params.num_blocks, params.free_list)
-        self._query_len = 1 + params.speculative_tokens
         self.poison = poison
+        self.max_model_len = max_model_len
+        self.probe = probe or Probe()
+        self.pool = BlockPool(params.num_blocks, params.free_list)
         self.adapters = list(range(max(params.adapters, default=0) + 1))
         """The adapter in each slot; slot 0 has none."""
         self.num_reloads = 0
+        self.num_requests = 0
+        self._query_len = 1 + params.speculative_tokens
+        self._drafts = SuffixDrafts(params.speculative_tokens)
+        self._cancelled = frozenset(params.cancelled)
         if params.changes or params.adapters:
             model = copy.deepcopy(model)
         with torch.no_grad():
             # Drafts are stored before they are verified.
-            self.runner = ModelRunner(
-                model, params, self.pool, poison, max_model_len + params.speculative_tokens, observe, probe
-            )
+            longest = max_model_len + params.speculative_tokens
+            self.runner = ModelRunner(model, params, self.pool, poison, longest, self.probe)
         self.scheduler = Scheduler(
             self.pool,
             params.max_batched_tokens,
@@ -68,19 +63,13 @@ class Engine:
             num_hashes=params.num_hashes,
             zeroed_groups=groups_to_zero(self.runner.memory.layout.groups),
         )
-        self.observations = self.runner.observations
-        self._drafts = SuffixDrafts(params.speculative_tokens)
-        self._cancelled = frozenset(params.cancelled)
-        self.num_steps = 0
-        self.newest_step = Step((), (), (), ())
-        self.num_requests = 0
 
     def add_request(self, prompt: list[int], max_tokens: int, slot: int = 0) -> Sequence:
         """Queue a prompt. Raises InputError if it is empty, longer than `max_model_len`, or too large for the pool."""
         if not prompt or max_tokens < 1:
             raise InputError("a request needs a prompt and at least one token to generate")
         sequence = Sequence(self.num_requests, list(prompt), max_tokens, query_len=self._query_len, slot=slot)
-        self._note_model(sequence)
+        sequence.model = self._model_of(sequence)
         length = len(prompt) + max_tokens - 1
         if length > self.max_model_len:
             raise InputError(
@@ -92,32 +81,30 @@ class Engine:
         return sequence
 
     @torch.no_grad()
-    def step(self) -> list[Sequence]:
-        """Run one step. Returns the requests that finished."""
-        self.newest_step = step = self._without_cancelled(self.scheduler.schedule())
-        logits = self.runner.run(step, self.num_steps)
+    def step(self) -> list[Sampled]:
+        """Run one step. Returns what each of its requests got."""
+        step = self._without_cancelled(self.scheduler.schedule())
+        sampled = self._sample(step, self.runner.run(step))
+        self.probe.on_sampled(sampled)
+        for item in sampled:
+            if item.sequence.is_finished:
+                self.scheduler.finish(item.sequence)
+        if self.params.dummy_steps:
+            self.runner.run_dummy()
+        raise_bad_indices()
+        return sampled
+
+    def _sample(self, step: Step, logits: Tensor) -> list[Sampled]:
+        """Give each request the tokens that its rows of `logits` [n, vocab] choose."""
         # One device read for the whole batch. A row of NaN yields some token, as in a real sampler.
         tokens = greedy_tokens(logits).tolist()
-        requests: list[int] = []
-        rows: list[int] = []
+        sampled = []
         end = 0
         for item in step.scheduled:
-            start, end = end, end + num_rows(item)
+            start, end = end, end + item.num_rows
             given = self._advance(item, tokens[start:end])
-            self._note(item.sequence, logits[start:end], len(given))
-            if given:
-                requests.append(item.sequence.request)
-                rows.append(start + len(given) - 1)
-        newest = logits if len(rows) == len(tokens) else logits[torch.tensor(rows, dtype=torch.int64).to(logits.device)]
-        self.observations.newest = NewestLogits(tuple(requests), newest)
-        finished = [item.sequence for item in step.scheduled if item.sequence.is_finished]
-        for sequence in finished:
-            self.scheduler.finish(sequence)
-        if self.params.dummy_steps:
-            self.runner.run_dummy(self.num_steps)
-        raise_bad_indices()
-        self.num_steps += 1
-        return finished
+            sampled.append(Sampled(item.sequence, logits[start:end], given))
+        return sampled
 
     def _advance(self, item: ScheduledSequence, tokens: list[int]) -> list[int]:
         """Append the target's choices `tokens` after a request's rows. Returns the tokens that were appended."""
@@ -134,12 +121,6 @@ class Engine:
         sequence.drafts = self._drafts.propose(sequence) if is_drafted else []
         return given
 
-    def _note(self, sequence: Sequence, logits: Tensor, num_given: int) -> None:
-        """Keep the logits of a request's tokens and of its rejected drafts."""
-        if self._observe and num_given:
-            self.observations.logits.setdefault(sequence.request, []).extend(logits[:num_given])
-            self.observations.rejected.setdefault(sequence.request, []).extend(logits[num_given:])
-
     def _without_cancelled(self, step: Step) -> Step:
         """The step without cancelled requests. Frees their blocks."""
         left = [item.sequence for item in step.scheduled if item.sequence.request in self._cancelled]
@@ -154,21 +135,13 @@ class Engine:
         self.scheduler.abort(sequence)
 
     def start_over(self, sequences: list[Sequence]) -> None:
-        """Let running requests compute their tokens again, and note which model serves each request from now on."""
+        """Let running requests compute their tokens again, and serve all that wait by the model there is now."""
         self.scheduler.start_over(sequences)
         for sequence in self.scheduler.waiting:
-            self._note_model(sequence)
+            sequence.model = self._model_of(sequence)
 
-    def _note_model(self, sequence: Sequence) -> None:
-        sequence.adapter = self.adapters[sequence.slot]
-        models = self.observations.models.setdefault(sequence.request, [])
-        if not models or models[-1][1] != (self.num_reloads, sequence.adapter):
-            models.append((sequence.num_generated_tokens, (self.num_reloads, sequence.adapter)))
-
-    @property
-    def events(self) -> Counter[str]:
-        """How often each event of :data:`harness.core.engine_params.Event` happened."""
-        return self.scheduler.events + self.pool.events
+    def _model_of(self, sequence: Sequence) -> tuple[int, int]:
+        return self.num_reloads, self.adapters[sequence.slot]
 
     def flush(self) -> None:
         """Forget all cached prefixes and clear all blocks. Raises ValueError while requests run."""

@@ -10,6 +10,7 @@ from harness.core.seams import seam
 from harness.engine.batch import Batch
 from harness.engine.kernels import ActivationQuantizer, Kernels, live_rows
 from harness.engine.model.layers import MoE
+from harness.engine.poisoned import trap_expert
 from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
 from harness.memory.poison.patterns import Poison
@@ -32,7 +33,7 @@ class RoutedExperts:
         """The expert [X] in each place; rank r has the places from r * X / num_ranks on."""
         self.place_of = torch.arange(num_experts, dtype=torch.int32, device=device) if moves else None
         """The place [X] int32 of each expert. Graphs hold it. None in an engine that never moves experts."""
-        self.ranks = [[torch.cat((weight, self._trap(weight))) for weight in shard] for shard in self.placed()]
+        self.ranks = [[torch.cat((weight, trap_expert(weight, poison))) for weight in shard] for shard in self.placed()]
 
     def placed(self) -> list[list[Tensor]]:
         """The gate, up and down projections of each rank, in the order of its places."""
@@ -49,9 +50,6 @@ class RoutedExperts:
             for tensor, weight in zip(held, moved, strict=True):
                 tensor[:-1].copy_(weight)
         update_places(self, self.expert_at.argsort().to(torch.int32))
-
-    def _trap(self, weight: Tensor) -> Tensor:
-        return self._poison.empty(1, *weight.shape[1:], dtype=weight.dtype, site="router.ids", device=weight.device)
 
     def __call__(self, x: Tensor, batch: Batch, quantize: ActivationQuantizer) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> the experts' sum [T, hidden], and the ids [T, k] int32."""

@@ -32,8 +32,8 @@ GUARD = 0x5AFE5AFE
 class Workspace:
     """The workspace of one engine.
 
-    counters: [num_requests] int32, one for each request of a decode. scratch: [T, H, D] float32, where the query of a
-    decode is put together; it stays dirty.
+    words: [num_requests + GUARD_WORDS] int32, a counter for each request of a decode, and GUARD behind them.
+    scratch: [T, H, D] float32, where the query of a decode is put together; it stays dirty.
     """
 
     def __init__(self, params: EngineParams) -> None:
@@ -41,13 +41,8 @@ class Workspace:
         query_len, head_dim = 1 + params.speculative_tokens, params.kv_lora_rank + params.qk_rope_head_dim
         num_tokens = query_len * max(params.max_num_seqs, *params.capture_sizes)
         self.scratch = torch.zeros(num_tokens, params.num_heads, head_dim)
-        self._words = torch.zeros(self.num_requests + GUARD_WORDS, dtype=torch.int32)
-        self.guard.fill_(GUARD)
-
-    @property
-    def guard(self) -> Tensor:
-        """The words [GUARD_WORDS] behind the last counter."""
-        return self._words[self.num_requests :]
+        self.words = torch.zeros(self.num_requests + GUARD_WORDS, dtype=torch.int32)
+        self.words[self.num_requests :] = GUARD
 
     @seam("graph.workspace-grows", "graph.workspace-in-pool", "workspace.dirty-counters")
     def counters(self, num_requests: int) -> Tensor:
@@ -56,7 +51,7 @@ class Workspace:
         Counters that grow with the batch leave graphs with an old address (PR 45487). Counters made in a capture lie in
         the graph's pool (ROCm/aiter#5393). Counters in shared scratch are not zero (PR 25520).
         """
-        return self._words[: min(num_requests, self.num_requests)]
+        return self.words[: min(num_requests, self.num_requests)]
 
     def query(self, nope: Tensor, rope: Tensor) -> Tensor:
         """Concatenate nope [T, H, R] and rope [T, H, E] in the scratch: [T, H, R + E]."""

@@ -17,9 +17,8 @@ from torch import Tensor
 from harness.core.params import KvType
 from harness.core.seams import seam
 from harness.engine.schedule.block_pool import CacheGroup, Group
-from harness.engine.schedule.config import KV_SCALE, NULL_BLOCK, PAGE_SIZE, LayerType, ModelConfig
-from harness.engine.schedule.scheduler import Sequence, Step
-from harness.memory.poison.patterns import Poison
+from harness.engine.schedule.config import KV_SCALE, PAGE_SIZE, LayerType, ModelConfig
+from harness.engine.schedule.sequence import Step
 
 KV_DTYPES: dict[KvType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
 GROUP_OF: dict[LayerType, Group] = {"mla": "attention", "sparse": "attention", "window": "window", "kda": "state"}
@@ -79,14 +78,13 @@ class PagedMemory:
         self._as_window = self.data.view(layout.window_dtype)
         self._as_floats = self.data.view(torch.float32)
 
-    def snapshot(self) -> PagedMemory:
-        """A copy of all bytes, to repeat a step on."""
-        return PagedMemory(self.layout, self.data.clone())
+    def typed(self, group: Group) -> Tensor:
+        """All bytes in the type of the latents of `group`, [slots, N, elements]."""
+        return self._as_window if group == "window" else self._as_latents
 
     def latents(self, layer: int) -> Tensor:
         """The paged cache [N, P, D] of an MLA layer in the type of its group. Its pages are not contiguous."""
-        is_window = self.layout.group_of_layer[layer] == "window"
-        typed = self._as_window if is_window else self._as_latents
+        typed = self.typed(self.layout.group_of_layer[layer])
         return self._shaped(typed, layer, 0, (PAGE_SIZE, self.layout.latent_dim))
 
     def index_keys(self, layer: int) -> Tensor:
@@ -111,58 +109,9 @@ class PagedMemory:
         """A copy of one block's bytes [slots, block_bytes]."""
         return self.data[:, block].clone()
 
-    def fill(self, blocks: Iterable[int], site: str, poison: Poison, group: Group = "attention") -> None:
-        """Fill `blocks` as memory of `site`, with sentinels in the type of the latents of `group`."""
-        typed = self._as_window if group == "window" else self._as_latents
-        for block in blocks:
-            poison.fill_(typed[:, block], site)
-
     def zero(self, blocks: Iterable[int]) -> None:
         """Zero the bytes of `blocks`."""
         self.data[:, list(blocks)] = 0
-
-    def fill_tail(self, sequence: Sequence, length: int, poison: Poison) -> None:
-        """Fill the slots of `sequence`'s pages at and past `length` with the poison's `kv.tail`."""
-        dim = self.layout.latent_dim
-        for typed, blocks in ((self._as_latents, sequence.blocks), (self._as_window, sequence.window_blocks)):
-            for block, start in tail_slots(blocks, length):
-                poison.fill_(typed[:, block, start * dim : PAGE_SIZE * dim], "kv.tail")
-        if self.layout.index_dim:
-            for layer in (i for i, group in enumerate(self.layout.group_of_layer) if group == "attention"):
-                for block, start in tail_slots(sequence.blocks, length):
-                    poison.fill_(self.index_keys(layer)[block, start:], "kv.tail")
-
-
-def tail_slots(blocks: list[int], length: int) -> list[tuple[int, int]]:
-    """The pages of a request with slots past its `length` tokens: (block, first such slot)."""
-    return [(blocks[p], max(length - p * PAGE_SIZE, 0)) for p in range(length // PAGE_SIZE, len(blocks))]
-
-
-def initial_memory(
-    layout: CacheLayout, trap_block: int, poison: Poison, device: torch.device | str = "cpu"
-) -> PagedMemory:
-    """The pool before the first request: no block has an owner."""
-    memory = PagedMemory(layout, device=device)
-    fill_pool(memory, trap_block, "kv.free", poison)
-    return memory
-
-
-def fill_pool(memory: PagedMemory, trap_block: int, site: str, poison: Poison) -> None:
-    """Fill the blocks that requests may own as memory of `site`, the null block and the trap as what they are."""
-    memory.fill(range(NULL_BLOCK + 1, trap_block), site, poison)
-    memory.fill((NULL_BLOCK,), "kv.null", poison)
-    memory.fill((trap_block,), "block_table.pad", poison)
-
-
-def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
-    """Fill the blocks that changed their owner in `step` as memory that the next owner may find, and copy states."""
-    states = [memory.block(source) for source, _ in step.state_copies]
-    memory.fill(step.freed_blocks, "kv.free", poison)
-    memory.fill((*step.new_attention_blocks, *step.new_state_blocks), "kv.new", poison)
-    memory.fill(step.new_window_blocks, "kv.new", poison, "window")
-    zero_listed_blocks(memory, step)
-    for (_, target), state in zip(step.state_copies, states, strict=True):
-        memory.data[:, target] = state
 
 
 @seam("kv.runner-ignores-zero-list")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -16,7 +18,6 @@ from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import MoE
 from harness.engine.model.mla import Adapters, MLAAttention, absorbed_parts
 from harness.engine.model.transformer import CausalLM, DecoderLayer
-from harness.engine.probe import Probe
 from harness.engine.sparse_attention import PagedSparseMLA
 from harness.memory.poison.patterns import Poison
 
@@ -36,15 +37,22 @@ class Forwarded:
 
 
 class PagedModel:
-    """A `CausalLM` with attention, quantization and routing by kernels under test."""
+    """A `CausalLM` with attention, quantization and routing by kernels under test.
+
+    Each forward runs within `around_forward` of its number of tokens.
+    """
 
     def __init__(
-        self, model: CausalLM, params: EngineParams, kernels: Kernels, poison: Poison, probe: Probe | None = None
+        self,
+        model: CausalLM,
+        params: EngineParams,
+        kernels: Kernels,
+        poison: Poison,
+        around_forward: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.model = model
         self.kernels = kernels
-        self.probe = probe or Probe()
-        self.probe.on_model(model)
+        self._around_forward = around_forward
         self._quantize = _quantizer(params, kernels, poison)
         self._attention: list[PagedMLA | PagedSparseMLA | PagedKDA] = []
         self._experts: list[RoutedExperts | None] = []
@@ -102,7 +110,7 @@ class PagedModel:
 
     def forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
         """Run a batch and update `memory`. A decode has no host reads, so it can be captured."""
-        with self.probe.on_forward(batch.hidden.shape[0]):
+        with self._around_forward(batch.hidden.shape[0]):
             return self._forward(batch, memory)
 
     def _forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:

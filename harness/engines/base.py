@@ -1,10 +1,10 @@
 """What an engine must bring, and the checks that engines share.
 
-An engine is a folder beside this file. `ENGINE_FOLDERS` in `harness.core.catalog` names it, and `pyproject.toml` has an
-extra that installs it, if it needs one. The folder must have a module `tables`, which imports neither torch nor the
-engine, with:
+An engine is a package with a module of tables, such as a folder beside this file. An entry point of the group
+`mla_harness.engines` names the module, in the `pyproject.toml` of whoever brings the engine: this project's or any
+other's (see `examples/engine-from-outside`). The module imports neither torch nor the engine. It has:
 
-- `ENGINE`, an `EngineSpec`: its name (the folder's), title, distribution and package.
+- `ENGINE`, an `EngineSpec`: its name (the entry point's), title, distribution and package.
 
 The other tables are optional. A table names code as "module:name", and a module named so imports the engine inside its
 functions, because the engine may not be installed.
@@ -14,15 +14,18 @@ functions, because the engine may not be installed.
   runs the engine, usually in a `harness.run.child.Child`, and returns a `Run` for the oracles. `injects_faults` means
   that the target injects faults itself. A system with `records_first_nan` has a target with `first_writer`.
 - `FAULTS`: a `FaultSpec` for each known bug of the engine, named "ENGINE.bug". Its target injects it with a
-  `harness.engines.patches.Patch` for each range of releases.
-- `KERNELS`: a `KernelSpec` for each kernel, with `origin` the engine's name. It takes the op's arguments in
-  `harness.core.ops`; its `requires` returns why it cannot run here, from `why_no_kernels` and `why_not_built`.
+  `harness.engines.patches.Patch` for each range of releases. A fault with a `target` and a `replacement` is injected
+  in the worker: the target is a function of the engine that is marked with `@seam("ENGINE.bug")`.
+- `KERNELS`: a `KernelSpec` for each kernel, named "ENGINE-variant", with `origin` the engine's name. It takes the op's
+  arguments in `harness.core.ops`; its `requires` returns why it cannot run here, from `why_no_kernels` and
+  `why_not_built`.
 - `MODELS`: a `ModelSpec` for `epochs --model NAME:WHERE`, with a function that returns a
   `harness.accuracy.backends.Backend`.
 - `SITES`, `ORACLES`: memory to poison and checks of results that only this engine has.
 
-Scenarios in `scenarios/` then name the systems, kernels and faults. `tests/architecture` checks that the tables import
-no torch; a test of the engine checks that its kernels load without it.
+Systems are named "ENGINE" or "ENGINE-part". Where the tables do not load, these names tell which engine is missed: its
+cases are skipped. Scenarios then name the systems, kernels and faults. `tests/architecture` checks that the tables of
+this project import no torch; a test of the engine checks that its kernels load without it.
 """
 
 from __future__ import annotations
@@ -52,24 +55,24 @@ def release_of(version: str) -> tuple[int, ...]:
         return (0, 0, 0)
 
 
-def why_not_installed(engine: EngineSpec) -> str | None:
-    """Why the engine cannot be imported here, with the command that installs it; None if it can."""
+def why_not_installed(engine: EngineSpec) -> str:
+    """Why the engine cannot be imported here, with the command that installs it; empty if it can."""
     if installed_version(engine) is not None:
-        return None
+        return ""
     return f"{engine.title} is not installed (pip install {engine.install or engine.distribution})"
 
 
-def why_no_kernels(engine: EngineSpec, device: str) -> str | None:
-    """Why no CUDA kernel of the engine runs on `device` here; None if no reason is known."""
+def why_no_kernels(engine: EngineSpec, device: str) -> str:
+    """Why no CUDA kernel of the engine runs on `device` here; empty if no reason is known."""
     if device != "cuda":
         return f"{engine.title}'s kernels run on cuda, not on {device}"
-    return why_not_installed(engine) or (None if torch.cuda.is_available() else "no CUDA device on this machine")
+    return why_not_installed(engine) or ("" if torch.cuda.is_available() else "no CUDA device on this machine")
 
 
-def why_not_built(majors: Container[int], words: str) -> str | None:
-    """Why a kernel built for these major compute capabilities, called `words`, does not run here; None if it does.
+def why_not_built(majors: Container[int], words: str) -> str:
+    """Why a kernel built for these major compute capabilities, called `words`, does not run here; empty if it does.
 
     Needs a CUDA device.
     """
     major, minor = torch.cuda.get_device_capability()
-    return None if major in majors else f"built for {words}; this GPU is {major}.{minor}"
+    return "" if major in majors else f"built for {words}; this GPU is {major}.{minor}"

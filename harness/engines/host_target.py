@@ -95,7 +95,7 @@ class HostTarget(Target):
         missing = [name for name in host.needed if find_spec(name) is None]
         if missing:
             return host.lacks(", ".join(missing))
-        return (patch_for(host.patches, fault, version).why_not(version) or "") if fault else ""
+        return patch_for(host.patches, fault, version).why_not(version) if fault else ""
 
     def run(self, poison: Poison) -> Run:
         """Run the part in a child. A child that dies is the run's error. Raises InputError if the child refuses."""
@@ -118,7 +118,8 @@ class HostTarget(Target):
             try:
                 reply = child.receive()
             except ChildDied as died:
-                error = KernelError(f"{title}'s process {died.death.ended}: {child.last_line()}")
+                message = f"{title}'s process {died.death.ended}: {child.last_line()}"
+                error = KernelError(message, **died.death.as_cause)
                 return Run(poison.pattern, error=error, log=died.log)
             if reply.result is not None:
                 # Safe to unpickle: our own child wrote the file.

@@ -48,13 +48,13 @@ class Patch:
     edits: tuple[Edit, ...]
     as_released: str = ""
 
-    def why_not(self, version: str) -> str | None:
-        """Why the bug cannot be injected into `version`, by its number alone; None if it can be tried."""
+    def why_not(self, version: str) -> str:
+        """Why the bug cannot be injected into `version`, by its number alone; empty if it can be tried."""
         if self.as_released and release_of(version) < release_of(self.as_released):
             return f"{self.engine.title} {version} has this bug as released; its fix came with {self.as_released}"
         if not release_of(self.first) <= release_of(version) < release_of(self.last):
             return f"written for {self.engine.title} {self.first} up to, not including, {self.last}; this is {version}"
-        return None
+        return ""
 
     def apply(self, version: str) -> None:
         """Inject the bug into this process. Raises PatchRefused without changing anything if it does not fit."""
@@ -88,7 +88,7 @@ def patch_for(patches: Mapping[str, tuple[Patch, ...]], fault: str, version: str
         raise InputError(f"unknown fault {fault!r}; {nearest(fault, list(patches))}")
     own = patches[fault]
     nearest_patch = own[-1] if release_of(version) >= release_of(own[-1].last) else own[0]
-    return next((patch for patch in own if patch.why_not(version) is None), nearest_patch)
+    return next((patch for patch in own if not patch.why_not(version)), nearest_patch)
 
 
 def edited_text(source: str, edit: Edit) -> str:

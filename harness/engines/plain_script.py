@@ -8,8 +8,8 @@ from string import Template
 from typing import Any
 
 from harness.core.files import TASKS
+from harness.core.literals import literal
 from harness.core.params import Params
-from harness.diagnose.script.code import literal
 
 _TEXT = Template('''\
 import json

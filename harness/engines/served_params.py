@@ -36,6 +36,10 @@ class ServedParams(Params):
     )
 
     @property
+    def cache_type(self) -> str:
+        return self.kv
+
+    @property
     def own_timeout(self) -> float:
         """See :meth:`Params.own_timeout`. The worker waits until each serving process was ended at its limit."""
         return self.timeout_seconds * (2 if self.compare_eager and self.has_graph else 1) + 60.0

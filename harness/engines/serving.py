@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.core.cause_codes import Code
 from harness.core.errors import HarnessError, InputError, KernelError
 from harness.core.params import Record
 from harness.run.child import Child, ChildDied
@@ -19,6 +20,7 @@ NEVER_READY = "serve was never ready"
 CAUSE_BYTES = 200_000
 """How much of the end of the log is searched for the cause: tracebacks of several workers are long."""
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
+_NAMED = re.compile(r"\w+(?:Error|Exception)\b")
 """The last line of a traceback."""
 _LOGGED = re.compile(r"^(?:\([^)]* pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] )?")
 """The prefix of a line of a worker process: the process, then level, time and place."""
@@ -50,7 +52,10 @@ class Serving:
                 how = f"{self.title} hung: no end after {seconds} s" if death.is_hang else f"{name} {death.ended}"
             self.log_tail, cause = child.log(), last_words(child.printed(CAUSE_BYTES))
         if reply is None or reply.failed is not None:
-            raise KernelError(f"{how}: {cause[-300:]}")
+            # The log of the engine is the one place that names the exception.
+            named = _NAMED.search(cause)
+            ended = {"cause": Code.RAISED, "error": named[0]} if named and not death.is_hang else death.as_cause
+            raise KernelError(f"{how}: {cause[-300:]}", **ended)
         if reply.result is None:
             raise InputError(reply.refused)
         return reply.result
@@ -60,7 +65,7 @@ class Forks:
     """The process that imported an engine once, and whose forks serve this worker's cases."""
 
     def __init__(self, imports: str, title: str, refused: Callable[[], str] = str) -> None:
-        """`imports` is the module to import, `title` the engine's name in texts.
+        """`imports` is the "module:function" that imports, `title` the engine's name in texts.
 
         `refused` says why the imports cannot be forked, if that is known without them.
         """

@@ -1,33 +1,34 @@
-"""One job from top to bottom, inside a worker: skip check, bugs and fixes, target, answer.
+"""One job from top to bottom, inside a worker: skip check, bug, target, answer.
 
 As a module, `python -m harness.judge.run_case`, it is the child process that compute-sanitizer watches.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
-from harness.core.cases import AskFirstNan, AskReaders, AskVerdict, Case, Job
+from harness.core.cases import AskFirstNan, AskVerdict, Case, Job
 from harness.core.catalog import FAULTS
-from harness.core.errors import HarnessError, Refused
+from harness.core.cause_codes import Code
+from harness.core.errors import HarnessError, Refused, line_of
+from harness.core.extras import MissingPackage, why_module_missing
 from harness.core.records import CaseResult, Verdict
-from harness.core.seams import Injection, inject
-from harness.judge import answers
-from harness.judge.cures import applied, faults_left
+from harness.core.seams import inject
+from harness.judge.first_reader import first_nan
 from harness.judge.run_records import Outcome
 from harness.judge.target import class_of
+from harness.judge.verdict import LOG_TAIL, verdict
+from harness.kernels.call import keeping_output_sites
 from harness.kernels.plugins import find_kernel, load_plugins
 from harness.run.protocol import answer_once
 
 ANSWERS: dict[type, Callable[[Job], Outcome]] = {
-    AskVerdict: answers.verdict,
-    AskFirstNan: answers.first_nan,
-    AskReaders: answers.first_reader,
+    AskVerdict: verdict,
+    AskFirstNan: first_nan,
 }
 """The function that answers each kind of ask."""
 
@@ -43,48 +44,51 @@ def outcome_of(job: Job) -> Outcome:
     try:
         return _outcome(job)
     except Refused as error:
-        return Outcome(Verdict.SKIP, str(error))
+        return Outcome(Verdict.SKIP, str(error), Code.REFUSED)
+    except MissingPackage as error:
+        return Outcome(Verdict.SKIP, str(error), Code.UNABLE)
     except HarnessError as error:
-        return Outcome(Verdict.ERROR, str(error))
+        return Outcome(Verdict.ERROR, str(error), Code.HARNESS, at=_raised_at(error))
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (reason := why_module_missing(error)):
+            return Outcome(Verdict.SKIP, reason, Code.UNABLE)
         reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        return Outcome(Verdict.ERROR, reason, log=traceback.format_exc()[-answers.LOG_TAIL :])
+        log = traceback.format_exc()[-LOG_TAIL:]
+        return Outcome(Verdict.ERROR, reason, Code.HARNESS, at=_raised_at(error), log=log)
+
+
+def _raised_at(error: Exception) -> str:
+    return line_of(traceback.extract_tb(error.__traceback__)[-1])
 
 
 def _outcome(job: Job) -> Outcome:
     load_plugins(job.plugins)
     if reason := why_not(job.case, job.device, job.fault):
-        return Outcome(Verdict.SKIP, reason)
+        return Outcome(Verdict.SKIP, reason, Code.UNABLE)
     torch.manual_seed(job.case.seed)
-    with _changed(job) as faults:
-        outcome = ANSWERS[type(job.ask)](job)
-    if outcome.verdict is Verdict.PASS and not all(fault.was_reached for fault in faults):
-        return _unreached(job, outcome)
-    return outcome
+    answer = ANSWERS[type(job.ask)]
+    if job.fault is None or class_of(job.case).injects_faults:
+        with keeping_output_sites():
+            return answer(job)
+    with inject(FAULTS.get(job.fault)) as injection, keeping_output_sites():
+        outcome = answer(job)
+    is_missed = outcome.verdict is Verdict.PASS and isinstance(job.ask, AskVerdict)
+    return _unreached(job) if is_missed and not injection.was_reached else outcome
 
 
-@contextlib.contextmanager
-def _changed(job: Job) -> Iterator[list[Injection]]:
-    """Inject the job's bugs into this process, and the fixes around them."""
-    injected = () if class_of(job.case).injects_faults else faults_left(job.faults, job.cures)
-    with contextlib.ExitStack() as stack:
-        faults = [stack.enter_context(inject(FAULTS.get(name))) for name in injected]
-        stack.enter_context(applied(job.cures))
-        yield faults
-
-
-def _unreached(job: Job, outcome: Outcome) -> Outcome:
-    """The outcome if no run reached the code of a fault: the fault is neither caught nor missed."""
-    if not isinstance(job.ask, AskVerdict) or job.cures:
-        return outcome
+def _unreached(job: Job) -> Outcome:
+    """The outcome if no run reached the code of the fault: the fault is neither caught nor missed."""
     if job.device == "cuda" and job.case.kind.uses_twins:
         names = ", ".join(job.case.kernels().values())
-        return Outcome(Verdict.SKIP, f"the code of {job.fault} is not run on CUDA, where this case has {names}")
-    return Outcome(Verdict.PASS, f"no run came to the code of {job.fault}")
+        reason = f"the code of {job.fault} is not run on CUDA, where this case has {names}"
+        return Outcome(Verdict.SKIP, reason, Code.NOT_REACHED)
+    return Outcome(Verdict.PASS, f"no run came to the code of {job.fault}", Code.NOT_REACHED)
 
 
 def why_not(case: Case, device: str, fault: str | None = None) -> str:
     """Why this machine or a kernel of the case cannot run it, in a sentence; empty if it can."""
+    if case.kind.unusable:
+        return case.kind.unusable
     if device == "cuda" and not torch.cuda.is_available():
         return "no CUDA device on this machine"
     for parameter, op in case.kind.kernels_of(case.op).items():

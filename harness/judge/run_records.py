@@ -1,7 +1,4 @@
-"""The records that a target gives to the oracles, and the outcome of a case. An oracle knows no target.
-
-Records that the reference engine makes itself are its own.
-"""
+"""The records that a target gives to the oracles, and the outcome of a case. An oracle knows no target."""
 
 from __future__ import annotations
 
@@ -12,13 +9,10 @@ import torch
 
 from harness.accuracy.answer_log import AccuracyRun
 from harness.core.cases import Case, Job
+from harness.core.errors import SystemUnderTestError
 from harness.core.finding_words import merged
 from harness.core.records import AccuracyRecord, CaseResult, Finding, FirstNan, Verdict
-from harness.engine.decisions import Decisions as Decisions
-from harness.engine.decisions import Parting as Parting
-from harness.engine.decisions import rows_before_partings as rows_before_partings
-from harness.engine.observations import Binding as Binding
-from harness.engine.observations import ZeroedBlock as ZeroedBlock
+from harness.judge.decisions import Decisions, Divergence
 from harness.memory.moves.checks import Misplaced
 from harness.memory.moves.streams import Race
 
@@ -80,6 +74,27 @@ class ReplayedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Binding:
+    """The address where a captured graph reads an input, and the address that the engine updated before a replay."""
+
+    step: int
+    name: str
+    site: str
+    captured_address: int
+    current_address: int
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroedBlock:
+    """A block that the scheduler listed for zeroing, and how many of its bytes were not zero when the step ran."""
+
+    step: int
+    block: int
+    num_bytes: int
+    num_dirty: int
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
     """A number that must be kept: the blocks of a pool, the tokens of a request."""
 
@@ -93,7 +108,7 @@ class Count:
 class Pair:
     """The same answers twice, from two conditions of the caches; `oracle` names the oracle that judges them.
 
-    No live row depends on the decision on which the two `parting`, if they do.
+    No live row depends on the decision of the `divergence`, if there is one.
     """
 
     oracle: str
@@ -103,7 +118,7 @@ class Pair:
     live: torch.Tensor
     bound: str
     describe: str = "row"
-    parting: Parting | None = None
+    divergence: Divergence | None = None
 
 
 @dataclass(slots=True)
@@ -147,6 +162,8 @@ class Run:
     """How often each event of an engine happened."""
     accuracy: AccuracyRun | None = None
     """The result of every question in every epoch, if the target answers questions."""
+    least_accuracy: float | None = None
+    """The least share of right answers that the case allows, for oracle `answers`."""
     eager: AccuracyRun | None = None
     """The same questions to the same engine without graphs, if the target compares both."""
     scripts: list[CaseResult] = field(default_factory=list)
@@ -157,7 +174,7 @@ class Run:
     """How often each kernel was launched."""
     filled: dict[str, int] = field(default_factory=dict)
     """Site -> bytes that were filled in this process."""
-    error: Exception | None = None
+    error: SystemUnderTestError | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 
 
@@ -199,6 +216,10 @@ class Outcome:
 
     verdict: Verdict
     reason: str = ""
+    cause: str = ""
+    """Why it proves nothing: a Code."""
+    at: str = ""
+    """The line that raised an error of the harness."""
     findings: list[Finding] = field(default_factory=list)
     looked_at: dict[str, int] = field(default_factory=dict)
     accuracy: AccuracyRecord | None = None
@@ -216,6 +237,8 @@ class Outcome:
             self.verdict,
             seconds=seconds,
             reason=self.reason,
+            cause=self.cause,
+            at=self.at,
             findings=tuple(self.findings),
             looked_at=self.looked_at,
             accuracy=self.accuracy and self.accuracy.model_copy(update={"fault": job.fault}),

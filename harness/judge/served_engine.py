@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, describe_directory, has_invalid_text
+from harness.core.catalog import cuda_twins
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
 from harness.core.errors import InputError
 from harness.core.extras import tokenizers
@@ -18,9 +19,8 @@ from harness.core.files import FIXTURES
 from harness.engine.engine import Engine
 from harness.engine.model import checkpoint
 from harness.engine.schedule.config import PAGE_SIZE, ModelConfig, num_pages
-from harness.engine.schedule.scheduler import Sequence as EngineSequence
+from harness.engine.schedule.sequence import Sequence as EngineSequence
 from harness.memory.poison.patterns import NATURAL, Poison
-from harness.scenario.expand import cuda_twins
 
 AS_IT_IS = Poison(NATURAL, frozenset())
 """The poison of a measurement of accuracy: memory keeps the values of its last owner, as in production."""
@@ -65,14 +65,14 @@ class ServedEngine:
 
     def step(self) -> list[NewToken]:
         """Run one step of the batch. A request with an unfinished prompt has no new token."""
-        self.engine.step()
-        newest = self.engine.observations.newest
-        assert newest is not None
-        finite = newest.logits.isfinite().all(dim=-1).tolist()
+        sampled = [item for item in self.engine.step() if item.tokens]
+        if not sampled:
+            return []
+        newest = torch.stack([item.logits[len(item.tokens) - 1] for item in sampled])
         return [
-            NewToken(request, self._live[request].tokens[-1], is_finite)
-            for request, is_finite in zip(newest.requests, finite, strict=True)
-            if request in self._live
+            NewToken(item.sequence.request, item.tokens[-1], is_finite)
+            for item, is_finite in zip(sampled, newest.isfinite().all(dim=-1).tolist(), strict=True)
+            if item.sequence.request in self._live
         ]
 
     def finish(self, request: int) -> None:
@@ -236,7 +236,7 @@ def open_engine(
     if device == "cuda":
         named = {field: f"{op}/{getattr(params, field)}" for field, op in ENGINE_KERNELS.items()}
         params = params.model_copy(update=cuda_twins(named))
-    engine = Engine(model, params, poison, length, observe=False)
+    engine = Engine(model, params, poison, length)
     if device == "cuda" and params.graph == "full":
         # If prompts start together, graphs run the steps in between.
         engine.scheduler.least_admitted = max(1, concurrency // PROMPTS_TOGETHER)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from harness.core.errors import IllegalAddress, KernelError
+from harness.core.cause_codes import Code
+from harness.core.errors import IllegalAddress, KernelError, line_of
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.kernels.undeclared import hint
@@ -23,24 +22,11 @@ from harness.memory.graph.launch import launch
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
 
-Wrapper = Callable[..., Any]
-"""Called in place of a kernel, as `wrapper(kernel, *args, **kwargs)`."""
-
-_wrappers: ContextVar[tuple[tuple[str, Wrapper], ...]] = ContextVar("harness_kernel_wrappers", default=())
 _launched: ContextVar[Counter[str] | None] = ContextVar("harness_launched_kernels", default=None)
 _intercepts: ContextVar[bool] = ContextVar("harness_intercepts_allocations", default=True)
-# Name of a kernel and shapes of its arguments -> ordinal of an allocation -> site of the output it became.
-_seen_sites: dict[tuple[Any, ...], dict[int, str]] = {}
-
-
-@contextlib.contextmanager
-def wrapped_kernels(op: str, wrapper: Wrapper) -> Iterator[None]:
-    """Bind the kernels of `op` within `wrapper` inside the block. A later wrapper is outside."""
-    token = _wrappers.set((*_wrappers.get(), (op, wrapper)))
-    try:
-        yield
-    finally:
-        _wrappers.reset(token)
+OutputSites = dict[tuple[Any, ...], dict[int, str]]
+"""Name of a kernel and shapes of its arguments -> ordinal of an allocation -> site of the output it became."""
+_output_sites: ContextVar[OutputSites | None] = ContextVar("harness_output_sites", default=None)
 
 
 @contextlib.contextmanager
@@ -64,6 +50,16 @@ def note_launch(name: str) -> None:
 
 
 @contextlib.contextmanager
+def keeping_output_sites() -> Iterator[None]:
+    """Inside the block all kernels share what is known of their outputs. Outside of one, each kernel has its own."""
+    token = _output_sites.set({})
+    try:
+        yield
+    finally:
+        _output_sites.reset(token)
+
+
+@contextlib.contextmanager
 def without_interception() -> Iterator[None]:
     """Record and fill no allocation of a kernel inside the block."""
     token = _intercepts.set(False)
@@ -77,16 +73,17 @@ class BoundKernel:
     """A kernel with the poison of the run. A call is one launch.
 
     Which allocations become outputs is known only when the kernel returns. So the first call with new shapes runs
-    twice, the second time with the right sites for outputs and scratch. Later calls in this process start with these
-    sites. A call that allocates in another order, because of its data or of a fault, runs twice again. Kernels of ops
-    without outputs write their arguments and run once.
+    twice, the second time with the right sites for outputs and scratch. Later calls start with these sites, see
+    `keeping_output_sites`. A call that allocates in another order, because of its data or of a fault, runs twice again.
+    Kernels of ops without outputs write their arguments and run once.
     """
 
     def __init__(self, spec: KernelSpec, poison: Poison | None) -> None:
         self.spec = spec
-        self._function: Callable[..., Any] = _load(spec)
+        self._function: Callable[..., Any] = spec.load()
         self._outputs = OPS.get(spec.op).outputs
         self._poison = poison
+        self._own_sites: OutputSites = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return launch(self._run, *args, **kwargs)
@@ -99,10 +96,12 @@ class BoundKernel:
             with AllocationPoison(self._poison):
                 return self._call(args, kwargs)
         key = (self.spec.name, *(_shape_key(value) for value in (*args, *kwargs.values())))
-        expected = _seen_sites.get(key, {})
+        shared = _output_sites.get()
+        known = self._own_sites if shared is None else shared
+        expected = known.get(key, {})
         result, sites = self._call_poisoned(expected, args, kwargs)
         if sites != expected:
-            _seen_sites[key] = sites
+            known[key] = sites
             result, _ = self._call_poisoned(sites, args, kwargs)
         return result
 
@@ -123,17 +122,21 @@ class BoundKernel:
             error.at = error.at or self._last_line(error)
             raise
         except (Exception, SystemExit) as error:
-            plain = f"{self.spec.name} raised {type(error).__name__}: {error}"
-            failure = KernelError(hint(self.spec, self._function, args, error) or plain)
-            failure.at = self._last_line(error)
-            raise failure from error
+            advice = hint(self.spec, self._function, args, error)
+            raise KernelError(
+                advice or f"{self.spec.name} raised {type(error).__name__}: {error}",
+                cause=Code.UNDECLARED_SHAPES if advice else Code.RAISED,
+                error=type(error).__name__,
+                kernel=self.spec.name,
+                at=self._last_line(error),
+            ) from error
 
     def _last_line(self, error: BaseException) -> str:
         """See :class:`KernelError`. Empty if the error was raised before the kernel's first line."""
         code = getattr(inspect.unwrap(self._function), "__code__", None)
         stack = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in stack if code is not None and frame.filename == code.co_filename]
-        return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
+        return line_of(own[-1]) if own else ""
 
     def _sites_of_outputs(self, allocations: list[int], result: Any) -> dict[int, str]:
         """Ordinal of an allocation -> site, for the allocations that became outputs."""
@@ -156,14 +159,6 @@ def kernel_of(launched: Callable[..., Any]) -> BoundKernel | None:
 def name_of(launched: Callable[..., Any]) -> str:
     """The name of a launched function."""
     return str(getattr(launched, "__name__", type(launched).__name__))
-
-
-def _load(spec: KernelSpec) -> Callable[..., Any]:
-    function = spec.load()
-    for op, wrapper in _wrappers.get():
-        if op == spec.op:
-            function = functools.update_wrapper(functools.partial(wrapper, function), function)
-    return function
 
 
 def _as_tuple(result: Any) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ imports no torch; a plug-in imports what it needs.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import entry_points
@@ -16,15 +17,19 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import ValidationError
 
 from harness.core.catalog import KERNELS
+from harness.core.engine_tables import DOORS
 from harness.core.errors import InputError
 from harness.core.files import execute_file, load_once
 from harness.core.kernels import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
-from harness.core.move_params import CONNECTORS
 from harness.core.ops import OPS, Op
+from harness.core.registry import Registry
 from harness.core.shapes import NAMED, Shapes
 
-ENTRY_POINT_GROUP = "mla_harness.kernels"
+ENTRY_POINT_GROUP = f"{DOORS}.kernels"
 """An entry point of this group names a module, or an object in it. The import of the module registers kernels."""
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+"""A kernel's name stands in ids of cases, on command lines and in YAML."""
 
 KV_TYPES = ("fp32", "bf16", "fp8_e4m3")
 DEVICES = ("cpu", "cuda")
@@ -36,9 +41,9 @@ _loaded: dict[Path, tuple[KernelSpec, ...] | InputError] = {}
 
 
 def kernel(
-    *,
-    op: str,
-    name: str,
+    *positional: object,
+    op: str = "",
+    name: str = "",
     summary: str = "",
     devices: Iterable[str] = ("cpu",),
     kv: Iterable[str] = KV_TYPES,
@@ -59,6 +64,10 @@ def kernel(
     the decorator are promises: see :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op,
     an unknown value of a promise, a name that is taken, or a signature that the harness cannot call.
     """
+    if positional or not op or not name:
+        raise InputError('@kernel needs op and name, by keyword: @kernel(op="mla_decode", name="mine")')
+    if not NAME.fullmatch(name):
+        raise InputError(f"kernel name {name!r}: use letters, digits, '-', '_' and '.', a letter or digit first")
     contract = OPS.get(op)
     _check_choice(name, "empty_rows", (empty_rows,), get_args(EmptyRows))
     _check_choice(name, "empty_lse", (empty_lse,), get_args(EmptyLse))
@@ -66,8 +75,6 @@ def kernel(
     reads = _checked_names(name, "kv", kv, KV_TYPES)
     _check_choice(name, "fp8_products", (fp8_products,), get_args(Fp8Products))
     steps = _checked_names(name, "bf16_steps", bf16_steps, get_args(Bf16Step)) if bf16_steps != () else ()
-    if not name or "/" in name:
-        raise InputError(f"kernel name {name!r}: use a non-empty name without '/'")
 
     def register(function: FunctionT) -> FunctionT:
         check_signature(contract, name, function)
@@ -139,11 +146,11 @@ def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
     if not values:
         return base
     listed = {
-        size: value if isinstance(value, list | tuple) or size == "heads_multiple_of" else (value,)
+        size: tuple(value) if isinstance(value, list | tuple) else value if size == "heads_multiple_of" else (value,)
         for size, value in values.items()
     }
     try:
-        return Shapes.model_validate(base.model_dump() | {"name": "own"} | listed)
+        return Shapes.model_validate(base.model_dump() | {"name": "own"} | listed, strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         at, known = str(problem["loc"][0]), ", ".join(size for size in Shapes.model_fields if size != "name")
@@ -163,7 +170,7 @@ def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
     return [
         {name: getattr(spec, name) for name in names}
         | {"shapes": None if spec.shapes is None else spec.shapes.model_dump(mode="json")}
-        | {"why_not": {device: spec.why_not(device) or "" for device in DEVICES}}
+        | {"why_not": {device: spec.why_not(device) for device in DEVICES}}
         for spec in specs
     ]
 
@@ -198,10 +205,15 @@ def load_entry_points() -> None:
 
 
 def _execute(file: Path) -> tuple[KernelSpec, ...]:
-    before, connectors = set(KERNELS.names()), set(CONNECTORS)
-    execute_file(file, "plug-in", f"mla_harness_plugin_{file.stem}_{len(_loaded)}")
+    before, num_before = set(KERNELS.names()), Registry.num_added
+    try:
+        execute_file(file, "plug-in", f"mla_harness_plugin_{file.stem}_{len(_loaded)}")
+    except InputError as error:
+        if getattr(error.__cause__, "name", "") != "mla_harness":
+            raise
+        raise InputError(f"{str(error).partition(': ')[0]}: write `from harness import kernel`") from error
     registered = tuple(entry for entry in KERNELS if entry.name not in before)
-    if not registered and connectors == set(CONNECTORS):
+    if Registry.num_added == num_before:
         raise InputError(f"plug-in {file}: registers no kernel; decorate a function with @kernel(op=..., name=...)")
     return registered
 

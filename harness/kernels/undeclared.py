@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.core.finding_words import DECLARE_SHAPES
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS, latent_rank
@@ -28,14 +27,16 @@ def hint(spec: KernelSpec, function: Callable[..., Any], args: tuple[Any, ...], 
     given = _sizes(spec.op, args)
     known = _sizes_of_deepseek_call(spec.op)
     differing = [name for name in given if given[name] != known[name]]
-    if not differing or not _runs_at_deepseek(spec, function, args[0].device.type):
+    device = args[0].device.type
+    if not differing or not _runs_at_deepseek(spec, function, device):
         return ""
     runs, raises = (", ".join(str(sizes[name]) for name in differing) for sizes in (known, given))
     declare = '"deepseek"'
-    if differing == ["heads"]:
+    if "heads" in given and not _runs_at_deepseek(spec, function, device, num_heads=1):
+        # "deepseek" accepts each number of heads, as tensor parallelism divides them.
         declare = '{"like": "deepseek", "num_heads": ' + known["heads"].split()[0] + "}"
     raised = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return f"{spec.name} runs at {runs}, raises at {raises} ({raised}): {DECLARE_SHAPES}{declare}"
+    return f"{spec.name} runs at {runs}, raises at {raises} ({raised}): declare shapes={declare}"
 
 
 def _sizes(op: str, args: tuple[Tensor, ...]) -> dict[str, str]:
@@ -58,18 +59,18 @@ def _sizes_of_deepseek_call(op: str) -> dict[str, str]:
     return _sizes(op, _deepseek_call(op, "cpu")[0])
 
 
-def _deepseek_call(op: str, device: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """The arguments of a call with the op's default parameters, which have DeepSeek's sizes."""
-    built = getattr(inputs, op)(KERNEL_PARAMS[op](), seed=0)
+def _deepseek_call(op: str, device: str, **sizes: int) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """The arguments of a call with the op's default parameters, which have DeepSeek's sizes, but for `sizes`."""
+    built = getattr(inputs, op)(KERNEL_PARAMS[op](**sizes), seed=0)
     row = OPS.get(op)
     keywords = {name: getattr(built, name, None) for name in row.keywords}
     return tuple(getattr(built, name).to(device) for name in row.positional), keywords
 
 
 @functools.cache
-def _runs_at_deepseek(spec: KernelSpec, function: Callable[..., Any], device: str) -> bool:
+def _runs_at_deepseek(spec: KernelSpec, function: Callable[..., Any], device: str, **sizes: int) -> bool:
     try:
-        args, keywords = _deepseek_call(spec.op, device)
+        args, keywords = _deepseek_call(spec.op, device, **sizes)
         function(*args, **keywords)
         if device == "cuda":
             torch.cuda.synchronize()

@@ -28,7 +28,8 @@ def check_indices(indices: Tensor, size: int, what: str) -> Tensor:
         return wide.clamp(0, max(size - 1, 0))
     if bool(bad.any()):
         first = tuple(int(i) for i in bad.nonzero()[0])
-        raise IllegalAddress(f"{what}: index {int(wide[first])} at {list(first)} is outside [0, {size})")
+        message = f"{what}: index {int(wide[first])} at {list(first)} is outside [0, {size})"
+        raise IllegalAddress(message, tensor=what)
     return wide
 
 
@@ -56,6 +57,7 @@ class _Verdicts:
         self._size_of: dict[str, int] = {}
 
     def note(self, bad: Tensor, size: int, what: str) -> None:
+        """Keep whether any of `bad`, bool of any shape, is set. The host reads it at the end of the step."""
         if self._flags is None or self._failed is None:
             # The first check runs before any capture: pinning memory cannot be captured.
             self._flags = torch.zeros(MAX_CHECKS, dtype=torch.bool, pin_memory=True)
@@ -79,7 +81,7 @@ class _Verdicts:
         with contextlib.suppress(RuntimeError):  # a device on which a kernel has faulted takes no more orders
             self._failed.zero_()
         what = next(what for what, slot in self._slot_of.items() if slot == failed[0])
-        return IllegalAddress(f"{what}: index outside [0, {self._size_of[what]})")
+        return IllegalAddress(f"{what}: index outside [0, {self._size_of[what]})", tensor=what)
 
 
 _verdicts = _Verdicts()

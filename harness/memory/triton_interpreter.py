@@ -17,8 +17,8 @@ REPAIRED_VERSIONS = ("3.7.1",)
 """The versions of Triton that this repair was tested with."""
 
 
-def unavailable(device: str) -> str | None:
-    """Why a Triton kernel cannot run on `device` ("cuda" or "cpu") in this process; None where it can.
+def unavailable(device: str) -> str:
+    """Why a Triton kernel cannot run on `device` ("cuda" or "cpu") in this process; empty where it can.
 
     Imports neither torch nor Triton, so that lists stay instant.
     """
@@ -29,7 +29,7 @@ def unavailable(device: str) -> str | None:
         return "a Triton kernel runs on a CPU only under TRITON_INTERPRET=1, set before the process starts"
     if device != "cpu" and interpreting:
         return "TRITON_INTERPRET=1 is set, so Triton kernels run on the CPU only; unset it to use the GPU"
-    return _unknown_version() if interpreting else None
+    return _unknown_version() if interpreting else ""
 
 
 def interpreter_is_on() -> bool:
@@ -37,12 +37,12 @@ def interpreter_is_on() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").strip().lower() in ("1", "true", "yes", "on", "y")
 
 
-def _unknown_version() -> str | None:
+def _unknown_version() -> str:
     from importlib.metadata import version
 
     installed = version("triton")
     if installed.split("+")[0] in REPAIRED_VERSIONS:
-        return None
+        return ""
     return f"the interpreter of Triton {installed} is not repaired here, only that of {', '.join(REPAIRED_VERSIONS)}"
 
 

@@ -10,7 +10,7 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Shrunk, Verdict
-from harness.diagnose.perform import settled
+from harness.diagnose.run_jobs import apply_known, quarantined
 from harness.diagnose.session import Limits, Session
 from harness.report.terminal import outcome_line
 from harness.report.wording import blame_lines, reproduce, reproduce_case
@@ -97,8 +97,8 @@ class CaseItem(pytest.Item):
             timeout_seconds=self.case.params.own_timeout or self.config.option.mla_timeout,
         )
         pool, session = _workers(self.config)
-        (result,) = pool.run([job])
-        result = settled(job, result, pool.start().engines)
+        engines = pool.start().engines
+        result = quarantined(job, engines) or apply_known(job, next(iter(pool.run([job]))), engines)
         self.user_properties += [
             ("case", result.id),
             ("verdict", result.verdict.value),

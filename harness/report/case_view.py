@@ -18,9 +18,9 @@ from harness.report.causes import facts as facts_of
 from harness.report.diagram import Diagram, diagram
 from harness.report.trend_chart import past_of
 from harness.report.wording import first_nan_lines, num, one_line, printable, reproduce, reproduce_case, show
-from harness.store.history.runs import RunPoint
+from harness.store.history.entry import RunEntry
 from harness.store.history.trends import CaseTrend
-from harness.store.run_folder import RunStore
+from harness.store.run_folder import RunPlan
 
 MAX_FINDINGS = 25
 """Findings of one case that the page shows; results.jsonl has them all."""
@@ -82,7 +82,7 @@ class CaseView:
 
 
 def of_result(
-    store: RunStore,
+    plan: RunPlan,
     result: CaseResult,
     job: Job,
     anchor: str,
@@ -90,7 +90,7 @@ def of_result(
     blame: Blame | None = None,
     shrunk: Shrunk | None = None,
     trend: CaseTrend | None = None,
-    runs: Sequence[RunPoint] = (),
+    runs: Sequence[RunEntry] = (),
 ) -> CaseView:
     """The view of a case that ran. `trend` and `runs` are its past."""
     past = (Fact("in earlier runs", past_of(trend, runs)),) if trend and len(trend.verdicts) > 1 else ()
@@ -100,16 +100,16 @@ def of_result(
         word=result.verdict.value,
         blame=blame,
         diagram=diagram(blame, result.findings, case=job.case, fault=result.fault, judged=result.looked_at),
-        diagnosis=(*_known(result), *diagnosis(result.findings, shrunk, store, blame), *past),
-        facts=facts(job, result, store.plan.environment),
+        diagnosis=(*_known(result), *diagnosis(result.findings, shrunk, plan, blame), *past),
+        facts=facts(job, result, plan.environment),
         params=params(job.case),
-        command=reproduce(result, store.plan.options),
-        show_command=show(result.id, store.plan.options),
+        command=reproduce(result, plan.options),
+        show_command=show(result.id, plan.options),
     )
 
 
 def of_fault(
-    store: RunStore, found: FaultResult, case: Case | None, anchor: str, *, shrunk: Shrunk | None = None
+    plan: RunPlan, found: FaultResult, case: Case | None, anchor: str, *, shrunk: Shrunk | None = None
 ) -> CaseView:
     """The view of an injected fault. `case` is None when the plan does not hold it."""
     blame = Blame(sites=found.blamed, how=found.how) if found.blamed or found.how else None
@@ -130,16 +130,16 @@ def of_fault(
         word="caught" if found.caught else "missed",
         blame=blame,
         diagram=diagram(blame, found.findings, case=case, fault=found.fault, scenario=found.scenario),
-        diagnosis=diagnosis(found.findings, shrunk, store),
+        diagnosis=diagnosis(found.findings, shrunk, plan),
         facts=(("expected", f"{found.expected_by}, blaming {', '.join(found.expected_blame) or 'no site'}"),),
         params=params(case) if case else (),
-        command=reproduce(result, store.plan.options),
-        show_command=show(found.case, store.plan.options),
+        command=reproduce(result, plan.options),
+        show_command=show(found.case, plan.options),
     )
 
 
 def diagnosis(
-    findings: Iterable[Finding], shrunk: Shrunk | None, store: RunStore, blame: Blame | None = None
+    findings: Iterable[Finding], shrunk: Shrunk | None, plan: RunPlan, blame: Blame | None = None
 ) -> tuple[Fact, ...]:
     """The most telling finding, the first writer and reader, and the smallest failing case, as far as known."""
     found = []
@@ -153,7 +153,7 @@ def diagnosis(
         ending = "no smaller case fails alike" if shrunk.is_smallest else "the time was up before all were tried"
         text = f"{num(len(shrunk.steps), 'step')}, {num(shrunk.num_trials, 'trial')}, {shrunk.seconds:.1f} s; {ending}"
         steps = tuple((step.what, step.before, step.after) for step in shrunk.steps)
-        again = reproduce_case(shrunk.case.id, shrunk.fault, store.plan.options)
+        again = reproduce_case(shrunk.case.id, shrunk.fault, plan.options)
         found.append(Fact("smallest failing case", text, again, steps))
     return tuple(found)
 
@@ -189,7 +189,7 @@ def params(case: Case) -> tuple[tuple[str, str], ...]:
 
 def _known(result: CaseResult) -> tuple[Fact, ...]:
     entry = result.known
-    return (Fact("known failure", f"{entry.issue} in {entry.engine} {entry.versions}"),) if entry else ()
+    return (Fact("known failure", f"{entry.issue} in {entry.where}"),) if entry else ()
 
 
 def _cut(finding: Finding) -> Finding:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.core.cases import Case, Job
-from harness.core.finding_words import ONE_VALUE
+from harness.core.cause_codes import Code
 from harness.core.oracles import most_telling_first
-from harness.core.records import BAD, FAILED, Blame, CaseResult, Finding, Verdict
+from harness.core.records import FAILED, Blame, CaseResult, Finding, Shrunk, Verdict
 from harness.report.wording import num, one_line, reproduce, reproduce_case
-from harness.store.run_folder import NEVER_RAN, RunStore
 
 _NOT_FINITE = frozenset(("finite", "sentinel"))
 _LABEL = re.compile(r"[\[,]kernel=([^],]+)")
@@ -21,7 +22,10 @@ _LABEL = re.compile(r"[\[,]kernel=([^],]+)")
 
 @dataclass(slots=True)
 class Cause:
-    """Failing cases of one kernel that show one symptom and blame the same memory. The smallest case comes first."""
+    """Failing cases of one kernel that show one symptom and blame the same memory.
+
+    The clearest case comes first: the largest error by its power of ten, then the smallest case.
+    """
 
     kernel: str
     """`op/name`, or the system of cases that name no kernel."""
@@ -76,7 +80,7 @@ class Cause:
     def blame_line(self) -> str:
         """The memory to blame and in how many cases trials found it; empty if there is none to name."""
         if not self.sites:
-            return f"no site ({one_line(self.blame.how)})" if self.blame else ""
+            return one_line(self.blame.how) if self.blame else ""
         order = (*(self.blame.sites if self.blame else ()), *sorted(self.sites))
         found = ", ".join(site for site in dict.fromkeys(order) if site in self.sites)
         if self.blame is None:
@@ -95,8 +99,7 @@ class Cause:
 def causes(failed: Iterable[CaseResult], jobs: Mapping[str, Job], blames: Mapping[str, Blame]) -> list[Cause]:
     """The root causes of failed results, most cases first. `jobs` and `blames` are by job key."""
     found: list[Cause] = []
-    ran = [result for result in failed if result.reason != NEVER_RAN]
-    for result in sorted(ran, key=lambda one: (one.key not in blames, not _sites(one))):
+    for result in sorted(failed, key=lambda one: (one.key not in blames, not _sites(one))):
         own = _cause_of(result, jobs[result.key].case, blames.get(result.key))
         cause = next((cause for cause in found if cause.takes(own)), None)
         if cause is None:
@@ -110,7 +113,7 @@ def causes(failed: Iterable[CaseResult], jobs: Mapping[str, Job], blames: Mappin
             cause.reached |= own.sites
             cause.num_blamed += 1
     for cause in found:
-        cause.members.sort(key=lambda one: (not _sites(one), *_size(jobs[one.key].case)))
+        cause.members.sort(key=lambda one: (not _sites(one), -_clearness(one), *_size(jobs[one.key].case)))
         cause.blame = blames.get(cause.first.key, cause.blame)
     return sorted(found, key=lambda cause: (cause.verdict not in FAILED, -len(cause.members)))
 
@@ -136,13 +139,13 @@ def _sites(result: CaseResult) -> set[str]:
 
 
 def symptom_of(result: CaseResult) -> str:
-    """`not finite`, the most telling oracle, or for a crash and an error its reason without names and numbers."""
+    """`not finite`, the most telling oracle, or for a crash and an error its line of code and its cause."""
     oracles = [finding.oracle for finding in most_telling_first(result.findings)]
     if result.verdict is Verdict.FAIL and oracles:
         return "not finite" if _NOT_FINITE & {*oracles} else oracles[0]
-    at = next((finding.at for finding in result.findings if finding.at), "")
-    text = at or (result.findings[0].message if result.findings else result.reason)
-    return f"{result.verdict.value} {re.sub(r'[0-9]+', '#', text.replace(result.id, ''))[:120]}"
+    first = result.findings[0] if result.findings else None
+    found = (first.at, first.cause, first.error) if first else (result.at, result.cause)
+    return " ".join((result.verdict.value, *filter(None, found)))
 
 
 def kernel_of(case: Case) -> str:
@@ -153,6 +156,11 @@ def kernel_of(case: Case) -> str:
     return named or next((name for name in kernels if case.op and name.startswith(f"{case.op}/")), case.system)
 
 
+def _clearness(result: CaseResult) -> int:
+    """The power of ten of the largest error, as a multiple of its bound; 0 for findings without a bound."""
+    return max((round(math.log10(finding.excess)) for finding in result.findings if finding.excess), default=0)
+
+
 def _size(case: Case) -> tuple[bool, bool, int, str]:
     """What makes a case easy to look at: a call of one kernel, a contiguous cache, then few and small numbers."""
     numbers = re.findall(r"\d+", json.dumps(case.values()))
@@ -160,25 +168,23 @@ def _size(case: Case) -> tuple[bool, bool, int, str]:
 
 
 def _is_strided(case: Case) -> bool:
-    return getattr(case.params, "layout", "contiguous") != "contiguous"
+    return case.params.cache_layout != "contiguous"
 
 
-def with_commands(store: RunStore, results: Iterable[CaseResult]) -> list[tuple[Cause, dict[str, str]]]:
-    """The root causes of the bad ones of a run's results, each with the commands for its smallest case."""
-    jobs, options, smallest = store.jobs_by_key(), store.plan.options, store.shrunk()
-    found = []
-    for cause in causes((result for result in results if result.verdict in BAD), jobs, store.blames()):
-        shrunk = next((smallest[one.key] for one in cause.members if one.key in smallest), None)
-        again = reproduce_case(shrunk.case.id, shrunk.fault, options) if shrunk else reproduce(cause.first, options)
-        words = {"smallest" if shrunk else "again": again}
-        case = jobs[cause.first.key].case
-        if case.kind.shows_launches and again.startswith("mla-harness run "):
-            if not shrunk:
-                words["shrink"] = again.replace(" run ", " shrink ", 1)
-            if case.op and not _is_strided(case):
-                words["script"] = again.replace(" run ", " repro ", 1) + " --script bug.py"
-        found.append((cause, words))
-    return found
+def commands_for(
+    cause: Cause, jobs: Mapping[str, Job], options: dict[str, Any], smallest: Mapping[str, Shrunk]
+) -> dict[str, str]:
+    """Name -> command for the example of a cause, or for the smallest case that was found for it."""
+    shrunk = next((smallest[one.key] for one in cause.members if one.key in smallest), None)
+    again = reproduce_case(shrunk.case.id, shrunk.fault, options) if shrunk else reproduce(cause.first, options)
+    words = {"smallest" if shrunk else "again": again}
+    case = jobs[cause.first.key].case
+    if case.kind.shows_launches and again.startswith("mla-harness run "):
+        if not shrunk:
+            words["shrink"] = again.replace(" run ", " shrink ", 1)
+        if case.op and not _is_strided(case):
+            words["script"] = again.replace(" run ", " repro ", 1) + " --script bug.py"
+    return words
 
 
 def facts(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[str, ...]]]:
@@ -188,7 +194,7 @@ def facts(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[str, ...]]]:
     left out where another one says which value.
     """
     ordered = most_telling_first(findings)
-    telling = [finding for finding in ordered if ONE_VALUE not in finding.message] or ordered
+    telling = [finding for finding in ordered if finding.cause != Code.ONE_VALUE] or ordered
     groups: dict[str, list[Finding]] = {}
     for finding in telling:
         groups.setdefault(re.sub(r"\d+", "#", finding.tensor), []).append(finding)

@@ -11,43 +11,39 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
-from harness.report.wording import model_sentence, one_line, printable, reproduce
-from harness.store.run_folder import RunStore
+from harness.report.run_view import RunView
+from harness.report.wording import blamed, model_sentence, one_line, printable
 
 FAULT_SUITE = "injected faults"
 
 
-def render(store: RunStore) -> str:
+def render(view: RunView) -> str:
     """The run as JUnit XML: one suite for each scenario, and one for faults when there are any."""
     root = ET.Element("testsuites", {"name": "mla-harness"})
-    blames = store.blames()
-    for scenario, group in groupby(store.results(), key=lambda result: result.scenario):
-        _add_suite(root, scenario, list(group), store, blames)
-    faults = store.faults()
-    if faults:
-        _add_fault_suite(root, faults)
+    for scenario, group in groupby(view.results, key=lambda result: result.scenario):
+        _add_suite(root, scenario, list(group), view)
+    if view.faults:
+        _add_fault_suite(root, view.faults)
     for attribute in ("tests", "failures", "errors", "skipped"):
         root.set(attribute, str(sum(int(suite.get(attribute, "0")) for suite in root)))
-    root.set("time", f"{store.plan.seconds:.3f}")
+    root.set("time", f"{view.plan.seconds:.3f}")
     ET.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _add_suite(
-    root: ET.Element, name: str, results: Sequence[CaseResult], store: RunStore, blames: dict[str, Blame]
-) -> None:
+def _add_suite(root: ET.Element, name: str, results: Sequence[CaseResult], view: RunView) -> None:
     counts = Counter(result.verdict for result in results)
     suite = _suite(
         root,
         name,
         results,
         failures=counts[Verdict.FAIL],
-        errors=counts[Verdict.CRASH] + counts[Verdict.ERROR],
+        errors=counts[Verdict.CRASH] + counts[Verdict.ERROR] + counts[Verdict.NOT_RUN],
         skipped=counts[Verdict.SKIP] + counts[Verdict.KNOWN],
     )
-    suite.set("timestamp", store.plan.started)
+    suite.set("timestamp", view.plan.started)
     for result in results:
-        _add_case(suite, result, store, blames.get(result.key))
+        _add_case(suite, result, view)
 
 
 def _suite(root: ET.Element, name: str, results: Sequence[CaseResult | FaultResult], **counts: int) -> ET.Element:
@@ -56,7 +52,7 @@ def _suite(root: ET.Element, name: str, results: Sequence[CaseResult | FaultResu
     return ET.SubElement(root, "testsuite", {"name": printable(name), **numbers, "time": f"{seconds:.3f}"})
 
 
-def _add_case(suite: ET.Element, result: CaseResult, store: RunStore, blame: Blame | None) -> None:
+def _add_case(suite: ET.Element, result: CaseResult, view: RunView) -> None:
     attributes = {"classname": result.scenario, "name": result.id, "time": f"{result.seconds:.3f}"}
     element = ET.SubElement(suite, "testcase", {name: printable(value) for name, value in attributes.items()})
     if result.accuracy is not None:
@@ -67,7 +63,7 @@ def _add_case(suite: ET.Element, result: CaseResult, store: RunStore, blame: Bla
         kind = "failure" if result.verdict is Verdict.FAIL else "error"
         first = result.findings[0].message if result.findings else result.reason
         problem = ET.SubElement(element, kind, {"type": _type_of(result), "message": one_line(first)})
-        problem.text = printable(_details(result, blame, reproduce(result, store.plan.options)))
+        problem.text = printable(_details(result, view.blames.get(result.key), view.command(result)))
         if result.log:
             ET.SubElement(element, "system-err").text = printable(result.log)
 
@@ -103,7 +99,7 @@ def _details(result: CaseResult, blame: Blame | None, command: str) -> str:
         lines.append(" | ".join(fact for fact in facts if fact) + f": {finding.message}")
         lines += [f"  at {finding.at}"] if finding.at else []
     if blame:
-        lines.append(f"blame: {', '.join(blame.sites) or 'no site'} ({blame.how})")
+        lines.append(f"blame: {blamed(blame)}")
     return "\n".join([*lines, f"reproduce: {command}"])
 
 

@@ -5,100 +5,85 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, Verdict
-from harness.report.causes import Cause, with_commands
+from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult
+from harness.report.causes import Cause
+from harness.report.run_view import RunView
 from harness.report.terminal_history import change_groups, count_line, flaky_line
 from harness.report.wording import accuracy_title, known_line, num, one_line
 from harness.store.history.compare import Comparison
 from harness.store.history.trends import Trends
 from harness.store.mutants import score
-from harness.store.run_folder import NEVER_RAN, RunStore
-from harness.store.summary import accuracy_records, by_scenario, totals
+from harness.store.summary import totals
 
 MAX_LISTED = 20
+_BAR = re.compile(r"(?<!\\)\|")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()!|~&$])")
 
 
-def render(store: RunStore, comparison: Comparison | None = None, trends: Trends | None = None) -> str:
+def render(view: RunView, comparison: Comparison | None = None, trends: Trends | None = None) -> str:
     """The summary of a run; with a comparison also what changed, with trends also what is flaky.
 
     Text of kernels, findings and branches is escaped: none of it can become HTML, an image or a row of a table. Lists
     are cut, so that it stays far below the 1 MiB that GitHub takes of a step.
     """
-    results, faults = store.results(), store.faults()
     blocks = [
-        [_headline(store, results, faults)],
-        _facts(store),
-        _totals(results),
-        _changes(comparison),
-        _failures(store, results),
-        _known(results),
-        _faults(faults),
-        _mutants(store),
-        _accuracy(accuracy_records([*results, *faults])),
+        [_headline(view)],
+        _facts(view),
+        _totals(view),
+        _changes(comparison, view),
+        _failures(view),
+        _known(view),
+        _faults(view.faults),
+        _mutants(view),
+        _accuracy(view.accuracy),
         _flaky(trends),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _headline(store: RunStore, results: Sequence[CaseResult], faults: Sequence[FaultResult]) -> str:
-    num_bad = sum(result.verdict in BAD for result in results)
-    num_missed = sum(not fault.caught for fault in faults)
-    bad = [f"{num_bad} of {num(len(results), 'case')} not good"] if num_bad else []
-    bad += [f"{num(num_missed, 'fault')} not caught"] if num_missed else []
-    num_passed = sum(result.verdict is Verdict.PASS for result in results)
-    num_known = sum(result.verdict is Verdict.KNOWN for result in results)
-    mutants = store.mutants()
-    if not bad and not num_passed and not num_known and not faults and not mutants:
-        bad = ["nothing was judged"]
-    good = [num(num_passed, "case") + " passed"] if num_passed else []
-    good += [num(len(faults), "fault") + " caught"] if faults else []
-    good += [num(num_known, "known failure")] if num_known else []
-    good += [f"{score(mutants).rate:.1%} of mutants killed"] if mutants else []
-    mark = "\u274c" if bad else "\u2705"
-    words = one_line(store.plan.command, 120)
-    return f"## {mark} {_escaped(words)}: {', '.join(bad or good)}"
+def _headline(view: RunView) -> str:
+    sentence, colour = view.headline
+    mark = "\u2705" if colour in ("pass", "known") else "\u274c"
+    return f"## {mark} {_escaped(one_line(view.plan.command, 120))}: {_escaped(sentence)}"
 
 
-def _mutants(store: RunStore) -> list[str]:
+def _mutants(view: RunView) -> list[str]:
     """The score, and the mutants that were not killed."""
-    results = store.mutants()
+    results = view.mutants
     left = [one for one in results if one.status not in ("killed", "equivalent")]
     lines = [f"- {_escaped(f'{one.file}:{one.line}')} {_code(one.change)}: {one.status}" for one in left[:MAX_LISTED]]
     rest = [f"- and {len(left) - MAX_LISTED} more"] if len(left) > MAX_LISTED else []
     return [f"**Mutants**: {score(results).statement}", "", *lines, *rest] if results else []
 
 
-def _facts(store: RunStore) -> list[str]:
-    source, environment = store.plan.source, store.plan.environment
+def _facts(view: RunView) -> list[str]:
+    source, environment = view.plan.source, view.plan.environment
     code = " ".join(filter(None, [source.branch, source.short_commit]))
     machine = (environment.get("gpus") and environment["gpus"][0].get("name")) or environment.get("cpu")
     torch = f"torch {environment['torch']}" if environment.get("torch") else ""
-    facts = (store.plan.run_id, code, f"{store.plan.seconds:.1f} s", torch, str(machine or ""))
+    facts = (view.plan.run_id, code, f"{view.plan.seconds:.1f} s", torch, str(machine or ""))
     return [_escaped(" · ".join(filter(None, facts)))]
 
 
-def _totals(results: Sequence[CaseResult]) -> list[str]:
-    if not results:
+def _totals(view: RunView) -> list[str]:
+    if not view.results:
         return []
-    groups, verdicts = by_scenario(results), list(totals(results))
+    groups, verdicts = view.scenarios, list(view.counts)
     # A scenario in which all is well is one of many; they are counted together.
     shown = {name: group for name, group in groups.items() if any(one.verdict in BAD for one in group)}
     rows = [
-        # A bar ends a cell of a table even in a code span.
-        [_code(name).replace("|", "\\|"), *_counts(group, verdicts), _seconds(group)]
-        for name, group in list(shown.items())[:MAX_LISTED]
+        [_code(name), *_counts(group, verdicts), _seconds(group)] for name, group in list(shown.items())[:MAX_LISTED]
     ]
     others = [result for name, group in groups.items() if name not in shown for result in group]
     if others:
         named = num(len(groups) - len(shown), "scenario") + (" without a failure" if shown else "")
         rows.append([named, *_counts(others, verdicts), _seconds(others)])
     if len(groups) > 1 and shown:
-        rows.append(["**all**", *_counts(results, verdicts), _seconds(results)])
-    return _table(["scenario", *verdicts, "s"], rows)
+        rows.append(["**all**", *_counts(view.results, verdicts), _seconds(view.results)])
+    return [table(["scenario", *verdicts, "s"], rows)]
 
 
-def _changes(comparison: Comparison | None) -> list[str]:
+def _changes(comparison: Comparison | None, view: RunView) -> list[str]:
     if comparison is None:
         return []
     before = comparison.before
@@ -108,22 +93,21 @@ def _changes(comparison: Comparison | None) -> list[str]:
         "",
         _escaped(count_line(comparison)),
     ]
-    for title, count, changes in change_groups(comparison):
+    for title, count, changes in change_groups(comparison, view.causes):
         if count:
             lines += ["", f"**{title.capitalize()}: {count}**", "", *_list(changes)]
     return lines
 
 
-def _failures(store: RunStore, results: Sequence[CaseResult]) -> list[str]:
-    found = with_commands(store, results)
-    never_ran = sum(result.reason == NEVER_RAN for result in results)
-    lines = ["### Failures", ""] if found or never_ran else []
+def _failures(view: RunView) -> list[str]:
+    found, not_run = view.causes, view.num_not_run
+    lines = ["### Failures", ""] if found or not_run else []
     for cause, commands in found[:MAX_LISTED]:
         lines += _cause(cause, next(iter(commands.values())))
     if len(found) > MAX_LISTED:
         lines.append(f"- and {len(found) - MAX_LISTED} more causes: see report.html")
-    if never_ran:
-        lines.append(f"- {num(never_ran, 'case')} never ran: the run ended before")
+    if not_run:
+        lines.append(f"- {num(not_run, 'case')} not run: the run ended before")
     return lines
 
 
@@ -135,8 +119,8 @@ def _cause(cause: Cause, command: str) -> list[str]:
     return [*lines, f"  <br>smallest case: {_code(command)}"]
 
 
-def _known(results: Sequence[CaseResult]) -> list[str]:
-    lines = [known_line(result) for result in results if result.verdict is Verdict.KNOWN]
+def _known(view: RunView) -> list[str]:
+    lines = [known_line(result) for result in view.known]
     return [f"### Known failures: {len(lines)}", "", *_list(lines)] if lines else []
 
 
@@ -158,7 +142,7 @@ def _accuracy(records: Sequence[AccuracyRecord]) -> list[str]:
         ]
         for record in records[:MAX_LISTED]
     ]
-    return ["### Accuracy", "", *_table(["measured", "by epoch", "baseline", "verdict"], rows)] if rows else []
+    return ["### Accuracy", "", table(["measured", "by epoch", "baseline", "verdict"], rows)] if rows else []
 
 
 def _flaky(trends: Trends | None) -> list[str]:
@@ -173,9 +157,13 @@ def _list(lines: Sequence[str]) -> list[str]:
     return shown + ([f"- and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else [])
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    ruled = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return ruled + ["| " + " | ".join(row) + " |" for row in rows]
+def table(head: Sequence[str], rows: Iterable[Iterable[object]] = ()) -> str:
+    """A table. A cell stands on one line, and a bar in it is escaped."""
+    return "\n".join([_row(head), "|" + " --- |" * len(head), *map(_row, rows)])
+
+
+def _row(cells: Iterable[object]) -> str:
+    return "| " + " | ".join(_BAR.sub(r"\|", " ".join(str(cell).split())) for cell in cells) + " |"
 
 
 def _counts(results: Sequence[CaseResult], verdicts: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,26 +18,27 @@ from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, V
 from harness.core.systems import engine_versions
 from harness.report.accuracy_chart import chart, grid
 from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
-from harness.report.causes import facts, kernel_of, with_commands
+from harness.report.causes import facts, kernel_of
+from harness.report.run_view import RunView
 from harness.report.trend_chart import trend_view
 from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable, ref_url
 from harness.store.history.trends import Trends
-from harness.store.mutants import score, tables
-from harness.store.run_folder import RunStore
-from harness.store.summary import accuracy_records, by_scenario, totals
+from harness.store.mutants import tables
+from harness.store.summary import accuracy_records, totals
 
 FOLDER = Path(__file__).parent
 VERDICT_WORDS = {
     Verdict.FAIL: "failed",
     Verdict.CRASH: "crashed",
     Verdict.ERROR: "could not be judged",
+    Verdict.NOT_RUN: "not run",
     Verdict.KNOWN: "known to fail",
     Verdict.PASS: "passed",
     Verdict.SKIP: "skipped",
 }
 """What the page calls each verdict, in the order of the list of cases: what needs a look comes first."""
 ORDER = tuple(VERDICT_WORDS)
-IN_FULL = ORDER[:4]
+IN_FULL = (*ORDER[:3], Verdict.KNOWN)
 """Cases that get a view in the markup while there is room; the script makes the view of any other."""
 MAX_PICTURES = 40
 """Measurements of accuracy that the page draws; results.csv has them all."""
@@ -46,73 +48,49 @@ NUM_PRINTED = 20
 """Views that are printed with the overview; any other is printed when it is open."""
 BUDGET = 1_900_000
 """Bytes of the page up to which cases get a view in the markup; the script shows less of the others."""
+NUM_REASONS = 3
+"""Reasons of skips in the head of the page; the list of cases has the reason of each."""
 MAX_NAMED = 6
 """Kernels that the head of the page names; of more it has the number."""
 
 
-def render(store: RunStore, trends: Trends | None = None) -> str:
+def render(view: RunView, trends: Trends | None = None) -> str:
     """The page of a run; with `trends` it also shows the run's place among earlier runs."""
-    results, jobs, mutants = store.results(), store.jobs_by_key(), store.mutants()
+    results, jobs = view.results, view.jobs
     anchors = {result.key: f"case-{number}" for number, result in enumerate(results, start=1)}
     ranked = sorted(results, key=lambda result: ORDER.index(result.verdict))
-    found = store.faults()
-    faults = [(f"fault-{number}", fault) for number, fault in enumerate(found, start=1)]
-    counts, groups = totals(results), by_scenario(results)
+    faults = [(f"fault-{number}", fault) for number, fault in enumerate(view.faults, start=1)]
+    counts = view.counts
     pairs = [(result, jobs[result.key]) for result in ranked]
     shell: dict[str, Any] = {
-        "plan": store.plan,
-        "run_id": store.plan.run_id,
+        "plan": view.plan,
+        "run_id": view.plan.run_id,
         "counts": counts,
         "num_cases": len(results),
-        "headline": (score(mutants).statement, "pass") if mutants else headline(counts, found),
+        "headline": view.headline,
         "order": [verdict.value for verdict in ORDER if counts.get(verdict.value)],
         "words": {verdict.value: word for verdict, word in VERDICT_WORDS.items()},
-        "scenarios": sorted(groups.items(), key=lambda group: not any(one.verdict in BAD for one in group[1])),
+        "scenarios": sorted(view.scenarios.items(), key=lambda group: not any(one.verdict in BAD for one in group[1])),
         "results": ranked,
         "anchors": anchors,
-        "groups": with_commands(store, ranked),
-        "judged": judged(store),
-        "known": [result for result in ranked if result.verdict is Verdict.KNOWN],
+        "groups": view.causes,
+        "judged": judged(view),
+        "known": view.known,
         "faults": faults,
         "pictures": _pictures([*((anchors[result.key], result) for result in results), *faults]),
-        "num_hidden_pictures": max(0, len(accuracy_records([*results, *found])) - MAX_PICTURES),
-        "mutants": tables(mutants),
+        "num_hidden_pictures": max(0, len(view.accuracy) - MAX_PICTURES),
+        "mutants": tables(view.mutants),
         "trends": trend_view(trends),
-        "environment": _facts(store),
-        "data": Markup(embedded(case_data(pairs, store.plan.options, store.plan.environment))),
+        "environment": _facts(view),
+        "data": Markup(embedded(case_data(pairs, view.plan.options, view.plan.environment))),
         **own_code(),
     }
     environment = environment_of_templates()
     template = environment.get_template("page.html")
     room = BUDGET - len(template.render(**shell, views={}, num_left_out=0).encode())
-    views = _within(room, _wanted(store, ranked, faults, anchors, trends), environment)
+    views = _within(room, _wanted(view, ranked, faults, anchors, trends), environment)
     num_left_out = sum(result.verdict in IN_FULL for result in results) + len(faults) - len(views)
     return template.render(**shell, views=views, num_left_out=num_left_out)
-
-
-def headline(counts: dict[str, int], faults: list[FaultResult]) -> tuple[str, str]:
-    """The verdict of the run in one sentence, and the colour it is said in."""
-    missed = sum(not fault.caught for fault in faults)
-    bad = counts["fail"] + counts["crash"]
-    if bad:
-        noun = "case fails" if bad == 1 else "cases fail"
-        return f"{bad} {noun}" + (f", and {missed} of {len(faults)} faults were not caught" if missed else ""), "fail"
-    if missed:
-        return f"{missed} of {len(faults)} faults were not caught", "fail"
-    if counts["error"]:
-        return f"{counts['error']} could not be judged: this run proves nothing about them", "error"
-    num_known = counts.get("known", 0)
-    if num_known and not counts["pass"]:
-        return f"Nothing passed: {num(num_known, 'case')} failed as known", "known"
-    if not counts["pass"]:
-        if faults and not counts["skip"]:
-            return f"All {len(faults)} faults were caught", "pass"
-        return "Nothing ran: every case was skipped", "skip"
-    caught = f", and all {len(faults)} faults were caught" if faults else ""
-    if num_known:
-        return f"{num(counts['pass'], 'case')} passed, {num_known} failed as known{caught}", "pass"
-    ran = f"All {counts['pass']} cases that ran pass" if counts["pass"] > 1 else "The one case that ran passes"
-    return f"{ran}{caught}", "pass"
 
 
 def case_url(key: str) -> str:
@@ -180,21 +158,21 @@ def _policy(style: str, script: str) -> str:
 
 
 def _wanted(
-    store: RunStore,
+    view: RunView,
     ranked: Sequence[CaseResult],
     faults: Sequence[tuple[str, FaultResult]],
     anchors: dict[str, str],
     trends: Trends | None,
 ) -> Iterator[CaseView]:
     """The views that stand in the markup if there is room: failures, then faults, the missed ones first."""
-    jobs, blames, shrunk = store.jobs_by_key(), store.blames(), store.shrunk()
+    jobs, blames, shrunk = view.jobs, view.blames, view.shrunk
     past = {trend.key: trend for trend in trends.cases} if trends else {}
-    cases = {job.case.id: job.case for job in (*jobs.values(), *(control.job for control in store.plan.controls))}
+    cases = {job.case.id: job.case for job in (*jobs.values(), *(control.job for control in view.plan.controls))}
     for result in ranked:
         if result.verdict in IN_FULL:
             key = result.key
             yield of_result(
-                store,
+                view.plan,
                 result,
                 jobs[key],
                 anchors[key],
@@ -205,7 +183,7 @@ def _wanted(
             )
     for anchor, fault in sorted(faults, key=lambda pair: pair[1].caught):
         smallest = shrunk.get(f"{fault.case}!{fault.fault}")
-        yield of_fault(store, fault, cases.get(fault.case), anchor, shrunk=smallest)
+        yield of_fault(view.plan, fault, cases.get(fault.case), anchor, shrunk=smallest)
 
 
 def _within(room: int, wanted: Iterator[CaseView], environment: Environment) -> dict[str, Markup]:
@@ -229,13 +207,13 @@ def _pictures(owners: Sequence[tuple[str, CaseResult | FaultResult]]) -> list[tu
     return measured[:MAX_PICTURES]
 
 
-def judged(store: RunStore) -> list[tuple[str, str]]:
+def judged(view: RunView) -> list[tuple[str, str]]:
     """What a run judged, as names and texts: kernels, plug-ins, device, engines with versions, commit, command."""
-    plan, environment = store.plan, store.plan.environment
+    plan, environment = view.plan, view.plan.environment
     kernels = dict.fromkeys(kernel_of(job.case) for job in plan.jobs if job.case.kernels())
     own = [name for name in kernels if any(f"kernel={name.partition('/')[2]}" in job.case.id for job in plan.jobs)]
     names = own if plan.options.get("plugins") or plan.options.get("kernel") else list(kernels)
-    skipped = {result.key for result in store.results() if result.verdict is Verdict.SKIP}
+    skipped = {result.key for result in view.results if result.verdict is Verdict.SKIP}
     devices = {job.device for job in plan.jobs if job.key not in skipped}
     gpus = ", ".join(dict.fromkeys(gpu["name"] for gpu in environment.get("gpus") or ()))
     where = [gpus or "CUDA"] if "cuda" in devices else []
@@ -249,23 +227,35 @@ def judged(store: RunStore) -> list[tuple[str, str]]:
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "commit": commit + (", with changes that are not committed" if commit and plan.source.changes else ""),
         "command": plan.command,
+        "skipped": skipped_line(view.results),
     }
     return [(name, text) for name, text in found.items() if text]
 
 
-def _facts(store: RunStore) -> list[tuple[str, str]]:
+def skipped_line(results: Sequence[CaseResult]) -> str:
+    """How many cases were skipped and why, the most frequent reasons first; empty if none was."""
+    reasons = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
+    if not reasons:
+        return ""
+    texts = [f"{count} because {one_line(reason, MAX_REASON)}" for reason, count in reasons.most_common(NUM_REASONS)]
+    if len(reasons) > NUM_REASONS:
+        texts.append(num(len(reasons) - NUM_REASONS, "other reason"))
+    return f"{reasons.total()} of {num(len(results), 'case')}: {'; '.join(texts)}"
+
+
+def _facts(view: RunView) -> list[tuple[str, str]]:
     """The environment as name and text; a missing package reads `not installed`."""
-    source = store.plan.source
-    facts = {"run": store.plan.run_id, "command": store.plan.command, "started": store.plan.started}
+    source = view.plan.source
+    facts = {"run": view.plan.run_id, "command": view.plan.command, "started": view.plan.started}
     if source.commit:
         changed = ", with changes that are not committed" if source.changes else ""
         facts["commit"] = source.commit + (f" on {source.branch}" if source.branch else "") + changed
-    lost = [result for result in store.results() if result.lost_nodes]
+    lost = view.lost
     if lost:
         nodes = dict.fromkeys(node for result in lost for node in result.lost_nodes)
         facts["planned again"] = f"{num(len(lost), 'case')} after the loss of {', '.join(nodes)}"
     lines = []
-    for name, value in {**facts, **store.plan.environment}.items():
+    for name, value in {**facts, **view.plan.environment}.items():
         if value == "":
             continue
         if name == "gpus":

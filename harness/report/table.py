@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, Finding
-from harness.report.wording import printable, reproduce
-from harness.store.run_folder import RunStore
+from harness.report.run_view import RunView
+from harness.report.wording import printable
 
 COLUMNS = (
     "id", "scenario", "refs", "verdict", "seconds", "reason", "fault", "num_findings", "oracles", "sites", "tensors",
@@ -27,20 +27,19 @@ _OF_RECORD = {"task", "model", "model_hash", "engine", "dtype", "filter"}
 _OF_EPOCH = set(COLUMNS) & set(EpochAccuracy.model_fields)
 
 
-def render(store: RunStore) -> str:
+def render(view: RunView) -> str:
     """The table as CSV text."""
-    blames, jobs = store.blames(), store.jobs_by_key()
     rows = []
-    for result in store.results():
-        blame = blames.get(result.key)
+    for result in view.results:
+        blame = view.blames.get(result.key)
         row = {
             **_columns(result),
             "known_issue": result.known.issue if result.known else "",
-            "known_in": f"{result.known.engine} {result.known.versions}" if result.known else "",
+            "known_in": result.known.where if result.known else "",
             "blamed": " ".join(blame.sites) if blame else "",
             "blame_how": blame.how if blame else "",
-            "params": json.dumps(jobs[result.key].case.values(), sort_keys=True, allow_nan=False),
-            "command": reproduce(result, store.plan.options),
+            "params": json.dumps(view.jobs[result.key].case.values(), sort_keys=True, allow_nan=False),
+            "command": view.command(result),
         }
         record = result.accuracy
         rows += [row | _of_epoch(record, epoch) for epoch in record.epochs] if record and record.epochs else [row]

@@ -17,10 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.cases import Job
+from harness.core.crash_stack import innermost
 from harness.core.finding_words import few
 from harness.core.records import BAD, AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Finding, Shrunk, Verdict
-from harness.report.causes import Cause, facts, symptom_of, with_commands
+from harness.report.causes import Cause, facts, symptom_of
 from harness.report.console import say
+from harness.report.run_view import RunView
 from harness.report.wording import (
     EPOCHS,
     accuracy_title,
@@ -32,8 +34,7 @@ from harness.report.wording import (
     one_line,
     printable,
 )
-from harness.store.run_folder import NEVER_RAN, RunStore
-from harness.store.summary import accuracy_records, by_scenario, totals
+from harness.store.summary import totals
 
 STYLES = {
     "pass": "green",
@@ -42,10 +43,12 @@ STYLES = {
     "skip": "dim",
     "error": "bold yellow",
     "known": "cyan",
+    "not-run": "dim",
 }
 MAX_FAILURES = 20
 MAX_FINDINGS = 3
 MAX_LOG_LINES = 12
+MAX_FRAMES = 5
 SECONDS_BETWEEN_LINES = 30.0
 """Without a terminal, a line of progress is printed this often."""
 MAX_RECORDS = 30
@@ -81,12 +84,12 @@ class _Bar:
 class LiveProgress(_Bar):
     """A progress bar with counts while the cases run; without a terminal a line now and then.
 
-    Of failures that are alike, the first is printed at once, without a terminal only in a long run. The others are
-    counted.
+    Of failures that are alike, the first is printed at once, with `every_failure` each. The others are counted.
     """
 
-    def __init__(self, console: Console, num_jobs: int) -> None:
+    def __init__(self, console: Console, num_jobs: int, *, every_failure: bool = False) -> None:
         super().__init__(console, "cases", total=num_jobs, note="starting workers")
+        self._every_failure = every_failure
         self._running: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
         self._num_jobs, self._started = num_jobs, time.monotonic()
@@ -101,10 +104,8 @@ class LiveProgress(_Bar):
         """A job ended; a bad one is printed above the bar at once when `announce`."""
         self._running.pop(result.key, None)
         self._counts[result.verdict.value] += 1
-        is_soon = not self._console.is_terminal and time.monotonic() - self._started < SECONDS_BETWEEN_LINES
-        if announce and not is_soon and result.verdict in BAD and self._is_new(result):
-            verdict = verdict_text(result.verdict.value)
-            self._console.print(verdict, one_line(result.id, 200), one_line(result.reason, 200), soft_wrap=True)
+        if announce and result.verdict in BAD and (self._is_new(result) or self._every_failure):
+            self._console.print(failure_line(result), soft_wrap=True)
         self._update(1)
 
     def _is_new(self, result: CaseResult) -> bool:
@@ -130,37 +131,43 @@ def verdict_text(verdict: str) -> Text:
     return Text(verdict.upper() if verdict in BAD else verdict, style=STYLES[verdict])
 
 
-def print_run(console: Console, store: RunStore, *, with_table: bool = False) -> None:
+def failure_line(result: CaseResult) -> Text:
+    """One line about a bad result: verdict, case, reason, and the line of the user's code if one is known."""
+    at = next((finding.at for finding in result.findings if finding.at), "")
+    why = one_line(result.reason or next((finding.message for finding in result.findings), ""), 200)
+    where = f", at {one_line(at, 120)}" if at and at not in why else ""
+    return Text.assemble(verdict_text(result.verdict.value), f" {one_line(result.id, 200)}: {why}{where}")
+
+
+def print_run(console: Console, view: RunView, *, with_table: bool = False) -> None:
     """Print a finished run: root causes with their commands, skips, totals, the path of the page.
 
     The table of scenarios, and accuracy that is as it should be, are printed on request.
     """
-    results = store.results()
     if with_table:
-        console.print(verdict_table(results))
-    is_wanted = with_table or EPOCHS in store.plan.options
-    measured = accuracy_records([*results, *(store.faults() if is_wanted else ())])
+        console.print(verdict_table(view))
+    is_wanted = with_table or EPOCHS in view.plan.options
+    measured = view.accuracy if is_wanted else [one for one in view.accuracy if not one.fault]
     print_accuracy(console, [one for one in measured if is_wanted or one.verdict is not Verdict.PASS])
-    print_failures(console, store, results)
-    for fault in store.faults():
-        console.print(fault_line(fault), soft_wrap=True)
-    print_known(console, results)
-    print_skips(console, [*results, *store.tried().values()])
-    print_lost(console, results)
-    console.print(totals_line(results, store.plan.seconds))
-    console.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
+    print_failures(console, view)
+    print_skips(console, view.skips)
+    for result in view.lost[:MAX_FAILURES]:
+        nodes = ", ".join(result.lost_nodes)
+        console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)
+    console.print(totals_line(view))
+    console.print(f"report: {view.path / 'report.html'}", soft_wrap=True)
 
 
-def verdict_table(results: Sequence[CaseResult]) -> Table:
+def verdict_table(view: RunView) -> Table:
     """Counts of verdicts, a row for each scenario in the order they ran."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("scenario", no_wrap=True)
-    verdicts = list(totals(results))
+    verdicts = list(view.counts)
     for verdict in verdicts:
         table.add_column(verdict, justify="right")
     table.add_column("s", justify="right")
     table.add_column("references", style="dim", overflow="fold")
-    for name, group in by_scenario(results).items():
+    for name, group in view.scenarios.items():
         found = totals(group)
         counts = [count_text(verdict, found.get(verdict, 0)) for verdict in verdicts]
         seconds = f"{sum(result.seconds for result in group):.1f}"
@@ -172,15 +179,22 @@ def count_text(verdict: str, count: int) -> Text:
     return Text(str(count), style=STYLES[verdict]) if count else Text("·", style="dim")
 
 
-def print_failures(console: Console, store: RunStore, results: Sequence[CaseResult]) -> None:
-    """The root causes of the bad results, and how many cases never ran."""
-    bad = [result for result in results if result.verdict in BAD]
-    for cause, words in (found := with_commands(store, bad))[:MAX_FAILURES]:
+def print_failures(console: Console, view: RunView) -> None:
+    """The root causes, how many cases did not run, the judged faults, and the known failures."""
+    for cause, words in view.causes[:MAX_FAILURES]:
         print_cause(console, cause, words)
-    if len(found) > MAX_FAILURES:
-        say(console, f"and {len(found) - MAX_FAILURES} more causes: see {store.path / 'report.html'}")
-    if never_ran := sum(result.reason == NEVER_RAN for result in bad):
-        console.print(f"{num(never_ran, 'case')} never ran: the run ended before", style=STYLES["error"])
+    if len(view.causes) > MAX_FAILURES:
+        say(console, f"and {len(view.causes) - MAX_FAILURES} more causes: see {view.path / 'report.html'}")
+    if view.num_not_run:
+        console.print(f"{num(view.num_not_run, 'case')} not run: the run ended before", style=STYLES["error"])
+    for fault in view.faults:
+        console.print(fault_line(fault), soft_wrap=True)
+    if view.known:
+        console.print(f"known failures: {len(view.known)}", style=STYLES["known"])
+    for result in view.known[:MAX_FAILURES]:
+        console.print("  " + known_line(result), soft_wrap=True)
+    if len(view.known) > MAX_FAILURES:
+        console.print(f"  and {len(view.known) - MAX_FAILURES} more in results.csv")
 
 
 def print_cause(console: Console, cause: Cause, words: Mapping[str, str]) -> None:
@@ -197,10 +211,8 @@ def print_cause(console: Console, cause: Cause, words: Mapping[str, str]) -> Non
         say(console, f"blame: {cause.blame_line}", indent="  ")
     for line in first_nan_lines(cause.blame):
         say(console, line, indent="  ")
-    is_placed = any(finding.at for finding in cause.first.findings)
-    if cause.first.log and cause.verdict is not Verdict.FAIL and not is_placed:
-        for line in printable(cause.first.log).strip().splitlines()[-MAX_LOG_LINES:]:
-            console.print("  | " + line, style="dim", soft_wrap=True)
+    for line in log_lines(cause.first):
+        console.print("  | " + printable(line), style="dim", soft_wrap=True)
     if len(cause.members) > 1:
         counted = [f"{name} {count}" for name, count in cause.scenarios.items()]
         say(console, f"scenarios: {few(counted, 'more scenarios')}", indent="  ")
@@ -211,6 +223,15 @@ def print_cause(console: Console, cause: Cause, words: Mapping[str, str]) -> Non
     console.print()
 
 
+def log_lines(result: CaseResult) -> list[str]:
+    """What a report shows of the log of a crash or an error: the innermost frames of a stack, or its last lines."""
+    if stack := innermost(result.log, MAX_FRAMES):
+        return ["innermost call first:", *stack]
+    is_placed = any(finding.at for finding in result.findings)
+    is_shown = result.verdict is not Verdict.FAIL and not is_placed
+    return result.log.strip().splitlines()[-MAX_LOG_LINES:] if is_shown else []
+
+
 def finding_line(finding: Finding) -> str:
     """A finding on one line: which oracle, which tensor and where, its bits, its site, and the sentence."""
     place = " ".join(part for part in (finding.tensor, finding.where) if part)
@@ -219,37 +240,18 @@ def finding_line(finding: Finding) -> str:
     return f"{finding.oracle}: " + (f"{found}: " if found else "") + one_line(finding.message)
 
 
-def print_known(console: Console, results: Sequence[CaseResult]) -> None:
-    """The known failures, a line each. Nothing when there is none."""
-    known = [result for result in results if result.verdict is Verdict.KNOWN]
-    if known:
-        console.print(f"known failures: {len(known)}", style=STYLES["known"])
-    for result in known[:MAX_FAILURES]:
-        console.print("  " + known_line(result), soft_wrap=True)
-    if len(known) > MAX_FAILURES:
-        console.print(f"  and {len(known) - MAX_FAILURES} more in results.csv")
-
-
-def print_skips(console: Console, results: Sequence[CaseResult], scenario: str = "") -> None:
-    """Why cases were skipped, each reason once; of the `scenario` that is named."""
-    reasons = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
+def print_skips(console: Console, reasons: Mapping[str, int], scenario: str = "") -> None:
+    """Why cases were skipped, each reason once with its number of cases; of the `scenario` that is named."""
     for reason, count in reasons.items():
         say(console, f"skipped {num(count, 'case')}{scenario and f' of {scenario}'}: {one_line(reason)}", style="dim")
 
 
-def print_lost(console: Console, results: Sequence[CaseResult]) -> None:
-    """The cases that a cluster planned again, with the lost nodes."""
-    for result in [result for result in results if result.lost_nodes][:MAX_FAILURES]:
-        nodes = ", ".join(result.lost_nodes)
-        console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)
-
-
-def totals_line(results: Sequence[CaseResult], seconds: float) -> Text:
+def totals_line(view: RunView) -> Text:
     """`12 pass, 1 fail in 4.2 s`, in the colour of the worst."""
-    counts = {name: count for name, count in totals(results).items() if count}
-    worst = next((name for name in ("fail", "crash", "error", "pass", "known") if name in counts), "skip")
-    words = ", ".join(f"{count} {name}" for name, count in counts.items()) or "no cases"
-    return Text(f"{words} in {seconds:.1f} s", style=STYLES[worst])
+    counts = {name: count for name, count in view.counts.items() if count}
+    worst = next((name for name in ("fail", "crash", "error", "not-run", "pass", "known") if name in counts), "skip")
+    words = ", ".join(f"{count} {name.replace('-', ' ')}" for name, count in counts.items()) or "no cases"
+    return Text(f"{words} in {view.plan.seconds:.1f} s", style=STYLES[worst])
 
 
 def fault_line(fault: FaultResult) -> Text:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.report.causes import Cause
 from harness.report.terminal import STYLES, count_text, verdict_text
 from harness.report.wording import num, one_line, printable
 from harness.store.history.compare import Change, Comparison
-from harness.store.history.entry import CaseEntry, RunEntry
-from harness.store.history.runs import RunPoint
+from harness.store.history.entry import Entry, RunEntry
 from harness.store.history.trends import LETTERS, CaseTrend, Trends
 from harness.store.summary import shown_verdicts
 
+Causes = Sequence[tuple[Cause, dict[str, str]]]
+"""Causes of a run, each with the commands for its example."""
 MAX_LISTED = 20
 MAX_LETTERS = 60
 MAX_ROWS = 200
@@ -28,11 +31,12 @@ _GROUP_STYLES = {
     "new failures": "bold red",
     "good before, skipped or gone now": "bold red",
     "failing in another way": "red",
+    "failing as before": "red",
     "known failures": STYLES["known"],
     "fixed": "green",
     "no longer judged": "yellow",
 }
-_STYLES = {LETTERS[verdict]: style for verdict, style in STYLES.items()}
+_STYLES = {letter: STYLES[verdict] for verdict, letter in LETTERS.items()}
 
 
 def print_runs(console: Console, found: Trends) -> None:
@@ -44,7 +48,7 @@ def print_runs(console: Console, found: Trends) -> None:
     table.add_column("command", overflow="ellipsis", no_wrap=True, min_width=12)
     for run in found.runs[-MAX_ROWS:]:
         counts = [count_text(name, run.totals.get(name, 0)) for name in verdicts]
-        caught = f"{run.num_caught}/{run.num_faults}" if run.num_faults else ""
+        caught = f"{run.num_caught}/{len(run.faults)}" if run.faults else ""
         command = one_line(run.command.removeprefix("mla-harness "), 60)
         table.add_row(*_place(run), *counts, caught, f"{run.seconds:.1f}", command)
     console.print(table)
@@ -76,7 +80,7 @@ def print_scenario(console: Console, name: str, found: Trends) -> None:
     _print_flaky(console, found)
 
 
-def print_case(console: Console, name: str, found: Trends, results: Sequence[CaseEntry | None]) -> None:
+def print_case(console: Console, name: str, found: Trends, results: Sequence[Entry | None]) -> None:
     """One case: a row for each run, with the reason where it did not pass."""
     console.print(printable(name), soft_wrap=True)
     if not _has_runs(console, found):
@@ -96,13 +100,13 @@ def print_case(console: Console, name: str, found: Trends, results: Sequence[Cas
     _print_flaky(console, found)
 
 
-def print_comparison(console: Console, found: Comparison) -> None:
-    """The groups of changes, then how much is unchanged."""
+def print_comparison(console: Console, found: Comparison, causes: Causes = ()) -> None:
+    """The groups of changes, then how much is unchanged. `causes` are those of the newer run, with their commands."""
     for title, run in (("before", found.before), ("after ", found.after)):
         console.print(f"{title} {_describe(run)}", soft_wrap=True)
     if not found.is_like_with_like:
         console.print("options, machine or versions are not the same in both", style="yellow")
-    for title, count, lines in change_groups(found):
+    for title, count, lines in change_groups(found, causes):
         if count or title in ("new failures", "fixed"):
             console.print(f"\n{title}: {count}", style=_GROUP_STYLES.get(title) if count else None)
         for line in lines[:MAX_LISTED]:
@@ -112,10 +116,12 @@ def print_comparison(console: Console, found: Comparison) -> None:
     console.print(f"\n{count_line(found)}", soft_wrap=True)
 
 
-def change_groups(found: Comparison) -> list[tuple[str, int, list[str]]]:
+def change_groups(found: Comparison, causes: Causes = ()) -> list[tuple[str, int, list[str]]]:
     """Title, number of changes and lines of each group, what matters most first. Lost cases have a line a reason."""
-    groups = changes_by_title(found).items()
-    shown = [(title, len(changes), list(map(change_line, changes))) for title, changes in groups]
+    shown = [
+        (title, len(changes), [row.line for row in change_rows(changes, causes)])
+        for title, changes in changes_by_title(found).items()
+    ]
     lost = [f"{len(keys)}: {one_line(why, 200)}; {one_line(keys[0], 200)} first" for why, keys in found.lost.items()]
     shown.insert(1, ("good before, skipped or gone now", sum(map(len, found.lost.values())), lost))
     return shown
@@ -126,6 +132,7 @@ def changes_by_title(found: Comparison) -> dict[str, tuple[Change, ...]]:
     return {
         "new failures": found.new_failures,
         "failing in another way": found.other_failures,
+        "failing as before": found.same_failures,
         "known failures": found.known,
         "fixed": found.fixed,
         "no longer judged": found.not_judged,
@@ -134,12 +141,39 @@ def changes_by_title(found: Comparison) -> dict[str, tuple[Change, ...]]:
     }
 
 
-def change_line(change: Change) -> str:
-    """One case or fault in both runs, on one line."""
-    before, after = change.before, change.after
-    word = after.verdict.upper() if before is None or before.verdict != after.verdict else after.verdict
-    was = before.verdict if before else "not in the older run"
-    return "; ".join(filter(None, [f"{word} {one_line(change.key, 200)}: was {was}", difference(change)]))
+@dataclass(frozen=True, slots=True)
+class ChangeRow:
+    """One change, or the changes of all cases of one cause. `first` stands for them."""
+
+    first: Change
+    count: int = 1
+    title: str = ""
+    command: str = ""
+
+    @property
+    def difference(self) -> str:
+        """What differs besides the verdict, in the case that stands for the row."""
+        return difference(self.first)
+
+    @property
+    def line(self) -> str:
+        """The row on one line."""
+        before, after = self.first.before, self.first.after
+        word = after.verdict.upper() if before is None or before.verdict != after.verdict else after.verdict
+        named = f"{self.title}: {num(self.count, 'case')}, {self.first.key} first" if self.count > 1 else self.first.key
+        was = before.verdict if before else "not in the older run"
+        again = self.command and f"again: {self.command}"
+        return "; ".join(filter(None, [f"{word} {one_line(named, 300)}: was {was}", self.difference, again]))
+
+
+def change_rows(changes: Sequence[Change], causes: Causes = ()) -> list[ChangeRow]:
+    """A row for each cause of the changes, with its first command, then one for each other change."""
+    left = {change.key: change for change in changes}
+    rows = []
+    for cause, commands in causes:
+        if own := [left.pop(member.key) for member in cause.members if member.key in left]:
+            rows.append(ChangeRow(own[0], len(own), cause.kernel, next(iter(commands.values()), "")))
+    return rows + [ChangeRow(change) for change in left.values()]
 
 
 def difference(change: Change) -> str:
@@ -155,14 +189,14 @@ def difference(change: Change) -> str:
             parts.append(one_line(after.note, 200))
     if change.gain and before is not None:
         parts.append(f"accuracy {before.accuracy:.4f} -> {after.accuracy:.4f}")
-    if change.slowdown is not None and before is not None:
+    if change.took_another_time and before is not None:
         parts.append(f"{before.seconds:.2f} s -> {after.seconds:.2f} s")
     return "; ".join(parts)
 
 
 def count_line(found: Comparison) -> str:
     """How much was compared, and how much is unchanged."""
-    parts = [f"{found.num_shared} in both runs", num(found.num_same_failures, "failure") + " as before"]
+    parts = [f"{found.num_shared} in both runs", num(len(found.same_failures), "failure") + " as before"]
     parts += [num(found.num_same_known, "known failure") + " as before"] if found.num_same_known else []
     parts += [f"{found.num_new} only in the newer"] if found.num_new else []
     parts += [f"{found.num_gone} only in the older"] if found.num_gone else []
@@ -224,9 +258,14 @@ def _describe(run: RunEntry) -> str:
     return f"{run.run_id} ({code}): {num(len(run.cases), 'case')}{faults} in {run.seconds:.1f} s{never}"
 
 
-def _place(run: RunPoint) -> tuple[str, str, str, str]:
+def _place(run: RunEntry) -> tuple[str, str, str, str]:
     started = run.started[:16].replace("T", " ")
-    return printable(run.run_id), printable(started), printable(run.short_commit), one_line(run.branch, 24)
+    return (
+        printable(run.run_id),
+        printable(started),
+        printable(run.source.short_commit),
+        one_line(run.source.branch, 24),
+    )
 
 
 def _legend(cases: Sequence[CaseTrend]) -> str:

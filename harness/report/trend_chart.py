@@ -9,7 +9,7 @@ from itertools import groupby
 from statistics import median
 
 from harness.report.wording import num
-from harness.store.history.runs import RunPoint
+from harness.store.history.entry import RunEntry
 from harness.store.history.trends import ABSENT, LETTERS, CaseTrend, FaultTrend, ScenarioTrend, Trends
 
 WIDTH, HEIGHT = 150, 30
@@ -81,7 +81,7 @@ def trend_view(trends: Trends | None) -> TrendView | None:
     )
 
 
-def past_of(trend: CaseTrend, runs: Sequence[RunPoint]) -> str:
+def past_of(trend: CaseTrend, runs: Sequence[RunEntry]) -> str:
     """One sentence on a case's earlier runs: how often it passed, and since when it has its present verdict."""
     ran = [(letter, run) for letter, run in zip(trend.verdicts, runs, strict=True) if letter != "."]
     if len(ran) < 2:
@@ -93,21 +93,21 @@ def past_of(trend: CaseTrend, runs: Sequence[RunPoint]) -> str:
     if len(streak) == len(ran):
         return f"{text}; {WORDS[last]} in all of them"
     first = streak[0]
-    commit = f", commit {first.short_commit}" if first.commit else ""
+    commit = f", commit {first.source.short_commit}" if first.source.commit else ""
     return f"{text}; {WORDS[last]} since {first.run_id}{commit}" if len(streak) > 1 else f"{text}; {WORDS[last]} is new"
 
 
-def _line(trend: ScenarioTrend, runs: Sequence[RunPoint]) -> TrendLine:
+def _line(trend: ScenarioTrend, runs: Sequence[RunEntry]) -> TrendLine:
     step = WIDTH / len(runs)
     bars = []
     for place, run in enumerate(runs):
         failed, passed, skipped = trend.num_failed[place], trend.num_passed[place], trend.num_skipped[place]
-        known = trend.num_known[place] if trend.num_known else 0
+        known = trend.num_known[place]
         worst = {"fail": failed, "known": known, "pass": passed, "skip": skipped}
         css = next((verdict for verdict, count in worst.items() if count), None)
         if css is None:
             continue
-        title = f"{run.started[:16]} {run.short_commit}: {passed} passed, {failed} not, {skipped} skipped"
+        title = f"{run.started[:16]} {run.source.short_commit}: {passed} passed, {failed} not, {skipped} skipped"
         title += f", {known} known" if known else ""
         bars.append(_bar(place, step, css, title))
     return TrendLine(
@@ -128,14 +128,14 @@ def _summary(counts: Counter[str]) -> str:
     return f"known failures in {counts['known']} of {many}" if counts["known"] else f"clean in {many}"
 
 
-def _fault_line(trend: FaultTrend, runs: Sequence[RunPoint]) -> TrendLine:
+def _fault_line(trend: FaultTrend, runs: Sequence[RunEntry]) -> TrendLine:
     step = WIDTH / len(runs)
     words = {"y": ("pass", "caught"), "n": ("fail", "not caught")}
     bars = []
     for place, (letter, run) in enumerate(zip(trend.outcomes, runs, strict=True)):
         if letter in words:
             css, word = words[letter]
-            bars.append(_bar(place, step, css, f"{run.started[:16]} {run.short_commit}: {word}"))
+            bars.append(_bar(place, step, css, f"{run.started[:16]} {run.source.short_commit}: {word}"))
     many, missed = num(len(bars), "run"), trend.outcomes.count("n")
     description = f"not caught in {missed} of {many}" if missed else f"caught in {many}"
     return TrendLine(trend.fault, trend.case, tuple(bars), description, _seconds(trend.seconds), None)

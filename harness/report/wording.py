@@ -40,7 +40,7 @@ def ref_url(ref: str) -> str:
 def known_line(result: CaseResult) -> str:
     """A known failure on one line: the issue, the engine with the versions that have it, and the case."""
     entry = result.known
-    known = f"{entry.issue} in {entry.engine} {entry.versions}: " if entry else ""
+    known = f"{entry.issue} in {entry.where}: " if entry else ""
     return known + one_line(result.id, 200)
 
 
@@ -72,7 +72,13 @@ def blame_lines(blame: Blame | None) -> list[str]:
     """The memory to blame and how it was found, then the lines of `first_nan_lines`. Empty without a blame."""
     if blame is None:
         return []
-    return [f"blame: {', '.join(blame.sites) or 'no site'} ({one_line(blame.how)})", *first_nan_lines(blame)]
+    return [f"blame: {blamed(blame)}", *first_nan_lines(blame)]
+
+
+def blamed(blame: Blame) -> str:
+    """The memory to blame with how it was found; without such memory, why there is none."""
+    how = one_line(blame.how)
+    return f"{', '.join(blame.sites)} ({how})" if blame.sites else how
 
 
 def first_nan_lines(blame: Blame | None) -> list[str]:

@@ -16,12 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, Protocol, Self
 
+from harness.core.cause_codes import Code
+from harness.core.crash_stack import shortened
 from harness.core.errors import HarnessError, InputError
 from harness.core.files import keep_for_reader
 from harness.core.params import Record
 from harness.run.protocol import Reply, encode
 
 LOG_TAIL_BYTES = 6_000
+MAX_STACK_BYTES = 64_000
+"""The end of a log in which the stack of a crash is looked for; faulthandler prints 100 frames of each thread."""
 MAX_LOG_BYTES = 8_000_000
 MAX_LINE_BYTES = 64_000_000
 STACK_SECONDS = 0.5
@@ -49,6 +53,11 @@ class Death(NamedTuple):
     """Since the last request."""
     log: str
     """The end of its output, and its stack if it crashed or hung."""
+
+    @property
+    def as_cause(self) -> dict[str, Any]:
+        """Its code, and the signal or exit code, as fields of a finding."""
+        return {"cause": Code.TIME_LIMIT} if self.is_hang else {"cause": Code.DIED, "error": self.cause}
 
     @property
     def ended(self) -> str:
@@ -243,7 +252,8 @@ class Child:
             self._kill()
             how, cause = self._words(code)
             killed = self._is_late or self._is_garbled
-            self._death = Death(how, cause, None if killed else code, self._is_late, seconds, self.log())
+            log = shortened(self.log(MAX_STACK_BYTES))
+            self._death = Death(how, cause, None if killed else code, self._is_late, seconds, log)
         return self._death
 
     def _words(self, code: int | None) -> tuple[str, str]:

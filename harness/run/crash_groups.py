@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
 
 from harness.core.cases import AskVerdict, Job
-from harness.core.finding_words import DECLARE_SHAPES
+from harness.core.cause_codes import Code
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.params import Params
-from harness.core.records import FAILED, NOT_RUN, CaseResult, Verdict
+from harness.core.records import CaseResult, Verdict
 from harness.core.shapes import RESIZABLE, SIZES, sizes_of
 
 MOST_ALIKE = 3
@@ -22,11 +21,11 @@ class CrashGroups:
     """Holds waiting cases back after crashes, for one run. `mla-harness run --exhaustive` does without it.
 
     A group is a scenario with the same kernels on the same device. After MOST_ALIKE crashes in a row with the same
-    reason, apart from numbers and addresses, the rest of the group is not run. "In a row" is by the order in which
+    cause, error and line of code, the rest of the group is not run. "In a row" is by the order in which
     results come, and a skipped case is no result. A kernel that runs at DeepSeek's sizes only, and does not declare it
-    (DECLARE_SHAPES), is not run again at other sizes, in any scenario.
+    (UNDECLARED_SHAPES), is not run again at other sizes, in any scenario.
 
-    Trials, cases with an injected bug or a proposed fix, cases with a known failure, and cases that name no kernel
+    Trials, cases with an injected bug, cases with a known failure, and cases that name no kernel
     neither count nor are held back.
     """
 
@@ -37,7 +36,7 @@ class CrashGroups:
             key: ((job.case.scenario, job.device, *_kernels(job)), *_of_other_sizes(job))
             for key, job in self._jobs.items()
         }
-        self._streaks: dict[Hashable, tuple[str, str, int]] = {}
+        self._streaks: dict[Hashable, tuple[list[Hashable], str, int]] = {}
         self._why: dict[Hashable, str] = {}
         self._news = False
         for result in results:
@@ -49,8 +48,8 @@ class CrashGroups:
             return
         (group, *other_sizes), kernels = self._keys[job.key], ", ".join(_kernels(job))
         if result.verdict is Verdict.CRASH:
-            reason = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", result.reason.replace(result.id, ""))
-            before, first, count = self._streaks.get(group, ("", "", 0))
+            reason: list[Hashable] = [(one.cause, one.error, one.kernel, one.at) for one in result.findings]
+            before, first, count = self._streaks.get(group, ([], "", 0))
             first, count = (first, count + 1) if reason == before else (result.id, 1)
             self._streaks[group] = (reason, first, count)
             if count >= MOST_ALIKE:
@@ -61,14 +60,12 @@ class CrashGroups:
                 )
         else:
             self._streaks.pop(group, None)
-        text = " ".join((result.reason, *(finding.message for finding in result.findings)))
-        if result.verdict in FAILED and DECLARE_SHAPES in text:
-            for kernel in other_sizes:
-                if str(kernel) in text:
-                    self._hold(kernel, f"{kernel} raises at such sizes ({result.id}); {DECLARE_SHAPES}")
+        undeclared = {finding.kernel for finding in result.findings if finding.cause == Code.UNDECLARED_SHAPES}
+        for kernel in undeclared.intersection(other_sizes):
+            self._hold(kernel, f"{kernel} raises at such sizes ({result.id}); declare shapes=")
 
     def _hold(self, key: Hashable, why: str) -> None:
-        self._why[key] = NOT_RUN + why
+        self._why[key] = f"not run: {why}"
         self._news = True
 
     def take_from(self, waiting: deque[Job]) -> Iterator[CaseResult]:
@@ -84,12 +81,12 @@ class CrashGroups:
             if why is None:
                 waiting.append(job)
             else:
-                held.append(CaseResult.of(job, Verdict.SKIP, reason=why))
+                held.append(CaseResult.of(job, Verdict.SKIP, reason=why, cause=Code.LEFT_OUT))
         yield from held
 
 
 def _is_plain(job: Job) -> bool:
-    is_trial = job.faults or job.cures or job.sites is not None or not isinstance(job.ask, AskVerdict)
+    is_trial = job.fault or job.sites is not None or not isinstance(job.ask, AskVerdict)
     return not is_trial and not job.case.known and bool(job.case.kernels())
 
 

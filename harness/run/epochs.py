@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from harness.accuracy.backends import Backend, open_backend, parse_model
-from harness.accuracy.epochs import Progress, make_header, run_epochs
+from harness.accuracy.epochs import REPEATS_FILE, Progress, make_header, run_epochs, unrepeated
 from harness.accuracy.tasks import load_task
 from harness.core.engine_params import ModelParams
+from harness.core.files import write_atomic
 from harness.run.environment import describe_machine
 from harness.run.protocol import Parent, Reply, run_child
 from harness.run.requests import AskModel, LoadModel
@@ -50,8 +52,11 @@ def main(parent: Parent) -> None:
         resume=request.resume,
         on_progress=_reporter(parent),
     )
-    parent.reply(Reply(result={"seconds": run.seconds}))
     backend.close()
+    if params.repeat:
+        found = unrepeated(open_model(params.model_copy(update={"concurrency": 1})), params.repeat)
+        write_atomic(Path(request.directory) / REPEATS_FILE, json.dumps(found))
+    parent.reply(Reply(result={"seconds": run.seconds}))
 
 
 def _reporter(parent: Parent) -> Callable[[Progress], None]:

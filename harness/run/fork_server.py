@@ -1,7 +1,8 @@
 """Children that begin as a fork of a process which imported an engine once.
 
-`python -m harness.run.fork_server MODULE...` imports the modules and forks for each request. It must not touch CUDA,
-because a CUDA context does not survive a fork, and it runs nothing else, so no thread of its own is lost in a fork.
+`python -m harness.run.fork_server MODULE[:FUNCTION]...` imports the modules, calls the functions, and forks for each
+request. It must not touch CUDA, because a CUDA context does not survive a fork, and it runs nothing else, so no
+thread of its own is lost in a fork.
 """
 
 from __future__ import annotations
@@ -124,7 +125,10 @@ class ForkServer:
 def _serve(parent: Parent) -> None:
     before = dict(os.environ)
     for module in sys.argv[1:]:
-        importlib.import_module(module)
+        name, _, function = module.partition(":")
+        owner = importlib.import_module(name)
+        if function:
+            getattr(owner, function)()
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -53,7 +52,7 @@ class InProcessPool(Pool):
             gpu = self._own_gpu() if job.device == "cuda" else None
             reply = reply_to(WorkerRequest(job=job, gpu=gpu), load(self._execute))
             result = CaseResult.model_validate(reply.result)
-            if re.search(r"\braised (KeyboardInterrupt|BdbQuit)\b", result.reason):
+            if any(finding.error in ("KeyboardInterrupt", "BdbQuit") for finding in result.findings):
                 # The user pressed Ctrl-C in a kernel, or left the debugger.
                 raise KeyboardInterrupt
             yield result

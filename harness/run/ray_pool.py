@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from harness.core.cases import Job
 from harness.core.catalog import ENGINES
+from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.run import parcel
@@ -337,5 +338,5 @@ class RayPool(Pool):
 
 def _ends_nodes(job: Job, nodes: tuple[str, ...], how: str) -> CaseResult:
     reason = f"{len(nodes)} nodes were lost while they ran it"
-    findings = (Finding(oracle="crash", message=reason),)
+    findings = (Finding(oracle="crash", message=reason, cause=Code.LOST_NODES),)
     return CaseResult.of(job, Verdict.CRASH, reason=reason, findings=findings, log=how, lost_nodes=nodes)

@@ -34,7 +34,7 @@ class AskModel(Record):
 
 
 class MeasureCases(Record):
-    """For `harness.judge.bench`: cases to time, each `repeats` times."""
+    """For `benchmarks/harness_cost.py`: cases to time, each `repeats` times."""
 
     cases: tuple[Case, ...]
     repeats: int
@@ -54,6 +54,6 @@ class TrainCanary(Record):
 
 
 class CommandLine(Record):
-    """For `harness.cli.one_command`: the arguments of `mla-harness`."""
+    """For `harness.cli.bisect_child`: the arguments of `mla-harness`."""
 
     arguments: tuple[str, ...]

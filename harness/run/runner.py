@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from harness.core.cases import Job
+from harness.core.crash_stack import user_frame
 from harness.core.errors import HarnessError, InputError
 from harness.core.records import BAD, CaseResult, Finding, Verdict
 from harness.run.child import MAX_LOG_BYTES, ONE_THREAD, TICK_SECONDS, Child, ChildDied
@@ -218,7 +219,8 @@ class WorkerPool(Pool):
         self._replace(worker)
         reason, seconds = how or death.how, round(death.seconds, 3)
         message = f"{job.case.id}: {reason}" if job.device == "cuda" else reason
-        finding = Finding(oracle="crash", message=message)
+        at = user_frame(death.log, job.plugins)
+        finding = Finding(oracle="crash", message=message, at=at, **death.as_cause)
         return CaseResult.of(job, Verdict.CRASH, seconds=seconds, reason=reason, findings=(finding,), log=death.log)
 
     def _select(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from harness.core.cases import Job
+from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.run.child import Child, ChildDied
@@ -73,10 +74,10 @@ def _result(job: Job, child: Child, limit: float) -> CaseResult:
         child.wait(limit)
     if found is not None:
         return CaseResult.model_validate(found)
-    code = child.death().code
-    ended = "it ran out of time" if code is None else f"it ended with code {code}"
+    death = child.death()
+    ended = "it ran out of time" if death.code is None else f"it ended with code {death.code}"
     reason = f"no answer from the process under compute-sanitizer: {ended}"
-    finding = Finding(oracle="crash", message=f"{job.case.id}: {reason}")
+    finding = Finding(oracle="crash", message=f"{job.case.id}: {reason}", **death.as_cause)
     return CaseResult.of(job, Verdict.CRASH, reason=reason, findings=(finding,))
 
 
@@ -98,7 +99,7 @@ def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
     if count:
         first = next((line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")), "")
         message = f"compute-sanitizer {tool} reports {count} errors, first: {first}"
-        changes["findings"] = (*result.findings, Finding(oracle=ORACLE, message=message))
+        changes["findings"] = (*result.findings, Finding(oracle=ORACLE, message=message, cause=Code.SANITIZER))
         if result.verdict is Verdict.PASS:
             changes |= {"verdict": Verdict.FAIL, "reason": message}
     elif not match and result.verdict is Verdict.PASS:

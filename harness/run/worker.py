@@ -12,7 +12,8 @@ from typing import Any
 from harness.core import cuda_failures
 from harness.core.cases import Job
 from harness.core.catalog import ENGINES
-from harness.core.errors import HarnessError
+from harness.core.cause_codes import Code
+from harness.core.errors import HarnessError, line_of
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.run.environment import describe_machine
 from harness.run.protocol import Parent, Reply, reply_to_error, run_child
@@ -38,14 +39,17 @@ def answer(job: Job, execute: Execute) -> CaseResult:
     try:
         return execute(job)
     except Exception as error:
-        return _unexpected(job, Verdict.ERROR, f"{type(error).__name__}: {error}", ())
+        reason, at = f"{type(error).__name__}: {error}", line_of(traceback.extract_tb(error.__traceback__)[-1])
+        return _unexpected(job, Verdict.ERROR, reason, cause=Code.HARNESS, at=at)
     except BaseException as error:
-        sentence = f"the kernel raised {type(error).__name__}({error})"
-        return _unexpected(job, Verdict.CRASH, sentence, (Finding(oracle="crash", message=sentence),))
+        name = type(error).__name__
+        sentence = f"the kernel raised {name}({error})"
+        finding = Finding(oracle="crash", message=sentence, cause=Code.RAISED, error=name)
+        return _unexpected(job, Verdict.CRASH, sentence, findings=(finding,))
 
 
-def _unexpected(job: Job, verdict: Verdict, reason: str, findings: tuple[Finding, ...]) -> CaseResult:
-    return CaseResult.of(job, verdict, reason=reason, findings=findings, log=traceback.format_exc()[-4000:])
+def _unexpected(job: Job, verdict: Verdict, reason: str, **more: Any) -> CaseResult:
+    return CaseResult.of(job, verdict, reason=reason, log=traceback.format_exc()[-4000:], **more)
 
 
 def reply_to(request: WorkerRequest, execute: Execute) -> Reply:
@@ -69,7 +73,7 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
     is_spent = cuda_failures.is_spent()
     if result.verdict is Verdict.ERROR and is_spent:
         # The context failed at an unexpected place, for example in an oracle that first waited for the device.
-        finding = Finding(oracle="crash", message=f"{job.case.id}: {result.reason}")
+        finding = Finding(oracle="crash", message=f"{job.case.id}: {result.reason}", cause=Code.DEVICE, at=result.at)
         result = result.model_copy(update={"verdict": Verdict.CRASH, "findings": (finding,)})
     if result.verdict in (Verdict.CRASH, Verdict.ERROR) and not is_spent:
         cuda_failures.free_memory()

@@ -7,14 +7,13 @@ and implications for software testing", IEEE TSE 30(6), 2004). So few points fin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 ATTEMPTS = 4
 """Rows built for each new point. The one that covers most pairs is taken."""
 
 Labels = dict[str, str]
-Part = frozenset[tuple[str, str]]
 STRENGTHS = {"pairs": 2, "triples": 3}
 """Value of `cover` in a scenario -> how many axes are combined."""
 
@@ -28,35 +27,62 @@ def covering(
     The result depends on the arguments only. A choice that no attempt can place is left out.
     """
     random, strength = Random(seed), min(strength, len(axes))
-    left = {
-        frozenset(labels.items())
+    choices = sorted(
+        sorted(labels.items())
         for names in itertools.combinations(axes, strength)
         for choice in itertools.product(*(axes[name] for name in names))
         if names and not is_excluded(labels := dict(zip(names, choice, strict=True)))
-    }
+    )
+    left = _Left(axes, choices)
     first = {axis: labels[0] for axis, labels in axes.items()}
-    found = [] if is_excluded(first) or not left else [first]
-    left.difference_update(*(_parts(row, strength) for row in found))
-    for wanted in sorted(left, key=sorted):
-        if wanted not in left:
+    found = [] if is_excluded(first) or not choices else [first]
+    for row in found:
+        left.take(row)
+    for number, wanted in enumerate(choices):
+        if not left.bits >> number & 1:
             continue
-        rows = [_row(axes, wanted, left, is_excluded, random) for _ in range(ATTEMPTS)]
-        best = max((row for row in rows if row), key=lambda row: len(left & _parts(row, strength)), default=None)
+        rows = [_row(axes, dict(wanted), left, is_excluded, random) for _ in range(ATTEMPTS)]
+        best = max((row for row in rows if row), key=lambda row: left.held_by(row).bit_count(), default=None)
         if best is not None:
             found.append({axis: best[axis] for axis in axes})
-            left -= _parts(best, strength)
+            left.take(best)
     return found
+
+
+class _Left:
+    """Choices of labels that no point holds yet, each a bit of a whole number: counting them is one operation."""
+
+    def __init__(self, axes: Mapping[str, Sequence[str]], choices: Sequence[Iterable[tuple[str, str]]]) -> None:
+        self.bits = (1 << len(choices)) - 1
+        self.of_label = {(axis, label): 0 for axis, labels in axes.items() for label in labels}
+        for number, choice in enumerate(choices):
+            for label in choice:
+                self.of_label[label] |= 1 << number
+        self.of_axis = dict.fromkeys(axes, 0)
+        for (axis, _), bits in self.of_label.items():
+            self.of_axis[axis] |= bits
+
+    def held_by(self, row: Labels, free: str = "") -> int:
+        """The choices that have labels of `row` only, and of the axis `free`."""
+        bits = self.bits
+        for axis, all_bits in self.of_axis.items():
+            if axis != free:
+                bits &= ~(all_bits & ~self.of_label[axis, row[axis]] if axis in row else all_bits)
+        return bits
+
+    def take(self, row: Labels) -> None:
+        """Remove what a point holds."""
+        self.bits &= ~self.held_by(row)
 
 
 def _row(
     axes: Mapping[str, Sequence[str]],
-    wanted: Part,
-    left: set[Part],
+    row: Labels,
+    left: _Left,
     is_excluded: Callable[[Labels], bool],
     random: Random,
 ) -> Labels:
-    """A point with `wanted` that covers many others, or {} if the labels drawn so far leave none."""
-    row, others = dict(wanted), len(wanted) - 1
+    """A point with the labels of `row` that holds many other choices, or {} if the labels drawn so far leave none."""
     rest = [axis for axis in axes if axis not in row]
     random.shuffle(rest)
     for axis in rest:
@@ -64,10 +90,6 @@ def _row(
         if not legal:
             return {}
         random.shuffle(legal)
-        beside = [frozenset(part) for part in itertools.combinations(row.items(), others)]
-        row[axis] = max(legal, key=lambda label: sum(part | {(axis, label)} in left for part in beside))
+        held = left.held_by(row, free=axis)
+        row[axis] = max(legal, key=lambda label: (held & left.of_label[axis, label]).bit_count())
     return row
-
-
-def _parts(row: Labels, strength: int) -> set[Part]:
-    return {frozenset(part) for part in itertools.combinations(row.items(), strength)}

@@ -1,20 +1,32 @@
-"""Random cases: parameters of every op and of the engine, drawn from a seed. All of them are legal."""
+"""Random cases: parameters of every op and of the engine, drawn from a seed. All of them are legal.
+
+A seed stands for one case in each version of the draws, and the id of a case names the version if it is not 1. So a
+change of what is drawn is a new version. Version 1 has eight of the eleven ops, and no layouts, graphs or launches.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import ValidationError
 
 from harness.core.cases import PoisonPlan
-from harness.core.catalog import KERNELS, SITES, SYSTEMS
+from harness.core.catalog import KERNELS, SYSTEMS
 from harness.core.engine_params import ENGINE_KERNELS
+from harness.core.op_params import FlatLayout, RecordFormat
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import Params
+from harness.core.shapes import CacheLayout
+from harness.core.sites import SITES
 
 Given = dict[str, Any]
 
+VERSION = 2
+"""The version of new cases."""
 SECOND_PATTERNS = ("zeros", "max", "inf", "random")
 KV_TYPES = ("fp32", "bf16", "fp8_e4m3")
 LAYERS = (
@@ -38,18 +50,33 @@ class Draw:
     poison: PoisonPlan
 
 
-def draw(seed: str) -> Draw:
-    """The case of `seed`, the same on every machine and in every process."""
+def draw(seed: str, version: int = 1) -> Draw:
+    """The case of `seed` in a version of the draws, the same on every machine and in every process."""
     rng = Random(seed)
-    op = rng.choice([*_OPS, None])
+    ops = _OPS if version == 1 else {**_OPS, **_OPS_2}
+    op = rng.choice([*ops, None])
     system = "kernel" if op else "engine"
-    given = _OPS[op](rng) if op else _engine(rng)
+    given = ops[op](rng) if op else _engine(rng)
     patterns = rng.choice([("nan", second) for second in SECOND_PATTERNS] * 3 + [("inf", "max")])
-    # No drawn case has neighbours, and one more coin would change the cases that ids stand for.
-    names = [name for name in SITES.names() if name != "kv.neighbor"]
+    # In version 1 no case has neighbours, and one more coin would change the cases that ids stand for.
+    names = [site.name for site in SITES if version > 1 or site.name != "kv.neighbor"]
     sites = names if _coin(rng) else [name for name in names if _coin(rng)]
     poison = PoisonPlan(patterns=patterns, sites=tuple(sites), strict=_coin(rng))
-    return Draw(system, op, SYSTEMS.get(system).model(op).model_validate(given), poison)
+    params = SYSTEMS.get(system).model(op).model_validate(given)
+    if op and version > 1:
+        params = _with_more(rng, op, params)
+    return Draw(system, op, params, poison)
+
+
+def _with_more(rng: Random, op: str, params: Params) -> Params:
+    """`params` with a drawn value of each parameter of MORE, where the case stays legal and its kernel can run it."""
+    kernel = KERNELS.get(f"{op}/{params.model_dump()['kernel']}")
+    for name, values in MORE.get(op, {}).items():
+        given = params.model_dump() | {name: rng.choice(values)}
+        with contextlib.suppress(ValidationError):
+            changed = type(params).model_validate(given)
+            params = params if kernel.why_not_params(changed) else changed
+    return params
 
 
 def draw_sequence(seed: str, has_states: bool = False) -> Draw:
@@ -63,7 +90,7 @@ def draw_sequence(seed: str, has_states: bool = False) -> Draw:
     needed = model.model_validate(given | {"num_blocks": 1000}).blocks_needed  # type: ignore[attr-defined]
     params = model.model_validate(given | {"num_blocks": max(needed + 2 + rng.randint(0, 2), 4)})
     patterns = ("nan", rng.choice(SECOND_PATTERNS))
-    return Draw("engine", None, params, PoisonPlan(patterns=patterns, sites=tuple(SITES.names())))
+    return Draw("engine", None, params, PoisonPlan(patterns=patterns, sites=tuple(site.name for site in SITES)))
 
 
 def _mla_decode(rng: Random) -> Given:
@@ -166,6 +193,39 @@ def _quantize_blocks(rng: Random) -> Given:
         "expert_rows": [rng.randint(1, 9), *(rng.choice([0, 1, 5, 128, 129]) for _ in range(rng.randint(0, 4)))],
         "orphan_rows": rng.randint(0, 40),
         "width": rng.choice([32, 64, 256]),
+    }
+
+
+def _align_experts(rng: Random) -> Given:
+    num_experts = rng.randint(1, 64)
+    num_used = rng.randint(1, num_experts)
+    return {
+        "kernel": _kernel(rng, "align_experts"),
+        "num_tokens": rng.randint(1, 60),
+        "num_experts": num_experts,
+        "num_used": num_used,
+        "num_experts_per_tok": rng.randint(1, min(8, num_used)),
+        "block_size": rng.choice([1, 4, 16, 64]),
+    }
+
+
+def _write_records(rng: Random) -> Given:
+    return {
+        "kernel": _kernel(rng, "write_records"),
+        "kv": rng.choice(get_args(RecordFormat)),
+        "layers": rng.choice([1, 1, 2, 3]),
+        "num_tokens": rng.choice([1, PAGE_SIZE, rng.randint(1, 150)]),
+        "num_padded": rng.randint(0, 9),
+    }
+
+
+def _read_records(rng: Random) -> Given:
+    seq_lens = _lengths(rng, 0, 150, most=5)
+    return {
+        "kernel": _kernel(rng, "read_records"),
+        "kv": rng.choice(get_args(RecordFormat)),
+        "layers": rng.choice([1, 1, 2, 3]),
+        "seq_lens": seq_lens if any(seq_lens) else [*seq_lens, 7],
     }
 
 
@@ -289,7 +349,28 @@ _OPS: dict[str, Callable[[Random], Given]] = {
     "route_experts": _route_experts,
     "quantize_blocks": _quantize_blocks,
 }
-"""Op -> the function that draws its parameters. Another op would give every id another case."""
+"""Op -> the function that draws its parameters. Another op would give every id of version 1 another case."""
+_OPS_2: dict[str, Callable[[Random], Given]] = {
+    "align_experts": _align_experts,
+    "write_records": _write_records,
+    "read_records": _read_records,
+}
+"""The ops of version 2, beside these."""
+MORE: dict[str, dict[str, list[Any]]] = {
+    "mla_decode": {
+        "layout": list(get_args(CacheLayout)),
+        "table_entries": ["filled", "filled", "zero", "out_of_range"],
+        "contiguous_q": [True, False],
+        "graph": ["none", "none", "full"],
+        "launches": [1, 1, 3],
+    },
+    "mla_decode_sparse": {"layout": list(get_args(FlatLayout))},
+    "merge_attn_states": {"lse_gap": [0, 0, 1, 200]},
+    "write_kv": {"layout": list(get_args(FlatLayout)), "large_rows": [0, 0, 1]},
+    "quantize_fp8": {"zero_rows": [0, 0, 1]},
+    "quantize_blocks": {"zero_rows": [0, 0, 1]},
+}
+"""Op -> parameters that version 2 draws as well, and their values."""
 
 
 def _coin(rng: Random) -> bool:

@@ -1,7 +1,7 @@
 """Scenario -> cases, from the points of its matrix or drawn. The id of a case names its scenario and its point.
 
 `--kernel NAME` judges one kernel instead of the kernels that scenarios name; on CUDA a kernel's twin may replace it.
-The id of a drawn case, such as `fuzz[seed=7,draw=12]`, alone reproduces it.
+The id of a drawn case, such as `fuzz[seed=7,draw=12,v=2]`, alone reproduces it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.core.cases import Case, KnownFailure, PoisonPlan
-from harness.core.catalog import KERNELS, ORACLES, SITES, SYSTEMS
+from harness.core.catalog import KERNELS, ORACLES, SITES, SYSTEMS, cuda_twins
 from harness.core.engine_params import AccuracyParams
 from harness.core.errors import UnknownNameError
+from harness.core.kernels import SOUND
 from harness.core.params import Params
 from harness.core.registry import nearest
-from harness.core.sound_kernels import NUM_VARIANTS, SOUND, sound_variants
 from harness.core.systems import SystemSpec
-from harness.scenario.draws import draw, draw_sequence
+from harness.scenario.draws import VERSION, draw, draw_sequence
 from harness.scenario.matrix import ACCURACY, MatrixPoint, accuracy_points, case_id, points
 from harness.scenario.schema import FaultUse, Scenario
 
@@ -29,8 +29,10 @@ NIGHTLY = "nightly"
 """The tag of long cases, which a plain run leaves out."""
 NATURAL = "natural"
 """The pattern of :mod:`harness.memory.poison.patterns` that fills nothing. That module needs torch."""
+NUM_VARIANTS = 64
+"""Sound variants of one seed of a selftest's controls."""
 _DRAWN_ID = re.compile(
-    r"^(?P<name>[a-z0-9-]+)\[(?:kernel=(?P<kernel>[^,]+),(?:shapes=[^,]+,)?)?seed=(?P<seed>\d{1,18}),draw=(?P<draw>\d{1,9})\]$",
+    r"^(?P<name>[a-z0-9-]+)\[(?:kernel=(?P<kernel>[^,]+),(?:shapes=[^,]+,)?)?seed=(?P<seed>\d{1,18}),draw=(?P<draw>\d{1,9})(?:,v=(?P<version>2))?\]$",
     re.ASCII,
 )
 
@@ -178,12 +180,13 @@ def seed_of(identity: str, seed: int = 0) -> int:
 def drawn_cases(scenario: Scenario, seed: int, override: KernelOverride | None = None) -> list[Case]:
     """The first `examples` draws of a fuzz scenario; with `override`, only draws that use one of its ops."""
     assert scenario.fuzz is not None
-    drawn = (_drawn(scenario, seed, number, override) for number in range(scenario.fuzz.examples))
+    drawn = (_drawn(scenario, seed, number, override, VERSION) for number in range(scenario.fuzz.examples))
     return [case for case in drawn if case is not None]
 
 
 def control_cases(scenario: Scenario, seed: int, num_draws: int) -> list[Case]:
     """The first draws of a fuzz scenario on the sound variants of `seed`, in turns."""
+    # They are of version 1, for which the false alarms of many draws were counted.
     overrides = [KernelOverride.named(f"{SOUND}{seed * NUM_VARIANTS + i}") for i in range(min(num_draws, NUM_VARIANTS))]
     drawn = (_drawn(scenario, seed, number, overrides[number % NUM_VARIANTS]) for number in range(num_draws))
     return [case for case in drawn if case is not None]
@@ -192,19 +195,26 @@ def control_cases(scenario: Scenario, seed: int, num_draws: int) -> list[Case]:
 def drawn_case(scenario: Scenario, identity: str, override: KernelOverride | None = None) -> Case | None:
     """The case of a fuzz id with any seed and number; None for any other id."""
     match = _DRAWN_ID.match(identity)
-    if override is None and match and match["kernel"] and sound_variants(match["kernel"]):
+    if override is None and match and match["kernel"] and match["kernel"].startswith(SOUND):
         # No option need name a sound variant: its name is enough to make it.
         override = KernelOverride.named(match["kernel"])
     kernel = override.short_name if override else None
     if match is None or match["name"] != scenario.name or match["kernel"] != kernel:
         return None
-    return _drawn(scenario, int(match["seed"]), int(match["draw"]), override)
+    version = int(match["version"] or 1)
+    if version > 1 and scenario.fuzz is not None and scenario.fuzz.draws != "all":
+        return None
+    return _drawn(scenario, int(match["seed"]), int(match["draw"]), override, version)
 
 
-def _drawn(scenario: Scenario, seed: int, number: int, override: KernelOverride | None) -> Case | None:
-    kind = scenario.fuzz.draws if scenario.fuzz is not None else "all"
-    drawn = draw(f"{seed}:{number}") if kind == "all" else draw_sequence(f"{seed}:{number}", kind == "states")
-    whole = MatrixPoint({"seed": str(seed), "draw": str(number)}, drawn.params)
+def _drawn(
+    scenario: Scenario, seed: int, number: int, override: KernelOverride | None, version: int = 1
+) -> Case | None:
+    """The case of a number. Sequences have one version of draws."""
+    kind, name = scenario.fuzz.draws if scenario.fuzz is not None else "all", f"{seed}:{number}"
+    drawn = draw(name, version) if kind == "all" else draw_sequence(name, kind == "states")
+    labels = {"seed": str(seed), "draw": str(number)} | ({"v": str(version)} if kind == "all" and version > 1 else {})
+    whole = MatrixPoint(labels, drawn.params)
     point = override.apply(SYSTEMS.get(drawn.system), drawn.op, whole) if override else whole
     return _made(scenario, point, drawn.poison, system=drawn.system, op=drawn.op) if point else None
 
@@ -215,9 +225,3 @@ def on_device(case: Case, device: str) -> Case:
         return case
     twins = cuda_twins(case.kernels())
     return case.model_copy(update={"params": case.params.model_copy(update=twins)}) if twins else case
-
-
-def cuda_twins(kernels: dict[str, str]) -> dict[str, str]:
-    """Parameter -> short name of the kernel's twin for a GPU, for each of `kernels` that declares one."""
-    twins = {field: KERNELS.get(name).cuda_twin for field, name in kernels.items() if name in KERNELS}
-    return {field: twin for field, twin in twins.items() if twin}

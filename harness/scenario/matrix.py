@@ -15,6 +15,7 @@ from pydantic import JsonValue, ValidationError
 
 from harness.core.catalog import ENGINES, KERNELS, SITES, SYSTEMS
 from harness.core.engine_params import AccuracyParams
+from harness.core.kernels import KernelSpec
 from harness.core.params import ILLEGAL, Params
 from harness.core.registry import nearest
 from harness.scenario.cover import STRENGTHS, covering
@@ -37,6 +38,8 @@ POISON_AXES: dict[str, tuple[str, ...]] = {"pattern": PATTERNS, "site": tuple(SI
 """Axes that vary the poison instead of a parameter -> their labels."""
 
 Labels = dict[str, str]
+Exceptions = tuple[tuple[tuple[str, frozenset[str]], ...], ...]
+"""Points to leave out: each axis of an exception with its labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,40 +108,64 @@ def points(scenario: Scenario) -> list[MatrixPoint]:
 def num_points(scenario: Scenario) -> int:
     """The number of :func:`points` and :func:`accuracy_points`. Does not validate them."""
     settings = scenario.accuracy
-    return sum(1 for _ in _given(scenario)) + (2 * len(settings.tasks) if settings else 0)
+    return len(_given(scenario)) + (2 * len(settings.tasks) if settings else 0)
 
 
-def _given(scenario: Scenario) -> Iterator[tuple[Labels, Given]]:
-    """Yield the labels of each point, and its parameters as in the file."""
+def _given(scenario: Scenario) -> list[tuple[Labels, Given]]:
+    """The labels of each point, and its parameters as in the file."""
+    # `kernel: [all]` depends on the kernels that plug-ins register.
+    return _given_with(scenario, tuple(KERNELS) if scenario.has_all_kernels else ())
+
+
+@functools.lru_cache(maxsize=256)
+def _given_with(scenario: Scenario, kernels: tuple[KernelSpec, ...]) -> list[tuple[Labels, Given]]:
+    """As `_given`. A scenario is checked, counted and expanded in turn."""
     axes = {axis: dict(_axis(scenario, axis)) for axis in scenario.matrix}
-    fits: dict[tuple[str, ...], bool] = {}
+    of_call = [axis for axis in axes if axis not in POISON_AXES]
+    found = []
+    # Many points differ in their poison only.
+    made: dict[tuple[str, ...], Given | None] = {}
     for labels in _chosen(scenario, {axis: list(values) for axis, values in axes.items()}):
-        merged = dict(scenario.params)
-        for axis, label in labels.items():
-            merged.update(axes[axis][label])
-        if scenario.has_all_kernels:
-            key = _of_call(labels)
-            fits[key] = fits[key] if key in fits else _runs_here(scenario, merged)
-        if not scenario.has_all_kernels or fits[key]:
-            yield labels, merged
+        key = tuple([labels[axis] for axis in of_call])
+        if key not in made:
+            merged = dict(scenario.params)
+            for axis in of_call:
+                merged.update(axes[axis][labels[axis]])
+            made[key] = None if scenario.has_all_kernels and not _runs_here(scenario, merged) else merged
+        if (given := made[key]) is not None:
+            found.append((labels, given))
+    return found
 
 
 def _chosen(scenario: Scenario, axes: dict[str, list[str]]) -> Iterable[Labels]:
     """The labels of each point that is not excluded: of all points, or of few that hold every pair."""
-
-    def is_excluded(labels: Labels) -> bool:
-        return any(is_selected(labels, exception) for exception in scenario.exclude)
-
+    exceptions = tuple(
+        tuple((axis, frozenset(as_labels(wanted))) for axis, wanted in e.items()) for e in scenario.exclude
+    )
     if strength := STRENGTHS.get(scenario.cover):
-        return covering(axes, strength, is_excluded, scenario.name)
+        return covering(axes, strength, lambda labels: _is_excluded(labels, exceptions), scenario.name)
     every = (dict(zip(axes, labels, strict=True)) for labels in itertools.product(*axes.values()))
-    return (labels for labels in every if not is_excluded(labels))
+    return (labels for labels in every if not _is_excluded(labels, exceptions)) if exceptions else every
+
+
+def _is_excluded(labels: Labels, exceptions: Exceptions) -> bool:
+    for exception in exceptions:
+        for axis, wanted in exception:
+            if labels.get(axis) not in wanted:
+                break
+        else:
+            return True
+    return False
 
 
 def check(scenario: Scenario) -> Iterator[Problem]:
     """Yield all problems of a scenario that its schema does not find, the most basic first."""
     yield from _check_system(scenario)
-    if scenario.system is None or (scenario.kind.with_op and scenario.op not in scenario.kind.ops()):
+    if (
+        scenario.system is None
+        or scenario.kind.unusable
+        or (scenario.kind.with_op and scenario.op not in scenario.kind.ops())
+    ):
         return
     found = list(_check_params(scenario, scenario.params, ("params",)))
     for axis in scenario.matrix:
@@ -147,11 +174,6 @@ def check(scenario: Scenario) -> Iterator[Problem]:
     if not found:
         found += _check_points(scenario)
     yield from found
-
-
-def _of_call(labels: Labels) -> tuple[str, ...]:
-    """The labels that set parameters. Many points differ in their poison only."""
-    return tuple(label for axis, label in labels.items() if axis not in POISON_AXES)
 
 
 def _runs_here(scenario: Scenario, given: Given) -> bool:
@@ -180,7 +202,10 @@ def _axis(scenario: Scenario, axis: str) -> list[tuple[str, Given]]:
         values = [spec.short_name for spec in KERNELS if spec.op == scenario.op]
     pairs = values.items() if isinstance(values, dict) else ((as_label(value), value) for value in values)
     is_parameter = axis in scenario.model.model_fields
-    return [(label, {axis: value} if is_parameter else dict(value)) for label, value in pairs]
+    return [
+        (label, dict(value) if isinstance(value, dict) and not is_parameter else {axis: value})
+        for label, value in pairs
+    ]
 
 
 def _check_system(scenario: Scenario) -> Iterator[Problem]:
@@ -302,10 +327,10 @@ def _check_points(scenario: Scenario) -> Iterator[Problem]:
     if wrong := list(_check_selectors(scenario)):
         yield from wrong
         return
-    found = list(_given(scenario))
+    found = _given(scenario)
     if not found:
         yield Problem(("except",), "every point of the matrix is excepted; leave one in", at_key=True)
-    for given in {_of_call(labels): given for labels, given in found}.values():
+    for given in {id(given): given for _, given in found}.values():
         yield from _check_params(scenario, given, ("matrix",), is_whole=True)
     for index, use in enumerate(scenario.faults):
         if ACCURACY not in use.on and not any(is_selected(labels, use.on) for labels, _ in found):

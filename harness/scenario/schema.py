@@ -10,12 +10,22 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, Field, JsonValue, StringConstraints, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from harness.core.cases import KnownFailure
-from harness.core.catalog import ENGINES, FAULTS, ORACLES, SITES, SYSTEMS
+from harness.core.catalog import BROKEN, ENGINES, FAULTS, ORACLES, SITES, SYSTEMS
 from harness.core.engine_params import EpochsParams
+from harness.core.engine_tables import missing_system
 from harness.core.ops import OPS
 from harness.core.params import ILLEGAL, Count, Params, Record
 from harness.core.registry import Registry, nearest
@@ -63,7 +73,9 @@ def _enum(names: list[str]) -> WithJsonSchema:
 OracleName = Annotated[str, AfterValidator(_known(ORACLES)), _enum(ORACLES.names())]
 SiteName = Annotated[str, AfterValidator(_known(SITES)), _enum(SITES.names())]
 FaultName = Annotated[str, AfterValidator(_known(FAULTS)), _enum(FAULTS.names())]
-IN_SCENARIOS: Registry[SystemSpec] = Registry("system", tuple(spec for spec in SYSTEMS if spec.in_scenarios))
+IN_SCENARIOS: Registry[SystemSpec] = Registry(
+    "system", tuple(spec for spec in SYSTEMS if spec.in_scenarios), lambda name: missing_system(name, BROKEN)
+)
 SystemName = Annotated[str, AfterValidator(_known(IN_SCENARIOS)), _enum(IN_SCENARIOS.names())]
 OpName = Annotated[str, AfterValidator(_known(OPS)), _enum([op for spec in IN_SCENARIOS for op in spec.ops()])]
 Given = dict[str, JsonValue]
@@ -104,12 +116,26 @@ class FaultUse(Record):
 
 
 class KnownUse(KnownFailure):
-    """A known failure of an engine's releases, and the cases that show it."""
+    """A known failure of an engine's releases, or of a kernel, and the cases that show it."""
 
     issue: Annotated[str, StringConstraints(pattern=REF)] = Field(description="the upstream issue or pull request")
-    engine: Annotated[str, AfterValidator(_known(ENGINES)), _enum(ENGINES.names())] = Field(description="which engine")
-    versions: Annotated[str, AfterValidator(_specifier)] = Field(description="its releases, such as '>=0.21,<0.23'")
+    engine: Annotated[str, AfterValidator(_known(ENGINES)), _enum(ENGINES.names())] = Field(
+        default="", description="which engine"
+    )
+    versions: Annotated[str, AfterValidator(_specifier)] = Field(
+        default="", description="its releases, such as '>=0.21,<0.23'"
+    )
+    kernel: str = Field(default="", description="in place of engine and versions: the kernel that fails")
     on: Point = Field(default={}, description="the points of the matrix; all cases when left out")
+    run: Literal["always", "never"] = Field(
+        default="always", description="never: the case is not launched, for example because it takes the GPU down"
+    )
+
+    @model_validator(mode="after")
+    def _names_one(self) -> KnownUse:
+        if not (self.kernel or (self.engine and self.versions)) or (self.kernel and (self.engine or self.versions)):
+            raise _refusal("name the engine and its versions, or a kernel alone")
+        return self
 
 
 class NightlyAccuracy(Record):
@@ -188,6 +214,9 @@ class Scenario(Record):
         description="failures that releases have themselves: reported, and no failure of the run while they last",
     )
     fuzz: FuzzSettings | None = Field(default=None, description="cases that are drawn, instead of a matrix")
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
     def kind(self) -> SystemSpec:

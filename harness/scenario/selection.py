@@ -50,10 +50,10 @@ def select(
     found: dict[str, Case] = {}
     matched: set[str] = set()
     for selector in wanted:
-        cell = _variant(scenarios, selector, seed, override) or probe.case_of(selector, seed=seed)
-        if cell is not None:
+        cell = _variant(scenarios, selector, seed, override)
+        for case in [cell] if cell else probe.selected(selector, override, seed=seed):
             matched.add(selector)
-            found[cell.id] = cell
+            found[case.id] = case
     for scenario in scenarios:
         hits = [selector for selector in wanted if _may_name(selector, scenario)]
         if wanted and not hits:

@@ -1,7 +1,7 @@
-"""The cases of `susceptibility`: one kernel, one site, one pattern. The kernel's declared contracts are ignored.
+"""The cases of `mla-harness run susceptibility`: one kernel, one site, one pattern. No file of scenarios has them.
 
-An id such as `susceptibility[kernel=mla_decode/tiled,kv=bf16,site=kv.tail,pattern=nan]` reproduces its case, so
-`mla-harness run ID` needs no file.
+The kernel's declared contracts are ignored. An id such as
+`susceptibility[kernel=mla_decode/tiled,kv=bf16,site=kv.tail,pattern=nan]` reproduces its case.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from harness.core.cases import Case, PoisonPlan
 from harness.core.catalog import KERNELS
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
-from harness.scenario.expand import seed_of
+from harness.scenario.expand import KernelOverride, seed_of
 
 SCENARIO = "susceptibility"
 PATTERNS = ("nan", "inf", "max", "random")
@@ -59,6 +59,19 @@ def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) ->
     ]
 
 
+def selected(selector: str, override: KernelOverride | None, *, seed: int = 0) -> list[Case]:
+    """All cases of the kernel of `override`, or of all kernels; the case of an id; none for any other selector."""
+    if selector != SCENARIO:
+        found = case_of(selector, seed=seed)
+        return [found] if found else []
+    ours = [
+        spec
+        for spec in KERNELS
+        if override is None or (spec.short_name == override.short_name and spec.op in override.ops)
+    ]
+    return cases(ours, seed=seed)
+
+
 def case_of(identity: str, *, seed: int = 0) -> Case | None:
     """The case of an id; None if it names none."""
     match = _ID.match(identity)
@@ -72,13 +85,6 @@ def case_of(identity: str, *, seed: int = 0) -> Case | None:
     if spec.op not in SITES or kv not in _kv_types(spec) or site not in _sites(spec.op, tokens):
         return None
     return _case(spec, kv, tokens, site, pattern, seed) if pattern in PATTERNS else None
-
-
-def declared(spec: KernelSpec, site: str) -> bool:
-    """Whether the kernel declares that it needs this memory to be finite or valid."""
-    return (spec.needs_finite_tail and site in ("kv.tail", "kv.free", "kv.null")) or (
-        spec.needs_valid_table and site == "block_table.pad"
-    )
 
 
 def _sites(op: str, tokens: int = 1) -> tuple[str, ...]:

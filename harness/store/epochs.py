@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, RunHeader, read_run
 from harness.accuracy.baselines import Baseline, baseline_of, read_baseline
-from harness.accuracy.judge import judge
+from harness.accuracy.epochs import REPEATS_FILE
+from harness.accuracy.judge import findings_of, judge
 from harness.core.cases import Case, Job
+from harness.core.cause_codes import Code
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
 from harness.core.files import BASELINES, write_atomic
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.finding_words import few
+from harness.core.records import AccuracyLimits, CaseResult, Finding, Verdict
 from harness.store.run_folder import RunStore
 
 SCENARIO = "epochs"
@@ -36,7 +40,14 @@ def choose_baseline(header: RunHeader, wanted: Path | None) -> Path | None:
 def create(root: Path, header: RunHeader, questions: ModelParams, baseline: Path | None, command: str) -> RunStore:
     """Make the run directory. It gets a copy of the baseline: a later change of it must not change the verdict."""
     name = f"{SCENARIO}[task={header.task},model={header.model}]"
-    case = Case(id=name, scenario=SCENARIO, system="model", params=questions, oracles=("accuracy",), seed=header.seed)
+    case = Case(
+        id=name,
+        scenario=SCENARIO,
+        system="model",
+        params=questions,
+        oracles=("accuracy", "repeats") if questions.repeat else ("accuracy",),
+        seed=header.seed,
+    )
     store = RunStore.create(
         root, [Job(key=name, case=case)], command=command, options={SCENARIO: questions.model_dump()}
     )
@@ -69,20 +80,35 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
         run = read_run(store.path)
     except InputError:
         return result.model_copy(update={"reason": trouble or "nothing was answered before the run ended"})
-    record = judge(run, baseline=stored_baseline(store), scenario=SCENARIO, case=job.case.id)
+    asked = job.case.params_as(ModelParams)
+    limits = AccuracyLimits(accuracy=asked.least)
+    record = judge(run, baseline=stored_baseline(store), limits=limits, scenario=SCENARIO, case=job.case.id)
     record = record.model_copy(update={"seconds": store.plan.seconds})
-    verdict = Verdict.CRASH if died else record.verdict
+    different = _unrepeated(store)
+    failed = Verdict.FAIL if different else record.verdict
+    verdict = Verdict.CRASH if died else failed
     reason = "; ".join(filter(None, [trouble, record.judgement.statement]))
-    findings = [Finding(oracle="accuracy", message=reason) for reason in record.judgement.reasons]
+    findings = findings_of(record)
+    if different:
+        which = few([str(number) for number in different])
+        message = f"{len(different)} of {asked.repeat} greedy answers differ the second time: prompts {which}"
+        findings.append(Finding(oracle="repeats", message=message, cause=Code.DIFFERS))
     if died:
-        findings.insert(0, Finding(oracle="crash", message=trouble))
+        findings.insert(0, Finding(oracle="crash", message=trouble, cause=Code.DIED))
     return result.model_copy(
         update={
             "verdict": verdict,
             "reason": reason,
             "findings": tuple(findings) if verdict in (Verdict.FAIL, Verdict.CRASH) else (),
-            "looked_at": {"accuracy": len(run.results)},
+            "looked_at": {"accuracy": len(run.results)} | ({"repeats": asked.repeat} if different is not None else {}),
             "accuracy": record,
             "seconds": store.plan.seconds,
         }
     )
+
+
+def _unrepeated(store: RunStore) -> list[int] | None:
+    """The prompts with another second answer; None if none was asked twice."""
+    file = store.path / REPEATS_FILE
+    found: list[int] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +24,6 @@ from harness.store.source import Source
 DEFAULT_RUNS = Path("reports") / "runs"
 MOST_LETTERS = 200
 """The longest name of a case's folder. A file system allows 255 bytes."""
-NEVER_RAN = "never ran: the run ended before this case"
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -79,8 +77,9 @@ class BlameLine(Record):
 
 
 def new_run_id(now: datetime | None = None) -> str:
-    """A unique name that sorts by time: UTC timestamp and four random hex digits."""
-    return f"{now or datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    """A name that sorts by time: UTC timestamp, then the part of the second in four hex digits."""
+    now = now or datetime.now(UTC)
+    return f"{now:%Y%m%dT%H%M%SZ}-{now.microsecond * 65536 // 1_000_000:04x}"
 
 
 class RunStore:
@@ -93,8 +92,8 @@ class RunStore:
     @classmethod
     def create(cls, root: Path, jobs: Iterable[Job], *, command: str, **plan: Any) -> RunStore:
         """Make the directory of a new run below `root` and write its plan; `plan` are further fields of RunPlan."""
-        run_id = new_run_id()
-        path = root / run_id
+        while (path := root / (run_id := new_run_id())).exists():
+            pass
         try:
             path.mkdir(parents=True)
         except OSError as error:
@@ -156,9 +155,10 @@ class RunStore:
         return {result.key: result for result in self._read("results.jsonl", CaseResult)}
 
     def results(self) -> list[CaseResult]:
-        """One result for each planned job, in the order of the plan; an error for a job that never ran."""
+        """One result for each planned job, in the order of the plan; `not-run` for a job without one."""
         finished = self.finished()
-        return [finished.get(job.key) or CaseResult.of(job, Verdict.ERROR, reason=NEVER_RAN) for job in self.plan.jobs]
+        why = "not run: the run ended before this case"
+        return [finished.get(job.key) or CaseResult.of(job, Verdict.NOT_RUN, reason=why) for job in self.plan.jobs]
 
     def unfinished(self, *, is_exhaustive: bool = False) -> list[Job]:
         """The jobs that a resumed run still has to do; in an exhaustive run also jobs left out as repeated crashes."""

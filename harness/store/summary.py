@@ -7,17 +7,21 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+from harness.core.cases import Job
 from harness.core.mutants import MutantResult
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.store.mutants import score
 from harness.store.run_folder import RunStore
 
-FAULT_FIELDS = {"fault", "scenario", "case", "caught", "by", "blamed", "seconds"}
+FAULT_FIELDS = {"fault", "scenario", "case", "caught", "by", "blamed", "seconds", "reason"}
+SUMMARY = "summary.json"
+"""The file of a run folder with the summary. History and comparisons read it alone."""
 
 
 def shown_verdicts(found: Container[str]) -> list[str]:
-    """The names of the verdicts that a report counts: `known` only when it is in `found`, the others always."""
-    return [verdict.value for verdict in Verdict if verdict is not Verdict.KNOWN or verdict.value in found]
+    """The names of the verdicts that a report counts: `known` and `not-run` only when in `found`, the others always."""
+    at_need = (Verdict.KNOWN, Verdict.NOT_RUN)
+    return [verdict.value for verdict in Verdict if verdict not in at_need or verdict.value in found]
 
 
 def totals(results: Sequence[CaseResult]) -> dict[str, int]:
@@ -37,13 +41,15 @@ def by_scenario(results: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
 def summarise(store: RunStore) -> dict[str, Any]:
     """The summary of a run: totals, each case with its findings, and each injected fault."""
     plan, results, faults, mutants = store.plan, store.results(), store.faults(), store.mutants()
+    jobs, blames = store.jobs_by_key(), store.blames()
     return {
         "run_id": plan.run_id,
         "started": plan.started,
         "seconds": plan.seconds,
         "environment": {**plan.environment, "command": plan.command, "options": plan.options},
+        "source": plan.source.model_dump(mode="json"),
         "totals": totals(results),
-        "cases": [_case(result) for result in results],
+        "cases": [_case(result, jobs[result.key], blames.get(result.key)) for result in results],
         "faults": [fault.model_dump(mode="json", include=FAULT_FIELDS) for fault in faults],
         "accuracy": [record.model_dump(mode="json") for record in accuracy_records([*results, *faults])],
         **({"mutants": _mutants(mutants)} if mutants else {}),
@@ -76,10 +82,12 @@ def to_json(summary: dict[str, Any]) -> str:
     return json.dumps(summary, allow_nan=False, indent=1) + "\n"
 
 
-def _case(result: CaseResult) -> dict[str, Any]:
-    known = {"known": {"issue", "engine", "versions"}} if result.known else {}
+def _case(result: CaseResult, job: Job, blame: Blame | None) -> dict[str, Any]:
+    entry = result.known
+    known = {"known": {"issue", "kernel"} if entry.kernel else {"issue", "engine", "versions"}} if entry else {}
     shown = dict.fromkeys(("id", "scenario", "refs", "verdict", "seconds", "reason", "findings"), True)
-    return result.model_dump(mode="json", include={**shown, **known})
+    facts = {"seed": job.case.seed, "device": job.device, "blamed": list(blame.sites) if blame else []}
+    return result.model_dump(mode="json", include={**shown, **known}) | facts
 
 
 def canonical(store: RunStore) -> str:
@@ -112,8 +120,9 @@ def _canonical_fault(fault: FaultResult) -> dict[str, Any]:
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    """A finding without its line of code, and without addresses (oracle `address`), which differ in every process."""
-    return finding.model_dump(mode="json", exclude={"at", "bits"} if finding.oracle == "address" else {"at"})
+    """What a finding says to people, without addresses (oracle `address`), which differ in every process."""
+    shown = {"oracle", "site", "tensor", "where", "bits", "message"}
+    return finding.model_dump(mode="json", include=shown - {"bits"} if finding.oracle == "address" else shown)
 
 
 def _answers(record: AccuracyRecord | None) -> list[str] | None:

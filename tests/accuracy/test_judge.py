@@ -41,6 +41,13 @@ def test_flat_epochs_of_a_deterministic_engine_pass_and_say_that_nothing_flipped
     assert "would have been seen (80 % power)" in record.judgement.statement
 
 
+def test_a_pass_of_few_questions_says_that_they_are_too_few(stored_run: MakeRun) -> None:
+    record = judge(stored_run("1" * 8, "1" * 8, deterministic=True), baseline=baseline("1" * 8))
+    assert record.verdict is Verdict.PASS
+    said = "too few questions: only a drop of 100% or more would have been seen"
+    assert record.judgement.statement.endswith(said)
+
+
 def test_the_collapse_of_recycled_pages_fails_by_each_epoch_and_by_the_trend(stored_run: MakeRun) -> None:
     record = judge(stored_run("1" * 58 + "0" * 6, "1" * 45 + "0" * 19, "1" + "0" * 63))
     assert record.verdict is Verdict.FAIL

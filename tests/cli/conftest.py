@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.main import exit_code_of
-
 SCENARIO = """
 name: {name}
 summary: quantize_fp8 of a padded batch
@@ -73,20 +71,3 @@ def plugin(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
-
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Run one command line in an empty folder; returns exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = exit_code_of([str(word) for word in words])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return call

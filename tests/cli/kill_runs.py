@@ -12,7 +12,6 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from harness.store.history.entry import read_entry
 
 ROOT = Path(__file__).parents[2]
 SELECTORS = ("write-kv-kernel", "merge-kernel", "router-kernel", "quantize-kernel", "decode-kernel")
@@ -89,15 +90,15 @@ class Moment:
 
 
 class Bench:
-    """One folder of runs and one history for a trial."""
+    """One folder of runs for a trial."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.out, self.history = folder, folder / "runs", folder / "history.sqlite"
+        self.folder, self.out = folder, folder / "runs"
 
     def start(self, *words: str, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Start `mla-harness run` with these words."""
         command = [sys.executable, "-m", "harness.cli.main", "run", *words, "--out", str(self.out)]
-        command += ["--history", str(self.history), "-n", "2"]
+        command += ["-n", "2"]
         paths = os.pathsep.join(filter(None, ((environ or {}).get("PYTHONPATH"), str(ROOT))))
         env = os.environ | (environ or {}) | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
@@ -128,14 +129,13 @@ class Bench:
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def trial(self, kind: str, moment: Moment, before: int, said: str = "") -> Trial:
-        """Count what the finished run has on disk and in the history."""
+        """Count what the finished run has on disk and in its summary."""
         run = self.run_folder()
         assert run is not None, said
         planned = [job["key"] for job in json.loads((run / "run.json").read_text())["jobs"]]
         counts = Counter(self.stored())
         lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines() if line.endswith("}")]
-        with sqlite3.connect(self.history) as connection:
-            (in_history,) = connection.execute("SELECT count(*) FROM result").fetchone()
+        in_history = len(read_entry(run).entries)
         lost, doubled = len(set(planned) - set(counts)), sum(counts.values()) - len(counts)
         crashes = sum(line["verdict"] == "crash" for line in lines)
         return Trial(kind, str(moment), before, len(planned), lost, doubled, crashes, in_history, said)
@@ -189,17 +189,6 @@ def disk_full(bench: Bench, kind: str, moment: Moment) -> Trial:
     return bench.trial(kind, moment, before, stderr.strip().splitlines()[-1] if stderr.strip() else "")
 
 
-def not_writable(bench: Bench, kind: str, moment: Moment) -> Trial:
-    """The history cannot be written, and then it can. (Root may write to any folder; /proc refuses root too.)"""
-    history, bench.history = bench.history, Path("/proc/history.sqlite")
-    process = bench.start(*SELECTORS)
-    _, stderr = process.communicate(timeout=600)
-    bench.history = history
-    before = len(bench.stored())
-    bench.finish()
-    return bench.trial(kind, moment, before, next((line for line in stderr.splitlines() if "history" in line), ""))
-
-
 def clock_jumps(bench: Bench, kind: str, moment: Moment) -> Trial:
     """The clock of every process jumps by up to a day at each look, and the parent is killed."""
     source, library = bench.folder / "jump.c", bench.folder / "jump.so"
@@ -220,7 +209,6 @@ KINDS: dict[str, Callable[[Bench, str, Moment], Trial]] = {
     "worker": killed,
     "both": killed,
     "full disk": disk_full,
-    "read-only": not_writable,
     "clock": clock_jumps,
 }
 
@@ -247,7 +235,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--longest", type=float, default=8.0)
     given = parser.parse_args()
-    print("disturbed\tmoment\tstored\tplanned\tlost\tdoubled\tcrash\tin history\tsaid")
+    print("disturbed\tmoment\tstored\tplanned\tlost\tdoubled\tcrash\tin summary\tsaid")
     kinds = [("parent", "worker", "both")[number % 3] for number in range(given.trials)]
     found = trials([*kinds, "full disk", "read-only", "clock", "clock"], given.seed, given.longest)
     print(f"{len(found)} runs: {sum(t.lost for t in found)} results lost, {sum(t.doubled for t in found)} doubled")

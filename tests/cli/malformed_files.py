@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.cli.main import exit_code_of
-from harness.store.history.database import opened
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +30,7 @@ class Malformed:
 
 def every() -> list[Malformed]:
     """All of them."""
-    return [*_scenarios(), *_plugins(), *_baselines(), *_histories(), *_runs()]
+    return [*_scenarios(), *_plugins(), *_baselines(), *_runs()]
 
 
 def answer(one: Malformed, folder: Path) -> tuple[int, list[str]]:
@@ -163,58 +161,6 @@ def _baselines() -> Iterator[Malformed]:
             return ["baseline", "show", "--dir", str(folder)]
 
         yield Malformed("baseline", name, write)
-
-
-def _histories() -> Iterator[Malformed]:
-    def file(content: bytes) -> Callable[[Path], None]:
-        return lambda path: _ignore(path.write_bytes(content))
-
-    def sql(*statements: str) -> Callable[[Path], None]:
-        def write(path: Path) -> None:
-            with opened(path, create=True):
-                pass
-            connection = sqlite3.connect(path)
-            for statement in statements:
-                connection.execute(statement)
-            connection.commit()
-            connection.close()
-
-        return write
-
-    def other(path: Path) -> None:
-        connection = sqlite3.connect(path)
-        connection.execute("CREATE TABLE mine (x)")
-        connection.close()
-
-    def cut(path: Path) -> None:
-        sql()(path)
-        path.write_bytes(path.read_bytes()[:5000])
-
-    def zeroed(path: Path) -> None:
-        sql()(path)
-        path.write_bytes(path.read_bytes()[:100] + bytes(8000))
-
-    makers: dict[str, Callable[[Path], None]] = {
-        "a text": file(b"hello\n"),
-        "a picture": file(b"\x89PNG\r\n\x1a\n" + bytes(5000)),
-        "the head of SQLite only": file(b"SQLite format 3\x00" + b"\xff" * 500),
-        "cut off": cut,
-        "full of zeros": zeroed,
-        "another application": other,
-        "another application's number": sql("PRAGMA application_id = 7"),
-        "a newer version": sql("PRAGMA user_version = 999"),
-        "a folder": lambda path: path.mkdir(),
-        "without its tables": sql("DROP TABLE fault", "DROP TABLE result", "DROP TABLE job", "DROP TABLE run"),
-        "without a column": sql("ALTER TABLE run DROP COLUMN command"),
-        "not there": lambda path: None,
-    }
-    for name, make in makers.items():
-
-        def write(folder: Path, make: Callable[[Path], None] = make) -> list[str]:
-            make(folder / "history.sqlite")
-            return ["history", "--history", str(folder / "history.sqlite")]
-
-        yield Malformed("history", name, write)
 
 
 def _runs() -> Iterator[Malformed]:

@@ -12,7 +12,7 @@ from harness.cli import export
 from harness.core.cases import Job
 from harness.core.records import CaseResult
 from harness.diagnose.script.code import MARKER
-from harness.diagnose.script.recipes import RECIPES, Recipe
+from harness.diagnose.script.recipes import OP_SCENES, RECIPES, Recipe
 from harness.run.runner import WorkerPool
 
 from .conftest import GOOD_BODY  # type: ignore[import-not-found]
@@ -85,7 +85,9 @@ def test_a_kernel_of_a_plug_in_is_written_into_the_script(
 def test_nothing_is_written_when_the_script_does_not_show_the_bug(
     repro: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RECIPES, "merge.ignore-context-count", Recipe("merge.count", "harmless = True"))
+    monkeypatch.setitem(
+        RECIPES, "merge.ignore-context-count", Recipe("merge.count", "harmless = True", OP_SCENES["merge_attn_states"])
+    )
     code, out, err = repro("merge", "--script", tmp_path / "out.py")
     assert code == 3
     assert "no script is written" in err and "fails with the bug: no (passes)" in err

@@ -11,8 +11,10 @@ from harness.cli.fail_on import code_of
 from harness.cli.output import console
 from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, FaultResult, Verdict
-from harness.store.history.database import opened
-from harness.store.history.entry import entry_of, write_run
+from harness.report.run_view import RunView
+from harness.report.write import write_reports
+from harness.store.history.entry import entry_of
+from harness.store.history.runs import PastRuns
 from harness.store.run_folder import RunStore
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -59,25 +61,36 @@ def store_of(root: Path, verdicts: str, *, caught: str = "") -> RunStore:
     ],
 )  # fmt: skip
 def test_each_code_is_as_documented(tmp_path: Path, before: str, now: str, expected: tuple[int, ...]) -> None:
-    history = tmp_path / "history.sqlite"
-    runs = [store_of(tmp_path, before)] if before else []
+    accepted = entry_of(store_of(tmp_path, before)) if before else None
     store = store_of(tmp_path, now)
-    with opened(history, create=True) as connection:
-        for run in [*runs, store]:
-            write_run(connection, entry_of(run))
     ways = ("", "skip", "error", "new", "skip new", "error new")
-    codes = [code_of(store, way.split(), history, console()) for way in ways]
+    codes = [code_of(store, way.split(), PastRuns(tmp_path), accepted, console()) for way in ways]
     assert tuple(codes) == expected
 
 
-def test_a_missed_fault_is_a_failure_and_an_old_one_is_not_new(tmp_path: Path) -> None:
-    history = tmp_path / "history.sqlite"
-    assert code_of(store_of(tmp_path, "p", caught="y"), [], history, console()) == 0
+def test_a_second_try_fails_as_the_first_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stores = [store_of(tmp_path, verdicts) for verdicts in ("ppp", "pff", "pff")]
+    for store in stores:
+        write_reports(RunView(store))
+        code = code_of(store, ["new"], PastRuns(tmp_path), None, console())
+    assert code == 1
+    out = capsys.readouterr().out
+    assert out.count(f"2 of 2 failures new since {stores[0].plan.run_id} (last green run)") == 2
+
+
+def test_without_a_green_run_every_failure_is_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        write_reports(RunView(store := store_of(tmp_path, "pf")))
+        assert code_of(store, ["new"], PastRuns(tmp_path), None, console()) == 1
+    assert capsys.readouterr().out.count("1 of 1 failure new as there is no green run before") == 2
+
+
+def test_a_missed_fault_is_a_failure_and_an_accepted_one_is_not_new(tmp_path: Path) -> None:
+    runs = PastRuns(tmp_path)
+    assert code_of(store_of(tmp_path, "p", caught="y"), [], runs, None, console()) == 0
     store = store_of(tmp_path, "p", caught="n")
-    with opened(history, create=True) as connection:
-        write_run(connection, entry_of(store))
-    assert code_of(store, ["new"], history, console()) == 1
-    assert code_of(store_of(tmp_path, "p", caught="n"), ["new"], history, console()) == 0
+    assert code_of(store, ["new"], runs, None, console()) == 1
+    assert code_of(store_of(tmp_path, "p", caught="n"), ["new"], runs, entry_of(store), console()) == 0
 
 
 def test_a_run_fails_on_what_it_is_asked_to(cli: Cli, scenarios: Path, plugin: Callable[[str], Path]) -> None:
@@ -87,7 +100,11 @@ def test_a_run_fails_on_what_it_is_asked_to(cli: Cli, scenarios: Path, plugin: C
     bad = (*options, "--plugin", broken, "--fail-on", "new")
     assert cli(*bad)[0] == 1
     code, out, _ = cli(*bad)
-    assert code == 0 and "not new, as in " in out
+    assert code == 1 and "new as there is no green run before" in out
+    accepted = sorted(Path("reports/runs").iterdir())[-1].name
+    code, out, _ = cli(*bad, "--against", accepted)
+    assert code == 0 and f"new since {accepted} (accepted run)" in out
+    assert cli(*options, "--against", accepted)[0] == 2, "without --fail-on new it would do nothing"
     code, _, err = cli(*bad, "--history", "none")
     assert code == 2 and "leave out --history none" in err
     code, _, err = cli(*options, "--fail-on", "skip,error")

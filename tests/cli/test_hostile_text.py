@@ -17,6 +17,7 @@ from harness.cli.main import exit_code_of
 from harness.core.cases import Case, Job
 from harness.core.op_params import MlaDecodeParams
 from harness.core.records import AccuracyRecord, CaseResult, Finding, Verdict
+from harness.report.run_view import RunView
 from harness.report.write import write_reports
 from harness.store.run_folder import RunStore
 
@@ -108,7 +109,7 @@ def outline(html: str) -> tuple[int, int, list[str]]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int, list[str]]:
     """The outline of the page of a harmless text."""
     store = stored(tmp_path_factory.mktemp("plain"), "plain")
-    write_reports(store)
+    write_reports(RunView(store))
     return outline((store.path / "report.html").read_text())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 def test_there_are_a_hundred_of_five_kinds() -> None:
     assert len(every()) >= 100
-    assert {one.kind for one in every()} == {"scenario", "plug-in", "baseline", "history", "run folder"}
+    assert {one.kind for one in every()} == {"scenario", "plug-in", "baseline", "run folder"}
 
 
 @pytest.mark.parametrize("one", every(), ids=lambda one: f"{one.kind}: {one.name}")
@@ -36,11 +35,3 @@ def test_a_run_folder_of_an_older_version_is_shown_and_resumed(cli: Cli, tmp_pat
     (run / "results.jsonl").write_text("".join((run / "results.jsonl").read_text().splitlines(keepends=True)[:4]))
     code, told, _ = cli("run", "--resume", run, "--history", "none", "-n", "0")
     assert code == 0 and "6 pass" in told
-
-
-def test_a_history_of_an_older_version_is_shown(cli: Cli, tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "history.sqlite")
-    connection.executescript((OLDER / "history.sql").read_text())
-    connection.close()
-    code, told, errors = cli("history", "--history", tmp_path / "history.sqlite")
-    assert (code, errors) == (0, "") and "20261122T183802Z-4831" in told

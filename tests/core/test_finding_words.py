@@ -18,13 +18,14 @@ def test_a_place_of_a_one_dimensional_tensor_needs_no_index():
     assert place("token", [3], (3, 1)) == "token 3; first at [3, 1]"
 
 
-def test_findings_about_other_tensors_or_sites_stay_apart():
+def test_findings_about_other_tensors_sites_or_causes_stay_apart_whatever_their_words():
     findings = [
-        Finding(oracle="finite", tensor="out 1", site="a", message="NaN: 3 elements"),
-        Finding(oracle="finite", tensor="out 2", site="a", message="NaN: 4 elements"),
+        Finding(oracle="finite", tensor="out 1", site="a", cause="nan", message="NaN: 3 elements"),
+        Finding(oracle="finite", tensor="out 2", site="a", cause="nan", message="4 elements are no numbers"),
+        Finding(oracle="finite", tensor="out 2", site="a", cause="inf", message="NaN: 4 elements"),
         Finding(oracle="finite", tensor="out 3", site="b", message="NaN: 4 elements"),
         Finding(oracle="finite", tensor="lse", site="a", message="NaN: 4 elements"),
     ]
     kept = merged(findings)
-    assert [finding.tensor for finding in kept] == ["out 1", "out 3", "lse"]
+    assert [finding.tensor for finding in kept] == ["out 1", "out 2", "out 3", "lse"]
     assert kept[0].message == "NaN: 3 elements (1 more like it)"

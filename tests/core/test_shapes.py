@@ -9,7 +9,7 @@ import pytest
 from harness.core.catalog import KERNELS
 from harness.core.engine_params import EngineParams
 from harness.core.kernels import KernelSpec
-from harness.core.op_params import ContextAttentionParams, MlaDecodeParams
+from harness.core.op_params import KERNEL_PARAMS, MlaDecodeParams
 from harness.core.shapes import DEEPSEEK, NAMED, SIZES, Shapes, misfit, sizes_of
 
 
@@ -68,7 +68,7 @@ def test_sizes_that_no_case_can_have_leave_it_as_it_was() -> None:
 def test_every_size_of_an_op_is_one_of_shapes_and_of_its_parameters() -> None:
     for op, names in SIZES.items():
         assert set(names) <= set(Shapes.model_fields)
-        assert set(sizes_of(op, ContextAttentionParams())) <= set(names)
+        assert op not in KERNEL_PARAMS or set(sizes_of(op, KERNEL_PARAMS[op]())) <= set(names)
     assert sizes_of("mla_decode", MlaDecodeParams())["dtype"] == "bf16"
     assert sizes_of("mla_decode", MlaDecodeParams(kv="fp32"))["dtype"] == "fp32"
 

@@ -8,7 +8,8 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
 from harness.core.oracles import TELLING_ORDER
 from harness.core.records import Blame, CaseResult, Finding, Verdict
-from harness.diagnose.blame import conclude, fails_alike, plan_trials, primary
+from harness.diagnose.blame import conclude, fails_alike, plan_trials
+from harness.diagnose.reduce import primary
 
 SITES = ("output", "kv.tail", "router.ids", "workspace")
 Behaviour = Callable[[frozenset[str]], tuple[Finding, ...]]
@@ -77,7 +78,7 @@ def test_a_case_that_fails_with_nothing_poisoned_is_blamed_by_what_its_findings_
 def test_a_case_that_fails_with_nothing_poisoned_and_names_nothing_blames_nothing():
     found, _ = blame(lambda sites: finite(None))
     assert found.sites == ()
-    assert "name no memory" in found.how
+    assert found.how == "wrong without poison: not memory"
 
 
 def test_another_oracle_firing_with_nothing_poisoned_is_another_reason():

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from harness.core.cases import Case, Job, KnownFailure
 from harness.core.errors import InputError
+from harness.core.op_params import WriteKvParams
 from harness.core.records import CaseResult, Finding, Verdict
-from harness.diagnose.perform import KNOWN_ORACLE, exit_code, settled
+from harness.diagnose.run_jobs import KNOWN_ORACLE, apply_known, exit_code, quarantined, run_jobs
+from harness.report.terminal import LiveProgress
+from harness.run.environment import Environment
+from harness.run.pool import Pool
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario, load_scenarios
+from harness.store.run_folder import RunStore
 
 ENTRY = KnownFailure(issue="vllm-project/vllm#43961", engine="vllm", versions=">=0.21,<0.23")
 BROKEN = (Finding(oracle="finite", message="NaN in live rows of out"),)
@@ -30,7 +38,7 @@ def result(verdict: Verdict, asked: Job) -> CaseResult:
 @pytest.mark.parametrize("version", ["0.21.0", "0.22.1", "0.22.1+cu130", "0.22.0rc1"])
 def test_the_expected_failure_is_known_keeps_its_findings_and_fails_no_run(version: str) -> None:
     asked = job(ENTRY)
-    found = settled(asked, result(Verdict.FAIL, asked), {"vllm": version})
+    found = apply_known(asked, result(Verdict.FAIL, asked), {"vllm": version})
     assert found.verdict is Verdict.KNOWN
     assert found.findings == BROKEN
     assert "vllm-project/vllm#43961" in found.reason and "NaN in live rows" in found.reason
@@ -39,31 +47,77 @@ def test_the_expected_failure_is_known_keeps_its_findings_and_fails_no_run(versi
 
 def test_a_case_that_passes_although_it_is_known_to_fail_is_a_failure_that_says_so() -> None:
     asked = job(ENTRY)
-    found = settled(asked, result(Verdict.PASS, asked), {"vllm": "0.22.1"})
+    found = apply_known(asked, result(Verdict.PASS, asked), {"vllm": "0.22.1"})
     assert found.verdict is Verdict.FAIL
     assert [finding.oracle for finding in found.findings] == [KNOWN_ORACLE]
     assert "vllm-project/vllm#43961" in found.reason and "0.22.1" in found.reason
     assert exit_code([found]) == 1
 
 
+def test_a_kernel_may_be_known_to_fail_without_an_engine() -> None:
+    entry = KnownFailure(issue="me/kernels#1", kernel="mine")
+    other = job(entry)
+    mine = other.model_copy(update={"case": other.case.model_copy(update={"params": WriteKvParams(kernel="mine")})})
+    found = apply_known(mine, result(Verdict.FAIL, mine), {})
+    assert found.verdict is Verdict.KNOWN and "me/kernels#1, known in kernel mine" in found.reason
+    gone = apply_known(mine, result(Verdict.PASS, mine), {})
+    assert gone.verdict is Verdict.FAIL and "delete the entry" in gone.reason
+    assert apply_known(other, result(Verdict.FAIL, other), {}).verdict is Verdict.FAIL
+
+
+NEVER = ENTRY.model_copy(update={"run": "never"})
+
+
+def test_a_case_that_must_never_run_is_known_and_is_not_launched(tmp_path: Path) -> None:
+    names = {"calm": (), "deadly": (NEVER,)}
+    jobs = [
+        Job(key=name, case=Case(id=name, scenario="a", system="kernel", op="write_kv", params={}, known=known))
+        for name, known in names.items()
+    ]
+    launched: list[str] = []
+
+    class FakePool:
+        def start(self) -> Environment:
+            return Environment(engines={"vllm": "0.22.1"})
+
+        def run(self, jobs: Sequence[Job], *_: object) -> Iterator[CaseResult]:
+            for asked in jobs:
+                launched.append(asked.key)
+                yield CaseResult.of(asked, Verdict.PASS)
+
+    store = RunStore.create(tmp_path, jobs, command="mla-harness run")
+    silent = SimpleNamespace(on_start=None, on_result=lambda result, announce: None)
+    run_jobs(store, cast("Pool", FakePool()), cast("LiveProgress", silent))
+    assert launched == ["calm"]
+    found = store.finished()["deadly"]
+    assert found.verdict is Verdict.KNOWN and found.known == NEVER
+    assert "vllm-project/vllm#43961" in found.reason and "not launched" in found.reason
+
+
+def test_a_quarantined_case_runs_in_other_releases_and_its_fault_is_skipped() -> None:
+    assert quarantined(job(NEVER), {"vllm": "0.23.0"}) is None and quarantined(job(ENTRY), {"vllm": "0.22.1"}) is None
+    found = quarantined(job(NEVER, fault="vllm.bug"), {"vllm": "0.22.1"})
+    assert found is not None and found.verdict is Verdict.SKIP
+
+
 @pytest.mark.parametrize("versions", [{"vllm": "0.23.0"}, {"vllm": "0.20.2"}, {"other": "0.22.1"}, {}])
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.PASS])
 def test_releases_that_the_entry_does_not_name_are_judged_as_ever(versions: dict[str, str], verdict: Verdict) -> None:
     asked = job(ENTRY)
-    assert settled(asked, result(verdict, asked), versions) == result(verdict, asked)
+    assert apply_known(asked, result(verdict, asked), versions) == result(verdict, asked)
 
 
 def test_another_failure_than_the_expected_one_stays_a_failure() -> None:
     asked = job(ENTRY)
     for verdict in (Verdict.CRASH, Verdict.ERROR, Verdict.SKIP):
-        assert settled(asked, result(verdict, asked), {"vllm": "0.22.1"}).verdict is verdict
+        assert apply_known(asked, result(verdict, asked), {"vllm": "0.22.1"}).verdict is verdict
     crashing = job(ENTRY.model_copy(update={"expect": ("fail", "crash")}))
-    assert settled(crashing, result(Verdict.CRASH, crashing), {"vllm": "0.22.1"}).verdict is Verdict.KNOWN
+    assert apply_known(crashing, result(Verdict.CRASH, crashing), {"vllm": "0.22.1"}).verdict is Verdict.KNOWN
 
 
 def test_with_an_injected_bug_a_case_is_judged_by_that_bug_alone() -> None:
     asked = job(ENTRY, fault="write_kv.slot-zero-for-padding")
-    assert settled(asked, result(Verdict.PASS, asked), {"vllm": "0.22.1"}).verdict is Verdict.PASS
+    assert apply_known(asked, result(Verdict.PASS, asked), {"vllm": "0.22.1"}).verdict is Verdict.PASS
 
 
 def test_a_scenario_hands_an_entry_to_the_points_that_it_names() -> None:
@@ -83,6 +137,8 @@ def test_a_scenario_hands_an_entry_to_the_points_that_it_names() -> None:
         ("{issue: vllm-project/vllm#43961, engine: vlm, versions: '<0.23'}", "unknown engine 'vlm'"),
         ("{issue: vllm-project/vllm#43961, engine: vllm, versions: 'up to 0.22'}", "names no versions"),
         ("{issue: vllm-project/vllm#43961, engine: vllm, versions: '<0.23', on: {kv: x}}", "is no axis of the matrix"),
+        ("{issue: me/kernels#1}", "name the engine and its versions, or a kernel alone"),
+        ("{issue: me/kernels#1, kernel: mine, engine: vllm, versions: '<1'}", "or a kernel alone"),
         ("{issue: vllm-project/vllm#43961, engine: vllm, versions: '<0.23', expect: [skip]}", "unknown value 'skip'"),
     ],
 )

@@ -12,7 +12,7 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.diagnose.blame import find_blame
-from harness.diagnose.perform import carry_out, exit_code
+from harness.diagnose.run_jobs import exit_code, run_jobs
 from harness.diagnose.session import Limits, Session, first_failure
 from harness.run.environment import Environment, Gpu
 from harness.run.planning import Planner, Wanted
@@ -135,6 +135,6 @@ def test_workers_that_cannot_start_end_the_work_in_one_error(tmp_path: Path) -> 
 
     store = RunStore.create(tmp_path, [failing_job()[0]], command="x")
     with WorkerPool(1, execute="no_such_module:execute") as pool, pytest.raises(HarnessError) as caught:
-        carry_out(store, pool, Watcher())
+        run_jobs(store, pool, Watcher())
     assert caught.value.exit_code == 3 and "no_such_module" in str(caught.value)
     assert [job.key for job in store.unfinished()] == ["a"]

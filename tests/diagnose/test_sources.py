@@ -1,4 +1,4 @@
-"""A kernel's own source in a script: this project's, with a bug that has no recipe, and the calls of vLLM's kernels."""
+"""A kernel's own source in a script: this project's, and the calls of vLLM's kernels."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case
-from harness.core.errors import InputError
-from harness.diagnose.script import recipes
 from harness.diagnose.script.code import inline
-from harness.diagnose.script.export import check
 
-from .cases import declared, script_of  # type: ignore[import-not-found]
+from .cases import script_of  # type: ignore[import-not-found]
 
 
 def test_a_kernel_runs_from_its_source_alone(tmp_path: Path) -> None:
@@ -27,23 +24,6 @@ def test_a_kernel_runs_from_its_source_alone(tmp_path: Path) -> None:
     assert done.returncode == 0 and "0.0022" in done.stdout, done.stderr
 
 
-def test_a_kernel_bug_without_a_recipe_is_exported_from_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault, case = next(pair for pair in declared() if pair[0] == "merge.assume-minus-inf")
-    monkeypatch.delitem(recipes.RECIPES, fault)
-    text = script_of(fault, case)
-    assert "has_no_keys = minus_inf_only" in text
-    assert check(text).sentence == "fails with the bug: yes; passes without: yes"
-
-
-def test_an_engine_bug_without_a_recipe_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault, case = next(pair for pair in declared() if pair[1].scenario == "dummy-steps")
-    monkeypatch.delitem(recipes.RECIPES, fault)
-    with pytest.raises(
-        InputError, match=f"no script of {fault} in a serving run; see the bug with `mla-harness repro "
-    ):
-        script_of(fault, case)
-
-
 @pytest.mark.parametrize("kernel", ["vllm-cuda", "vllm-triton"])
 def test_a_vllm_kernel_is_imported_by_its_own_path(kernel: str) -> None:
     params = {"kernel": kernel, "num_tokens": 3, "num_with_context": 2, "num_heads": 1, "v_head_dim": 8}
@@ -53,11 +33,3 @@ def test_a_vllm_kernel_is_imported_by_its_own_path(kernel: str) -> None:
     assert path in text and "kernel = merge_attn_states" in text.replace("_triton", "")
     assert "import importlib\n" in text and len(text.splitlines()) < 120
     compile(text, "script", "exec")
-
-
-def test_a_replaced_function_that_the_kernel_does_not_use_is_refused() -> None:
-    with pytest.raises(InputError, match="does not use"):
-        inline(
-            "harness.kernels.torch.merge:merge_attn_states", "harness.kernels.torch.decode:divide_by_sum",
-            "harness.engine.faults.memory:divide_without_guard",
-        )  # fmt: skip

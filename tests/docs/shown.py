@@ -67,7 +67,7 @@ def printed(command: str, folder: Path) -> str:
         "PATH": f"{shim.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
-    environ |= {"MLA_HARNESS_HISTORY": str(folder / "history.sqlite"), "PYTHONUNBUFFERED": "1"}
+    environ |= {"PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=600, check=False,

@@ -9,8 +9,16 @@ from harness.core.engine_params import EngineParams
 from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import model_config
-from harness.engine.schedule.scheduler import Scheduler, Step
+from harness.engine.schedule.scheduler import Scheduler
+from harness.engine.schedule.sequence import Step
+from harness.judge.probes.notes import Notes
 from harness.memory.poison.patterns import Poison
+
+
+def notes_of(engine: Engine) -> Notes:
+    """What the probe of an engine noted."""
+    assert isinstance(engine.probe, Notes)
+    return engine.probe
 
 
 def serve_all(engine: Engine) -> None:
@@ -33,7 +41,7 @@ def make_engine() -> Callable[[EngineParams], Engine]:
 
     def make(params: EngineParams) -> Engine:
         model = CausalLM(model_config(params)).reset_parameters(0).eval().requires_grad_(False)
-        return Engine(model, params, Poison("nan", frozenset()), 150)
+        return Engine(model, params, Poison("nan", frozenset()), 150, Notes(params, Poison("nan", frozenset())))
 
     return make
 

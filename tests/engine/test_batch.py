@@ -8,7 +8,8 @@ import torch
 from harness.core.catalog import FAULTS
 from harness.core.seams import inject
 from harness.engine import batch as batches
-from harness.engine.schedule.scheduler import ScheduledSequence, Sequence
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence
+from harness.judge.probes.twins import copy_of_inputs
 from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 FRIENDLY = Poison("nan", frozenset())
@@ -79,7 +80,7 @@ def test_table_entries_past_the_last_page_hold_the_filler(
 
 def test_static_inputs_keep_nothing_of_the_step_before(embedding: torch.nn.Embedding) -> None:
     static = static_batch(embedding, 4)
-    addresses = {name: tensor.data_ptr() for name, tensor in static.tensors().items()}
+    addresses = {name: tensor.data_ptr() for name, tensor in inputs_of(static).items()}
     batches.fill_static(static, decode_batch(embedding, 3), FRIENDLY)
     batches.fill_static(static, decode_batch(embedding, 1), FRIENDLY)
     decode = static.decode
@@ -89,7 +90,7 @@ def test_static_inputs_keep_nothing_of_the_step_before(embedding: torch.nn.Embed
     assert static.slot_mapping.tolist()[1:] == [-1, -1, -1]
     assert decode.num_live.tolist() == [1]
     assert not static.hidden[1:].any() and not static.positions[1:].any()
-    assert {name: tensor.data_ptr() for name, tensor in static.tensors().items()} == addresses
+    assert {name: tensor.data_ptr() for name, tensor in inputs_of(static).items()} == addresses
 
 
 def test_padded_rows_hold_poison_where_nothing_may_depend_on_them(embedding: torch.nn.Embedding) -> None:
@@ -110,18 +111,23 @@ def test_a_dummy_batch_stores_nothing(embedding: torch.nn.Embedding) -> None:
     assert bool(dummy.hidden.any())
 
 
+def inputs_of(batch: batches.Batch) -> dict[str, torch.Tensor]:
+    assert batch.decode is not None
+    return batches.tensors_by_name(batch) | batches.tensors_by_name(batch.decode)
+
+
 def test_a_smaller_graph_reads_the_first_rows_of_the_same_memory(embedding: torch.nn.Embedding) -> None:
     static = static_batch(embedding, 4)
     head = static.head(2)
     assert head.num_decodes == 2
-    for name, tensor in head.tensors().items():
-        assert tensor.data_ptr() == static.tensors()[name].data_ptr()
+    for name, tensor in inputs_of(head).items():
+        assert tensor.data_ptr() == inputs_of(static)[name].data_ptr()
 
 
 def test_a_snapshot_is_equal_and_apart(embedding: torch.nn.Embedding) -> None:
     static = static_batch(embedding, 2)
-    copy = static.snapshot()
-    for name, tensor in copy.tensors().items():
-        assert torch.equal(tensor, static.tensors()[name])
-        assert tensor.data_ptr() != static.tensors()[name].data_ptr()
+    copy = copy_of_inputs(static)
+    for name, tensor in inputs_of(copy).items():
+        assert torch.equal(tensor, inputs_of(static)[name])
+        assert tensor.data_ptr() != inputs_of(static)[name].data_ptr()
     assert copy.decode is not None and copy.decode.metadata.plan is None

@@ -7,15 +7,12 @@ import torch
 
 from harness.core.engine_params import EngineParams
 from harness.core.params import KvType
-from harness.engine.memory import (
-    KV_DTYPES,
-    CacheLayout,
-    PagedMemory,
-    hand_over_blocks,
-    initial_memory,
-)
+from harness.engine.memory import KV_DTYPES, CacheLayout, PagedMemory
+from harness.engine.poisoned import fill_pool, fill_tails
+from harness.engine.runner import hand_over_blocks
 from harness.engine.schedule.config import KV_SCALE, model_config
-from harness.engine.schedule.scheduler import Sequence, Step
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
+from harness.judge.probes.twins import copy_of_memory
 from harness.memory.poison.patterns import Poison, bits_view, sentinel_bits
 
 HYBRID = model_config(EngineParams(layers=("kda", "mla", "mla", "kda", "kda")))
@@ -76,17 +73,18 @@ def test_states_do_not_overlap() -> None:
 
 def test_a_snapshot_is_memory_of_its_own() -> None:
     memory = PagedMemory(CacheLayout(HYBRID, "bf16", 5))
-    copy = memory.snapshot()
+    copy = copy_of_memory(memory)
     memory.latents(1)[2] = 1.0
     assert not copy.data.any()
 
 
 def test_before_the_first_request_every_block_holds_its_sites_poison() -> None:
-    layout = CacheLayout(HYBRID, "bf16", 5)
-    memory = initial_memory(layout, 4, poisoned("kv.free", "kv.null", "block_table.pad"))
+    memory = PagedMemory(CacheLayout(HYBRID, "bf16", 5))
+    fill_pool(memory, 4, "kv.free", poisoned("kv.free", "kv.null", "block_table.pad"))
     for blocks, site in ((slice(0, 1), "kv.null"), (slice(1, 4), "kv.free"), (slice(4, 5), "block_table.pad")):
         assert holds(memory.latents(1)[blocks], site)
-    assert not initial_memory(layout, 4, FRIENDLY).data.any()
+    fill_pool(memory, 4, "kv.free", FRIENDLY)
+    assert not memory.data.any()
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -116,7 +114,7 @@ def test_a_new_block_is_friendly_where_the_poison_does_not_cover_it() -> None:
 def test_a_tail_begins_at_the_length_and_ends_with_the_page() -> None:
     memory = PagedMemory(CacheLayout(HYBRID, "bf16", 6))
     sequence = Sequence(0, [0] * 70, 2, blocks=[3, 1])
-    memory.fill_tail(sequence, 70, poisoned("kv.tail"))
+    fill_tails(memory, [ScheduledSequence(sequence, 70)], poisoned("kv.tail"))
     assert not memory.data[:, 3].any()
     for layer in (1, 2):
         assert not memory.latents(layer)[1, :6].any()

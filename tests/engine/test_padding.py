@@ -13,11 +13,11 @@ from harness.engine import attention as paged
 from harness.engine import batch as batches
 from harness.engine.batch import Batch, Padding
 from harness.engine.model.kda import KimiDeltaAttention
-from harness.engine.observations import repeated
 from harness.engine.runner import trash_block
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import ModelConfig
-from harness.engine.schedule.scheduler import ScheduledSequence, Sequence
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence
+from harness.judge.probes.twins import repeated
 from harness.memory.poison.patterns import Poison
 
 FRIENDLY = Poison("nan", frozenset())

@@ -13,7 +13,8 @@ from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.block_pool import BlockPool, Prefix, prefixes, up_to_page_end
 from harness.engine.schedule.config import model_config
-from harness.engine.schedule.scheduler import Scheduler, Sequence
+from harness.engine.schedule.scheduler import Scheduler
+from harness.engine.schedule.sequence import Sequence
 from harness.memory.poison.patterns import Poison
 from tests.engine.conftest import serve_all
 

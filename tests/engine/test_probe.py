@@ -10,13 +10,17 @@ from typing import Any
 import torch
 
 from harness.core.engine_params import EngineParams
+from harness.engine.batch import Batch
 from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
-from harness.engine.probe import Probe
+from harness.engine.paged_model import Forwarded
+from harness.engine.probe import Probe, Sampled
 from harness.engine.schedule.config import model_config
-from harness.memory.graph.launch import launch
+from harness.engine.schedule.sequence import Step
+from harness.judge.probes.group import ProbeGroup
+from harness.judge.probes.notes import Notes
+from harness.memory.graph.launch import launches_shown_to
 from harness.memory.poison.patterns import Poison
-from tests.engine.conftest import serve_all
 
 PARAMS = EngineParams(graph="full", capture_sizes=(2,), max_num_seqs=2, dummy_steps=True)
 
@@ -35,20 +39,35 @@ class Log(Probe):
         yield
         self.events.append(f"end of {what}")
 
-    def on_model(self, model: CausalLM) -> None:
-        self.events.append("model")
+    def on_start(self, *parts: Any) -> None:
+        self.events.append("start")
 
-    def on_step(self, ordered: list[Any], *, is_replay: bool) -> contextlib.AbstractContextManager[None]:
-        return self._around(f"{'graph' if is_replay else 'eager'} step of {len(ordered)}")
+    def on_capture(self, inputs: Batch, graph: Any) -> None:
+        self.events.append(f"capture of {inputs.num_decodes}")
+
+    def before_step(self, step: Step) -> None:
+        self.events.append(f"step of {len(step.scheduled)}")
+
+    def on_step(self, ordered: list[Any], batch: Batch) -> contextlib.AbstractContextManager[None]:
+        return self._around(f"run of {len(batch.hidden)}")
 
     def on_forward(self, num_tokens: int) -> contextlib.AbstractContextManager[None]:
         return self._around(f"forward of {num_tokens}")
 
-    def on_replay(self) -> contextlib.AbstractContextManager[None]:
-        return self._around("replay")
+    def on_replay(self, inputs: Batch) -> contextlib.AbstractContextManager[None]:
+        return self._around(f"replay of {inputs.num_decodes}")
 
-    def on_answers(self, logits: torch.Tensor) -> None:
-        self.events.append(f"answers of {len(logits)}")
+    def on_forwarded(self, forwarded: Forwarded) -> None:
+        self.events.append(f"result of {len(forwarded.logits)}")
+
+    def on_logits(self, logits: torch.Tensor) -> None:
+        self.events.append(f"logits of {len(logits)}")
+
+    def on_sampled(self, sampled: list[Sampled]) -> None:
+        self.events.append(f"tokens {[len(item.tokens) for item in sampled]}")
+
+    def on_dummy_step(self) -> contextlib.AbstractContextManager[None]:
+        return self._around("dummy step")
 
     def after_launch(self, noted: Any, result: Any) -> None:
         self.num_launches += 1
@@ -57,38 +76,45 @@ class Log(Probe):
         self.num_repeats += 1
 
 
-def served(probe: Probe | None) -> Engine:
+def served(probe: Probe | None) -> tuple[Engine, list[torch.Tensor]]:
+    """An engine after one request, and its logits."""
     model = CausalLM(model_config(PARAMS)).reset_parameters(0).eval().requires_grad_(False)
-    made = Engine(model, PARAMS, Poison("nan", frozenset()), 150, probe=probe)
-    made.add_request([1, 2, 3], 2)
-    serve_all(made)
-    return made
+    with launches_shown_to(probe):
+        made = Engine(model, PARAMS, Poison("nan", frozenset()), 150, probe)
+        made.add_request([1, 2, 3], 2)
+        logits = []
+        while made.scheduler.has_work:
+            logits += [item.logits for item in made.step()]
+    return made, logits
 
 
-def test_a_probe_is_told_of_every_step_forward_and_replay_in_order() -> None:
+def test_a_probe_sees_every_event_in_its_order() -> None:
     log = Log()
     served(log)
     forward = ["forward of 2", "end of forward of 2"]
-    twins = log.events[log.events.index("end of replay", log.events.index("graph step of 1")) + 1 : -4]
-    dummy = ["replay", "end of replay"]
+    dummy = ["dummy step", "replay of 2", "end of replay of 2", "end of dummy step"]
     assert log.events == [
-        "model", *forward, *forward,
-        "eager step of 1", "forward of 3", "end of forward of 3", "end of eager step of 1", "answers of 1", *dummy,
-        "graph step of 1", "replay", "end of replay", *twins, "end of graph step of 1", "answers of 1", *dummy,
+        "start", *forward, *forward, "capture of 2",
+        "step of 1", "run of 3", "forward of 3", "end of forward of 3", "result of 3", "end of run of 3", "logits of 1",
+        "tokens [1]", *dummy,
+        "step of 1", "run of 1", "replay of 2", "end of replay of 2", "result of 2", "end of run of 1", "logits of 1",
+        "tokens [1]", *dummy,
     ]  # fmt: skip
-    assert twins[-2:] == forward and not {"replay", "answers of 1"} & set(twins)
     assert log.num_launches and log.num_repeats
 
 
-def test_launches_are_shown_to_the_probe_of_the_engine_that_makes_them() -> None:
-    log = Log()
-    served(log)
-    seen = log.num_launches
-    launch(torch.add, torch.ones(1), 1)
-    served(None)
-    assert log.num_launches == seen
+def test_a_group_calls_each_probe_and_leaves_the_last_first() -> None:
+    first, second = Log(), Log()
+    second.events = first.events
+    served(ProbeGroup(first, second))
+    alone = Log()
+    served(alone)
+    assert first.events == [event for event in alone.events for _ in range(2)]
 
 
 def test_a_probe_leaves_every_bit_as_it_is() -> None:
-    plain, watched = (served(probe).observations.logits[0] for probe in (None, Log()))
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(plain, watched, strict=True))
+    notes = Notes(PARAMS, Poison("nan", frozenset()))
+    plain, *watched = (served(probe)[1] for probe in (None, Log(), notes))
+    for others in (*watched, notes.answers.logits[0]):
+        assert all(torch.equal(ours.flatten(), theirs.flatten()) for ours, theirs in zip(plain, others, strict=True))
+    assert notes.twins.replays and notes.twins.bindings

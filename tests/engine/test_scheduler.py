@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from harness.core.errors import InputError
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.scheduler import Scheduler, Sequence, Step
+from harness.engine.schedule.scheduler import Scheduler
+from harness.engine.schedule.sequence import Sequence, Step
 
 from .conftest import Advance  # type: ignore[import-not-found]
 

@@ -10,11 +10,12 @@ import torch
 from pydantic import ValidationError
 
 from harness.core.engine_params import EngineParams
+from harness.engine.drafts import SuffixDrafts
 from harness.engine.engine import Engine
 from harness.engine.faults.memory import token_above_all
-from harness.engine.schedule.scheduler import Sequence
-from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens
-from tests.engine.conftest import serve_all
+from harness.engine.schedule.sequence import Sequence
+from harness.engine.speculation import confirmed, greedy_tokens
+from tests.engine.conftest import notes_of, serve_all
 
 MakeEngine = Callable[[EngineParams], Engine]
 
@@ -50,7 +51,7 @@ def answers(make_engine: MakeEngine, **params: Any) -> tuple[list[list[int]], in
         sequences = [made.add_request([n + 1] * length, 6) for n, length in enumerate((5, 64, 70))]
         serve_all(made)
         tokens += [sequence.tokens for sequence in sequences]
-    return tokens, made.num_steps
+    return tokens, notes_of(made).answers.num_steps
 
 
 @pytest.mark.parametrize("layers", [("mla", "mla"), ("window", "mla"), ("sparse", "mla")])

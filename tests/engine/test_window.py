@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import NULL_BLOCK
-from harness.engine.schedule.scheduler import Scheduler, Sequence, first_visible
+from harness.engine.schedule.scheduler import Scheduler, first_visible
+from harness.engine.schedule.sequence import Sequence
 
 from .conftest import Advance  # type: ignore[import-not-found]
 

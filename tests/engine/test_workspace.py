@@ -9,7 +9,7 @@ from harness.core.catalog import FAULTS
 from harness.core.engine_params import EngineParams
 from harness.core.seams import inject
 from harness.engine.kernels import GUARD, Workspace, bind
-from harness.engine.observations import dirty_workspace
+from harness.judge.probes.writes import dirty_workspace
 from harness.memory.poison.patterns import Poison
 
 NOBODY = Poison("nan", frozenset())
@@ -46,16 +46,16 @@ def test_only_a_kernel_that_counts_gets_a_workspace() -> None:
 
 def test_dirt_between_two_steps_is_noted_with_its_memory() -> None:
     workspace = Workspace(params())
-    assert dirty_workspace(workspace, 4, 0) == dirty_workspace(None, 4, 0) == []
+    assert dirty_workspace(workspace, 4) == dirty_workspace(None, 4) == []
     workspace.counters(4)[2] = 1
-    workspace.guard[0] = 0
-    notes = dirty_workspace(workspace, 4, 7)
-    assert [(note.step, note.site, note.name) for note in notes] == [
-        (7, "workspace", "the counters of decode"),
-        (7, "workspace", "the words behind the counters of decode"),
+    workspace.words[workspace.num_requests] = 0
+    guards = dirty_workspace(workspace, 4)
+    assert [(guard.site, guard.name) for guard in guards] == [
+        ("workspace", "the counters of decode"),
+        ("workspace", "the words behind the counters of decode"),
     ]
-    assert int(notes[1].before[0]) == GUARD and int(notes[1].after[0]) == 0
-    assert [note.name for note in dirty_workspace(workspace, 2, 7)] == ["the words behind the counters of decode"]
+    assert int(guards[1].before[0]) == GUARD and int(guards[1].after[0]) == 0
+    assert [guard.name for guard in dirty_workspace(workspace, 2)] == ["the words behind the counters of decode"]
 
 
 def test_the_query_of_a_decode_is_put_together_in_the_scratch() -> None:

@@ -103,7 +103,7 @@ def test_no_hook_stays_on_the_model() -> None:
     """Engines of one process share a model."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     with pytest.raises(RuntimeError), recorder_on() as recorder:
-        recorder.on_model(model)
+        recorder.hook(model)
         assert model[0]._forward_hooks
         raise RuntimeError
     assert not model[0]._forward_hooks

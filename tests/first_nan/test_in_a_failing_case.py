@@ -14,6 +14,7 @@ from harness.diagnose.session import Session, recorded_job, why_not_recorded, wi
 from harness.engines.vllm.params import VllmParams
 from harness.report.causes import causes
 from harness.report.console import console_for
+from harness.report.run_view import RunView
 from harness.report.terminal import print_cause
 from harness.report.wording import first_nan_lines
 from harness.report.write import write_reports
@@ -121,7 +122,7 @@ def test_the_page_shows_it_escaped(tmp_path: Path) -> None:
     store.add_blame("a", Blame(sites=("kv.new",), how="so"))
     store.add_blame("a", Blame(sites=("kv.new",), how="so", first_nan=SEEN))
     assert store.blames()["a"].first_nan == SEEN
-    write_reports(store)
+    write_reports(RunView(store))
     page = (store.path / "report.html").read_text(encoding="utf-8")
     assert "first writer" in page and "first reader" in page
     assert "mla_decode/&lt;b&gt;tiled&lt;/b&gt; wrote out" in page and "<b>tiled</b>" not in page

@@ -46,6 +46,7 @@ MOST = 60
 MISSED = re.compile(r"no case \(\d+ run\)")
 NEW_ORACLES = ("tokens", "conserved")
 SCHEDULER, POOL = "harness.engine.schedule.scheduler:", "harness.engine.schedule.block_pool:"
+SEQUENCE = "harness.engine.schedule.sequence:"
 BATCH, ENGINE, SAMPLER = "harness.engine.batch:", "harness.engine.engine:", "harness.engine.speculation:"
 
 
@@ -65,7 +66,9 @@ class Planted:
 
     @property
     def part(self) -> str:
-        return {SCHEDULER: "scheduler", POOL: "block pool", BATCH: "batch"}.get(self.module + ":", "sampler")
+        return {SCHEDULER: "scheduler", SEQUENCE: "scheduler", POOL: "block pool", BATCH: "batch"}.get(
+            self.module + ":", "sampler"
+        )
 
     @property
     def module(self) -> str:
@@ -194,11 +197,11 @@ PLANTED = (
     # Tokens.
     Planted("second-best-token", SAMPLER + "greedy_tokens",
             "logits.argmax(dim=-1)", "logits.topk(2, dim=-1).indices[:, 1]", "queued-requests[load=one_place]"),
-    Planted("tokens-of-two-requests-swapped", ENGINE + "Engine.step",
+    Planted("tokens-of-two-requests-swapped", ENGINE + "Engine._sample",
             "tokens = greedy_tokens(logits).tolist()",
             "tokens = greedy_tokens(logits).tolist()[::-1]",
             "queued-requests[load=two_places]"),
-    Planted("token-of-the-step-before", ENGINE + "Engine.step",
+    Planted("token-of-the-step-before", ENGINE + "Engine._sample",
             "tokens = greedy_tokens(logits).tolist()",
             "tokens = self.before = (getattr(self, 'before', []) + greedy_tokens(logits).tolist())[: len(logits)]",
             "queued-requests[load=one_place]"),
@@ -209,14 +212,14 @@ PLANTED = (
             "self.num_generated_tokens >= self.max_tokens", "self.num_generated_tokens > self.max_tokens",
             "queued-requests[load=one_place]"),
     # Short prompts beside drafts.
-    Planted("one-token-prompt-as-decode", SCHEDULER + "is_decode",
+    Planted("one-token-prompt-as-decode", SEQUENCE + "is_decode",
             "or sequence.num_computed_tokens == 0", "", "short-prompts[drafts=state]",
             where="num_new_tokens == sequence.query_len and sequence.num_computed_tokens == 0"),
-    Planted("short-prompt-as-verified-rows", SCHEDULER + "is_decode",
+    Planted("short-prompt-as-verified-rows", SEQUENCE + "is_decode",
             "or sequence.num_computed_tokens == 0:\n        return False\n    return sequence.query_len == 1 or "
             "sequence.is_decoding", ":\n        return False\n    return True", "short-prompts[drafts=two]",
             where="num_new_tokens == sequence.query_len > 1 and not sequence.is_decoding"),
-    Planted("chunk-as-verified-rows", SCHEDULER + "is_decode",
+    Planted("chunk-as-verified-rows", SEQUENCE + "is_decode",
             "sequence.query_len == 1 or sequence.is_decoding", "True", "short-prompts[drafts=chunks]",
             where="num_new_tokens == sequence.query_len > 1 and not sequence.is_decoding"),
     Planted("verified-rows-by-length", BATCH + "order",

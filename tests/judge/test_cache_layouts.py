@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +30,8 @@ EVERY_SITE = frozenset(SITES.names())
 
 
 @pytest.fixture(autouse=True)
-def _forget_kernels() -> Iterator[None]:
+def _one_thread() -> None:
     torch.set_num_threads(1)
-    entries = dict(KERNELS._entries)
-    yield
-    KERNELS._entries.clear()
-    KERNELS._entries.update(entries)
 
 
 def case_of(op: str, **params: Any) -> Case:

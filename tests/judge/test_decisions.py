@@ -88,16 +88,16 @@ def parted() -> Run:
     return EngineTarget(case({"decode_kernel": "sound-3"})).run(Poison("nan", frozenset(SITES.names())))
 
 
-def test_a_parting_within_rounding_is_a_note_and_less_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_divergence_within_rounding_is_a_note_and_less_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     three_pieces(monkeypatch)
     for seed in (SEED, *range(40)):
         run = EngineTarget(case({}, seed)).run(Poison("nan", frozenset(SITES.names())))
         pair = next(pair for pair in run.pairs if pair.oracle == "cold_warm")
-        if pair.parting is None:
+        if pair.divergence is None:
             continue
         judgement = ORACLES.get("cold_warm").judge(Evidence(case({}), [run]))
         assert judgement.findings == [] and "compared up to there" in judgement.notes[0]
-        assert judgement.looked_at == int(pair.live.sum()) * pair.first.shape[1] + pair.parting.num_compared
+        assert judgement.looked_at == int(pair.live.sum()) * pair.first.shape[1] + pair.divergence.num_compared
         return
     pytest.fail("no seed had a tie, so nothing was tested")
 
@@ -115,12 +115,12 @@ def test_a_selection_of_the_worst_tokens_in_the_second_epoch_names_the_decision(
     monkeypatch.setattr(sparse_attention, "take_topk", worst_later)
     run = EngineTarget(case({"dummy_steps": False, "flush": False})).run(Poison("zeros", frozenset()))
     (pair,) = [pair for pair in run.pairs if pair.oracle == "cold_warm"]
-    assert pair.parting is not None and calls[0] == 18, "nine calls an epoch"
+    assert pair.divergence is not None and calls[0] == 18, "nine calls an epoch"
     findings = ORACLES.get("cold_warm").judge(Evidence(case({}), [run])).findings
     assert any("rounding does not explain it: the token selection of layer 0" in found.message for found in findings)
 
 
-def test_another_device_compares_runs_up_to_the_parting() -> None:
+def test_another_device_compares_runs_up_to_the_divergence() -> None:
     run = parted()
     (first, *_) = run.observed[0].decisions
     run.observed = run.observed[:1]

@@ -13,7 +13,8 @@ from harness.core.catalog import ORACLES, SITES
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.scheduler import Scheduler, Sequence
+from harness.engine.schedule.scheduler import Scheduler
+from harness.engine.schedule.sequence import Sequence
 from harness.judge.oracles.compare import compare_bits
 from harness.judge.probes.trace import Trace
 from harness.judge.run_case import run_case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 
 from harness.core.cases import Case
 from harness.core.catalog import ORACLES
+from harness.core.kernels import KernelSpec
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.kernel import KernelTarget
-from harness.kernels.call import wrapped_kernels
+from harness.kernels.call import keeping_output_sites
 from harness.memory.poison.patterns import Poison
 
 Wrapped = Any
@@ -26,7 +28,8 @@ def case(**params: Any) -> Case:
 
 def run(**params: Any) -> Run:
     torch.set_num_threads(1)
-    return KernelTarget(case(**params)).run(Poison("nan", frozenset({"output", "lse", "kv.tail", "workspace"})))
+    with keeping_output_sites():  # as in a job
+        return KernelTarget(case(**params)).run(Poison("nan", frozenset({"output", "lse", "kv.tail", "workspace"})))
 
 
 def messages(oracle: str, found: Run) -> list[str]:
@@ -37,7 +40,15 @@ def messages(oracle: str, found: Run) -> list[str]:
 
 @contextmanager
 def replaced(wrapper: Wrapped) -> Iterator[None]:
-    with wrapped_kernels("mla_decode", wrapper):
+    """Launch `wrapper(kernel, *args)` in place of each kernel of mla_decode."""
+    load = KernelSpec.load
+
+    def wrapped(spec: KernelSpec) -> Any:
+        kernel = load(spec)
+        return functools.wraps(kernel)(functools.partial(wrapper, kernel)) if spec.op == "mla_decode" else kernel
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KernelSpec, "load", wrapped)
         yield
 
 

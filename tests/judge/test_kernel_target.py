@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from harness.judge.targets import kernel
 from harness.judge.targets.kernel import KernelTarget
 from harness.judge.targets.kernel_call import BadOutput, placed
 from harness.kernels import plugins
+from harness.kernels.call import keeping_output_sites
 from harness.kernels.ops import reference
 from harness.memory.poison.patterns import Poison
 
@@ -31,14 +31,8 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _forget_what_a_test_registers() -> Iterator[None]:
+def _one_thread() -> None:
     torch.set_num_threads(1)
-    entries, loaded = dict(KERNELS._entries), dict(plugins._loaded)
-    yield
-    KERNELS._entries.clear()
-    KERNELS._entries.update(entries)
-    plugins._loaded.clear()
-    plugins._loaded.update(loaded)
 
 
 def case_of(op: str, **params: Any) -> Case:
@@ -56,7 +50,8 @@ def poison(pattern: str = "nan", sites: frozenset[str] = ALL_SITES, strict: bool
 
 def judged_by(case: Case, patterns: tuple[str, ...] = ("nan", "zeros")) -> dict[str, list[Finding]]:
     target = KernelTarget(case)
-    evidence = Evidence(case, [target.run(poison(pattern)) for pattern in patterns])
+    with keeping_output_sites():  # as in a job
+        evidence = Evidence(case, [target.run(poison(pattern)) for pattern in patterns])
     names = ("crash",) if evidence.runs[0].error else ("finite", "sentinel", "reference", "non_interference")
     found = {name: ORACLES.get(name).judge(evidence).findings for name in names}
     return {name: findings for name, findings in found.items() if findings}
@@ -142,14 +137,14 @@ def test_what_a_kernel_raises_is_a_finding_of_the_crash_oracle() -> None:
     assert "mla_decode/raises raised ZeroDivisionError: this kernel divides by zero" in finding.message
 
 
-def test_an_illegal_address_ends_the_run_and_names_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_illegal_address_ends_the_run_and_names_the_table() -> None:
     # Without its promise, the prefetching kernel meets the strict padding of the empty request's table.
     old = KERNELS.get("mla_decode/tiled-prefetch")
     assert isinstance(old.impl, str)
     bare = KernelSpec("mla_decode", "tiled-prefetch", old.summary, old.impl)
-    monkeypatch.setitem(KERNELS._entries, old.name, bare)
     case = decode_case(kernel="tiled-prefetch")
-    run = KernelTarget(case).run(poison(strict=True))
+    with KERNELS.scoped(bare):
+        run = KernelTarget(case).run(poison(strict=True))
     assert isinstance(run.error, IllegalAddress) and "block_table" in str(run.error)
     (finding,) = ORACLES.get("crash").judge(Evidence(case, [run])).findings
     assert finding.site == "block_table.pad"
@@ -175,6 +170,19 @@ def test_a_kernel_that_breaks_its_rule_for_empty_rows_is_found() -> None:
     found = judged_by(decode_case(kernel="liar"))
     assert {finding.tensor for finding in found["reference"]} == {"out of empty rows", "lse of empty rows"}
     assert {"output", "lse"} <= {finding.site for finding in found["finite"]}
+
+
+def test_a_kernel_that_returns_its_lse_in_base_2_is_said_to_do_so() -> None:
+    inner = KERNELS.get("mla_decode/tiled").load()
+
+    def base_2(*args: Any, **keywords: Any) -> Any:
+        out, lse = inner(*args, **keywords)
+        return out, lse * 1.4426950408889634
+
+    KERNELS.add(KernelSpec("mla_decode", "base-2", "", base_2))
+    (finding,) = judged_by(decode_case(kernel="base-2"), ("nan",))["reference"]
+    assert finding.tensor == "lse"
+    assert "each value is 1.4427 times the expected one, log2(e): it is in base 2" in finding.message
 
 
 def test_the_kernel_runs_before_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:

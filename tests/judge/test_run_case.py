@@ -11,11 +11,12 @@ import torch
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import CaptureError, IllegalAddress, KernelError
+from harness.core.extras import PACKAGES
 from harness.core.faults import FaultSpec
 from harness.core.kernels import KernelSpec
 from harness.core.records import Verdict
 from harness.core.seams import seam
-from harness.judge import answers
+from harness.judge import verdict as verdict_of
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
@@ -130,6 +131,22 @@ def test_a_result_says_how_often_the_main_run_launched_each_kernel(stub):
 def test_a_failure_stays_a_failure_if_the_kernel_was_never_called(stub):
     stub.behave = staticmethod(lambda poison: Run(poison.pattern, [observed(torch.full((3, 8), float("nan")))]))
     assert run_case(job(named=("kernel",))).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_case_that_needs_a_package_of_an_extra_is_a_skip_where_it_is_not_installed(stub, monkeypatch, is_there):
+    def behave(poison: Poison) -> Run:
+        raise ModuleNotFoundError("No module named 'absent.part'", name="absent.part")
+
+    stub.behave = staticmethod(behave)
+    monkeypatch.setitem(PACKAGES, "absent", ("absent-package", "accuracy"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if is_there else None)
+    result = run_case(job())
+    # A module that a package lost is no matter of an extra.
+    expected = (Verdict.ERROR, "ModuleNotFoundError: No module named 'absent.part'")
+    if not is_there:
+        expected = (Verdict.SKIP, "absent-package not installed: pip install '.[accuracy]'")
+    assert (result.verdict, result.reason) == expected
 
 
 def test_one_run_for_each_pattern_on_the_sites_of_the_case(stub):
@@ -254,10 +271,9 @@ def wrong() -> str:
     return "wrong"
 
 
-def test_a_fault_is_in_place_during_the_runs_and_gone_afterwards(stub, monkeypatch):
+def test_a_fault_is_in_place_during_the_runs_and_gone_afterwards(stub):
     here = right.__module__
     spec = FaultSpec("stub.fault", "vllm-project/vllm#1", "", f"{here}:right", f"{here}:wrong")
-    monkeypatch.setattr(FAULTS, "_entries", {**FAULTS._entries, spec.name: spec})
     during: list[str] = []
 
     def behave(poison: Poison) -> Run:
@@ -265,7 +281,8 @@ def test_a_fault_is_in_place_during_the_runs_and_gone_afterwards(stub, monkeypat
         raise IllegalAddress("x")
 
     stub.behave = staticmethod(behave)
-    result = run_case(job(fault="stub.fault"))
+    with FAULTS.scoped(spec):
+        result = run_case(job(fault="stub.fault"))
     assert (result.verdict, result.fault) == (Verdict.CRASH, "stub.fault")
     assert during == ["wrong"]
     assert right() == "right"
@@ -303,8 +320,8 @@ def test_a_bad_index_that_a_check_found_is_named_rather_than_the_fault_it_led_to
         raise error
 
     stub.behave = staticmethod(behave)
-    monkeypatch.setattr(answers, "bad_index", lambda: IllegalAddress("block_table: index outside [0, 4)"))
-    monkeypatch.setattr(answers, "is_device_failure", lambda raised: True)
+    monkeypatch.setattr(verdict_of, "bad_index", lambda: IllegalAddress("outside", tensor="block_table"))
+    monkeypatch.setattr(verdict_of, "is_device_failure", lambda raised: True)
     result = run_case(job())
     assert result.verdict is Verdict.CRASH and result.findings[0].site == "block_table.pad"
 

@@ -12,10 +12,11 @@ from harness.core.engine_params import EngineParams
 from harness.core.records import CaseResult, Verdict
 from harness.engine import engine as engines
 from harness.engine import runner
+from harness.engine.drafts import SuffixDrafts
 from harness.engine.engine import Engine
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.scheduler import Scheduler, Sequence, Step
-from harness.engine.speculation import SuffixDrafts
+from harness.engine.schedule.scheduler import Scheduler
+from harness.engine.schedule.sequence import Sequence, Step
 from harness.judge.run_case import run_case
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
@@ -141,11 +142,11 @@ def test_an_engine_that_refuses_a_request_or_lacks_a_field_has_crashed(monkeypat
 
     def forgetful(self: Engine, *more: Any, **named: Any) -> None:
         right(self, *more, **named)
-        del self.num_steps
+        del self.pool
 
     monkeypatch.setattr(Engine, "__init__", forgetful)
     result = judged(**QUEUE)
-    assert result.verdict is Verdict.CRASH and "no attribute 'num_steps'" in result.reason
+    assert result.verdict is Verdict.CRASH and "no attribute 'pool'" in result.reason
 
 
 def test_a_conversation_over_a_reload_is_judged_beside_a_cold_engine_with_its_very_prompt() -> None:

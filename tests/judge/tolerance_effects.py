@@ -1,6 +1,6 @@
-"""Counts what each change of a bound did to false alarms and to killed mutants: docs/tolerance-changes.md.
+"""Counts what each change of a bound did to false alarms and to killed mutants: the last section of docs/tolerances.md.
 
-python tests/judge/tolerance_effects.py MUTANTS DRAWS > docs/tolerance-changes.md
+python tests/judge/tolerance_effects.py MUTANTS DRAWS
 
 MUTANTS is a run folder of `mla-harness selftest --mutants`. DRAWS cases are drawn on right kernels, as by `--controls`,
 and judged by the bounds of before.
@@ -34,10 +34,9 @@ BEFORE = {
     "engine.logits.bf16": (4, 0.03, 0.012),
 }  # fmt: skip
 """Bounds that were changed together, and their ulps, floor and L2 before."""
-HEAD = """# What each change of a tolerance did
+HEAD = """## What each change of a bound did
 
-Written by `python tests/judge/tolerance_effects.py MUTANTS DRAWS`. [tolerances.md](tolerances.md) has the reasons of
-the bounds.
+Written by `python tests/judge/tolerance_effects.py MUTANTS DRAWS`.
 
 - False alarms: findings in {} random cases on right kernels (`selftest --controls`, seed 0) under the bounds of before.
   Under the bounds of today there are none.
@@ -52,17 +51,19 @@ SHARE = re.compile(r"beyond ([\w.]+), worst ([\d.einf+-]+) times it \((element|r
 
 def false_alarms(num_draws: int) -> Counter[str]:
     """Findings on right kernels under the bounds of before, by bound; `other` has no bound in its words."""
-    for names, (ulps, floor, relative_l2) in BEFORE.items():
-        for name in names.split():
-            changed = replace(BOUNDS.get(name), ulps=ulps, floor=floor, relative_l2=relative_l2)
-            BOUNDS._entries[name] = changed
+    changed = [
+        replace(BOUNDS.get(name), ulps=ulps, floor=floor, relative_l2=relative_l2)
+        for names, (ulps, floor, relative_l2) in BEFORE.items()
+        for name in names.split()
+    ]
     found: Counter[str] = Counter()
-    for number, job in enumerate(Planner(Wanted(device="cpu"), InProcessPool()).control_jobs(num_draws), 1):
-        for finding in run_case(job).findings:
-            match = SHARE.search(finding.message)
-            found[match[1] if match else "other"] += 1
-        if number % 500 == 0:
-            print(number, dict(found), file=sys.stderr, flush=True)
+    with BOUNDS.scoped(*changed):
+        for number, job in enumerate(Planner(Wanted(device="cpu"), InProcessPool()).control_jobs(num_draws), 1):
+            for finding in run_case(job).findings:
+                match = SHARE.search(finding.message)
+                found[match[1] if match else "other"] += 1
+            if number % 500 == 0:
+                print(number, dict(found), file=sys.stderr, flush=True)
     return found
 
 
@@ -82,8 +83,8 @@ def times(before: float, now: float) -> float:
     return before / now if now else 1.0
 
 
-def page(run: Path, num_draws: int) -> str:
-    """The page in Markdown."""
+def section(run: Path, num_draws: int) -> str:
+    """The section in Markdown."""
     now = {name: BOUNDS.get(name) for names in BEFORE for name in names.split()}
     killed, alarms = kills(run), false_alarms(num_draws)
     rows = []
@@ -106,4 +107,4 @@ def page(run: Path, num_draws: int) -> str:
 
 
 if __name__ == "__main__":
-    print(page(Path(sys.argv[1]), int(sys.argv[2])), end="")
+    print(section(Path(sys.argv[1]), int(sys.argv[2])), end="")

@@ -53,7 +53,9 @@ def test_decode_survives_tables_padded_with_addresses_that_do_not_exist(judge: J
     assert not judge("mla_decode", seq_lens=[0, 64, 130], strict=True, **SMALL)
 
 
-@pytest.mark.parametrize("layout", ["block_major", "padded_pages", "manager_blocks", "large"])
+@pytest.mark.parametrize(
+    "layout", ["block_major", pytest.param("padded_pages", marks=pytest.mark.nightly), "manager_blocks", "large"]
+)
 @pytest.mark.parametrize("kv", [pytest.param("bf16", marks=pytest.mark.nightly), "fp8_e4m3"])
 def test_decode_is_right_in_every_layout_of_the_cache(judge: Judge, layout: str, kv: str) -> None:
     kernels = ("triton", "triton-unwritten", "triton-multiply", "triton-prefetch")
@@ -63,7 +65,7 @@ def test_decode_is_right_in_every_layout_of_the_cache(judge: Judge, layout: str,
 
 
 @pytest.mark.parametrize("layout", ["block_major", "padded_pages", "large"])
-@pytest.mark.parametrize("kv", ["fp32", "bf16", "fp8_e4m3"])
+@pytest.mark.parametrize("kv", [*(pytest.param(kv, marks=pytest.mark.nightly) for kv in ("fp32", "bf16")), "fp8_e4m3"])
 def test_latents_are_stored_right_in_every_layout_of_the_cache(judge: Judge, layout: str, kv: str) -> None:
     sizes = {"num_tokens": 40, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
     assert not judge("write_kv", kernel="triton", kv=kv, layout=layout, **sizes)

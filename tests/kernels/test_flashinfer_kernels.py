@@ -57,7 +57,7 @@ def test_the_gpu_that_is_lacking_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
     assert flashinfer_mla.on_hopper("cuda") == "built for Hopper (9.0); this GPU is 10.0"
-    assert flashinfer_mla.on_ampere("cuda") is None
+    assert flashinfer_mla.on_ampere("cuda") == ""
     monkeypatch.setattr(flashinfer_mla.importlib.util, "find_spec", lambda name: None)
     assert "FlashInfer is not installed" in str(flashinfer_mla.on_ampere("cuda"))
 
@@ -111,10 +111,10 @@ def test_the_nvfp4_reader_gets_codes_and_scales_of_one_head_and_its_rows_are_pac
 
 
 def test_a_release_without_the_nvfp4_reader_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flashinfer_records, "on_ampere", lambda device: None)
+    monkeypatch.setattr(flashinfer_records, "on_ampere", lambda device: "")
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.6.14")
     assert "0.6.14 is older than 0.6.16" in str(flashinfer_records.on_ampere_since_0_6_16("cuda"))
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.6.16.post3")
-    assert flashinfer_records.on_ampere_since_0_6_16("cuda") is None
+    assert flashinfer_records.on_ampere_since_0_6_16("cuda") == ""
     monkeypatch.setattr(flashinfer_records, "on_ampere", lambda device: "no GPU")
     assert flashinfer_records.on_ampere_since_0_6_16("cuda") == "no GPU"

@@ -7,6 +7,7 @@ import sys
 import uuid
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,9 @@ def test_names_of_positional_arguments_are_free(function: object) -> None:
     ("arguments", "says"),
     [
         ({"op": "mla_decod", "name": "mine"}, "did you mean 'mla_decode'"),
-        ({"op": "mla_decode", "name": "a/b"}, "without '/'"),
+        ({"op": "mla_decode"}, "needs op and name, by keyword: @kernel"),
+        ({"op": "mla_decode", "name": "a/b"}, "use letters, digits"),
+        ({"op": "mla_decode", "name": "a b[c]=,"}, "use letters, digits"),
         ({"op": "mla_decode", "name": "mine", "empty_rows": "zero"}, "choose from undefined, identity, nan"),
         ({"op": "mla_decode", "name": "mine", "empty_lse": "0"}, "choose from -inf, +inf, undefined"),
         ({"op": "mla_decode", "name": "mine", "fp8_products": "e4m3"}, "choose from float32, bf16, fp8"),
@@ -85,6 +88,26 @@ def test_names_of_positional_arguments_are_free(function: object) -> None:
 def test_promises_that_nobody_knows_are_refused(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(InputError, match=".*" + says.replace("+", r"\+")):
         kernel(**arguments)  # type: ignore[arg-type]
+
+
+def test_op_and_name_are_given_by_keyword() -> None:
+    for misplaced in ("mla_decode", len):
+        with pytest.raises(InputError, match=r'by keyword: @kernel\(op="mla_decode", name="mine"\)$'):
+            kernel(misplaced)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        ({"num_heads": "16"}, r"shapes\['num_heads'\]='16': input should be a valid integer"),
+        ({"page_size": [64, "16"]}, "valid integer"),
+        ({"layout": "16"}, "input should be 'contiguous', 'block_major'"),
+        ("16", "shapes='16' is unknown; choose from any, deepseek, kimi-linear"),
+    ],
+)
+def test_sizes_are_numbers_and_layouts_are_names(shapes: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        plugins.declared_shapes("mine", shapes)
 
 
 def test_promises_may_be_given_by_a_generator() -> None:
@@ -111,6 +134,7 @@ def test_a_plugin_file_is_executed_once_and_tells_what_it_registered() -> None:
         ("def (:\n", r":1: SyntaxError"),
         ("import sys\n\nsys.exit(3)\n", r":3: SystemExit: 3"),
         ("import nothing_of_this_name\n", r":1: ModuleNotFoundError"),
+        ("from mla_harness import kernel\n", r":1: write `from harness import kernel`$"),
         ("print('hello')\n", r"registers no kernel"),
         ("from harness import kernel\n\n@kernel(op='write_kv', name='w')\ndef w(a): ...\n", r":3: .*kv_scale"),
         (

@@ -40,6 +40,14 @@ def test_a_kernel_that_runs_at_512_and_64_only_is_asked_to_declare_it() -> None:
     )
 
 
+def test_a_kernel_that_fails_at_one_head_is_asked_to_declare_its_heads() -> None:
+    def made_for_16_heads(q: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        assert q.shape[2] == 16
+        return made_for_576(q)
+
+    assert message(made_for_16_heads).endswith('declare shapes={"like": "deepseek", "num_heads": 16}')
+
+
 def test_a_kernel_that_raises_everywhere_or_declares_its_shapes_keeps_its_own_message() -> None:
     assert message(never_right) == "mla_decode/mine raised RuntimeError: no such device"
     assert message(made_for_576, shapes=ANY).startswith("mla_decode/mine raised RuntimeError: expanded size")

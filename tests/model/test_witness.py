@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from harness.core.files import FIXTURES
-from harness.engine.dense_reference import DenseReference
 from harness.engine.model.checkpoint import load_config, save
 from harness.engine.model.kda import KimiDeltaAttention, recurrent
 from harness.engine.model.layers import MLP, MoE, RMSNorm
 from harness.engine.model.mla import MLAAttention
 from harness.engine.model.transformer import CausalLM, DecoderLayer
 from harness.engine.schedule.config import ModelConfig
-from harness.engine.schedule.scheduler import Sequence
+from harness.engine.schedule.sequence import Sequence
+from harness.judge.dense_reference import DenseReference
 
 TRANSFORMERS_BOUND = 1e-5
 """Relative L2. transformers computes norms, rotary embeddings and softmax in float32 whatever the model's dtype."""

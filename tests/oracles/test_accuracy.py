@@ -11,7 +11,7 @@ from harness.accuracy.baselines import Baseline
 from harness.core.cases import Case
 from harness.core.errors import InputError
 from harness.core.records import Verdict
-from harness.judge.oracles.accuracy import judge
+from harness.judge.oracles.accuracy import answers, judge
 from harness.judge.run_records import Evidence, Run
 
 MakeRun = Callable[..., AccuracyRun]
@@ -68,3 +68,16 @@ def test_without_a_baseline_nothing_is_judged_and_the_error_says_how_to_make_one
 def test_a_run_without_answers_was_not_looked_at() -> None:
     judgement = judge(evidence(None))
     assert (judgement.findings, judgement.looked_at, judgement.accuracy) == ([], 0, None)
+
+
+def test_answers_are_judged_by_the_least_accuracy_of_the_case_and_a_missing_one_is_an_error(
+    stored_run: MakeRun,
+) -> None:
+    found = evidence(stored_run("1" * 8 + "0" * 8))
+    with pytest.raises(ValueError, match="names no least accuracy"):
+        answers(found)
+    found.runs[0].least_accuracy = 0.97
+    (finding,) = answers(found).findings
+    assert (finding.oracle, finding.cause, finding.where) == ("answers", "limit", "epoch 1")
+    found.runs[0].least_accuracy = 0.5
+    assert answers(found).findings == []

@@ -73,3 +73,18 @@ def test_a_tensor_without_reference_is_not_looked_at(observe, evidence):
 def test_an_unknown_bound_is_the_harness_own_error(observe, evidence):
     with pytest.raises(UnknownNameError):
         judge(evidence(Run("nan", [observe(bound="mla_decode.out")])))
+
+
+@pytest.mark.parametrize(("factor", "hint"), [(1.442695, "log2(e): it is in base 2"), (0.693147, "ln 2: a natural")])
+def test_an_lse_in_another_base_is_named(observe, evidence, expected, factor, hint):
+    found = observe((expected * factor).float(), name="lse", bound="mla_decode.lse.bf16")
+    (finding,) = judge(evidence(Run("nan", [found]))).findings
+    assert hint in finding.message and finding.excess > 1
+
+
+def test_an_lse_that_is_wrong_in_one_value_more_and_a_scaled_output_have_no_such_hint(observe, evidence, expected):
+    lse = (expected * 1.442695).float()
+    lse[0, 0, 0] = 7.0
+    for found in (observe(lse, name="lse", bound="mla_decode.lse.bf16"), observe((expected * 1.442695).float())):
+        (finding,) = judge(evidence(Run("nan", [found]))).findings
+        assert "base 2" not in finding.message

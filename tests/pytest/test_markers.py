@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(("expression", "count"), [("prefill", 2), ("kernel", 2), ("not prefill", 0), ("gpu", 0)])
+@pytest.mark.parametrize(("expression", "count"), [("kernel", 2), ("not prefill", 0)])
 def test_tags_select_items(project: pytest.Pytester, merge: Path, expression: str, count: int) -> None:
     done = project.runpytest_subprocess("--collect-only", "-q", "-m", expression, "scenarios/")
     assert sum("::" in line for line in done.outlines) == count

@@ -46,8 +46,12 @@ def write(suite: pytest.Pytester, text: str) -> None:
 @pytest.mark.skipif(not EXAMPLE.is_dir(), reason="the examples are not part of an installed harness")
 @pytest.mark.parametrize(
     ("options", "failed"),
-    [((), []), (("--poison", "nan"), BUGS), (("--poison", "nan", "-n", "2"), BUGS), (("--poison-diff",), BUGS)],
-    ids=["without", "nan", "xdist", "diff"],
+    [
+        pytest.param((), [], id="without"),
+        pytest.param(("--poison", "nan"), BUGS, id="nan"),
+        pytest.param(("--poison", "nan", "-n", "2"), BUGS, id="xdist", marks=pytest.mark.nightly),
+        pytest.param(("--poison-diff",), BUGS, id="diff", marks=pytest.mark.nightly),
+    ],
 )
 def test_shipped_suite_passes_without_and_shows_its_bugs_with_poison(
     pytester: pytest.Pytester, options: tuple[str, ...], failed: list[str]
@@ -296,6 +300,87 @@ def test_results_of_operators_are_as_without_the_plug_in(suite: pytest.Pytester)
     suite.runpytest_subprocess("-W", "ignore", "--poison", "nan,max", "tests").assert_outcomes(passed=1)
 
 
+def test_no_function_of_torch_is_replaced_and_modes_of_the_suite_stay_on_the_stack(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        overriding="""
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        TABLE = {torch.isclose: "isclose", torch.lt: "lt", torch.Tensor.eq: "eq", torch.allclose: "allclose"}
+
+        class Keyed:
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                return TABLE[func]
+
+        class Counting(TorchFunctionMode):
+            calls = 0
+
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                self.calls += 1
+                return func(*args, **(kwargs or {}))
+    """
+    )
+    write(
+        suite,
+        """
+        import pytest
+        import torch
+        from overriding import Counting, Keyed
+        from rows import double_rows
+
+        @pytest.fixture(scope="module")
+        def counting():
+            with Counting() as mode:
+                yield mode
+
+        def test_a_table_keyed_by_functions():
+            one = torch.ones(1)
+            assert torch.isclose(Keyed(), one) == "isclose" and torch.lt(Keyed(), one) == "lt"
+            assert torch.Tensor.eq(one, Keyed()) == "eq" and torch.allclose(one, Keyed()) == "allclose"
+
+        def test_a_mode_of_a_fixture(counting):
+            assert torch.get_default_dtype() is torch.float32 and (torch.ones(2) == 1).all()
+
+        def test_of_the_same_module(counting):
+            before = counting.calls
+            assert torch.ones(2).sum() == 2 and counting.calls > before
+
+        def test_behind_a_mode():
+            with Counting():
+                assert not (double_rows(torch.ones(4, 2)) > 3).any()
+    """,
+    )
+    suite.makepyfile(
+        **{
+            "tests/test_zz_after": """
+        from torch.overrides import _len_torch_function_stack
+
+        def test_no_mode_is_left():
+            assert _len_torch_function_stack() == 1  # the watching one
+    """
+        }
+    )
+    done = suite.runpytest_subprocess("--poison", "nan", "tests")
+    done.assert_outcomes(passed=4, failed=1)
+    done.stdout.fnmatch_lines(["FAILED*::test_behind_a_mode*"])
+
+
+def test_a_test_that_fails_only_while_it_is_watched_passes_with_a_note(suite: pytest.Pytester) -> None:
+    write(
+        suite,
+        """
+        import torch
+
+        def test_fast_path_is_open():
+            assert not torch.overrides.has_torch_function((torch.ones(1),))
+    """,
+    )
+    done = suite.runpytest_subprocess("--poison", "nan", "tests")
+    done.assert_outcomes(passed=1)
+    done.stdout.fnmatch_lines(["1 fail only while their comparisons are watched, and were not watched"])
+
+
 def test_a_failure_is_acquitted_only_after_zeros_and_two_plain_runs(suite: pytest.Pytester) -> None:
     write(
         suite,
@@ -316,9 +401,7 @@ def test_a_failure_is_acquitted_only_after_zeros_and_two_plain_runs(suite: pytes
     )
     done = suite.runpytest_subprocess("--poison", "max", "tests")
     done.assert_outcomes(failed=2)
-    done.stdout.fnmatch_lines(
-        ["this test passes without poison in one run, over memory that is not filled (pattern max)"]
-    )
+    done.stdout.fnmatch_lines(["this test passes without the plug-in in one run, and fails over zeros (pattern max)"])
     done.stdout.fnmatch_lines(["this test fails without poison too: no finding of the poison (pattern max)"])
     done.stdout.fnmatch_lines(["1 failed without poison too"])
 

@@ -20,6 +20,7 @@ from harness.core.records import AccuracyRecord, CaseResult, Verdict
 from harness.report import junit, page, table
 from harness.report.accuracy_chart import COLUMNS, chart, grid
 from harness.report.console import console_for
+from harness.report.run_view import RunView
 from harness.report.terminal import print_run
 from harness.store.run_folder import RunStore
 
@@ -128,7 +129,9 @@ class Parsed(HTMLParser):
 
 
 def test_every_picture_has_a_title_and_a_description_and_a_table_beside_it(tmp_path: Path) -> None:
-    text = page.render(stored(tmp_path, measured("1" * 20, "0" * 20, baseline="1" * 20), measured("1" * 20, "1" * 20)))
+    text = page.render(
+        RunView(stored(tmp_path, measured("1" * 20, "0" * 20, baseline="1" * 20), measured("1" * 20, "1" * 20)))
+    )
     parsed = Parsed()
     parsed.feed(text)
     ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
@@ -146,34 +149,34 @@ def test_every_picture_has_a_title_and_a_description_and_a_table_beside_it(tmp_p
 def test_hostile_names_are_escaped_and_nothing_is_fetched(tmp_path: Path) -> None:
     record = measured("1u", "0e", model=HOSTILE, task=HOSTILE, note=HOSTILE, dtype=HOSTILE)
     store = stored(tmp_path, record)
-    text = page.render(store)
+    text = page.render(RunView(store))
     assert text.count("<script>") == 1 and text.count("<script") == 2, "the page's own script and its data"
     assert "&lt;script&gt;" in text and "url(" not in text
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
-    ET.fromstring(junit.render(store))
+    ET.fromstring(junit.render(RunView(store)))
     stream = io.StringIO()
-    print_run(console_for(stream), store)
+    print_run(console_for(stream), RunView(store))
     assert "\x1b" not in stream.getvalue()
 
 
 def test_every_report_says_that_a_canary_measures_inference(tmp_path: Path) -> None:
     store = stored(tmp_path, measured("11", "11"), measured("11", "11", model="canary-hybrid"))
     stream = io.StringIO()
-    print_run(console_for(stream), store, with_table=True)
-    for text in (page.render(store), junit.render(store), stream.getvalue()):
+    print_run(console_for(stream), RunView(store), with_table=True)
+    for text in (page.render(RunView(store)), junit.render(RunView(store)), stream.getvalue()):
         for name in ("canary-mla", "canary-hybrid"):
             assert f"{name} is a canary: it measures inference, not ability." in text
-    assert table.render(store).count(CANARY) == 4
+    assert table.render(RunView(store)).count(CANARY) == 4
 
 
 def test_accuracy_that_is_as_it_should_be_is_printed_on_request_only(tmp_path: Path) -> None:
     stream = io.StringIO()
-    print_run(console_for(stream), stored(tmp_path, measured("11", "11")))
+    print_run(console_for(stream), RunView(stored(tmp_path, measured("11", "11"))))
     assert len(stream.getvalue().splitlines()) == 2
 
 
 def test_the_csv_has_a_row_for_each_epoch_and_none_for_what_was_not_asked(tmp_path: Path) -> None:
-    text = table.render(stored(tmp_path, measured("1110", "1000", "....")))
+    text = table.render(RunView(stored(tmp_path, measured("1110", "1000", "...."))))
     rows = list(csv.DictReader(text.splitlines()))
     assert [(row["id"], row["epoch"], row["accuracy"], row["lost"]) for row in rows] == [
         ("measured[n=0]", "1", "0.75", ""), ("measured[n=0]", "2", "0.25", "2"), ("measured[n=0]", "3", "", "0"),
@@ -182,7 +185,7 @@ def test_the_csv_has_a_row_for_each_epoch_and_none_for_what_was_not_asked(tmp_pa
 
 
 def test_junit_has_the_accuracy_of_each_epoch_as_properties(tmp_path: Path) -> None:
-    root = ET.fromstring(junit.render(stored(tmp_path, measured("1110", "1111", baseline="1111"))))
+    root = ET.fromstring(junit.render(RunView(stored(tmp_path, measured("1110", "1111", baseline="1111")))))
     (case,) = root.iter("testcase")
     found = {item.get("name"): item.get("value") for item in case.iter("property")}
     assert found["accuracy.epoch-1-accuracy"] == "0.7500" and found["accuracy.baseline"] == "1.0000"
@@ -205,7 +208,7 @@ def test_many_cases_with_pictures_stay_below_two_megabytes(tmp_path: Path) -> No
         for n, case in enumerate(cases)
     ]  # fmt: skip
     (store.path / "results.jsonl").write_text("".join(result.model_dump_json() + "\n" for result in results))
-    text = page.render(store)
+    text = page.render(RunView(store))
     assert len(text.encode()) < 2_000_000
     assert "and 20 more measurements of accuracy in results.csv" in text
 
@@ -226,7 +229,7 @@ def test_a_browser_draws_the_pictures_inside_their_boxes_and_the_page_inside_the
 ) -> None:
     rows = ("1" * 1200 + "0" * 119, "1" * 900 + "0p" * 200 + "u" * 19, "1" + "0" * 1318)
     records = (measured(*rows, baseline="1" * 1319), measured("1" * 16, "1" * 16), measured(*["1" * 30] * 12))
-    (tmp_path / "page.html").write_text(page.render(stored(tmp_path / "runs", *records)), encoding="utf-8")
+    (tmp_path / "page.html").write_text(page.render(RunView(stored(tmp_path / "runs", *records))), encoding="utf-8")
     context = browser.new_context(viewport={"width": width, "height": 2000})
     tab = context.new_page()
     tab.goto((tmp_path / "page.html").as_uri())

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
-from harness.core.finding_words import ONE_VALUE
 from harness.core.records import Blame, CaseResult, Finding, FirstNan, Shrunk, Verdict
 from harness.report import markdown, page
-from harness.report.causes import Cause, causes, facts, kernel_of, with_commands
+from harness.report.causes import Cause, causes, facts, kernel_of
 from harness.report.console import console_for
+from harness.report.run_view import RunView
 from harness.report.terminal import LiveProgress, print_run
 from harness.store.run_folder import RunStore
 
 NAN = Finding(oracle="finite", tensor="out", message="NaN in live rows of out: 12 elements")
 OFF = Finding(oracle="reference", tensor="out", message="out differs from the float64 reference")
-BLIND = Finding(oracle="non_interference", tensor="lse", message=f"live rows of lse {ONE_VALUE}")
+BLIND = Finding(oracle="non_interference", tensor="lse", cause="one_value", message="equal elements of lse")
 
 
 def case(name: str, **params: object) -> Case:
@@ -111,7 +111,7 @@ def failing(tmp_path: Path) -> RunStore:
 
 def printed(store: RunStore, **options: bool) -> str:
     stream = io.StringIO()
-    print_run(console_for(stream), store, **options)
+    print_run(console_for(stream), RunView(store), **options)
     return stream.getvalue()
 
 
@@ -126,14 +126,14 @@ def test_one_cause_is_one_block_in_the_terminal_with_its_commands(failing: RunSt
         "also seen by reference", "skipped 1 case: no CUDA device", "160 fail, 1 skip",
     ):  # fmt: skip
         assert part in text, part
-    assert ONE_VALUE not in text
+    assert BLIND.message not in text
 
 
 def test_one_cause_is_one_card_on_the_page_and_one_entry_in_markdown(failing: RunStore) -> None:
-    text = page.render(failing)
+    text = page.render(RunView(failing))
     assert text.count('<div class="card group') == 1 and "mla_decode/tiled: 160 cases of 4 scenarios" in text
     assert text.count("mla-harness shrink") == 1
-    assert markdown.render(failing).count("- **fail**") == 1
+    assert markdown.render(RunView(failing)).count("- **fail**") == 1
 
 
 def test_the_table_of_scenarios_is_printed_on_request_only(failing: RunStore, tmp_path: Path) -> None:
@@ -164,9 +164,18 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch: pytest.
             live.on_start(Job(key=one.id, case=one))
             live.on_result(result(one, NAN))
     lines = stream.getvalue().splitlines()
-    first = lines.pop(1)
-    assert first.startswith("FAIL decode[kernel=tiled,n=1]"), "the first of its kind, once the run is long"
+    first = lines.pop(0)
+    assert first.startswith("FAIL decode[kernel=tiled,n=0]"), "the first of its kind, at once"
     assert lines == [f"{n} of 6 cases after {16 * n + 16} s: fail {n}" for n in (1, 3, 5)]
+
+
+def test_each_failure_is_printed_on_request() -> None:
+    stream = io.StringIO()
+    cases = [case(f"decode[kernel=tiled,n={n}]") for n in range(3)]
+    with LiveProgress(console_for(stream), len(cases), every_failure=True) as live:
+        for one in cases:
+            live.on_result(result(one, NAN))
+    assert [line.partition(":")[0] for line in stream.getvalue().splitlines()] == [f"FAIL {one.id}" for one in cases]
 
 
 def test_a_shrunk_case_gives_the_command(failing: RunStore) -> None:
@@ -176,6 +185,22 @@ def test_a_shrunk_case_gives_the_command(failing: RunStore) -> None:
             key="decode-1[kernel=tiled,n=1]", id="decode-1[kernel=tiled,n=1]", case=small, oracle="finite", finding=NAN
         )
     )
-    ((_, commands),) = with_commands(failing, failing.results())
+    ((_, commands),) = RunView(failing).causes
     assert commands["smallest"].startswith("mla-harness run 'decode-1[kernel=tiled]@num_heads=1'")
     assert "shrink" not in commands
+
+
+def test_the_clearest_case_is_the_example_and_of_equally_clear_ones_the_smallest() -> None:
+    excess = {"n=1": 1.1, "n=4": 20_000.0, "n=2": 18_000.0}
+    cases = [case(f"decode[kernel=tiled,{name}]", num_heads=int(name[2:])) for name in excess]
+    results = [
+        result(one, OFF.model_copy(update={"excess": ratio})) for one, ratio in zip(cases, excess.values(), strict=True)
+    ]
+    (cause,) = found(cases, results, {})
+    assert [one.id[-4:-1] for one in cause.members] == ["n=2", "n=4", "n=1"]
+
+
+def test_a_failure_without_poison_is_said_to_be_no_matter_of_memory() -> None:
+    one = case("decode[kernel=tiled]")
+    (cause,) = found([one], [result(one, OFF)], {one.id: Blame(how="wrong without poison: not memory")})
+    assert cause.blame_line == "wrong without poison: not memory"

@@ -13,17 +13,17 @@ import pytest
 
 from harness.core.cases import Case, Job, KnownFailure
 from harness.core.records import CaseResult, Finding, Verdict
-from harness.diagnose.perform import settled
+from harness.diagnose.run_jobs import apply_known
 from harness.report import junit, markdown, page, table
 from harness.report.bisect import Column, first_bad, is_good, rows
 from harness.report.console import console_for
+from harness.report.run_view import RunView
 from harness.report.terminal import print_run
 from harness.report.terminal_history import print_comparison, print_runs, print_scenario
 from harness.report.trend_chart import past_of, trend_view
 from harness.store.history.compare import compare
-from harness.store.history.database import opened
-from harness.store.history.entry import entry_of, write_run
-from harness.store.history.trends import Trends, read_trends
+from harness.store.history.entry import entry_of
+from harness.store.history.trends import Trends, trends_over
 from harness.store.run_folder import RunStore
 from harness.store.summary import canonical, summarise
 
@@ -46,7 +46,7 @@ def run_of(root: Path, expected: Verdict, version: str = "0.22.1") -> RunStore:
         verdict = expected if job.key == KNOWN else Verdict.PASS
         findings = (BROKEN,) if verdict is Verdict.FAIL else ()
         result = CaseResult.of(job, verdict, seconds=1.0, reason=BROKEN.message if findings else "", findings=findings)
-        store.add(settled(job, result, {"vllm": version}))
+        store.add(apply_known(job, result, {"vllm": version}))
     return RunStore.open(store.path)
 
 
@@ -70,17 +70,12 @@ def clean(tmp_path: Path) -> RunStore:
 
 def printed(store: RunStore) -> str:
     stream = io.StringIO()
-    print_run(console_for(stream), store)
+    print_run(console_for(stream), RunView(store))
     return stream.getvalue()
 
 
-def trends_over(history: Path, *stores: RunStore) -> Trends:
-    with opened(history, create=True) as connection:
-        for store in stores:
-            write_run(connection, entry_of(store))
-    found = read_trends(history, stores[-1].plan.run_id)
-    assert found is not None
-    return found
+def trends_of(*stores: RunStore) -> Trends:
+    return trends_over([entry_of(store) for store in stores])
 
 
 def test_the_terminal_counts_and_lists_them(known: RunStore) -> None:
@@ -90,7 +85,7 @@ def test_the_terminal_counts_and_lists_them(known: RunStore) -> None:
 
 
 def test_the_page_has_a_section_a_filter_and_a_view_with_the_issue_as_a_link(known: RunStore) -> None:
-    text = page.render(known)
+    text = page.render(RunView(known))
     assert '<h1 id="verdict-h">1 case passed, 1 failed as known</h1>' in text
     section = text.partition('<section id="known"')[2].partition("</section>")[0]
     assert f'href="{URL}"' in section and "vllm <code>&gt;=0.21,&lt;0.23</code>" in section
@@ -107,27 +102,27 @@ def test_a_run_with_known_failures_alone_is_not_green(tmp_path: Path) -> None:
     case = Case(id=KNOWN, scenario="stale", system="kernel", op="write_kv", known=(ENTRY,))
     job = Job(key=KNOWN, case=case)
     store = RunStore.create(tmp_path, [job], command="x")
-    store.add(settled(job, CaseResult.of(job, Verdict.FAIL, findings=(BROKEN,)), {"vllm": "0.22.1"}))
-    text = page.render(store)
+    store.add(apply_known(job, CaseResult.of(job, Verdict.FAIL, findings=(BROKEN,)), {"vllm": "0.22.1"}))
+    text = page.render(RunView(store))
     assert '<section id="verdict" class="known"' in text and "Nothing passed: 1 case failed as known" in text
 
 
 def test_markdown_lists_them_with_issue_and_case(known: RunStore) -> None:
-    text = markdown.render(known)
-    assert text.startswith("## \u2705 mla-harness run: 1 case passed, 1 known failure\n")
+    text = markdown.render(RunView(known))
+    assert text.startswith("## \u2705 mla-harness run: 1 case passed, 1 failed as known\n")
     assert "### Known failures: 1\n\n- vllm-project/vllm#43961 in vllm" in text and "stale\\[backend=A\\]" in text
     assert "| scenario | pass | fail | crash | skip | error | known | s |" in text and "### Failures" not in text
 
 
 def test_junit_skips_them_with_the_issue_as_message(known: RunStore) -> None:
-    root = ET.fromstring(junit.render(known))
+    root = ET.fromstring(junit.render(RunView(known)))
     assert (root.get("failures"), root.get("errors"), root.get("skipped")) == ("0", "0", "1")
     (skipped,) = root.iter("skipped")
     assert ISSUE in (skipped.get("message") or "")
 
 
 def test_results_csv_and_the_summary_name_issue_engine_and_versions(known: RunStore) -> None:
-    first, second = csv.DictReader(io.StringIO(table.render(known)))
+    first, second = csv.DictReader(io.StringIO(table.render(RunView(known))))
     assert (first["verdict"], first["known_issue"], first["known_in"]) == ("known", ISSUE, "vllm >=0.21,<0.23")
     assert (second["verdict"], second["known_issue"], second["known_in"]) == ("pass", "", "")
     summary = summarise(known)
@@ -142,19 +137,21 @@ def test_the_canonical_report_has_the_verdict_and_the_issue(known: RunStore) -> 
 
 def test_a_known_failure_that_passes_is_red_and_says_so_everywhere(gone: RunStore) -> None:
     said = f"which is known to fail: {ISSUE}"
-    (failure,) = ET.fromstring(junit.render(gone)).iter("failure")
+    (failure,) = ET.fromstring(junit.render(RunView(gone))).iter("failure")
     assert failure.get("type") == "known" and said in (failure.get("message") or "")
-    text = page.render(gone)
+    text = page.render(RunView(gone))
     assert "1 case fails" in text and said in text and f'href="{URL}"' in text and 'id="known"' not in text
     assert said in printed(gone) and "FAIL" in printed(gone)
-    assert "### Failures" in markdown.render(gone) and "\u274c" in markdown.render(gone)
+    assert "### Failures" in markdown.render(RunView(gone)) and "\u274c" in markdown.render(RunView(gone))
 
 
 def test_a_known_failure_that_is_fixed_is_news_and_a_new_one_is_no_regression(known: RunStore, clean: RunStore) -> None:
     fixed, found = (compare(*map(entry_of, pair)) for pair in ((known, clean), (clean, known)))
     assert [change.key for change in fixed.fixed] == [KNOWN] and not fixed.known
     assert [change.key for change in found.known] == [KNOWN] and not found.new_failures
-    assert "**Known failures: 1**" in markdown.render(known, found) and "**Fixed: 1**" in markdown.render(clean, fixed)
+    assert "**Known failures: 1**" in markdown.render(RunView(known), found) and "**Fixed: 1**" in markdown.render(
+        RunView(clean), fixed
+    )
     stream = io.StringIO()
     print_comparison(console_for(stream), found)
     assert f"known failures: 1\n  KNOWN {KNOWN}: was pass" in stream.getvalue()
@@ -168,14 +165,14 @@ def test_a_failure_that_becomes_known_is_named_and_one_that_stays_known_is_count
     back = compare(entry_of(known), entry_of(failed))
     assert [change.key for change in back.new_failures] == [KNOWN]
     same = compare(entry_of(known), entry_of(known))
-    assert (same.num_same_known, same.num_same_failures, same.known) == (1, 0, ())
+    assert (same.num_same_known, same.same_failures, same.known) == (1, (), ())
     stream = io.StringIO()
     print_comparison(console_for(stream), same)
     assert "1 known failure as before" in stream.getvalue()
 
 
-def test_history_and_trends_count_them(known: RunStore, clean: RunStore, tmp_path: Path) -> None:
-    found = trends_over(tmp_path / "history.sqlite", clean, known)
+def test_history_and_trends_count_them(known: RunStore, clean: RunStore) -> None:
+    found = trends_of(clean, known)
     assert found.runs[-1].totals["known"] == 1 and "known" not in found.runs[0].totals
     (scenario,) = found.scenarios
     assert scenario.num_known == (0, 1) and scenario.num_failed == (0, 0)
@@ -188,11 +185,11 @@ def test_history_and_trends_count_them(known: RunStore, clean: RunStore, tmp_pat
     view = trend_view(found)
     assert view is not None and view.lines[0].bars[-1].css == "known" and ", 1 known" in view.lines[0].bars[-1].title
     assert view.lines[0].description == "known failures in 1 of 2 runs"
-    assert '<th scope="col" class="n">known</th>' in page.render(known, found)
+    assert '<th scope="col" class="n">known</th>' in page.render(RunView(known), found)
 
 
-def reports(store: RunStore, history: Path) -> Iterator[str]:
-    trends = trends_over(history, store, store)
+def reports(store: RunStore) -> Iterator[str]:
+    trends = trends_of(store, store)
     comparison = compare(entry_of(store), entry_of(store))
     stream = io.StringIO()
     print_runs(console_for(stream), trends)
@@ -200,15 +197,15 @@ def reports(store: RunStore, history: Path) -> Iterator[str]:
     print_comparison(console_for(stream), comparison)
     yield stream.getvalue()
     yield printed(store)
-    yield page.render(store, trends).partition("<body>")[2].partition("<script")[0]
-    yield markdown.render(store, comparison, trends)
-    yield junit.render(store)
-    yield table.render(store)
+    yield page.render(RunView(store), trends).partition("<body>")[2].partition("<script")[0]
+    yield markdown.render(RunView(store), comparison, trends)
+    yield junit.render(RunView(store))
+    yield table.render(RunView(store))
     yield json.dumps(summarise(store))
 
 
-def test_no_report_of_a_run_without_one_mentions_them(clean: RunStore, tmp_path: Path) -> None:
-    for text in reports(clean, tmp_path / "history.sqlite"):
+def test_no_report_of_a_run_without_one_mentions_them(clean: RunStore) -> None:
+    for text in reports(clean):
         assert "known" not in text.lower().replace("unknown", "").replace("commit not known", "")
 
 

@@ -9,6 +9,7 @@ from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, Verdict
 from harness.report.console import console_for
 from harness.report.page import render
+from harness.report.run_view import RunView
 from harness.report.terminal import print_run
 from harness.store.run_folder import RunStore
 
@@ -28,13 +29,13 @@ def store(path: Path, verdict: Verdict) -> RunStore:
 
 def test_the_terminal_names_the_case_and_the_node(tmp_path: Path) -> None:
     stream = io.StringIO()
-    print_run(console_for(stream), store(tmp_path, Verdict.PASS))
+    print_run(console_for(stream), RunView(store(tmp_path, Verdict.PASS)))
     assert f"planned again after the loss of {NODE}: case[n=a]\n" in stream.getvalue()
     assert "case[n=b]\n" not in stream.getvalue()
 
 
 def test_the_page_says_so_in_its_facts_and_in_the_view_of_the_case(tmp_path: Path) -> None:
-    page = render(store(tmp_path, Verdict.FAIL))
+    page = render(RunView(store(tmp_path, Verdict.FAIL)))
     assert f"1 case after the loss of {NODE}" in page
     assert f"<dt>planned again after the loss of</dt><dd>{NODE}</dd>" in page
 
@@ -43,4 +44,4 @@ def test_nothing_is_said_where_no_node_was_lost(tmp_path: Path) -> None:
     made = store(tmp_path, Verdict.FAIL)
     for result in made.results():
         made.add(result.model_copy(update={"lost_nodes": ()}))
-    assert "planned again" not in render(made)
+    assert "planned again" not in render(RunView(made))

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from harness.core.cases import Case, Job
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
-from harness.report.markdown import MAX_LISTED, render
-from harness.store.history.compare import compare
+from harness.report.markdown import MAX_LISTED
+from harness.report.markdown import render as render_view
+from harness.report.run_view import RunView
+from harness.store.history.compare import Comparison, compare
 from harness.store.history.entry import entry_of
 from harness.store.run_folder import RunStore
 from harness.store.source import Source
@@ -30,10 +32,14 @@ def store_of(root: Path, verdicts: dict[str, Verdict], message: str = "NaN in li
     return store
 
 
+def render(store: RunStore, comparison: Comparison | None = None) -> str:
+    return render_view(RunView(store), comparison)
+
+
 def test_a_good_run_is_a_headline_and_one_row(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"a[x=1]": Verdict.PASS, "b[x=1]": Verdict.PASS, "b[x=2]": Verdict.SKIP})
     told = render(store)
-    assert told.startswith("## \u2705 mla-harness run: 2 cases passed\n")
+    assert told.startswith("## \u2705 mla-harness run: All 2 cases that ran pass\n")
     assert "main abcdef0 " in told and "| 2 scenarios | 2 | · | · | 1 | · | 3.0 |" in told
     assert "Failures" not in told
 
@@ -42,7 +48,7 @@ def test_failures_come_with_blame_and_command_and_like_ones_are_told_once(tmp_pa
     store = store_of(tmp_path, {"a[x=1]": Verdict.FAIL, "a[x=2]": Verdict.FAIL, "b": Verdict.PASS})
     store.add_blame("a[x=1]", Blame(sites=("kv.tail",)))
     told = render(store)
-    assert told.startswith("## \u274c mla-harness run: 2 of 3 cases not good\n")
+    assert told.startswith("## \u274c mla-harness run: 2 cases fail\n")
     assert "- **fail** `write_kv/torch: 2 cases of 1 scenario` (a/b#1): NaN in live rows" in told
     assert "`a[x=2]`" not in told and "blame: `kv.tail`" in told
     assert "smallest case: `mla-harness run 'a[x=1]'`" in told
@@ -56,11 +62,13 @@ def test_a_fault_that_was_not_caught_makes_the_run_bad(tmp_path: Path) -> None:
     )
     store.add_fault(missed)
     told = render(store)
-    assert "\u274c" in told and "1 fault not caught" in told and "kv.tail in a: the case ended in pass" in told
+    assert (
+        "\u274c" in told and "1 of 1 faults were not caught" in told and "kv.tail in a: the case ended in pass" in told
+    )
 
 
 def test_a_run_that_judged_nothing_is_not_good(tmp_path: Path) -> None:
-    assert "nothing was judged" in render(store_of(tmp_path, {"a": Verdict.SKIP}))
+    assert "Nothing ran: every case was skipped" in render(store_of(tmp_path, {"a": Verdict.SKIP}))
 
 
 def test_new_failures_stand_before_all_failures(tmp_path: Path) -> None:

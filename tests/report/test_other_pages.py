@@ -1,4 +1,4 @@
-"""The head of the report, its counters, a green page, and the pages of a comparison and of a susceptibility run."""
+"""The head of the report, its counters, a green page, and the page of a comparison."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.records import CaseResult, Finding, Verdict
-from harness.report import compare_page, page, susceptibility
+from harness.report import compare_page, page
 from harness.report.case_view import facts
+from harness.report.run_view import RunView
 from harness.store.history.compare import compare
 from harness.store.history.entry import entry_of
 from harness.store.run_folder import RunStore
@@ -54,14 +55,13 @@ GREEN = dict.fromkeys(FAILING, Verdict.PASS)
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A failing and a green run, a comparison of both, and a susceptibility run."""
+    """A failing and a green run, and a comparison of both."""
     root = tmp_path_factory.mktemp("runs")
     failing, green = run_of(root, FAILING, plugins=["/k/mine.py"]), run_of(root, GREEN)
     texts = {
-        "failing": page.render(failing),
-        "green": page.render(green),
+        "failing": page.render(RunView(failing)),
+        "green": page.render(RunView(green)),
         "compare": compare_page.render(compare(entry_of(green), entry_of(failing))),
-        "susceptibility": susceptibility.to_html(failing, susceptibility.cells(failing)),
     }
     paths = {name: failing.path / f"{name}.html" for name in texts}
     for name, text in texts.items():
@@ -78,12 +78,21 @@ def tab(browser: Browser) -> Iterator[Page]:
 
 
 def test_the_head_says_what_was_judged(tmp_path: Path) -> None:
-    head = dict(page.judged(run_of(tmp_path, FAILING, plugins=["/k/mine.py"])))
+    head = dict(page.judged(RunView(run_of(tmp_path, FAILING, plugins=["/k/mine.py"]))))
     assert head == {
         "kernel": "mla_decode/tiled", "plug-in": "/k/mine.py", "device": "a CPU",
         "versions": "torch 2.13.0, vllm 0.33.0", "commit": "abcdef0 on topic",
-        "command": "mla-harness run --plugin mine.py",
+        "command": "mla-harness run --plugin mine.py", "skipped": "1 of 3 cases: 1 because no GPU here",
     }  # fmt: skip
+
+
+def test_the_head_says_why_cases_were_skipped() -> None:
+    reasons = ["no `window`"] * 3 + ["no GPU", "no GPU", "no vLLM", "no SGLang"]
+    passed = CaseResult(key="a", id="a", scenario="a", verdict=Verdict.PASS)
+    results = [passed.model_copy(update={"verdict": Verdict.SKIP, "reason": reason}) for reason in reasons]
+    said = "7 of 8 cases: 3 because no `window`; 2 because no GPU; 1 because no vLLM; 1 other reason"
+    assert page.skipped_line([passed, *results]) == said
+    assert page.skipped_line([passed]) == ""
 
 
 def test_the_head_names_the_gpu_and_counts_many_kernels(tmp_path: Path) -> None:
@@ -96,7 +105,7 @@ def test_the_head_names_the_gpu_and_counts_many_kernels(tmp_path: Path) -> None:
     jobs = [Job(key=case.id, case=case, device="cuda") for case in cases]
     store = RunStore.create(tmp_path, jobs, command="x")
     store.note_environment({"gpus": [{"name": "H100", "capability": "9.0"}], "cpu": "a CPU"})
-    head = dict(page.judged(store))
+    head = dict(page.judged(RunView(store)))
     assert head["device"] == "H100" and head["kernel"] == "7 kernels"
 
 
@@ -134,17 +143,9 @@ def test_a_comparison_leads_to_the_cases_of_the_newer_run(pages: dict[str, Path]
     assert tab.locator(".view.open h2").inner_text() == "fail decode[kernel=tiled,p=nan]"
 
 
-def test_a_cell_of_the_heat_map_leads_to_its_case(pages: dict[str, Path], tab: Page) -> None:
-    tab.goto(pages["susceptibility"].as_uri())
-    assert tab.locator("h1").inner_text() == "1 of 3 cells are not clean"
-    assert [cell.inner_text() for cell in tab.locator("table .cell").all()] == ["N", "-", "·"]
-    tab.get_by_role("link", name="kv.tail, nan: NaN").click()
-    assert tab.locator(".view.open h2").inner_text() == "fail decode[kernel=tiled,p=nan]"
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("name", ["failing", "green", "compare", "susceptibility"])
+@pytest.mark.parametrize("name", ["failing", "green", "compare"])
 def test_each_page_fits_and_axe_finds_nothing(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:

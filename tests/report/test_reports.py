@@ -19,6 +19,7 @@ from harness.core.op_params import MlaDecodeParams
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.report import junit, page, table
 from harness.report.console import console_for
+from harness.report.run_view import RunView
 from harness.report.terminal import fault_line, print_run
 from harness.report.wording import one_line, printable, reproduce, show
 from harness.report.write import REPORT_FILES, write_reports
@@ -108,7 +109,7 @@ class Outline(HTMLParser):
 
 
 def test_the_page_escapes_hostile_text_and_fetches_nothing(mixed: RunStore) -> None:
-    text = page.render(mixed)
+    text = page.render(RunView(mixed))
     outline = Outline()
     outline.feed(text)
     assert outline.scripts == [{"type": "application/json", "id": "data"}, {}], "only the page's own data and script"
@@ -119,7 +120,7 @@ def test_the_page_escapes_hostile_text_and_fetches_nothing(mixed: RunStore) -> N
 
 
 def test_the_page_shows_verdicts_findings_blame_faults_and_commands(mixed: RunStore) -> None:
-    text = page.render(mixed)
+    text = page.render(RunView(mixed))
     for verdict in USUAL:
         assert f"<tr data-v={verdict.value}" in text
     assert "2 cases fail, and 1 of 2 faults were not caught" in text
@@ -131,17 +132,17 @@ def test_the_page_shows_verdicts_findings_blame_faults_and_commands(mixed: RunSt
 
 def test_a_clean_page_says_so_and_an_all_skipped_one_is_not_green(tmp_path: Path) -> None:
     case = make_case("decode")
-    text = page.render(make_store(tmp_path / "a", [make_result(case)], [case]))
+    text = page.render(RunView(make_store(tmp_path / "a", [make_result(case)], [case])))
     assert "The one case that ran passes" in text and "{}" not in text[text.index('id="environment"') :]
     skipped = make_result(case, Verdict.SKIP, reason="no GPU")
-    text = page.render(make_store(tmp_path / "b", [skipped], [case]))
+    text = page.render(RunView(make_store(tmp_path / "b", [skipped], [case])))
     assert "Nothing ran" in text and '<section id="verdict" class="skip"' in text
 
 
 def test_junit_is_valid_xml_with_each_verdict_in_its_place(mixed: RunStore) -> None:
-    root = ET.fromstring(junit.render(mixed))
+    root = ET.fromstring(junit.render(RunView(mixed)))
     assert {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "7", "failures": "2", "errors": "2", "skipped": "1",
+        "tests": "8", "failures": "2", "errors": "3", "skipped": "1",
     }  # fmt: skip
     by_name = {element.get("name"): element for element in root.iter("testcase")}
     assert list(by_name["decode[n=pass]"]) == []
@@ -162,7 +163,7 @@ def test_the_csv_has_a_row_for_each_case_and_no_formula(tmp_path: Path) -> None:
         oracle="finite", site="output", tensor="out", where="row 1, head 2", bits="0x1", message='says "no"\nagain'
     )
     results = [make_result(cases[0]), make_result(cases[1], Verdict.FAIL, findings=(finding,))]
-    rows = list(csv.DictReader(io.StringIO(table.render(make_store(tmp_path, results, cases)))))
+    rows = list(csv.DictReader(io.StringIO(table.render(RunView(make_store(tmp_path, results, cases))))))
     assert [row["id"] for row in rows] == ["'=1+1", "decode"]
     assert list(rows[0]) == list(table.COLUMNS)
     assert rows[1]["messages"] == 'says "no"\nagain' and rows[1]["where"] == "row 1, head 2"
@@ -172,7 +173,7 @@ def test_the_csv_has_a_row_for_each_case_and_no_formula(tmp_path: Path) -> None:
 def test_the_terminal_prints_hostile_text_harmlessly_and_commands_whole(mixed: RunStore) -> None:
     stream = io.StringIO()
     console = console_for(stream)
-    print_run(console, mixed)
+    print_run(console, RunView(mixed))
     for fault in mixed.faults():
         console.print(fault_line(fault), soft_wrap=True)
     text = stream.getvalue()
@@ -184,9 +185,9 @@ def test_the_terminal_prints_hostile_text_harmlessly_and_commands_whole(mixed: R
 
 
 def test_all_reports_are_written_and_again_equal(mixed: RunStore) -> None:
-    first = {path.name: path.read_bytes() for path in write_reports(mixed)}
+    first = {path.name: path.read_bytes() for path in write_reports(RunView(mixed))}
     assert tuple(first) == REPORT_FILES
-    again = {path.name: path.read_bytes() for path in write_reports(RunStore.open(mixed.path))}
+    again = {path.name: path.read_bytes() for path in write_reports(RunView(RunStore.open(mixed.path)))}
     assert first == again
 
 
@@ -219,7 +220,7 @@ def many(tmp_path: Path, share_bad: float, message: str, num_findings: int) -> R
 def test_two_thousand_cases_stay_below_two_megabytes(
     tmp_path: Path, share_bad: float, message: str, num_findings: int
 ) -> None:
-    text = page.render(many(tmp_path, share_bad, message, num_findings))
+    text = page.render(RunView(many(tmp_path, share_bad, message, num_findings)))
     assert len(text.encode()) < 2_000_000
     assert text.count("<tr data-v=") == 2000
     in_full, num_bad = text.count('<article class="view'), 2000 * share_bad
@@ -229,14 +230,14 @@ def test_two_thousand_cases_stay_below_two_megabytes(
 def test_the_pages_data_cannot_end_its_own_element(tmp_path: Path) -> None:
     case = make_case("a</script><!--<script>[n=1]")
     case = case.model_copy(update={"params": MlaDecodeParams(kernel="</script>\u2028"), "tags": ("</SCRIPT >",)})
-    text = page.render(make_store(tmp_path, [make_result(case, reason="-->")], [case]))
+    text = page.render(RunView(make_store(tmp_path, [make_result(case, reason="-->")], [case])))
     inside = text.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
     assert not set("<>&\u2028") & set(inside)
     assert sum("</script>" in text.lower() for text in json.loads(inside)["texts"]) == 1
 
 
 def test_the_policy_names_the_style_and_the_script_that_the_page_has(mixed: RunStore) -> None:
-    text = page.render(mixed)
+    text = page.render(RunView(mixed))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None and policy[1].startswith("default-src &#39;none&#39;; ")
     for tag in ("style", "script"):

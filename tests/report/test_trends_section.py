@@ -10,22 +10,25 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.report import page
+from harness.report.run_view import RunView
 from harness.report.trend_chart import past_of, trend_view
-from harness.store.history.runs import RunPoint
+from harness.store.history.entry import RunEntry
 from harness.store.history.trends import CaseTrend, FaultTrend, Flakiness, ScenarioTrend, Trends
 from harness.store.run_folder import RunStore
+from harness.store.source import Source
 
 HOSTILE = "<script>alert(1)</script>"
 
 
-def runs(count: int) -> tuple[RunPoint, ...]:
+def runs(count: int) -> tuple[RunEntry, ...]:
     return tuple(
-        RunPoint(
-            run_id=f"run-{n}", started=f"2026-11-{n + 1:02}T06:00:00+00:00", seconds=3.0, commit=f"{n:040x}",
-            branch=HOSTILE, is_changed=n == 1, totals={"pass": 1}, num_planned=1,
+        RunEntry(
+            run_id=f"run-{n}",
+            started=f"2026-11-{n + 1:02}T06:00:00+00:00",
+            source=Source(commit=f"{n:040x}", branch=HOSTILE, changes="d" * (n == 1)),
         )
         for n in range(count)
-    )  # fmt: skip
+    )
 
 
 def case_trend(verdicts: str, flaky: Flakiness | None = None) -> CaseTrend:
@@ -36,7 +39,7 @@ def trends(verdicts: str, *, seconds: tuple[float | None, ...], accuracies: tupl
     count = len(verdicts)
     scenario = ScenarioTrend(
         "decode", tuple(int(v == "p") for v in verdicts), tuple(int(v in "fce") for v in verdicts),
-        tuple(int(v == "s") for v in verdicts), seconds, accuracies or (None,) * count,
+        tuple(int(v == "s") for v in verdicts), seconds, accuracies or (None,) * count, (0,) * count,
     )  # fmt: skip
     fault = FaultTrend("kv.x", "decode[n=0]", "decode", "." + "y" * (count - 2) + "n", (1.0,) * count)
     flaky = Flakiness(num_groups=4, num_mixed=1, num_runs=9, verdicts={"pass": 8, "fail": 1})
@@ -103,8 +106,8 @@ def test_the_page_has_a_section_of_trends_only_with_them_and_escapes_what_is_in_
     store = RunStore.create(tmp_path, [Job(key=case.id, case=case)], command="x")
     findings = (Finding(oracle="finite", tensor="out"),)
     store.add(CaseResult(key=case.id, id=case.id, scenario="decode", verdict=Verdict.FAIL, findings=findings))
-    assert 'id="trends"' not in page.render(store)
-    text = page.render(store, trends("ppff", seconds=(1.0, 1.0, 1.0, 1.0)))
+    assert 'id="trends"' not in page.render(RunView(store))
+    text = page.render(RunView(store), trends("ppff", seconds=(1.0, 1.0, 1.0, 1.0)))
     assert 'id="trends"' in text and 'href="#trends"' in text and "4 runs from 2026-11-01 to 2026-11-04" in text
     assert "1 of 4 groups" in text and "8 pass, 1 fail" in text, "the flaky case"
     assert "fail since run-2" in text, "the page of the failing case"

@@ -67,7 +67,9 @@ def execute(job: Job) -> CaseResult:
         return _result(job, Verdict.ERROR, reason="an oracle looked at nothing")
     if does == "crash":
         reason = options.get("reason", "raised RuntimeError: bad address 0xabc1 of block 17")
-        return _result(job, Verdict.CRASH, reason=reason, findings=(Finding(oracle="crash", message=reason),))
+        kernel, cause = options.get("kernel", ""), options.get("cause", "raised")
+        finding = Finding(oracle="crash", message=reason, cause=cause, kernel=kernel)
+        return _result(job, Verdict.CRASH, reason=reason, findings=(finding,))
     if does == "skip":
         return _result(job, Verdict.SKIP, reason="this machine has no GPU")
     if does == "end_the_node":

@@ -10,20 +10,27 @@ from typing import Any
 import pytest
 
 from harness.core.cases import AskFirstNan, Case, Job, KnownFailure
-from harness.core.finding_words import DECLARE_SHAPES
-from harness.core.records import CaseResult, Verdict
+from harness.core.records import CaseResult, Finding, Verdict
 from harness.run.crash_groups import CrashGroups
 from harness.run.runner import WorkerPool
 
 from .test_runner import stub_pool  # type: ignore[import-not-found]
 
-DECLARES = f"mla_decode/mine runs at 512+64, raises at 32+16 (RuntimeError: no): {DECLARE_SHAPES}"
+UNDECLARED = "undeclared_shapes"
 
 
 def job(
-    name: str, does: str = "crash", *, scenario: str = "s", kernel: str = "mine", rank: int = 512, reason: str = ""
+    name: str,
+    does: str = "crash",
+    *,
+    scenario: str = "s",
+    kernel: str = "mine",
+    rank: int = 512,
+    cause: str = "",
+    reason: str = "",
 ) -> Job:
-    tags = (f"does={does}", *((f"reason={reason}",) if reason else ()))
+    given = {"cause": cause, "reason": reason, "kernel": f"mla_decode/{kernel}"}
+    tags = (f"does={does}", *(f"{name}={value}" for name, value in given.items() if value))
     params = {"kernel": kernel, "kv_lora_rank": rank, "qk_rope_head_dim": 64 if rank == 512 else 16}
     case = Case(id=name, scenario=scenario, system="kernel", op="mla_decode", tags=tags, params=params)
     return Job(key=name, case=case)
@@ -42,7 +49,7 @@ def verdicts(pool: Any, jobs: list[Job], **options: Any) -> str:
 
 
 def test_after_three_crashes_alike_the_rest_of_the_group_is_not_run(pool: WorkerPool) -> None:
-    # The addresses and numbers of the reasons differ.
+    # The words differ, the cause does not.
     jobs = [job(f"n{n}", reason=f"illegal address 0x{n}ab of block {n} in n{n}") for n in range(6)]
     others = [job("other", kernel="theirs"), job("elsewhere", scenario="t")]
     results = {result.key: result for result in pool.run([*jobs, *others], None, CrashGroups([*jobs, *others]))}
@@ -72,8 +79,8 @@ def test_another_outcome_in_between_resets_the_count(pool: WorkerPool, does: tup
 
 
 def test_crashes_for_other_reasons_are_counted_apart(pool: WorkerPool) -> None:
-    reasons = ("a", "a", "b", "b", "a", "a", "a", "a")
-    assert verdicts(pool, [job(f"n{n}", reason=text) for n, text in enumerate(reasons)]) == "ccccccc" + "s"
+    causes = ("a", "a", "b", "b", "a", "a", "a", "a")
+    assert verdicts(pool, [job(f"n{n}", cause=one) for n, one in enumerate(causes)]) == "ccccccc" + "s"
 
 
 def test_a_worker_that_dies_counts_as_well(pool: WorkerPool) -> None:
@@ -94,7 +101,6 @@ def test_trials_faults_and_known_failures_are_never_held_back(pool: WorkerPool) 
     others = [
         Job(key="sites", case=case, sites=()),
         Job(key="fault", case=case, fault="merge.ignore-context-count"),
-        Job(key="cure", case=case, cures=("zero-fill",)),
         Job(key="ask", case=case, ask=AskFirstNan()),
         Job(key="known", case=case.model_copy(update={"known": (known,)})),
         Job(key="no kernel", case=Case(id="e", scenario="s", system="vllm-host", params={"part": "new-blocks"})),
@@ -114,8 +120,8 @@ def test_trials_faults_and_known_failures_are_never_held_back(pool: WorkerPool) 
 
 def test_a_continued_run_counts_the_stored_results(pool: WorkerPool) -> None:
     jobs = [job(f"n{n}") for n in range(4)]
-    reason = "raised RuntimeError: bad address 0x1 of block 2"
-    stored = [CaseResult.of(one, Verdict.CRASH, reason=reason) for one in jobs[:2]]
+    finding = Finding(oracle="crash", cause="raised", kernel="mla_decode/mine", message="another address")
+    stored = [CaseResult.of(one, Verdict.CRASH, findings=(finding,)) for one in jobs[:2]]
     found = list(pool.run(jobs[2:], None, CrashGroups(jobs, stored)))
     assert [result.verdict.value for result in found] == ["crash", "skip"]
     stored.append(found[0])
@@ -124,7 +130,7 @@ def test_a_continued_run_counts_the_stored_results(pool: WorkerPool) -> None:
 
 def test_a_kernel_that_must_declare_shapes_crashes_once_in_all_scenarios(pool: WorkerPool) -> None:
     jobs = [
-        job("first", scenario="s", rank=32, reason=DECLARES),
+        job("first", scenario="s", rank=32, cause=UNDECLARED),
         job("again", scenario="s", rank=32),
         job("elsewhere", scenario="t", rank=64),
         job("full size", "pass", scenario="t"),
@@ -132,7 +138,7 @@ def test_a_kernel_that_must_declare_shapes_crashes_once_in_all_scenarios(pool: W
     ]
     results = {result.key: result for result in pool.run(jobs, None, CrashGroups(jobs))}
     assert [results[one.key].verdict.value for one in jobs] == ["crash", "skip", "skip", "pass", "pass"]
-    why = f"not run: mla_decode/mine raises at such sizes (first); {DECLARE_SHAPES}"
+    why = "not run: mla_decode/mine raises at such sizes (first); declare shapes="
     assert results["again"].reason == results["elsewhere"].reason == why
 
 
@@ -143,5 +149,6 @@ def test_sizes_are_held_back_in_the_engine_too(tmp_path: Path) -> None:
     )  # fmt: skip
     first, later = job("first", rank=32), Job(key="engine", case=engine)
     groups = CrashGroups([first, later])
-    groups.note(CaseResult.of(first, Verdict.CRASH, reason=DECLARES))
+    finding = Finding(oracle="crash", cause=UNDECLARED, kernel="mla_decode/mine")
+    groups.note(CaseResult.of(first, Verdict.CRASH, findings=(finding,)))
     assert [result.key for result in groups.take_from(deque([later]))] == ["engine"]

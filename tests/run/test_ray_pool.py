@@ -254,7 +254,7 @@ def test_an_interrupted_run_keeps_its_results_and_is_resumed(
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert f"mla-harness run --resume {run}" in stderr and "Traceback" not in stderr
-    assert "never ran: the run ended before" in stdout and (run / "report.html").exists()
+    assert "not run: the run ended before" in stdout and (run / "report.html").exists()
     before = (run / "results.jsonl").read_text().splitlines()
     again = subprocess.run([*command, str(run)], capture_output=True, text=True, check=False, env=environ, timeout=120)
     assert again.returncode == 0, again.stderr

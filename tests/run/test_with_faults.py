@@ -9,7 +9,7 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Verdict
-from harness.diagnose.perform import judge_fault
+from harness.diagnose.run_jobs import judge_fault
 from harness.run.environment import Environment
 from harness.run.planning import Planner, Wanted
 from harness.scenario.load import load_scenarios

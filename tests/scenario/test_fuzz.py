@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from harness.core.cases import Case
 from harness.core.engine_params import EngineParams
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import PAGE_SIZE
-from harness.scenario.draws import draw
+from harness.scenario.draws import MORE, draw
 from harness.scenario.expand import KernelOverride, drawn_case, expand
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
@@ -21,17 +22,29 @@ from harness.scenario.selection import select
 ROOT = Path(__file__).parents[2]
 SEQUENCES, STATES, FUZZ = [s for s in load_scenarios(shipped_directory()) if s.fuzz is not None]
 DRAWN = expand(FUZZ, seed=7)
+OLD = json.loads(Path(__file__).with_name("draws_of_version_1.json").read_text(encoding="utf-8"))
 
 
 def test_scenario_draws_as_many_cases_as_it_says() -> None:
     assert FUZZ.fuzz is not None
     assert len(DRAWN) == FUZZ.fuzz.examples == 200
-    assert DRAWN[12].id == "fuzz[seed=7,draw=12]"
+    assert DRAWN[12].id == "fuzz[seed=7,draw=12,v=2]"
 
 
 def test_id_alone_reproduces_its_case() -> None:
-    assert drawn_case(FUZZ, "fuzz[seed=7,draw=150]") == DRAWN[150]
-    assert select([FUZZ], ["fuzz[seed=7,draw=150]"]) == [DRAWN[150]]
+    assert drawn_case(FUZZ, "fuzz[seed=7,draw=150,v=2]") == DRAWN[150]
+    assert select([FUZZ], ["fuzz[seed=7,draw=150,v=2]"]) == [DRAWN[150]]
+
+
+@pytest.mark.parametrize("identity", OLD)
+def test_an_id_of_version_1_stands_for_its_old_case(identity: str) -> None:
+    (case,) = select([FUZZ], [identity])
+    found = {
+        "op": case.op,
+        "params": case.params.model_dump(mode="json"),
+        "poison": case.poison.model_dump(mode="json"),
+    }
+    assert (case.id, found) == (identity, OLD[identity])
 
 
 def test_draw_beyond_the_examples_can_be_named() -> None:
@@ -40,7 +53,15 @@ def test_draw_beyond_the_examples_can_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["fuzz[seed=1]", "fuzz[draw=1,seed=1]", "fuzz[seed=x,draw=1]", "other[seed=1,draw=1]"]
+    "wrong",
+    [
+        "fuzz[seed=1]",
+        "fuzz[draw=1,seed=1]",
+        "fuzz[seed=x,draw=1]",
+        "other[seed=1,draw=1]",
+        "fuzz[seed=1,draw=1,v=1]",
+        "fuzz[seed=1,draw=1,v=3]",
+    ],
 )
 def test_other_ids_are_no_draws(wrong: str) -> None:
     assert drawn_case(FUZZ, wrong) is None
@@ -59,8 +80,14 @@ def test_seeds_draw_different_cases() -> None:
 
 
 def test_draws_cover_every_op_and_the_engine() -> None:
-    # Records and alignment are not drawn: a further op would give the ids of all draws other cases.
-    assert {case.op for case in DRAWN} == {None, *KERNEL_PARAMS} - {"write_records", "read_records", "align_experts"}
+    assert {case.op for case in DRAWN} == {None, *KERNEL_PARAMS}
+
+
+def test_draws_reach_every_value_that_version_2_adds() -> None:
+    drawn = [case for seed in range(6) for case in expand(FUZZ, seed=seed)]
+    for op, more in MORE.items():
+        for name, values in more.items():
+            assert {getattr(case.params, name) for case in drawn if case.op == op} == set(values), (op, name)
 
 
 @pytest.mark.parametrize("seed", range(5))

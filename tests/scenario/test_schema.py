@@ -99,7 +99,7 @@ def test_an_editor_can_complete_kernels_of_the_op_and_only_those() -> None:
     ("tool", "page"),
     [
         (["-m", "harness.cli.main", "schema"], f"scenarios/scenario.v{VERSION}.schema.json"),
-        (["tools/scenario_document.py"], "docs/scenario-keys.md"),
+        (["tools/pages.py", "scenario-keys"], "docs/scenario-keys.md"),
     ],
 )
 def test_what_is_published_is_what_the_code_gives(tool: list[str], page: str) -> None:

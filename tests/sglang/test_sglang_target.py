@@ -83,7 +83,7 @@ def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, monke
 def test_imports_that_cannot_be_forked_leave_the_case_to_spawned_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(SglangTarget, "_forks", Forks("harness.engines.sglang.serve.imports", "SGLang"))
+    monkeypatch.setattr(SglangTarget, "_forks", Forks("harness.engines.sglang.serve.imports:import_all", "SGLang"))
     assert run(tmp_path, case(process="fork")).verdict is Verdict.PASS
     assert "no forks of SGLang's imports" in capsys.readouterr().err
 
@@ -104,7 +104,7 @@ def test_the_first_nan_is_recorded_in_the_scheduler(tmp_path: Path) -> None:
     found = SglangTarget(subject, fault="sglang.padding-slot-given").first_writer(poison)
     assert (found.writer, found.step, found.phase) == ("Inner", 1, "decode")
     clean = SglangTarget(subject).first_writer(poison)
-    assert not clean.writer and not clean.untold
+    assert not clean.writer and not clean.missing_report
 
 
 @pytest.mark.parametrize(("how", "verdict", "words"), [

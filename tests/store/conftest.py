@@ -1,14 +1,15 @@
-"""Runs of a history, written as short as tests need them."""
+"""Runs of the past, written as short as tests need them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness.store.history.database import opened
-from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry, write_run
+from harness.store.history.entry import CAUGHT, Entry, RunEntry
+from harness.store.history.runs import PastRuns
 from harness.store.source import Source
 
 MakeRun = Callable[..., RunEntry]
@@ -16,45 +17,79 @@ MakeRun = Callable[..., RunEntry]
 
 @pytest.fixture
 def make_run() -> MakeRun:
-    """`make_run(3, {"a[x=1]": "fail"})`: the third run, of commit "c", with the cases given."""
+    """`make_run(3, {"a[x=1]": "fail"})`: the third run, of commit "c0ffee1", with the cases given."""
 
     def make(
         number: int,
-        verdicts: dict[str, str | CaseEntry],
+        verdicts: dict[str, str | Entry],
         *,
         commit: str = "c0ffee1",
         branch: str = "main",
         changes: str = "",
         variant: str = "v",
-        faults: tuple[FaultEntry, ...] = (),
+        faults: tuple[Entry, ...] = (),
     ) -> RunEntry:
-        cases = tuple(
-            found if isinstance(found, CaseEntry) else CaseEntry(key, key.partition("[")[0], found, 0.25, seed=7)
+        cases = [
+            found if isinstance(found, Entry) else Entry(key, key.partition("[")[0], found, 0.25, seed=7)
             for key, found in verdicts.items()
-        )
+        ]
         return RunEntry(
             run_id=f"run-{number:04d}", started=f"2026-01-{1 + number // 24:02d}T{number % 24:02d}:00:00+00:00",
             seconds=1.5, command="mla-harness run", source=Source(commit=commit, branch=branch, changes=changes),
-            variant=variant, folder="", num_planned=len(cases), cases=cases, faults=faults,
+            variant=variant, num_planned=len(cases), entries={one.key: one for one in (*cases, *faults)},
         )  # fmt: skip
 
     return make
 
 
-@pytest.fixture
-def history(tmp_path: Path) -> Path:
-    """Where a history would be; nothing is there yet."""
-    return tmp_path / "history.sqlite"
+def write_summary(root: Path, run: RunEntry) -> None:
+    """Write the summary that a run with these results has."""
+    same = ("scenario", "verdict", "seconds", "seed", "device")
+    cases = [
+        {
+            **{name: getattr(one, name) for name in same},
+            "id": one.key,
+            "reason": one.note,
+            "findings": [{"oracle": oracle, "message": one.note} for oracle in one.oracles],
+            "blamed": one.blamed,
+        }
+        for one in run.cases
+    ]
+    faults = [
+        {
+            "case": one.key.partition("!")[0],
+            "fault": one.key.partition("!")[2],
+            "caught": one.verdict == CAUGHT,
+            "reason": one.note,
+            "by": one.oracles,
+            **{name: getattr(one, name) for name in ("scenario", "seconds", "blamed")},
+        }
+        for one in run.faults
+    ]
+    accuracy = [
+        {"case": one.key, "fault": None, "epochs": [{"accuracy": value} for value in one.accuracies]}
+        for one in run.cases
+        if one.accuracies
+    ]
+    summary = {
+        **{name: getattr(run, name) for name in ("run_id", "started", "seconds")},
+        "environment": {"command": run.command, "options": {}, "torch": run.variant},
+        "source": run.source.model_dump(),
+        "cases": cases,
+        "faults": faults,
+        "accuracy": accuracy,
+    }
+    (root / run.run_id).mkdir(parents=True)
+    (root / run.run_id / "summary.json").write_text(json.dumps(summary))
 
 
 @pytest.fixture
-def filled(history: Path) -> Callable[..., Path]:
-    """Write runs to the history."""
+def filled(tmp_path: Path) -> Callable[..., PastRuns]:
+    """Write runs to a folder of runs."""
 
-    def fill(*runs: RunEntry) -> Path:
-        with opened(history, create=True) as connection:
-            for run in runs:
-                write_run(connection, run)
-        return history
+    def fill(*runs: RunEntry) -> PastRuns:
+        for run in runs:
+            write_summary(tmp_path, run)
+        return PastRuns(tmp_path)
 
     return fill

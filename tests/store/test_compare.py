@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,17 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Verdict
-from harness.store.history.compare import Change, choose, compare, previous_of
-from harness.store.history.database import opened
-from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry, entry_of
-from harness.store.history.runs import newer
+from harness.report.run_view import RunView
+from harness.report.write import write_reports
+from harness.store.history.compare import Change, choose, compare, last_green, previous_of
+from harness.store.history.entry import Entry, RunEntry, entry_of
+from harness.store.history.runs import PastRuns
 from harness.store.run_folder import RunStore
 
+from .entries import fault
+
 MakeRun = Callable[..., RunEntry]
-Fill = Callable[..., Path]
+Fill = Callable[..., PastRuns]
 
 
 def keys(changes: tuple[Change, ...]) -> list[str]:
@@ -39,7 +43,7 @@ def test_each_case_is_where_it_belongs(make_run: MakeRun) -> None:
     assert keys(found.fixed) == ["mended"]
     assert keys(found.other_failures) == ["worse"]
     assert keys(found.not_judged) == ["hidden", "gone quiet"], "a skip mends nothing"
-    assert (found.num_same_failures, found.num_new, found.num_gone, found.num_shared) == (1, 2, 1, len(words))
+    assert (len(found.same_failures), found.num_new, found.num_gone, found.num_shared) == (1, 2, 1, len(words))
     assert found.is_like_with_like and not compare(before, replace(after, variant="w")).is_like_with_like
 
 
@@ -53,25 +57,24 @@ def test_each_case_is_where_it_belongs(make_run: MakeRun) -> None:
 def test_a_failure_is_another_one_when_another_oracle_or_site_is(
     make_run: MakeRun, other: dict[str, tuple[str, ...]], is_other: bool
 ) -> None:
-    failing = CaseEntry("a", "a", "fail", 0.1, note="NaN", oracles=("finite",), blamed=("kv.tail",))
+    failing = Entry("a", "a", "fail", 0.1, note="NaN", oracles=("finite",), blamed=("kv.tail",))
     found = compare(make_run(1, {"a": failing}), make_run(2, {"a": replace(failing, **other)}))  # type: ignore[arg-type]
-    assert bool(found.other_failures) is is_other and found.num_same_failures == int(not is_other)
+    assert bool(found.other_failures) is is_other and len(found.same_failures) == int(not is_other)
 
 
-def test_a_fault_that_is_no_longer_caught_is_a_new_failure_and_its_fallen_accuracy_is_no_change(
+def test_a_fault_that_is_no_longer_caught_is_a_new_failure(
     make_run: MakeRun,
 ) -> None:
-    caught = FaultEntry("kv.tail", "a", "a[x=1]", True, 1.0, oracles=("finite",), accuracies=(0.5,))
-    missed = replace(caught, caught=False, note="the case ended in pass", accuracies=(1.0,))
+    caught = fault("kv.tail", "a[x=1]", True, oracles=("finite",))
+    missed = fault("kv.tail", "a[x=1]", False, note="the case ended in pass")
     before, after = make_run(1, {}, faults=(caught,)), make_run(2, {}, faults=(missed,))
     assert keys(compare(before, after).new_failures) == ["a[x=1]!kv.tail"]
     assert keys(compare(after, before).fixed) == ["a[x=1]!kv.tail"]
-    assert compare(before, after).accuracy == ()
 
 
 def test_accuracy_and_time_are_told_with_the_largest_change_first(make_run: MakeRun) -> None:
-    def measured(key: str, seconds: float, *accuracies: float) -> CaseEntry:
-        return CaseEntry(key, "m", "pass", seconds, accuracies=accuracies)
+    def measured(key: str, seconds: float, *accuracies: float) -> Entry:
+        return Entry(key, "m", "pass", seconds, accuracies=accuracies)
 
     before = make_run(
         1, {"m1": measured("m1", 1.0, 1.0, 0.9), "m2": measured("m2", 1.0, 1.0), "m3": measured("m3", 9.0)}
@@ -90,7 +93,7 @@ def test_names_mean_runs_of_the_history(filled: Fill, make_run: MakeRun, tmp_pat
     )  # fmt: skip
 
     def meant(*names: str, branch: str = "") -> list[str]:
-        return [run.run_id for run in choose(names, path, tmp_path, branch=branch)]
+        return [run.run_id for run in choose(names, path, branch=branch)]
 
     assert meant() == ["run-0002", "run-0004"], "run 3 has no case in common with the latest"
     assert meant("previous", "latest") == meant("latest") == meant()
@@ -98,7 +101,8 @@ def test_names_mean_runs_of_the_history(filled: Fill, make_run: MakeRun, tmp_pat
     assert meant("run-0002") == ["run-0001", "run-0002"]
     assert meant("run-0004", "run-0001") == ["run-0004", "run-0001"]
     for names, told in (
-        (("previous", "run-0003"), "no run before run-0003"), (("run-0001", "previous"), "write it first"),
+        (("previous", "run-0003"), "has no run before run-0003"), (("run-0001", "previous"), "write it first"),
+        (("latest", "latest"), "are the same run, run-0004"),
         (("run-0001", "run-9"), "no run 'run-9'"), (("run-0010", "latest"), "did you mean 'run-0"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=told):
@@ -118,10 +122,10 @@ def store_of(root: Path, **verdicts: Verdict) -> RunStore:
 def test_run_folders_are_compared_without_any_history(tmp_path: Path) -> None:
     first = store_of(tmp_path, a=Verdict.PASS)
     second = store_of(tmp_path, a=Verdict.FAIL)
-    before, after = choose([str(first.path), second.path.name], None, tmp_path)
+    before, after = choose([str(first.path), second.path.name], PastRuns(tmp_path))
     assert keys(compare(before, after).new_failures) == ["a"]
-    with pytest.raises(InputError, match="the history has no run"):
-        choose(["previous", str(second.path)], None, tmp_path)
+    with pytest.raises(InputError, match="has no run before"):
+        choose(["previous", str(second.path)], PastRuns(tmp_path))
 
 
 def test_an_entry_holds_what_the_folder_says_and_leaves_out_what_never_ran(tmp_path: Path) -> None:
@@ -133,14 +137,6 @@ def test_an_entry_holds_what_the_folder_says_and_leaves_out_what_never_ran(tmp_p
     (case,) = entry.cases
     assert (case.note, case.oracles, case.blamed, case.seed) == ("NaN in live rows", ("finite",), ("kv.tail",), 5)
     assert entry.num_planned == 2 and Path(entry.folder).is_absolute()
-
-
-def test_text_that_is_no_unicode_can_be_stored(tmp_path: Path, filled: Fill) -> None:
-    store = store_of(tmp_path, a=Verdict.PASS)
-    store.add(store.results()[0].model_copy(update={"verdict": Verdict.FAIL, "reason": "NaN in \ud800"}))
-    entry = entry_of(store)
-    assert entry.cases[0].note == "NaN in ?"
-    filled(entry)
 
 
 def test_the_variant_of_a_run_is_its_options_and_versions(tmp_path: Path) -> None:
@@ -155,7 +151,7 @@ def test_the_variant_of_a_run_is_its_options_and_versions(tmp_path: Path) -> Non
     assert entry_of(store).variant == elsewhere, "where it ran decides nothing"
 
 
-def test_the_run_before_is_found_for_a_run_that_the_history_does_not_have(filled: Fill, make_run: MakeRun) -> None:
+def test_the_run_before_is_found_for_a_run_that_is_not_in_the_folder(filled: Fill, make_run: MakeRun) -> None:
     path = filled(make_run(1, {"a": "pass"}), make_run(5, {"a": "pass"}))
     found = previous_of(make_run(3, {"a": "fail"}), path)
     assert found is not None and found.run_id == "run-0001"
@@ -163,16 +159,17 @@ def test_the_run_before_is_found_for_a_run_that_the_history_does_not_have(filled
 
 
 def test_cases_that_were_good_and_no_longer_run_are_lost_by_reason(make_run: MakeRun) -> None:
-    caught = FaultEntry("kv.tail", "a", "a[x=1]", True)
+    caught = fault("kv.tail", "a[x=1]", True)
     before = make_run(
         1, {"a": "pass", "b": "pass", "c": "pass", "d": "pass", "bad": "fail", "s": "skip"}, faults=(caught,)
     )
-    skipped = {key: CaseEntry(key, key, "skip", 0.0, note="needs CUDA") for key in ("a", "b", "bad", "s")}
+    skipped = {key: Entry(key, key, "skip", 0.0, note="needs CUDA") for key in ("a", "b", "bad", "s")}
     after = make_run(2, {**skipped, "d": "pass"})
     gone = "not in the newer run: mla-harness run"
     assert compare(before, after).lost == {"needs CUDA": ("a", "b"), gone: ("c",)}, "a run without faults injects none"
-    other = replace(caught, fault="lse")
-    assert compare(before, replace(after, faults=(other,))).lost[gone] == ("c", "a[x=1]!kv.tail")
+    other = fault("lse", "a[x=1]", True)
+    more = {**after.entries, other.key: other}
+    assert compare(before, replace(after, entries=more)).lost[gone] == ("c", "a[x=1]!kv.tail")
     assert compare(before, before).lost == {} and compare(after, before).lost == {}
 
 
@@ -183,23 +180,39 @@ def test_a_run_in_which_nothing_ran_is_neither_latest_nor_previous(
     path = filled(
         make_run(1, {"a": "pass"}), make_run(2, {"a": idle}), make_run(3, {"a": "fail"}), make_run(4, {"a": idle})
     )
-    assert [run.run_id for run in choose([], path, tmp_path)] == ["run-0001", "run-0003"]
-    assert [run.run_id for run in choose(["run-0004"], path, tmp_path)] == ["run-0003", "run-0004"]
-    with opened(path) as connection:
-        assert newer(connection, make_run(3, {})) == ["run-0004"] and newer(connection, make_run(4, {})) == []
+    assert [run.run_id for run in choose([], path)] == ["run-0001", "run-0003"]
+    assert [run.run_id for run in choose(["run-0004"], path)] == ["run-0003", "run-0004"]
 
 
 def test_a_run_of_faults_alone_can_be_latest(filled: Fill, make_run: MakeRun, tmp_path: Path) -> None:
-    fault = FaultEntry("kv.tail", "a", "a[x=1]", True)
-    path = filled(make_run(1, {"a": "pass"}, faults=(fault,)), make_run(2, {}, faults=(fault,)))
-    assert [run.run_id for run in choose([], path, tmp_path)] == ["run-0001", "run-0002"]
+    caught = fault("kv.tail", "a[x=1]", True)
+    path = filled(make_run(1, {"a": "pass"}, faults=(caught,)), make_run(2, {}, faults=(caught,)))
+    assert [run.run_id for run in choose([], path)] == ["run-0001", "run-0002"]
 
 
 def test_folders_in_which_nothing_ran_are_not_latest(tmp_path: Path) -> None:
     idle = store_of(tmp_path, a=Verdict.SKIP)
+    write_reports(RunView(idle))
     with pytest.raises(InputError, match=r"latest: nothing ran .* all was skipped"):
-        choose([str(idle.path), "latest"], None, tmp_path)
-    judged = store_of(tmp_path, a=Verdict.PASS)
-    store_of(tmp_path, a=Verdict.SKIP)
-    _, after = choose([str(idle.path), "latest"], None, tmp_path)
+        choose([str(idle.path), "latest"], PastRuns(tmp_path))
+    judged, later = store_of(tmp_path, a=Verdict.PASS), store_of(tmp_path, a=Verdict.SKIP)
+    write_reports(RunView(judged)), write_reports(RunView(later))
+    _, after = choose([str(idle.path), "latest"], PastRuns(tmp_path))
     assert after.run_id == judged.plan.run_id
+
+
+def test_the_last_green_run_ran_to_its_end_without_a_failure(filled: Fill, make_run: MakeRun) -> None:
+    counted = ("fail", "crash", "missed")
+    path = filled(
+        make_run(1, {"a": "pass", "b": "known"}), make_run(2, {"a": "pass"}, faults=(fault("lse", "a", False),)),
+        make_run(4, {"a": "pass", "b": "fail"}), make_run(5, {"z": "pass"}),
+    )  # fmt: skip
+    now = make_run(6, {"a": "fail", "b": "fail"})
+    found = last_green(now, path, counted)
+    assert found is not None and found.run_id == "run-0001"
+    assert last_green(make_run(1, {"a": "fail"}), path, counted) is None
+    file = path.root / "run-0001" / "summary.json"
+    summary = json.loads(file.read_text())
+    summary["cases"].append({**summary["cases"][0], "id": "c", "verdict": "not-run"})
+    file.write_text(json.dumps(summary))
+    assert last_green(now, PastRuns(path.root), counted) is None, "a run that was stopped is not green"

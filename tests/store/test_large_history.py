@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from harness.cli.main import exit_code_of
 from harness.store.history.entry import RunEntry
+from harness.store.history.runs import PastRuns
 
-NUM_RUNS, NUM_CASES = 200, 500
-LIMIT_SECONDS = 3.0
+NUM_RUNS, NUM_CASES = 1000, 500
+LIMIT_SECONDS = 12.0
 
 pytestmark = pytest.mark.nightly
 
 
 def test_every_command_that_reads_a_large_history_is_quick(
-    filled: Callable[..., Path], make_run: Callable[..., RunEntry], capfd: pytest.CaptureFixture[str]
+    filled: Callable[..., PastRuns], make_run: Callable[..., RunEntry], capfd: pytest.CaptureFixture[str]
 ) -> None:
     verdicts = [
         {f"s{case // 20}[x={case}]": "fail" if (run // 4 + case) % 97 == 0 else "pass" for case in range(NUM_CASES)}
@@ -29,10 +29,10 @@ def test_every_command_that_reads_a_large_history_is_quick(
         ["history"],
         ["history", "s1", "--limit", "100000"],
         ["history", "s1[x=30]", "--limit", "100000"],
-        ["history", "--since", "2026-01-04", "--branch", "main"],
+        ["history", "--since", "2026-02-04", "--branch", "main"],
         ["compare", "previous", "latest"],
     ):
         before = time.process_time()
-        assert exit_code_of([*command, "--history", str(path)]) in (0, 1)
+        assert exit_code_of([*command, "--history", str(path.root)]) in (0, 1)
         assert time.process_time() - before < LIMIT_SECONDS, command
         assert capfd.readouterr().out

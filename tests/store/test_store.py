@@ -12,7 +12,7 @@ from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.core.systems import engine_versions
-from harness.store.run_folder import NEVER_RAN, RunStore, find_run, new_run_id
+from harness.store.run_folder import RunStore, find_run, new_run_id
 from harness.store.summary import summarise, to_json
 
 
@@ -30,10 +30,11 @@ def fresh(tmp_path: Path, *names: str) -> RunStore:
     return RunStore.create(tmp_path, [job(name) for name in names], command="mla-harness run", options={"seed": 3})
 
 
-def test_run_ids_sort_by_time_and_differ() -> None:
+def test_folders_of_runs_sort_by_time_and_differ(tmp_path: Path) -> None:
     early, late = (new_run_id(datetime(2026, 1, day, tzinfo=UTC)) for day in (1, 2))
     assert early < late and early.startswith("20260101T000000Z-")
-    assert len({new_run_id() for _ in range(20)}) > 15
+    names = [fresh(tmp_path).path.name for _ in range(20)]
+    assert names == sorted(set(names))
 
 
 def test_a_run_reads_back_equal(tmp_path: Path) -> None:
@@ -72,14 +73,13 @@ def test_a_run_of_version_0_1_is_read_as_the_same_jobs(tmp_path: Path) -> None:
     assert engine_versions(again.environment) == {"vllm": "0.22.1"}
 
 
-def test_results_come_in_the_order_of_the_plan_and_what_never_ran_is_an_error(tmp_path: Path) -> None:
+def test_results_come_in_the_order_of_the_plan_and_what_never_ran_is_marked(tmp_path: Path) -> None:
     store = fresh(tmp_path, "a", "b", "c")
     store.add(result("c"))
     store.add(result("a"))
     found = store.results()
     assert [entry.key for entry in found] == ["a", "b", "c"]
-    assert [entry.verdict for entry in found] == [Verdict.PASS, Verdict.ERROR, Verdict.PASS]
-    assert found[1].reason == NEVER_RAN
+    assert [entry.verdict for entry in found] == [Verdict.PASS, Verdict.NOT_RUN, Verdict.PASS]
     assert [left.key for left in store.unfinished()] == ["b"]
 
 
@@ -157,9 +157,13 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
     store.note_environment({"torch": "2.13.0"})
     store.add_seconds(2.5)
     summary = summarise(store)
-    assert list(summary) == ["run_id", "started", "seconds", "environment", "totals", "cases", "faults", "accuracy"]
+    assert list(summary) == [
+        *("run_id", "started", "seconds", "environment", "source", "totals", "cases", "faults", "accuracy")
+    ]
     assert summary["totals"] == {"pass": 0, "fail": 1, "crash": 0, "skip": 1, "error": 0}
-    assert list(summary["cases"][0]) == ["id", "scenario", "refs", "verdict", "seconds", "reason", "findings"]
+    assert list(summary["cases"][0]) == [
+        *("id", "scenario", "refs", "verdict", "seconds", "reason", "findings", "seed", "device", "blamed")
+    ]
     assert summary["cases"][0]["findings"] == [
         {
             "oracle": "finite",
@@ -168,11 +172,24 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
             "where": "row 1",
             "bits": "0x1",
             "message": "NaN",
+            "cause": "",
+            "error": "",
+            "kernel": "",
             "at": "",
+            "excess": None,
         }
     ]
     assert summary["faults"] == [
-        {"fault": "f", "scenario": "s", "case": "a", "caught": False, "by": [], "blamed": [], "seconds": 1.5}
+        {
+            "fault": "f",
+            "scenario": "s",
+            "case": "a",
+            "caught": False,
+            "by": [],
+            "blamed": [],
+            "seconds": 1.5,
+            "reason": "",
+        }
     ]
     assert summary["accuracy"] == [] and summary["seconds"] == 2.5
     assert summary["environment"]["torch"] == "2.13.0"

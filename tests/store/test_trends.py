@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from harness.store.history.database import opened
-from harness.store.history.entry import CaseEntry, FaultEntry, RunEntry
-from harness.store.history.runs import Filter, newest, results_of, run_ids
-from harness.store.history.trends import Trends, durations, read_trends, trends_over
+from harness.store.history.entry import Entry, RunEntry
+from harness.store.history.runs import PastRuns
+from harness.store.history.trends import Trends, durations, trends_of, trends_over
+
+from .entries import fault
 
 MakeRun = Callable[..., RunEntry]
-Fill = Callable[..., Path]
+Fill = Callable[..., PastRuns]
 
 
-def over_all(path: Path) -> Trends:
-    with opened(path) as connection:
-        return trends_over(connection, run_ids(connection, Filter(), limit=100)[::-1])
+def over_all(runs: PastRuns) -> Trends:
+    return trends_over([*runs][::-1])
+
+
+def up_to(runs: PastRuns, run_id: str, num_runs: int = 30) -> Trends:
+    run = runs.named(run_id)
+    assert run is not None
+    return trends_of(run, runs, num_runs=num_runs)
 
 
 def test_verdicts_seconds_and_accuracies_are_aligned_with_the_runs_oldest_first(
     filled: Fill, make_run: MakeRun
 ) -> None:
-    measured = CaseEntry("m[x=1]", "m", "fail", 3.0, accuracies=(1.0, 0.5))
+    measured = Entry("m[x=1]", "m", "fail", 3.0, accuracies=(1.0, 0.5))
     path = filled(
         # Written out of order, as an import may: what counts is when a run started.
         make_run(3, {"a[x=1]": "crash", "m[x=1]": measured}),
@@ -32,8 +37,7 @@ def test_verdicts_seconds_and_accuracies_are_aligned_with_the_runs_oldest_first(
         make_run(2, {"b": "pass"}),
         make_run(4, {"a[x=1]": "error", "a[x=2]": "pass"}),
     )
-    found = read_trends(path, "run-0004")
-    assert found is not None
+    found = up_to(path, "run-0004")
     assert [run.run_id for run in found.runs] == ["run-0001", "run-0003", "run-0004"], "run 2 has no case of run 4"
     assert {case.key: case.verdicts for case in found.cases} == {"a[x=1]": "pce", "a[x=2]": "s.p"}
     assert found.cases[0].seconds == (0.25, 0.25, 0.25)
@@ -48,7 +52,7 @@ def test_totals_count_each_verdict_and_planned_cases_that_never_ran(filled: Fill
     path = filled(make_run(1, {"a": "pass", "b": "fail", "c": "pass"}, changes="d1"))
     (run,) = over_all(path).runs
     assert run.totals == {"pass": 2, "fail": 1, "crash": 0, "skip": 0, "error": 0}
-    assert (run.short_commit, run.is_changed, run.num_planned) == ("c0ffee1+", True, 3)
+    assert (run.source.short_commit, run.num_planned) == ("c0ffee1+", 3)
 
 
 def test_a_case_with_two_verdicts_for_one_state_of_the_code_is_flaky(filled: Fill, make_run: MakeRun) -> None:
@@ -79,7 +83,7 @@ def test_a_case_is_not_flaky_when_something_else_may_be_the_cause(
 
 @pytest.mark.parametrize("other", [{"seed": 8}, {"device": "cuda"}], ids=["seed", "device"])
 def test_another_seed_or_device_is_no_flake(filled: Fill, make_run: MakeRun, other: dict[str, object]) -> None:
-    failing = CaseEntry("a", "a", "fail", 0.1, **({"seed": 7} | other))  # type: ignore[arg-type]
+    failing = Entry("a", "a", "fail", 0.1, **({"seed": 7} | other))  # type: ignore[arg-type]
     path = filled(make_run(1, {"a": "pass"}), make_run(2, {"a": failing}))
     assert over_all(path).flaky == ()
 
@@ -108,70 +112,26 @@ def test_the_flakiest_case_comes_first(filled: Fill, make_run: MakeRun) -> None:
 
 
 def test_faults_have_trends_of_their_own(filled: Fill, make_run: MakeRun) -> None:
-    def put_back(caught: bool) -> tuple[FaultEntry, ...]:
-        return (FaultEntry("kv.tail", "a", "a[x=1]", caught, 2.0),)
-
     path = filled(
-        make_run(1, {"a[x=1]": "pass"}, faults=put_back(True)), make_run(2, {"a[x=1]": "pass"}),
-        make_run(3, {}, faults=put_back(False)),
+        make_run(1, {"a[x=1]": "pass"}, faults=(fault("kv.tail", "a[x=1]", True),)), make_run(2, {"a[x=1]": "pass"}),
+        make_run(3, {}, faults=(fault("kv.tail", "a[x=1]", False),)),
     )  # fmt: skip
-    with opened(path) as connection:
-        runs = run_ids(connection, Filter(name="a"), limit=9)[::-1]
-        found = trends_over(connection, runs, "a")
-    assert [(fault.fault, fault.outcomes) for fault in found.faults] == [("kv.tail", "y.n")]
-    assert [(run.num_caught, run.num_faults) for run in found.runs] == [(1, 1), (0, 0), (0, 1)]
-    of_last = read_trends(path, "run-0003")
-    assert of_last and of_last.runs[0].run_id == "run-0001", "a fault in common is something in common"
+    found = trends_over([*path][::-1], "a")
+    assert [(one.fault, one.case, one.outcomes) for one in found.faults] == [("kv.tail", "a[x=1]", "y.n")]
+    assert [(run.num_caught, len(run.faults)) for run in found.runs] == [(1, 1), (0, 0), (0, 1)]
+    assert up_to(path, "run-0003").runs[0].run_id == "run-0001", "a fault in common is something in common"
 
 
 def test_only_so_many_runs_are_looked_at(filled: Fill, make_run: MakeRun) -> None:
     path = filled(*(make_run(number, {"a": "pass"}) for number in range(9)))
-    last, fourth = read_trends(path, "run-0008", num_runs=3), read_trends(path, "run-0004", num_runs=2)
-    assert last and [run.run_id for run in last.runs] == ["run-0006", "run-0007", "run-0008"]
-    assert fourth and [run.run_id for run in fourth.runs] == ["run-0003", "run-0004"]
-
-
-def test_trends_are_none_where_there_is_no_history_to_read(filled: Fill, make_run: MakeRun, tmp_path: Path) -> None:
-    (tmp_path / "no.sqlite").write_text("what is this" * 99)
-    path = filled(make_run(1, {"a": "pass"}))
-    assert read_trends(None, "run-0001") is None
-    assert read_trends(tmp_path / "absent.sqlite", "run-0001") is None
-    assert read_trends(tmp_path / "no.sqlite", "run-0001") is None
-    assert read_trends(path, "run-9999") is None
-    assert read_trends(path, "run-0001") is not None
-
-
-def test_runs_are_filtered_by_time_branch_and_the_first_digits_of_a_commit(filled: Fill, make_run: MakeRun) -> None:
-    path = filled(
-        make_run(1, {"a": "pass"}, branch="main", commit="abc1"),
-        make_run(2, {"a": "pass"}, branch="topic", commit="abd"),
-        make_run(30, {"b": "pass"}, branch="main", commit="%"),
-    )  # fmt: skip
-
-    def kept(**wanted: str) -> list[str]:
-        with opened(path) as connection:
-            found = trends_over(connection, run_ids(connection, Filter(**wanted), limit=9))
-            return [run.run_id for run in found.runs]
-
-    assert kept() == ["run-0030", "run-0002", "run-0001"]
-    assert kept(since="2026-01-02T00:00:00+00:00") == ["run-0030"]
-    assert kept(branch="main") == ["run-0030", "run-0001"]
-    assert kept(commit="ab") == ["run-0002", "run-0001"] and kept(commit="abd") == ["run-0002"]
-    assert kept(commit="%") == ["run-0030"], "a commit is no pattern"
-    assert kept(name="a", branch="main") == ["run-0001"]
-
-
-def test_a_case_has_its_reasons_run_by_run(filled: Fill, make_run: MakeRun) -> None:
-    failing = CaseEntry("a", "a", "fail", 0.1, note="NaN in live rows", oracles=("finite",), blamed=("kv.tail",))
-    path = filled(make_run(1, {"a": failing}), make_run(2, {"b": "pass"}))
-    with opened(path) as connection:
-        assert newest(connection) is not None
-        assert results_of(connection, "a", run_ids(connection, Filter(), limit=9)) == [None, failing]
+    last, fourth = up_to(path, "run-0008", num_runs=3), up_to(path, "run-0004", num_runs=2)
+    assert [run.run_id for run in last.runs] == ["run-0006", "run-0007", "run-0008"]
+    assert [run.run_id for run in fourth.runs] == ["run-0003", "run-0004"]
 
 
 def test_durations_are_medians_of_what_ran_to_an_end(filled: Fill, make_run: MakeRun) -> None:
-    def took(seconds: float, verdict: str = "pass", device: str = "cpu") -> CaseEntry:
-        return CaseEntry("a", "a", verdict, seconds, device=device)
+    def took(seconds: float, verdict: str = "pass", device: str = "cpu") -> Entry:
+        return Entry("a", "a", verdict, seconds, device=device)
 
     path = filled(
         make_run(1, {"a": took(1.0), "s": "skip"}), make_run(2, {"a": took(5.0, "fail")}),
@@ -182,6 +142,22 @@ def test_durations_are_medians_of_what_ran_to_an_end(filled: Fill, make_run: Mak
 
 
 def test_durations_are_those_of_late(filled: Fill, make_run: MakeRun) -> None:
-    old = [make_run(number, {"a": CaseEntry("a", "a", "pass", 60.0)}) for number in range(40)]
-    new = [make_run(40 + number, {"a": CaseEntry("a", "a", "pass", 0.5)}) for number in range(20)]
+    old = [make_run(number, {"a": Entry("a", "a", "pass", 60.0)}) for number in range(40)]
+    new = [make_run(40 + number, {"a": Entry("a", "a", "pass", 0.5)}) for number in range(20)]
     assert durations(filled(*old, *new), ["a"]) == {"a": 0.5}
+
+
+def test_a_damaged_summary_is_reported_and_the_other_runs_are_read(filled: Fill, make_run: MakeRun) -> None:
+    path = filled(make_run(1, {"a": "pass"}), make_run(2, {"a": "pass"}), make_run(3, {"a": "pass"}))
+    (path.root / "run-0002" / "summary.json").write_text('{"run_id": "run-0002", "source"')
+    (path.root / "run-0003" / "summary.json").write_text('{"source": {}, "environment": []}')
+    again = PastRuns(path.root)
+    assert [run.run_id for run in again] == ["run-0001"]
+    assert ["run-0003" in again.damaged[0], "run-0002" in again.damaged[1]] == [True, True]
+
+
+def test_a_summary_says_all_that_a_run_entry_holds(filled: Fill, make_run: MakeRun) -> None:
+    failing = Entry("a", "a", "fail", 0.1, 3, "cuda", "NaN in live rows", ("finite",), ("kv.tail",), (1.0, 0.5))
+    run = make_run(1, {"a": failing, "b": "pass"}, changes="d1", faults=(fault("kv.tail", "a", True),))
+    (found,) = filled(run)
+    assert found.entries == run.entries and found.source == run.source and found.totals["fail"] == 1

@@ -79,9 +79,9 @@ def test_a_release_outside_the_range_is_refused(version: str, module: str) -> No
 def test_a_release_with_the_bug_says_so() -> None:
     assert "as released" in str(why_not("vllm.plan-in-warmup-only", "0.21.0"))
     assert "as released" in str(why_not("vllm.skip-zero-new-blocks", "0.22.1"))
-    assert why_not("vllm.skip-zero-new-blocks", "0.24.0") is None
+    assert why_not("vllm.skip-zero-new-blocks", "0.24.0") == ""
     assert "as released" in str(why_not("vllm.context-for-first-rows", "0.27.1"))
-    assert all(why_not(name, "0.33.0") is None for name in PATCHES)
+    assert not any(why_not(name, "0.33.0") for name in PATCHES)
 
 
 @pytest.mark.parametrize("fault", PATCHES)
@@ -91,7 +91,7 @@ def test_of_several_patches_the_one_for_the_release_is_taken_and_there_is_no_gap
         assert before.last == after.first
     for patch in patches:
         assert patch_for(fault, patch.first) is patch
-    assert why_not(fault, "0.33.0") is None
+    assert why_not(fault, "0.33.0") == ""
 
 
 def test_a_release_newer_than_all_that_were_examined_is_refused_by_the_newest_range() -> None:

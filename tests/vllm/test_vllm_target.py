@@ -227,7 +227,7 @@ def test_a_release_that_cannot_be_forked_is_imported_anew(
         raise HarnessError("importing initialized CUDA")
 
     monkeypatch.setattr("harness.engines.serving.ForkServer", no_server)
-    monkeypatch.setattr(VllmTarget, "_forks", Forks("harness.engines.vllm.serve.imports", "vLLM"))
+    monkeypatch.setattr(VllmTarget, "_forks", Forks("harness.engines.vllm.serve.imports:import_all", "vLLM"))
     result = run(tmp_path, case(graph="none").model_copy(update={"oracles": ("answers",)}))
     assert result.verdict is Verdict.PASS
     assert "each case imports anew: importing initialized CUDA" in capsys.readouterr().err
@@ -236,10 +236,10 @@ def test_a_release_that_cannot_be_forked_is_imported_anew(
 def test_a_module_that_touches_cuda_is_left_to_the_forks(tmp_path: Path) -> None:
     (tmp_path / "probing.py").write_text("import torch\ntry:\n    torch.cuda.init()\nexcept Exception:\n    pass\n")
     program = (
-        "import importlib.util, sys\n"
-        "spec = importlib.util.find_spec('harness.engines.vllm.serve.imports')\n"
-        'text = open(spec.origin).read().replace(\'"lm_eval.api.task"\', \'"probing", "json"\')\n'
-        "exec(compile(text, 'imports', 'exec'), {'__name__': 'imports'})\n"
+        "import sys\n"
+        "from harness.engines.vllm.serve import imports\n"
+        "imports.MODULES = ('probing', 'json')\n"
+        "imports.import_all()\n"
         "import torch\n"
         "assert 'probing' not in sys.modules and 'json' in sys.modules and not torch.cuda.is_initialized()\n"
         "assert 'imports' not in torch.cuda._lazy_init.__module__\n"
@@ -267,7 +267,7 @@ def test_the_fork_server_registers_the_models_of_the_canaries(tmp_path: Path) ->
         "        cls.models[name] = model\n"
     )
     program = (
-        "import harness.engines.vllm.serve.imports\n"
+        "from harness.engines.vllm.serve.imports import import_all; import_all()\n"
         "from vllm.model_executor.models.registry import Model, ModelRegistry\n"
         "assert ModelRegistry.models == {'DeepseekV2ForCausalLM': Model}\n"
     )

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from harness.engines.vllm.fits.checks import Fit, fits
-from harness.engines.vllm.fits.page import cell, document, missing, refreshed, run_on_a_cpu, run_on_a_gpu, table
+from harness.engines.vllm.fits.page import (
+    SERVED,
+    cell,
+    document,
+    missing,
+    refreshed,
+    run_on_a_cpu,
+    run_on_a_gpu,
+    table,
+)  # fmt: skip
 from tests.vllm_fits.conftest import Maker
 
 ROOT = Path(__file__).parents[2]
@@ -41,14 +50,15 @@ vLLM 0.24.0: python3, vllm-host-one pass
 
 
 def docs(folder: Path) -> Path:
-    (folder / "vllm.md").write_text(GPU, encoding="utf-8")
-    (folder / "vllm-since-0.28.md").write_text(GPU.replace("0.24.0", "0.30.0"), encoding="utf-8")
+    (folder / "data").mkdir()
+    for name, release in zip(SERVED, ("0.24.0", "0.30.0"), strict=True):
+        (folder / name).write_text(GPU.replace("0.24.0", release), encoding="utf-8")
     (folder / "vllm-host.md").write_text(CPU, encoding="utf-8")
     return folder
 
 
 def test_only_cases_that_came_to_a_verdict_count_as_run(tmp_path: Path) -> None:
-    assert run_on_a_gpu(docs(tmp_path) / "vllm.md") == {"0.24.0": {"`a[x=1]`", "`b`"}}
+    assert run_on_a_gpu(docs(tmp_path) / SERVED[0]) == {"0.24.0": {"`a[x=1]`", "`b`"}}
     assert run_on_a_cpu(tmp_path / "vllm-host.md") == {
         "0.24.0": {"vllm-host-one", "vllm-host-two"}, "0.33.0": {"vllm-host-two"},
     }  # fmt: skip

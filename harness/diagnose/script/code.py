@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import keyword
-import math
 import re
 import textwrap
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError, InputError
+from harness.core.literals import Code, literal
 
 WIDTH = 120
 ROOM = WIDTH - 4
@@ -31,41 +31,12 @@ _TOP_LEVEL = re.compile(r"def |class |if __name__")
 OWN = "harness"
 
 
-class Code(str):
-    """Python code from a function of this module or from a table of the project."""
-
-    __slots__ = ()
-
-
-def literal(value: Any) -> Code:
-    """`value` as a Python literal: numbers, text, and lists and dicts of them. Raises TypeError for anything else."""
-    if isinstance(value, (list, tuple)):
-        return Code("[" + ", ".join(literal(item) for item in value) + "]")
-    if isinstance(value, dict):
-        return Code("{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}")
-    if isinstance(value, float) and not math.isfinite(value):
-        return Code(f'float("{value}")')
-    if isinstance(value, (bool, int, float)) or value is None:
-        return Code(repr(value))
-    if isinstance(value, str):
-        return Code(_quoted(value))
-    raise TypeError(f"{type(value).__name__} has no literal in a script")
-
-
 def long_text(text: str) -> Code:
     """A text as a literal, in several pieces if it is too long for one line."""
     if len(literal(text)) <= ROOM // 2:
         return literal(text)
     pieces = [text[i : i + ROOM // 2] for i in range(0, len(text), ROOM // 2)]
     return Code("(\n" + "".join(f"    {literal(piece)}\n" for piece in pieces) + ")")
-
-
-def _quoted(text: str) -> str:
-    """`text` in double quotes, as ruff writes it. ASCII only, so no character is hidden or changes the direction."""
-    escaped = ascii(text)
-    if '"' in text or "'" in text or "\\" in escaped:
-        return escaped
-    return f'"{escaped[1:-1]}"'
 
 
 def comment(text: str) -> list[str]:
@@ -186,26 +157,17 @@ class Inlined:
     name: Code = field(default_factory=lambda: Code(""))
     imports: list[Code] = field(default_factory=list)
     code: Code = field(default_factory=lambda: Code(""))
-    rebinds: bool = False
-    """Whether the code has the script's marked line, which replaces a function by one with the bug."""
     from_torch: Code = field(default_factory=lambda: Code(""))
     """Names that it imports from torch."""
 
 
-def inline(target: str, replaced: str = "", replacement: str = "") -> Inlined:
+def inline(target: str) -> Inlined:
     """The source of the function `target` ("module:name") and of all that it uses; one line of each docstring.
 
-    With `replaced` and `replacement`, both "module:name", the source of the latter follows, and the marked line binds
-    it to the name of the former. Raises InputError if a source cannot be put into a script.
+    Raises InputError if a source cannot be put into a script.
     """
     joined = _Joined()
     joined.add(*_split(target))
-    if replacement:
-        module, old = _split(replaced)
-        if (module, old) not in joined.seen:
-            raise InputError(f"{target} does not use {replaced}; export a case whose kernel does")
-        joined.add(*_split(replacement))
-        joined.parts.append(f"{name(old)} = {name(_split(replacement)[1])}{MARKER}")
     first = [f"import {module}" for module in sorted(joined.modules - {"torch"})]
     own = joined.names.pop("torch", set())
     rest = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(joined.names.items())]
@@ -213,7 +175,6 @@ def inline(target: str, replaced: str = "", replacement: str = "") -> Inlined:
         name=name(_split(target)[1]),
         imports=[Code(line) for line in first + rest],
         code=Code("\n\n\n".join(joined.parts)),
-        rebinds=bool(replacement),
         from_torch=Code(", ".join(sorted(own))),
     )
 
@@ -242,7 +203,7 @@ class _Joined:
         if self._taken.setdefault(definition, module) != module:
             raise InputError(f"{module} and {self._taken[definition]} both define {definition}; a script can hold one")
         if isinstance(node, ast.FunctionDef):
-            # Marks of seams and of plug-ins' kernels. A script replaces a function by its name.
+            # Marks of seams and of plug-ins' kernels.
             node.decorator_list = [mark for mark in node.decorator_list if not _MARK.match(ast.unparse(mark))]
         _without_annotations(node)
         for used in sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)}):

@@ -1,4 +1,4 @@
-"""A failing case as a script that fails with the bug and passes without it, and the known bugs that have one.
+"""A failing case as a script that fails with the bug and passes without it, run before it is written.
 
 Each run of a script is a process of its own.
 """
@@ -17,22 +17,17 @@ from pathlib import Path
 
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
-from harness.core.errors import HarnessError, InputError
+from harness.core.errors import HarnessError
 from harness.core.files import FIXTURES
 from harness.core.records import CaseResult, Finding, Shrunk, Verdict
 from harness.diagnose.script.code import without_bug
-from harness.diagnose.script.recipes import RECIPES, SMALL
-from harness.diagnose.script.render import Export, Story, render, why_not, why_of
+from harness.diagnose.script.render import Export, Story, render, why_of
 from harness.diagnose.session import comes_from
 from harness.run.environment import Environment
 from harness.run.planning import Wanted, load
 from harness.scenario.expand import fault_cases
-from harness.scenario.load import load_scenarios
 from harness.scenario.selection import selects_scenario
 
-ACCURACY = "of accuracy"
-NOT_SHOWN = frozenset(("merge.both-sides-empty", "merge.prefix-strides-for-suffix"))
-"""Bugs without a script: a script with the kernel's own source would pass, as its scene does not trigger them."""
 SECONDS = 120.0
 """Limit for one run of a script, which mostly imports torch."""
 _NEVER_THE_BUG = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
@@ -134,55 +129,6 @@ def _story(job: Job, case: Case, finding: Finding, environment: Environment, ste
         steps=steps,
         versions=f"{', '.join(versions)}, Python {environment.python}, on {where} ({environment.platform})",
     )
-
-
-def tried() -> dict[str, list[Case]]:
-    """Known bug -> cases on which the shipped scenarios try it, in the order of the catalog."""
-    found: dict[str, list[Case]] = {fault.name: [] for fault in FAULTS}
-    for scenario in load_scenarios(None):
-        for use, case in fault_cases(scenario):
-            found[use.name].append(case)
-    return found
-
-
-def scripted() -> dict[str, list[Case]]:
-    """Known bug with a script -> cases for which the script can be made."""
-    return {name: fit for name, cases in tried().items() if (fit := [c for c in cases if not refusal(name, c)])}
-
-
-def refused() -> dict[str, str]:
-    """Known bug without a script -> the reason in a few words."""
-    found = {}
-    for name, cases in tried().items():
-        reasons = [refusal(name, case) for case in cases]
-        if all(reasons):
-            # A reason about the engine or a kernel helps more than a reason about accuracy.
-            found[name] = next((reason for reason in reasons if reason != ACCURACY), ACCURACY)
-    return found
-
-
-def refusal(fault: str, case: Case) -> str:
-    """Why no script shows `fault` on `case`, in a few words; empty if one does."""
-    if case.kind.asks_canary and not case.kind.serves:
-        return ACCURACY
-    if not case.kind.shows_launches:
-        return f"of system {case.system}"
-    if fault in SMALL:
-        return ""
-    if getattr(case.params, "layout", "contiguous") != "contiguous":
-        return "in a cache that is not contiguous"
-    if why_not(case, fault):
-        return f"op {case.op}, no scene" if case.op else "in a serving run, without a scene"
-    if fault in RECIPES:
-        return ""
-    if fault in NOT_SHOWN:
-        return "the script of the kernel's own source does not show it"
-    # A smaller case has a source of the same length.
-    try:
-        render(Export(case, fault, Story("A bug.", (FAULTS.get(fault).ref,))))
-    except InputError:
-        return "the kernel's own source is too long"
-    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,14 @@
-"""One row for each known bug: the scene of its script, its numbers, and the one line that injects it.
+"""One row for each known bug that has a script: its scene, its numbers, and the one line that injects it.
 
-A scene is a template under ``templates/scenes``. A hook is the place in a template for the line of a bug. The script of
-a kernel's bug without a row holds the kernel's own source (see :mod:`harness.diagnose.script.code`). The numbers are of
-one call of a kernel, or of one step of a serving run: the engine's own scheduler runs the requests of a case again
-without a model, and gives lengths, block tables and padding.
+A scene is a template under ``templates/scenes``. A hook is the place in a template for the line of a bug. The numbers
+are of one call of a kernel, or of one step of a serving run: the engine's own scheduler runs the requests of a case
+again without a model, and gives lengths, block tables and padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from harness.core.cases import Case
@@ -18,7 +16,8 @@ from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import KV_SCALE, PAGE_SIZE, model_config
-from harness.engine.schedule.scheduler import ScheduledSequence, Scheduler, Sequence
+from harness.engine.schedule.scheduler import Scheduler
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence
 
 Numbers = dict[str, Any]
 KERNEL_KV_SCALE = 0.0117
@@ -115,34 +114,20 @@ def new_block_step(case: Case) -> Numbers:
 
 def prefill_step(case: Case) -> Numbers:
     """The first step that has prompts with cached context and prompts without."""
-    return _prefill(case, lambda lengths, share: min(lengths) == 0 < max(lengths), "prompts with and without context")
-
-
-def uneven_prefill_step(case: Case) -> Numbers:
-    """The first step in which the contexts of prompts have different numbers of chunks, 0 included."""
-
-    def is_uneven(lengths: list[int], share: int) -> bool:
-        return len({-(-length // share) for length in lengths}) > 1
-
-    return _prefill(case, is_uneven, "prompts with different numbers of context chunks")
-
-
-def _prefill(case: Case, fits: Callable[[list[int], int], bool], what: str) -> Numbers:
     params = case.params_as(EngineParams)
     for step in steps(params):
         lengths = [prefill.context_len for prefill in step.prefills]
         with_context = sum(length > 0 for length in lengths)
-        share = max(params.context_chunk // max(with_context, 1), 1)
-        if lengths and fits(lengths, share):
+        if 0 < with_context < len(lengths):
             return {
                 **_model_numbers(params),
                 "query_lens": [prefill.query_len for prefill in step.prefills],
                 "context_lens": lengths,
-                "chunk": share,
+                "chunk": max(params.context_chunk // with_context, 1),
                 "qk_head_dim": params.qk_nope_head_dim + params.qk_rope_head_dim,
                 "v_head_dim": params.v_head_dim,
             }
-    raise _lacks(case, what)
+    raise _lacks(case, "prompts with and without context")
 
 
 def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
@@ -150,31 +135,17 @@ def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
     sizes = [size for size in params.capture_sizes if size >= num_live and params.graph == "full"]
     size = min(sizes, default=num_live)
     lengths = [decode.seq_len for decode in step.decodes]
-    same = params.model_dump(include={"num_blocks", "num_experts", "hidden_size", "vocab_size"})
+    same = params.model_dump(include={"num_blocks", "num_experts", "hidden_size"})
     return {
         **_model_numbers(params),
         **same,
         "seq_lens": lengths + [0] * (size - num_live),
         "tables": [list(decode.blocks) for decode in step.decodes] + [[] for _ in range(size - num_live)],
-        "slots": [
-            decode.blocks[(decode.seq_len - 1) // PAGE_SIZE] * PAGE_SIZE + (decode.seq_len - 1) % PAGE_SIZE
-            for decode in step.decodes
-        ],
         "num_live": num_live,
-        "num_tokens": size,
-        "num_padded": size - num_live,
         "num_experts_per_tok": min(params.num_experts_per_tok, params.num_experts),
         "query_len": 1,
         "table_pad": 0,
     }
-
-
-def dummy_step(case: Case) -> Numbers:
-    """As :func:`decode_step`, with at least one row of padding."""
-    numbers = decode_step(case)
-    if not numbers["num_padded"]:
-        numbers |= {"num_tokens": numbers["num_tokens"] + 1, "num_padded": 1}
-    return numbers
 
 
 def kernel_call(case: Case) -> Numbers:
@@ -186,18 +157,8 @@ def kernel_call(case: Case) -> Numbers:
         params["kv_scale"] = KERNEL_KV_SCALE if params["kv"] == "fp8_e4m3" else None
         params["q_dtype"] = "float32" if params["kv"] == "fp32" else "bfloat16"
     if op == "write_kv":
-        params |= {"slots": None, "num_live": params["num_tokens"] - params["num_padded"]}
+        params |= {"num_live": params["num_tokens"] - params["num_padded"]}
     return params
-
-
-def small_numbers(case: Case) -> Numbers:
-    """What a scene of a few lines needs: a padded decode step, a kernel's call, or the parameters as they are."""
-    if case.op:
-        return kernel_call(case)
-    try:
-        return dummy_step(case)
-    except InputError:
-        return case.params.model_dump(mode="json")
 
 
 def _model_numbers(params: EngineParams) -> Numbers:
@@ -236,58 +197,22 @@ class Recipe:
 
     hook: str
     line: str
-    engine: Scene | None = None
+    engine: Scene
 
-
-_DECODE = Scene("decode", decode_step)
-_PREFILL = Scene("prefill", prefill_step, "context_attention")
-_UNEVEN_PREFILL = Scene("prefill", uneven_prefill_step, "context_attention")
-_DUMMY_WRITE = Scene("write", dummy_step, "write_kv")
-_NOT_ZEROED = Recipe("decode.zeroed", "to_zero = []", Scene("decode", new_block_step))
-_SLOT_ZERO = Recipe("write.slots", "slot_mapping[NUM_LIVE:] = 0", _DUMMY_WRITE)
 
 RECIPES: dict[str, Recipe] = {
-    "merge.ignore-context-count": Recipe("merge.count", "num_tokens_with_context = None", _PREFILL),
-    "merge.empty-lse-finite": Recipe("context.empty_lse", "lse[:, rows] = 0.0", _UNEVEN_PREFILL),
-    "merge.assume-minus-inf": Recipe(
-        "merge.empty", "lses = torch.stack((prefix_lse[:, merged], suffix_lse[:, merged]))"
+    "merge.ignore-context-count": Recipe(
+        "merge.count", "num_tokens_with_context = None", Scene("prefill", prefill_step, "context_attention")
     ),
-    "merge.zero-weight-times-stale": Recipe(
-        "merge.weights", "outs = torch.stack((prefix_out[merged], suffix_out[merged])).float()"
-    ),
-    "context.stale-lse-of-empty-rows": Recipe(
-        "context.empty_lse", "lse[:, rows] = torch.empty(len(lse), rows.stop - rows.start)", _UNEVEN_PREFILL
-    ),
-    "merge.lse-base-2": Recipe("context.units", "lse = lse * 1.4427  # of base 2", _PREFILL),
-    "kv.tail-masked-by-multiply": Recipe("decode.used", "used = position < PAGE * num_pages[:, None]", _DECODE),
-    "decode.zero-length-row-nan": Recipe("decode.divisor", "divisor = total", _DECODE),
     "graph.fresh-plan-each-step": Recipe(
         "replay.plan", "plan = torch.empty_like(plan)", Scene("replay_persistent", decode_step)
     ),
     "graph.plan-in-warmup-only": Recipe("replay.metadata", "captured = warmed_up", Scene("replay_lazy", decode_step)),
-    "graph.padded-rows-in-amax": Recipe("quantize.num_live", "num_live = None", Scene("padded_amax", decode_step)),
-    "graph.shared-pool-overwrite": Recipe("pool.take", "taken = logits[:NUM_LIVE]", Scene("shared_pool", decode_step)),
-    "kv.skip-zero-new-blocks": _NOT_ZEROED,
-    "kv.runner-ignores-zero-list": _NOT_ZEROED,
-    "kv.zero-gate-by-exact-type": _NOT_ZEROED,
-    "kv.states-zeroed-only": _NOT_ZEROED,
+    "kv.skip-zero-new-blocks": Recipe("decode.zeroed", "to_zero = []", Scene("decode", new_block_step)),
     "router.int64-ids": Recipe(
         "route.ids",
         "ids = torch.empty(len(logits), K, dtype=torch.int64)",
         Scene("experts", decode_step, "route_experts"),
     ),
-    "index.slot-minus-one-wraps": Recipe("write.slots", "slot_mapping %= len(kv_cache) * PAGE", _DUMMY_WRITE),
-    "write_kv.slot-zero-for-padding": _SLOT_ZERO,
-    "null.warmup-writes-slot-zero": _SLOT_ZERO,
-    "pad.shared-trash-slot": _SLOT_ZERO,
-    "graph.rebuilt-metadata": Recipe(
-        "replay.table", "static_table = block_table.clone()", Scene("replay_persistent", decode_step)
-    ),
-    "plan.padded-row-block-minus-one": Recipe(
-        "decode.padding", "block_table[NUM_LIVE:], seq_lens[NUM_LIVE:] = -1, 1", _DECODE
-    ),
 }
 """Fault -> recipe."""
-SMALL = frozenset(path.stem for path in (Path(__file__).parent / "templates" / "small").iterdir())
-"""Faults with a scene of their own: a few lines around the mechanism, with the line of the bug among them."""
-RECIPES |= {name: Recipe("", "", Scene("small", small_numbers)) for name in sorted(SMALL)}

@@ -14,24 +14,24 @@ from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
+from harness.core.literals import Code, literal
 from harness.core.registry import attribute_at
+from harness.core.shapes import sizes_of
 from harness.diagnose.script.code import (
     DROPPED,
     MARKER,
     WIDTH,
-    Code,
     Inlined,
     comment,
     identifier,
     inline,
     kernel_in,
-    literal,
     long_text,
     only_code,
     tidy,
     without_dead_code,
 )
-from harness.diagnose.script.recipes import OP_SCENES, RECIPES, SMALL, Recipe, Scene
+from harness.diagnose.script.recipes import OP_SCENES, RECIPES, Recipe, Scene
 from harness.report.wording import ref_url
 from harness.scenario.load import load_scenarios
 
@@ -100,17 +100,15 @@ def why_not(case: Case, fault: str | None) -> str:
     if not case.kind.shows_launches:
         instead = f"; {_instead(case, fault)}" if fault else "; export one of the systems kernel and engine"
         return f"a case of system {case.system} is not exported{instead}"
-    if fault in SMALL:
-        return ""
+    if fault is not None and fault not in RECIPES:
+        able = f"{', '.join(RECIPES)}, of kernels of your own and of served cases"
+        return f"there is no script of {fault}; scripts are made of {able}; {_instead(case, fault)}"
     if case.op and case.op not in OP_SCENES:
         return f"there are no scripts for op {case.op}; {_instead(case, fault)}"
-    if getattr(case.params, "layout", "contiguous") != "contiguous":
+    if case.params.cache_layout != "contiguous":
         return f"the cache of a script is contiguous; {_instead(case, fault)}"
-    recipe = RECIPES.get(fault or "")
     if not case.op and fault is None:
         return "the whole engine does not fit into a script; export a kernel case, or name a known bug with --fault"
-    if not case.op and (recipe is None or recipe.engine is None):
-        return f"there is no script of {fault} in a serving run; {_instead(case, fault)}"
     return ""
 
 
@@ -133,9 +131,9 @@ def why_of(scenario: str, fault: str | None) -> str:
 
 
 def _scene(export: Export, recipe: Recipe | None) -> Scene:
-    if export.case.op and export.fault not in SMALL:
+    if export.case.op:
         return OP_SCENES[export.case.op]
-    assert recipe is not None and recipe.engine is not None
+    assert recipe is not None
     return recipe.engine
 
 
@@ -157,7 +155,6 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "function": Code(f"test_{identifier(case.scenario)}") if export.is_pytest else Code("check"),
         "is_pytest": export.is_pytest,
         "seed": case.seed,
-        "small": export.fault,
         "sites": sites,
         "fills_all": {"kv.tail", "kv.free", "kv.null"} <= sites,
         "pattern_words": Code(f"{words} (-1 in integers)"),
@@ -166,8 +163,7 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "on_cuda": export.device == "cuda",
         "spec": spec,
         "plain": lambda op: Code(f"plain_{op}" if is_kernel else op),
-        "callee": Code((code.name if code.rebinds else "kernel") if is_kernel else spec.op),
-        "needs_plain": not code.rebinds,
+        "callee": Code("kernel" if is_kernel else spec.op),
         "is_kernel_under_test": is_kernel,
         "inlined": code,
         "marker": Code(MARKER),
@@ -176,7 +172,6 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "keeps_finite": keeps_finite,
         "with_reference": not scene.template.startswith("replay"),
         "planned_by_pages": scene.template.startswith("replay"),
-        "hooks_padding": recipe is not None and recipe.hook == "decode.padding",
         "only_with_context": recipe is not None and recipe.hook == "merge.count",
         "empty_lse": numbers.get("empty_lse") or (spec.empty_lse if spec.empty_lse != "undefined" else "-inf"),
         "kv_dtype": Code(KV_DTYPES[kv]),
@@ -207,10 +202,9 @@ def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) ->
         return inline(kernel_in(spec.origin, spec.short_name))
     if not isinstance(spec.impl, str) or not spec.impl:
         raise InputError(f"{spec.name}: its source is not known here")
-    fault = FAULTS.get(export.fault) if export.fault else None
-    code = inline(spec.impl, fault.target, fault.replacement) if fault else inline(spec.impl)
+    code = inline(spec.impl)
     rank = re.search(r"^RANK = (\d+)$", code.code, re.MULTILINE)
-    if rank and int(rank[1]) != getattr(export.case.params, "kv_lora_rank", None):
+    if rank and int(rank[1]) != sizes_of(spec.op, export.case.params).get("kv_lora_rank"):
         raise InputError(f"{export.case.id}: {spec.name} is made for kv_lora_rank {rank[1]} only")
     return code
 

@@ -11,40 +11,40 @@ from harness.core.op_params import PAGES_OF_MANAGER_BLOCK
 from harness.core.params import KvType
 from harness.engine.batch import DecodeMetadata
 from harness.engine.kernels import Workspace
-from harness.engine.schedule.scheduler import ScheduledSequence
+from harness.engine.schedule.sequence import ScheduledSequence
 from harness.kernels.torch.decode import gather_slots
 from harness.memory.bounds import check_indices
 from harness.memory.poison.patterns import Poison
 
 
 def minus_inf_only(lse: Tensor) -> Tensor:
-    """Take -inf alone for an empty side, where the backend writes +inf (PR 15492)."""
+    """Take -inf alone in lse [H, T] for an empty side, where the backend writes +inf (PR 15492)."""
     return lse == float("-inf")
 
 
 def unguarded_shift(maximum: Tensor) -> Tensor:
-    """Take the larger lse from both, -inf too where both sides are empty (PR 27491)."""
+    """Take the larger lse [H, T] from both, -inf too where both sides are empty (PR 27491)."""
     return maximum
 
 
 def weigh_all(
     blend: Tensor, prefix_out: Tensor, suffix_out: Tensor, prefix_empty: Tensor, suffix_empty: Tensor
 ) -> Tensor:
-    """Rely on the weight 0 of an empty side: its output is uninitialised memory (flashinfer-ai/flashinfer#4975)."""
+    """Rely on the weight 0 of an empty side in [T, H, V]: its output is unwritten (flashinfer-ai/flashinfer#4975)."""
     return blend
 
 
 def suffix_by_prefix_strides(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
-    """Read the suffix at the offsets of the prefix."""
+    """Read the suffix [T, H, V] at the offsets of the prefix."""
     return torch.as_strided(suffix_out, suffix_out.shape, prefix_out.stride())
 
 
 def lse_left_stale(lse: Tensor, rows: slice, value: float) -> None:
-    """Write no lse for rows without keys, so that it is what memory held (sgl-project/sglang#22688)."""
+    """Write no lse [H, T] for rows without keys, so that it is what memory held (sgl-project/sglang#22688)."""
 
 
 def lse_of_base_2(lse_base_2: Tensor) -> Tensor:
-    """Hand a base-2 lse to a merge that takes natural ones (PR 52796)."""
+    """Hand a base-2 lse [H, T] to a merge that takes natural ones (PR 52796)."""
     return lse_base_2
 
 
@@ -54,12 +54,12 @@ def reshaped_lse(lse_by_token: Tensor) -> Tensor:
 
 
 def zero_lse(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Let a rank without keys add an lse of 0, as zeroed memory holds it (PR 38416)."""
+    """Let a rank without keys add an lse [H, T] of 0, as zeroed memory holds it (PR 38416)."""
     return torch.zeros_like(out), torch.zeros_like(lse)
 
 
 def latents_from_the_front(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Take the first latents of the batch for prompts: they belong to decodes (PR 14253)."""
+    """Take the first latents [T, R] of the batch for prompts: they belong to decodes (PR 14253)."""
     count = len(q) - first
     return q[first:], kv_c[:count], k_pe[:count]
 
@@ -83,7 +83,7 @@ def merge_all_tokens(
     """The merge before PR 36540: without the count, it weighs unwritten prefix rows too.
 
     An empty side has weight 0, but 0 times an unwritten NaN is NaN; an unwritten lse makes a weight of any size.
-    Shapes as in :func:`harness.kernels.torch.merge.merge_attn_states`.
+    Its shapes are in :func:`harness.kernels.torch.merge.merge_attn_states`.
     """
     minus_inf = float("-inf")
     prefix_lse = prefix_lse.masked_fill(prefix_lse == float("inf"), minus_inf)
@@ -105,14 +105,17 @@ def finite_lse(convention: float) -> float:
 
 
 def write_items_in_use(items: Tensor, begin: Tensor, end: Tensor, used: Tensor) -> None:
-    """Fill in the items with work only: the grid's other blocks read unwritten ones (flashinfer-ai/flashinfer#4002)."""
+    """Fill in the items [B, M, 3] with work only: the grid's other blocks read unwritten ones.
+
+    begin, end, used: [B, M] (flashinfer-ai/flashinfer#4002).
+    """
     requests = torch.arange(items.shape[0], device=items.device)[:, None].expand_as(end)
     for column, values in enumerate((requests, begin, end)):
         items[..., column][used] = values[used].to(items.dtype)
 
 
 def room_for_this_plan(num_splits: Tensor) -> int:
-    """Make room for the pieces of this plan only. A graph keeps the number of its short capture (PR 20301)."""
+    """Make room for the pieces of this plan, num_splits [B]. A graph keeps the number of its capture (PR 20301)."""
     return max(int(num_splits.amax()), 1)
 
 
@@ -137,7 +140,7 @@ def share_warmup_metadata(warmed_up: DecodeMetadata) -> DecodeMetadata:
 
 
 def offsets_in_32_bits(blocks: Tensor, page_stride: int) -> Tensor:
-    """Multiply in 32 bits and widen afterwards: pages past 2**32 elements wrap (flashinfer-ai/flashinfer#3136)."""
+    """Multiply [A] in 32 bits and widen afterwards: pages past 2**32 elements wrap (flashinfer-ai/flashinfer#3136)."""
     return (blocks.to(torch.int64) * page_stride) & 0xFFFFFFFF
 
 
@@ -147,7 +150,7 @@ def packed_pages(kv_cache: Tensor) -> Tensor:
 
 
 def page_stride_for_manager_blocks(kv_cache: Tensor) -> Tensor:
-    """Blocks of several pages begin stride(0) apart, with their pages one behind the other (PR 51718)."""
+    """[N, P, D]: blocks of several pages begin stride(0) apart, their pages one behind the other (PR 51718)."""
     num_pages, page = len(kv_cache), kv_cache[0].numel()
     sizes = (-(-num_pages // PAGES_OF_MANAGER_BLOCK), PAGES_OF_MANAGER_BLOCK, *kv_cache.shape[1:])
     blocks = kv_cache.as_strided(sizes, (kv_cache.stride(0), page, *kv_cache.stride()[1:]))
@@ -155,24 +158,24 @@ def page_stride_for_manager_blocks(kv_cache: Tensor) -> Tensor:
 
 
 def clipped_rows(state_blocks: Tensor, num_blocks: int) -> Tensor:
-    """Assume states for half the pool and clip larger ids to the last one, so that requests share a state."""
+    """Assume states for half the pool and clip larger ids [B] to the last one, so requests share a state."""
     return state_blocks.to(torch.int64).clamp(0, num_blocks // 2 - 1)
 
 
 def slots_from_the_end(slot_mapping: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-    """Index as Python does: slot -1 of a padded token is the last slot of the last block (PR 43869)."""
+    """Index [T] as Python does: slot -1 of a padded token is the last slot of the last block (PR 43869)."""
     tokens = torch.arange(slot_mapping.shape[0], device=slot_mapping.device)
     return tokens, slot_mapping.to(torch.int64) % num_slots
 
 
 def load_clamped(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
-    """Load slot 0 for an index of -1 and trust the mask of the scores (PR 57156)."""
+    """Load slot 0 for an index [T, K] of -1 and trust the mask of the scores: [T, K, D] (PR 57156)."""
     slots = check_indices(indices.clamp(min=0), kv_cache.shape[0] * kv_cache.shape[1], "indices")
     return gather_slots(kv_cache, slots)
 
 
 def topk_by_threshold(logits: Tensor, lengths: Tensor, topk: int, poison: Poison) -> Tensor:
-    """Choose the logits that are at least as large as the K-th largest, with unwritten logits among them.
+    """Choose the logits [T, N] that are at least as large as the K-th largest, with unwritten logits among them.
 
     No logit reaches a threshold of NaN, so that positions stay unwritten (PR 49896).
     """
@@ -186,6 +189,6 @@ def topk_by_threshold(logits: Tensor, lengths: Tensor, topk: int, poison: Poison
 
 
 def store_whole_tiles(selected: Tensor, tiles: Tensor, num_decode_tokens: int) -> None:
-    """Store the rows of padding of the last tile too, over the first rows of prompts (PR 32175)."""
+    """Store the rows [T, K] of padding of the last tile too, over the first rows of prompts (PR 32175)."""
     rows = min(len(selected), len(tiles))
     selected[:rows] = tiles[:rows]

@@ -10,7 +10,7 @@ from harness.engine.experts import RoutedExperts, look_up_places
 from harness.engine.memory import CacheLayout
 from harness.engine.model.mla import Adapters, MLAAttention
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.scheduler import Sequence
+from harness.engine.schedule.sequence import Sequence
 from harness.memory.graph.launch import ACTIVE, launch
 
 
@@ -19,16 +19,16 @@ def keep_prefixes(pool: BlockPool) -> None:
 
 
 def rebind_absorbed(attention: MLAAttention, fresh: Tensor) -> None:
-    """Keep the new tensor (PR 48251)."""
+    """Keep the new tensor [H, nope + V, R] (PR 48251)."""
     attention.absorbed = fresh
 
 
 def keep_scale(attention: MLAAttention, fresh: Tensor) -> None:
-    """Leave the scale of the old weights (PR 41670)."""
+    """Leave the scale [1] of the old weights (PR 41670)."""
 
 
 def experts_in_new_tensors(ranks: list[list[Tensor]], fresh: list[list[Tensor]], *, in_place: bool) -> None:
-    """Put the experts into new tensors in every reload (PR 40390)."""
+    """Put the experts [X, ...] of each rank into new tensors in every reload (PR 40390)."""
     for held, loaded in zip(ranks, fresh, strict=True):
         held[:] = [torch.cat((weight, tensor[-1:])) for weight, tensor in zip(loaded, held, strict=True)]
 
@@ -38,7 +38,7 @@ def keep_graphs(engine: Engine) -> None:
 
 
 def all_constants(constants: list[Tensor]) -> list[Tensor]:
-    """Unmap the constants of graphs too (PR 53343)."""
+    """Unmap the constants of graphs too, of any shape (PR 53343)."""
     return constants
 
 
@@ -48,18 +48,18 @@ def zero_scales(layout: CacheLayout, kv_scale: float | None, window_scale: float
 
 
 def rebind_places(experts: RoutedExperts, places: Tensor) -> None:
-    """Keep the new map (sgl-project/sglang#4957)."""
+    """Keep the new map [X] int32 (sgl-project/sglang#4957)."""
     experts.place_of = places
 
 
 def places_if_eager(ids: Tensor, place_of: Tensor) -> Tensor:
-    """Look up no places in a capture (sgl-project/sglang#18213)."""
+    """Look up no places of ids [T, k] in a capture (sgl-project/sglang#18213)."""
     placed: Tensor = ids if ACTIVE.get() is not None else launch(look_up_places, ids, place_of)
     return placed
 
 
 def no_pair(adapters: Adapters, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Add nothing (PR 48974)."""
+    """Add nothing: zeros [T, K, R] and [T, H, nope + V, K] (PR 48974)."""
     a, b = adapters.a[slots], adapters.b[slots]
     return torch.zeros_like(a), torch.zeros_like(b)
 

@@ -13,13 +13,13 @@ from harness.memory.poison.patterns import Poison
 
 
 def padding_unmasked(ids: Tensor, num_live: Tensor) -> Tensor:
-    """Leave the ids of padding as memory was (sgl-project/sglang#28378)."""
+    """Leave the ids [T, k] of padding as memory was (sgl-project/sglang#28378)."""
     return ids
 
 
 def top_by_greater_than(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
-    """Keep a score that is greater than the best so far, starting at expert 0. In a row of NaN no score is, so that
-    expert 0 is chosen k times (PR 39593)."""
+    """Keep a score of [T, X] that is greater than the best so far, starting at expert 0. In a row of NaN no score is,
+    so that expert 0 is chosen k times (PR 39593)."""
     left = torch.where(scores.isnan(), -torch.inf, scores)
     chosen = []
     for _ in range(num_experts_per_tok):
@@ -31,12 +31,12 @@ def top_by_greater_than(scores: Tensor, num_experts_per_tok: int) -> tuple[Tenso
 
 
 def ids_from_the_end(ids: Tensor, num_experts: int) -> Tensor:
-    """Take -1 for the last expert of the rank, the one before the trap (PR 46408)."""
+    """Take -1 in ids [T, k] for the last expert of the rank, the one before the trap (PR 46408)."""
     return torch.where(ids == -1, num_experts - 2, ids)
 
 
 def ids_in_int64_buffer(ids: Tensor, poison: Poison) -> Tensor:
-    """Write 32-bit ids into the lower halves of 64-bit elements, and read that memory as 32-bit ids.
+    """Write 32-bit ids [T, k] into the lower halves of 64-bit elements, and read that memory as 32-bit ids.
 
     Every second id that is read is an unwritten upper half (PR 38359, PR 55147).
     """
@@ -56,7 +56,7 @@ def scales_unwritten(num_rows: int, num_blocks: int, device: torch.device) -> Te
 
 
 def amax_of_row_groups(magnitudes: Tensor) -> Tensor:
-    """Reduce over the rows of a warp as well (flashinfer-ai/flashinfer#3057)."""
+    """Reduce [T, G, elements] over the rows of a warp as well (flashinfer-ai/flashinfer#3057)."""
     amax = magnitudes.amax(dim=-1)
     groups = [group.amax(dim=0, keepdim=True).expand_as(group) for group in torch.split(amax, WARP_ROWS)]
     return torch.cat(groups)

@@ -14,7 +14,7 @@ from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded
 from harness.engine.schedule.block_pool import BlockPool, CacheGroup, FreeList, Group
 from harness.engine.schedule.config import NULL_BLOCK
-from harness.engine.schedule.scheduler import Sequence, Step
+from harness.engine.schedule.sequence import Sequence, Step
 from harness.memory.graph.launch import ACTIVE
 from harness.memory.poison.patterns import Poison
 
@@ -108,7 +108,7 @@ def reset_full_layers_only(static: Batch, num_live: int, slot: int) -> None:
 
 
 def from_block_zero_on(blocks: Tensor) -> Tensor:
-    """Skip negative blocks: padding was marked with -1 once, and is marked with 0 now (PR 39064)."""
+    """Skip negative blocks [B]: padding was marked with -1 once, and is marked with 0 now (PR 39064)."""
     return blocks >= 0
 
 
@@ -162,7 +162,7 @@ def slot_zero(padding: Padding) -> int:
 
 
 def token_above_all(logits: Tensor) -> Tensor:
-    """Start from a token past the vocabulary, which stays in a row of NaN: no logit is greater (PR 53029)."""
+    """Start from a token past the vocabulary, which stays in a row [vocab] of NaN: no logit is greater (PR 53029)."""
     vocab_size = logits.shape[-1]
     best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)
     return torch.where(logits.isnan().all(dim=-1), vocab_size, best)

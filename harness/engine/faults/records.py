@@ -8,13 +8,13 @@ from harness.kernels.torch.records import swizzled_scales
 
 
 def interleaved_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:
-    """Take blocks of the same size for interleaved records: a scale is then four values of a token (PR 50576)."""
+    """Take blocks [N, P, bytes] for interleaved records: a scale is then four values of a token (PR 50576)."""
     values, scales = cache.split_with_sizes([cache.shape[2] - scale_bytes, scale_bytes], dim=-1)
     return values, scales
 
 
 def flat_values(values: Tensor) -> Tensor:
-    """Store values row by row, where the reader expects tiles (PR 52109)."""
+    """Store values [N, P, 128] row by row, where the reader expects tiles (PR 52109)."""
     return values[:, :, None]
 
 
@@ -25,5 +25,5 @@ def scales_by_shape(cache: Tensor, scales: Tensor) -> Tensor:
 
 
 def scales_for_another_gpu(scales: Tensor) -> Tensor:
-    """Swizzle the scales for SM100's attention, whichever kernel reads them (PR 50084)."""
+    """Swizzle the scales [N, P, 8] for SM100's attention, whichever kernel reads them (PR 50084)."""
     return swizzled_scales(scales)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.engine.schedule.block_pool import BlockPool, Prefix
-from harness.engine.schedule.scheduler import ScheduledSequence, Sequence
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence
 
 
 def keep_entry(pool: BlockPool, block: int) -> None:

@@ -32,7 +32,7 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """As `recurrent`, up to rounding, on matrix products, for training. Differentiable, for any T.
+    """As `recurrent`, with its shapes, up to rounding, on matrix products, for training. Differentiable, for any T.
 
     Inside a chunk the corrections `u = beta * (v - k^T S)` solve a triangular system. One state a chunk is carried on.
     """
@@ -40,7 +40,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
     padding = -length % CHUNK_SIZE
 
     def split(x: Tensor) -> Tensor:
-        # [B, T, H, D] -> [B, H, N, C, D]. Padded tokens have k = 0 and g = 0, so they do not change the state.
+        """[B, T, H, D] -> [B, H, N, C, D]. Padded tokens have k = 0 and g = 0, so they do not change the state."""
         padded = F.pad(x, (0, 0, 0, 0, 0, padding))
         chunks = padded.view(x.shape[0], -1, CHUNK_SIZE, *x.shape[2:])
         return chunks.permute(0, 3, 1, 2, 4)
@@ -92,6 +92,7 @@ class GatedRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x and gate [..., dim] -> [..., dim] in the dtype of x."""
         wide = x.to(compute_dtype(x.dtype))
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
         return (wide * gate.to(wide.dtype).sigmoid()).to(x.dtype)

@@ -25,6 +25,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., dim] -> the same shape and dtype."""
         wide = x.to(compute_dtype(x.dtype))
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * self.weight).to(x.dtype)
@@ -40,6 +41,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., hidden] -> the same shape and dtype."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -98,7 +100,7 @@ class Experts(nn.Module):
         return out
 
     def every(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """The same sum, with every expert applied to every token: it gathers no weights, which saves memory."""
+        """The same sum [T, hidden], with every expert applied to every token: it gathers no weights, to save memory."""
         share = torch.zeros(x.shape[0], self.gate_proj.shape[0], dtype=weights.dtype, device=x.device)
         share = share.scatter_add(1, ids.long(), weights).to(x.dtype)
         gate = torch.einsum("td,xid->txi", x, self.gate_proj)

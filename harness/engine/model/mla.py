@@ -75,14 +75,13 @@ class Adapters:
         for held in (self.a[slot], self.b[slot]):
             held.copy_(torch.randn(held.shape, generator=generator) * self.RANK**-0.5 * held.shape[-1] ** -0.25)
 
-    @seam()
     def of_prefill(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """A [T, K, R] and B [T, H, nope + V, K] of each token, for keys and values that are expanded."""
         return self.a[slots], self.b[slots]
 
     @seam("adapter.absorbed-without-pair")
     def of_absorbed(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for absorbed projections, which never call `kv_b_proj` and its adapter (PR 48974)."""
+        """The same shapes for absorbed projections, which never call `kv_b_proj` and its adapter (PR 48974)."""
         return self.a[slots], self.b[slots]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from harness.core.seams import seam
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import MLP, MoE, RMSNorm
 from harness.engine.model.mla import MLAAttention
@@ -61,7 +60,6 @@ class CausalLM(nn.Module):
             x = layer(x, positions)
         return x
 
-    @seam()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden: [..., hidden] before the final norm -> logits [..., vocab_size]."""
         logits: Tensor = self.lm_head(self.norm(hidden))
@@ -81,6 +79,7 @@ class CausalLM(nn.Module):
         generator = torch.Generator().manual_seed(seed)
 
         def normal(parameter: Tensor, std: float) -> None:
+            """Fill a parameter of any shape."""
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
             parameter.copy_(values * std)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from harness.core.move_params import MoveParams
 from harness.core.seams import seam
+from harness.engine.moves.copies import lengths, moved_regions, page_copies, shard_copies, source_rank
 from harness.engine.moves.host import PROGRESS, requests_of
 from harness.engine.moves.layout import TABLES, Region
-from harness.engine.moves.pieces import lengths, moved_regions, page_pieces, shard_pieces, source_rank
 from harness.engine.moves.server import MovedRequest, Server
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.streams import Streams
@@ -103,12 +103,12 @@ class Handoff:
             for rank, memory in enumerate(self.decode.ranks)
             for regions in [moved_regions(memory.regions)]
             for region, length in zip(regions, lengths(regions), strict=True)
-            for piece in self._pieces(region, length, rank, prefilled, decoded)
+            for piece in self._copies(region, length, rank, prefilled, decoded)
         ]
         after = [self.streams.record(server.compute) for server in self.servers]
         return self.transport.send(f"pages of request {prefilled.number}", pieces, after)
 
-    def _pieces(
+    def _copies(
         self, region: Region, length: int, rank: int, prefilled: MovedRequest, decoded: MovedRequest
     ) -> Iterator[Piece]:
         sources: dict[int, list[int]] = {}
@@ -123,9 +123,9 @@ class Handoff:
                 alike = (region.group, region.layer)
                 source = next(one for one in self.prefill.ranks[number].regions if (one.group, one.layer) == alike)
                 if len(source.shards) == len(region.shards):
-                    yield from page_pieces(region, source, (rows[0], rows[1]), length, used, self.params.unit)
+                    yield from page_copies(region, source, (rows[0], rows[1]), length, used, self.params.unit)
                 else:
-                    yield from shard_pieces(region, source, (rows[0], rows[1]), shards, used)
+                    yield from shard_copies(region, source, (rows[0], rows[1]), shards, used)
 
     def _arrived(self) -> list[MovedRequest]:
         """The requests that may be decoded now. A failed transfer is sent again, an aborted request is forgotten."""

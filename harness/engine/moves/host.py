@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from harness.core.move_params import CONNECTORS, MoveParams
+from harness.core.move_params import MoveParams
+from harness.core.registry import Registry
 from harness.core.seams import seam
+from harness.engine.moves.copies import lengths, moved_regions, page_copies
 from harness.engine.moves.layout import TABLES, Memory, Region, Tables, memory_of
-from harness.engine.moves.pieces import lengths, moved_regions, page_pieces
 from harness.engine.moves.server import MovedRequest, Server
 from harness.engine.schedule.block_pool import BlockPool
 from harness.memory.moves.checks import Landed
@@ -109,7 +110,7 @@ class HostTier:
 
         `length` are the bytes of the block, `used` its computed tokens.
         """
-        return page_pieces(target, source, rows, length, used, self.params.unit)
+        return page_copies(target, source, rows, length, used, self.params.unit)
 
     def _settle(self) -> None:
         """Free the blocks of stores and loads that have ended."""
@@ -187,7 +188,7 @@ class HostTier:
             parts = [
                 part
                 for device, tier in pairs
-                for part in self._pieces(device, tier, tables, host, (layer, ""), num_tokens)
+                for part in self._copies(device, tier, tables, host, (layer, ""), num_tokens)
             ]
             self._launch(STORE, f"{name} layer {layer}", parts)
         return Stored(host, num_tokens, self.streams.record(STORE))
@@ -204,7 +205,7 @@ class HostTier:
                 parts = [
                     part
                     for device, tier in pairs
-                    for part in self._pieces(
+                    for part in self._copies(
                         tier, device, stored.tables, request.tables, (layer, group), stored.num_tokens
                     )
                 ]
@@ -215,7 +216,7 @@ class HostTier:
             del self._stored[request.number]
             self._loaded.append((self.streams.record(LOAD), stored.tables))
 
-    def _pieces(
+    def _copies(
         self, source: Memory, target: Memory, given: Tables, taken: Tables, which: tuple[int, str], num_tokens: int
     ) -> Iterable[Piece]:
         """The copies of one layer, and of one group of it if `which` names one."""
@@ -243,14 +244,23 @@ class HostTier:
         self.streams.launch(stream, name, run, reads, [span for part in parts for span in part.writes])
 
 
-CONNECTORS["own"] = HostTier
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Who stores and loads for a host tier, by the `connector` of a case."""
+
+    name: str
+    summary: str
+    tier: type[HostTier]
+
+
+CONNECTORS: Registry[Connector] = Registry("connector", (Connector("own", "the tier of this module", HostTier),))
 
 
 def connector(name: str) -> Callable[[type[HostTier]], type[HostTier]]:
     """Register a subclass of HostTier, for `connector: NAME` of a case with `move: host`."""
 
     def register(kind: type[HostTier]) -> type[HostTier]:
-        CONNECTORS[name] = kind
+        CONNECTORS.add(Connector(name, (kind.__doc__ or "").partition("\n")[0], kind))
         return kind
 
     return register

@@ -1,4 +1,4 @@
-"""The requests of each step, their numbers of tokens, and their blocks. No torch."""
+"""Which requests run in each step, with how many tokens and which blocks. No torch."""
 
 from __future__ import annotations
 
@@ -10,109 +10,8 @@ from harness.core.errors import InputError
 from harness.core.seams import seam
 from harness.engine.schedule.block_pool import BlockPool, Group, forget_evicted, prefixes, up_to_page_end
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request. `tokens` is the prompt followed by the generated tokens.
-
-    The first `num_computed_tokens` tokens have their latents in `blocks` and `window_blocks` and their effect in
-    `state_block`; another request computed the first `num_shared_tokens`. The first `num_evicted_pages` of
-    `window_blocks` are freed. The next step verifies `drafts`, with `query_len` query tokens for each decode.
-    """
-
-    request: int
-    tokens: list[int]
-    max_tokens: int
-    num_prompt_tokens: int = field(init=False)
-    num_computed_tokens: int = 0
-    blocks: list[int] = field(default_factory=list)
-    state_block: int | None = None
-    window_blocks: list[int] = field(default_factory=list)
-    num_evicted_pages: int = 0
-    query_len: int = 1
-    drafts: list[int] = field(default_factory=list)
-    num_shared_tokens: int = 0
-    slot: int = 0
-    """The slot of its adapter, 0 without one, and the adapter, which changes with the content of the slot."""
-    adapter: int = 0
-    preempted_at: int = 0
-    """The number of its tokens when it was preempted last; 0 if it never was."""
-    state_source: int | None = None
-    """The cached state that its first step starts from, and the pages that its state kept in the cache covers."""
-    num_kept_pages: int = 0
-
-    def __post_init__(self) -> None:
-        self.num_prompt_tokens = len(self.tokens)
-
-    @property
-    def prompt(self) -> list[int]:
-        """The tokens that it came with."""
-        return self.tokens[: self.num_prompt_tokens]
-
-    @property
-    def num_generated_tokens(self) -> int:
-        """The number of tokens added to the prompt."""
-        return len(self.tokens) - self.num_prompt_tokens
-
-    @property
-    def num_uncomputed_tokens(self) -> int:
-        """The number of tokens not in the cache, without drafts: 1 for a decoding request."""
-        return len(self.tokens) - self.num_computed_tokens
-
-    @property
-    def num_tokens_to_run(self) -> int:
-        """The number of uncomputed tokens and drafts."""
-        return self.num_uncomputed_tokens + len(self.drafts)
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens that it ever caches: not the last generated token, but perhaps drafts."""
-        return self.num_prompt_tokens + self.max_tokens + self.query_len - 2
-
-    @property
-    def is_decoding(self) -> bool:
-        """Whether its next step is one token (and drafts) after cached tokens."""
-        return self.num_computed_tokens > 0 and self.num_uncomputed_tokens == 1
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all its tokens are generated."""
-        return self.num_generated_tokens >= self.max_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """A request and how many of its uncomputed tokens run in this step."""
-
-    sequence: Sequence
-    num_new_tokens: int
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether it is `query_len` tokens after cached ones, for the decode kernel.
-
-        More than one token are a decode only if they are drafts, not a piece of a prompt.
-        """
-        return is_decode(self.sequence, self.num_new_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step: decoding requests first, then prompts, and the blocks that were freed or given since the step before.
-
-    No request can read the content of `freed_blocks` any more. A block may be freed and then given. The runner must
-    zero `blocks_to_zero`, some of the new blocks, before anything runs. Then it writes the state that was in the first
-    block of each pair of `state_copies` into the second.
-    """
-
-    scheduled: tuple[ScheduledSequence, ...]
-    freed_blocks: tuple[int, ...]
-    new_attention_blocks: tuple[int, ...]
-    new_state_blocks: tuple[int, ...]
-    new_window_blocks: tuple[int, ...] = ()
-    blocks_to_zero: tuple[int, ...] = ()
-    state_copies: tuple[tuple[int, int], ...] = ()
+from harness.engine.schedule.events import phase_of, preempted
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
 
 
 @dataclass(slots=True)
@@ -167,11 +66,11 @@ class Scheduler:
     def schedule(self) -> Step:
         """Choose the tokens of the next step and give them blocks."""
         scheduled: list[ScheduledSequence] = []
-        preempted = self.num_preemptions
+        num_preemptions = self.num_preemptions
         for sequence in self.running:
             self._evict(sequence)
         budget = self._schedule_running(scheduled, self.max_batched_tokens)
-        if self.num_preemptions == preempted:
+        if self.num_preemptions == num_preemptions:
             self._schedule_waiting(scheduled, budget)
         if self.needs_state and self.prefix_caching:
             self._keep_states()
@@ -221,7 +120,8 @@ class Scheduler:
 
     def _schedule_waiting(self, scheduled: list[ScheduledSequence], budget: int) -> None:
         places = self.max_num_seqs - len(self.running)
-        self.events["full"] += bool(self.waiting) and places <= 0
+        if self.waiting and places <= 0:
+            self.events["full"] += 1
         if self.running and places < min(self.least_admitted, len(self.waiting)):
             return
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -241,11 +141,14 @@ class Scheduler:
         return up_to_page_end(sequence.num_computed_tokens, num_new_tokens, length)
 
     def _add(self, scheduled: list[ScheduledSequence], sequence: Sequence, num_new_tokens: int) -> int:
+        """Run `num_new_tokens` of a request in this step. Returns how much of the budget that takes."""
         self._give_blocks(sequence, num_new_tokens)
         self._cache(sequence, written_tokens(sequence, num_new_tokens))
         scheduled.append(ScheduledSequence(sequence, num_new_tokens))
-        # No other request starts before the next chunk of a prompt that is cut at the end of a page.
-        return num_new_tokens + (num_new_tokens < sequence.num_uncomputed_tokens) * self.max_batched_tokens
+        if num_new_tokens < sequence.num_uncomputed_tokens:
+            # No other request starts before the next chunk of a prompt that is cut at the end of a page.
+            return self.max_batched_tokens
+        return num_new_tokens
 
     def _blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
         """The number of blocks that `sequence` lacks for `num_tokens` tokens."""
@@ -274,8 +177,12 @@ class Scheduler:
             self._new_window += given
 
     def _to_zero(self) -> tuple[int, ...]:
-        attention, window = self._new_attention, self._new_window
-        new: dict[Group, list[int]] = {"attention": attention, "window": window, "state": self._new_state}
+        """The new blocks of the groups that are zeroed."""
+        new: dict[Group, list[int]] = {
+            "attention": self._new_attention,
+            "window": self._new_window,
+            "state": self._new_state,
+        }
         return tuple(block for group, blocks in new.items() if group in self.zeroed_groups for block in blocks)
 
     def _evict(self, sequence: Sequence) -> None:
@@ -291,10 +198,12 @@ class Scheduler:
         if not self.prefix_caching or sequence.blocks:
             return {}
         wanted = list(prefixes(sequence.tokens[:-1], self.num_hashes, prefix_salt(sequence)))
-        num_shared = len(shared := self.pool.find(wanted))
+        shared = self.pool.find(wanted)
+        num_shared = len(shared)
         if self.needs_state:
             num_shared = self.pool.pages_with_state(wanted, num_shared)
-            shared, sequence.state_source = shared[:num_shared], self.pool.state_after(wanted[:num_shared])
+            shared = shared[:num_shared]
+            sequence.state_source = self.pool.state_after(wanted[:num_shared])
         evicted_next = self.pool.next_blocks(num_pages(len(sequence.tokens)) - len(shared))
         pages = {"hit": shared, "hit.free": self.pool.free_blocks, "hit.evicted_next": evicted_next}
         found = {kind: len(set(shared).intersection(blocks)) for kind, blocks in pages.items()}
@@ -320,10 +229,8 @@ class Scheduler:
                 self.pool.cache(block, prefix)
 
     def _preempt(self, sequence: Sequence, needy: Sequence) -> None:
-        phase = phase_of(sequence)
-        self.events["preempt.itself" if sequence is needy and phase == "prefill" else f"preempt.{phase}"] += 1
-        self.events["preempt.page_end"] += sequence.num_computed_tokens % PAGE_SIZE == 0
-        self.events["preempt.twice"] += sequence.preempted_at == len(sequence.tokens)
+        """Take the blocks of a request, for itself or for `needy`. It starts over and waits in front of all others."""
+        self.events.update(preempted(sequence, needy))
         sequence.preempted_at = len(sequence.tokens)
         self.running.remove(sequence)
         self._start_over(sequence)
@@ -355,28 +262,10 @@ class Scheduler:
         self._freed += self.pool.free(blocks)
 
 
-def phase_of(sequence: Sequence) -> str:
-    """What a running request does between two steps: `prefill` (or computing again), `decode`, or `verify` drafts."""
-    if not sequence.is_decoding:
-        return "prefill"
-    return "verify" if sequence.drafts else "decode"
-
-
-@seam("verify.short-prompt-as-decode", "state.one-token-prompt-as-decode")
-def is_decode(sequence: Sequence, num_new_tokens: int) -> bool:
-    """Whether these tokens come after cached ones, as many as a decode has.
-
-    A short prompt can have that many. It has no state to continue (PR 32118), and no drafts to verify (PR 53059).
-    """
-    if num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
-        return False
-    return sequence.query_len == 1 or sequence.is_decoding
-
-
 @seam("adapter.slot-for-adapter")
 def prefix_salt(sequence: Sequence) -> int:
     """What tells a prefix from another with the same tokens: the adapter, not the slot that it has (PR 42125)."""
-    return sequence.adapter
+    return sequence.model[1]
 
 
 @seam("preempt.drafts-kept")

@@ -20,12 +20,12 @@ WORKSPACE_BYTES = 128 << 20
 """The size that FlashInfer recommends, for partial results of split requests."""
 
 
-def on_ampere(device: str) -> str | None:
+def on_ampere(device: str) -> str:
     """For the FA2 backend, built for compute capability 8.0 and later."""
     return why_no_kernels(ENGINE, device) or why_not_built(range(8, 100), "Ampere (8.0) and later")
 
 
-def on_hopper(device: str) -> str | None:
+def on_hopper(device: str) -> str:
     """For the FA3 backend, built for compute capability 9.0."""
     return why_no_kernels(ENGINE, device) or why_not_built((9,), "Hopper (9.0)")
 

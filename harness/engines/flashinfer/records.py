@@ -16,13 +16,13 @@ OLDEST = "0.6.16"
 """The first release with the reader, of those looked at."""
 
 
-def on_ampere_since_0_6_16(device: str) -> str | None:
+def on_ampere_since_0_6_16(device: str) -> str:
     """For the reader, which is compiled for compute capability 8.0 and later."""
     if reason := on_ampere(device):
         return reason
     found = str(base.installed_version(ENGINE))
     if found == "unknown" or base.release_of(found) >= base.release_of(OLDEST):
-        return None
+        return ""
     return f"FlashInfer {found} is older than {OLDEST}, which has nvfp4_kv_dequantize_paged"
 
 

@@ -27,7 +27,7 @@ from harness.judge.run_records import Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
-QUESTIONS, IMPORTS = "harness.engines.sglang.serve.child", "harness.engines.sglang.serve.imports"
+QUESTIONS, IMPORTS = "harness.engines.sglang.serve.child", "harness.engines.sglang.serve.imports:import_all"
 """The module of a serving process, and what it imports."""
 FILLED_FILE = "poison.json"
 """The schedulers' states and the seconds of each phase, in the folder of the answers."""
@@ -77,7 +77,7 @@ class SglangTarget(Target):
             return f"SGLang {version} has no kv_canary"
         if not (canary(params) / "config.json").is_file():
             return f"{canary(params)} is not there: train one with `canary train`"
-        return (why_not(fault, version) or "") if fault else ""
+        return why_not(fault, version) if fault else ""
 
     def run(self, poison: Poison) -> Run:
         """Ask all questions. A process that dies or raises is the run's error, with the end of SGLang's log."""
@@ -87,6 +87,7 @@ class SglangTarget(Target):
             try:
                 self._serve(place / "asked", self._params.graph, self._plan(place / "asked", poison))
                 run.accuracy = read_run(place / "asked")
+                run.least_accuracy = self._params.least_correct_percent / 100
                 if self._params.compare_eager and self._params.graph != "none":
                     self._serve(place / "eager", "none", self._plan(place / "eager", None))
                     run.eager = read_run(place / "eager")
@@ -113,7 +114,7 @@ class SglangTarget(Target):
                 return FirstNan.model_validate_json(report.read_text(encoding="utf-8"))
             if not failure:
                 raise HarnessError("no recorder reported, though SGLang did not fail")
-            return FirstNan(untold=f"SGLang ended before its recorder reported: {failure}")
+            return FirstNan(missing_report=f"SGLang ended before its recorder reported: {failure}")
 
     def _plan(self, folder: Path, poison: Poison | None) -> Plan:
         """The case's sites in SGLang's memory that the case has and that its backend does not need finite."""

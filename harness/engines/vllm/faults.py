@@ -135,6 +135,6 @@ def inject(fault: str, version: str) -> None:
     patch_for(fault, version).apply(version)
 
 
-def why_not(fault: str, version: str) -> str | None:
-    """Why a fault cannot be injected into a release, by its number alone; None if it can be tried."""
+def why_not(fault: str, version: str) -> str:
+    """Why a fault cannot be injected into a release, by its number alone; empty if it can be tried."""
     return patch_for(fault, version).why_not(version)

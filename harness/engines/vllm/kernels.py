@@ -1,7 +1,7 @@
 """vLLM's kernels, called as vLLM calls them. vLLM is imported inside the functions: the import loads CUDA extensions.
 
 A KernelSpec names one of the `on_...` checks as `requires`. Each returns why the kernel cannot run, by package metadata
-and device, or None. The kernels for Blackwell have not run on a GPU yet (see docs/vllm.md).
+and device, or None. The kernels for Blackwell have not run on a GPU yet (see docs/data).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ OLDEST = "0.20"
 """The first release with the kernel signatures that are called."""
 
 
-def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") -> str | None:
+def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") -> str:
     """For kernels built for these major compute capabilities, called `words`; by default for every CUDA device."""
     if reason := base.why_no_kernels(ENGINE, device):
         return reason
     found = str(base.installed_version(ENGINE))
     if found != "unknown" and base.release_of(found) < base.release_of(OLDEST):
         return f"vLLM {found} is older than {OLDEST}, the first release with the signatures that are called"
-    return None if majors is None else base.why_not_built(majors, words)
+    return "" if majors is None else base.why_not_built(majors, words)
 
 
 on_hopper = functools.partial(on_any, majors=(9,), words="Hopper (9.0)")
@@ -45,7 +45,7 @@ on_blackwell = functools.partial(on_any, majors=(10,), words="data-center Blackw
 
 
 def flashmla_plan(seq_lens: Tensor, *, num_heads: int) -> Any:
-    """An empty FlashMLASchedMeta. The first decode call with it makes the plan, and later calls reuse it."""
+    """An empty FlashMLASchedMeta for seq_lens [B]. The first decode call with it makes the plan for all calls."""
     ops = importlib.import_module(_FLASHMLA)
     return ops.get_mla_metadata(seq_lens, num_heads, 1, is_fp8_kvcache=False)[0]
 
@@ -80,7 +80,7 @@ class Fp8Plan:
 
 
 def flashmla_plan_fp8(seq_lens: Tensor, *, num_heads: int) -> Fp8Plan:
-    """The plan for one query token a request."""
+    """The plan for one query token of each request of seq_lens [B]."""
     ops = importlib.import_module(_FLASHMLA)
     plan = ops.get_mla_metadata_dense_fp8(cache_seqlens=seq_lens, num_q_tokens_per_head_k=num_heads, num_heads_k=1)
     return Fp8Plan(*plan)

@@ -54,11 +54,11 @@ def rank_environ(num_ranks: int, gpus: tuple[int, ...], inherited: Mapping[str, 
     return ours
 
 
-def why_not_split(params: VllmParams, checkpoint: Path) -> str | None:
-    """Why a case cannot be split over its ranks here, in one sentence; None if it can."""
+def why_not_split(params: VllmParams, checkpoint: Path) -> str:
+    """Why a case cannot be split over its ranks here, in one sentence; empty if it can."""
     num_ranks = params.tensor_parallel
     if num_ranks == 1:
-        return None
+        return ""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     heads = {
         "attention heads": config["num_attention_heads"],
@@ -69,7 +69,7 @@ def why_not_split(params: VllmParams, checkpoint: Path) -> str | None:
             return f"the {number} {what} of {checkpoint.name} cannot be split over {num_ranks} GPUs"
     if (seen := torch.cuda.device_count()) < num_ranks:
         return f"needs {num_ranks} GPUs; this machine shows {seen}"
-    return None
+    return ""
 
 
 def collected(folder: Path, num_ranks: int, failure: str = "") -> FirstNan:
@@ -84,7 +84,7 @@ def collected(folder: Path, num_ranks: int, failure: str = "") -> FirstNan:
     if missing and not failure:
         raise HarnessError(f"no recorder reported from rank {', '.join(map(str, missing))}, though vLLM did not fail")
     who = f"rank {', '.join(map(str, missing))}" if num_ranks > 1 else "vLLM"
-    untold = f"{who} ended before its recorder reported: {failure}" if missing else ""
+    missing_report = f"{who} ended before its recorder reported: {failure}" if missing else ""
     if not reports:
-        return FirstNan(num_ranks=num_ranks, untold=untold)
-    return first_of_ranks(reports).model_copy(update={"num_ranks": num_ranks, "untold": untold})
+        return FirstNan(num_ranks=num_ranks, missing_report=missing_report)
+    return first_of_ranks(reports).model_copy(update={"num_ranks": num_ranks, "missing_report": missing_report})

@@ -6,7 +6,6 @@ from typing import Any
 
 from harness.core.faults import FaultSpec
 from harness.core.kernels import KernelSpec
-from harness.core.oracles import OracleSpec
 from harness.core.shapes import ANY, DEEPSEEK
 from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
@@ -44,15 +43,6 @@ SYSTEMS = (
         params="harness.engines.vllm.params:VllmHostParams",
         target="harness.engines.vllm.host_target:VllmHostTarget",
         devices=("cpu",),
-    ),
-)
-
-ORACLES = (
-    OracleSpec(
-        "sequences",
-        "each answer of a script has the tokens of the same request asked alone, with no page from a cache",
-        "harness.judge.oracles.accuracy:sequences",
-        "script",
     ),
 )
 

@@ -52,7 +52,7 @@ class VllmTarget(Target):
     """Serves a case's canary with vLLM for each poison pattern, and without graphs to compare the answers."""
 
     injects_faults = True
-    _forks: ClassVar[Forks] = Forks("harness.engines.vllm.serve.imports", ENGINE.title)
+    _forks: ClassVar[Forks] = Forks("harness.engines.vllm.serve.imports:import_all", ENGINE.title)
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -83,7 +83,7 @@ class VllmTarget(Target):
             return f"{canary(params)} is not there: train one with `canary train`"
         if reason := why_not_split(params, canary(params)):
             return reason
-        return (why_not(fault, version) or "") if fault else ""
+        return why_not(fault, version) if fault else ""
 
     def run(self, poison: Poison) -> Run:
         """Ask all questions. A process that dies or raises is the run's error, with the end of vLLM's log."""
@@ -97,6 +97,7 @@ class VllmTarget(Target):
                 else:
                     self._serve(place / "asked", self._params.graph, settings)
                     run.accuracy = read_run(place / "asked")
+                    run.least_accuracy = self._params.least_correct_percent / 100
                 if self._params.compare_eager and self._params.graph != "none":
                     self._serve(place / "eager", "none", settings)
                     run.eager = read_run(place / "eager")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from harness.accuracy.baselines import Baseline, baseline_of
 from harness.accuracy.judge import judge as judge_run
+from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import AccuracyLimits, AccuracyRecord, Finding, Verdict
 from harness.judge.run_records import Evidence, Judgement
@@ -54,13 +55,14 @@ def answers(evidence: Evidence) -> Judgement:
     """
     judgement = Judgement()
     case = evidence.case
-    least = getattr(case.params, "least_correct_percent", 0) / 100
     for run in evidence.runs:
         if run.accuracy is None:
             continue
+        if run.least_accuracy is None:
+            raise ValueError(f"{case.id}: its target names no least accuracy, so every accuracy would pass")
         record = judge_run(
             run.accuracy,
-            limits=AccuracyLimits(accuracy=least, flips=None, alpha=1e-6),
+            limits=AccuracyLimits(accuracy=run.least_accuracy, flips=None, alpha=1e-6),
             scenario=case.scenario,
             case=case.id,
         )
@@ -82,17 +84,12 @@ def _findings(record: AccuracyRecord, oracle: str = "accuracy") -> list[Finding]
         Finding(
             oracle=oracle,
             tensor=record.task,
-            where=_epoch(reason),
+            where=f"epoch {kind.epoch}" if kind.epoch else "all epochs",
+            cause=kind.cause,
             message=f"{reason}; accuracy {curve}{before}; {power}",
         )
-        for reason in record.judgement.reasons
+        for kind, reason in zip(record.judgement.kinds, record.judgement.reasons, strict=True)
     ]
-
-
-def _epoch(reason: str) -> str:
-    """The epoch that a reason names, or all epochs."""
-    words = reason.replace(":", " ").split()
-    return f"epoch {words[1]}" if words[0] == "epoch" else "all epochs"
 
 
 ALLOWED_SHARE = 0.05
@@ -114,6 +111,7 @@ def streams(evidence: Evidence) -> Judgement:
                 Finding(
                     oracle="streams",
                     tensor="generated text",
+                    cause=Code.DIFFERS,
                     where=f"epoch 1, {len(different)} of {len(shared)} questions",
                     message=f"{len(different)} of {len(shared)} answers with graphs differ from those without "
                     f"(allowed for rounding: {ALLOWED_SHARE:.0%})",

@@ -15,21 +15,24 @@ reference's logits of two tokens lie within the bound of each other, either may 
 `flush` repeats the questions after a flush of all caches. An engine that answers worse from round to round and recovers
 with a flush has stale data in its caches. If it does not recover, the stale data is elsewhere, or survives the flush.
 
-Answers are compared up to the first decision on which the two part (see :mod:`harness.engine.decisions`). A decision
+Answers are compared up to the first decision that differs (see :mod:`harness.judge.decisions`). A decision
 that rounding does not explain is a finding.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
+from harness.core.cause_codes import Code
 from harness.core.finding_words import place
 from harness.core.records import Finding
+from harness.judge.decisions import Divergence
 from harness.judge.oracles.compare import Comparison, Mismatch, compare, compare_bits
 from harness.judge.oracles.thresholds import bound
-from harness.judge.run_records import Evidence, Judgement, Observed, Pair, Parting
+from harness.judge.run_records import Evidence, Judgement, Observed, Pair
 
 
 def compared(observed: Observed) -> Comparison:
@@ -60,9 +63,32 @@ def _against_reference(observed: Observed, pattern: str) -> tuple[int, list[Find
         tensor=observed.name,
         where=mismatch.where(observed.describe, "worst"),
         bits=mismatch.bits(observed.tensor),
-        message=f"{observed.name} differs from the float64 reference: {mismatch.message} (pattern {pattern})",
+        cause=Code.DIFFERS,
+        excess=mismatch.finite_excess,
+        message=f"{observed.name} differs from the float64 reference: {mismatch.message}{_base(observed, mismatch)} "
+        f"(pattern {pattern})",
     )
     return comparison.looked_at, [finding]
+
+
+def _base(observed: Observed, mismatch: Mismatch) -> str:
+    """A hint if each value of a log-sum-exp is the expected one times log2(e), or times ln 2; else empty."""
+    if mismatch.kind != "value" or "lse" not in observed.bound.split(".") or observed.expected is None:
+        return ""
+    found, expected = observed.tensor[observed.live].double(), observed.expected[observed.live]
+    # A ratio of numbers near 0 says nothing.
+    telling = found.isfinite() & expected.isfinite() & (expected.abs() > 0.1)
+    ratios = found[telling] / expected[telling]
+    for factor, words in _BASES.items():
+        if len(ratios) > 1 and bool(((ratios / factor - 1).abs() < 0.005).all()):
+            return f"; each value is {factor:.4f} times the expected one, {words}"
+    return ""
+
+
+_BASES = {
+    math.log2(math.e): "log2(e): it is in base 2, the natural logarithm is promised",
+    math.log(2): "ln 2: a natural logarithm was converted as if it were in base 2",
+}
 
 
 def tokens(evidence: Evidence) -> Judgement:
@@ -97,6 +123,7 @@ def _wrong_tokens(observed: Observed, pattern: str) -> tuple[int, list[Finding]]
         oracle="tokens",
         tensor=observed.name,
         where=place(observed.describe, rows),
+        cause=Code.WRONG_TOKEN,
         message=f"{len(rows)} of {len(taken)} tokens are not the largest logit: the first is {int(taken[first])}, "
         f"where the engine's largest is of {best[0]} and the reference's of {best[1]} (pattern {pattern})",
     )
@@ -131,15 +158,15 @@ def _judge(evidence: Evidence, oracle: str, finding_of: Callable[[Pair, Mismatch
             comparison = compare(pair.second, pair.first.double(), pair.live, bound(pair.bound))
         else:
             comparison = compare_bits(pair.second, pair.first, pair.live)
-        mismatch, parting = comparison.mismatch, pair.parting
+        mismatch, divergence = comparison.mismatch, pair.divergence
         found = [finding_of(pair, mismatch, pattern)] if mismatch else []
-        if parting is None:
+        if divergence is None:
             return comparison.looked_at, found
-        if parting.is_beyond_rounding:
-            found.append(parting_finding(oracle, pair.name, pair.describe, parting, pattern))
+        if divergence.is_beyond_rounding:
+            found.append(divergence_finding(oracle, pair.name, pair.describe, divergence, pattern))
         else:
-            notes.append(f"{pair.name}: {parting}; compared up to there")
-        return comparison.looked_at + parting.num_compared, found
+            notes.append(f"{pair.name}: {divergence}; compared up to there")
+        return comparison.looked_at + divergence.num_compared, found
 
     notes: list[str] = []
     judged = (look(pair, run.pattern) for run in evidence.runs for pair in run.pairs if pair.oracle == oracle)
@@ -148,13 +175,14 @@ def _judge(evidence: Evidence, oracle: str, finding_of: Callable[[Pair, Mismatch
     return judgement
 
 
-def parting_finding(oracle: str, name: str, describe: str, parting: Parting, pattern: str) -> Finding:
+def divergence_finding(oracle: str, name: str, describe: str, divergence: Divergence, pattern: str) -> Finding:
     """The finding of a decision that differs between two runs, although rounding does not explain it."""
     return Finding(
         oracle=oracle,
         tensor=name,
-        where=f"{describe} {parting.row}",
-        message=f"{name} is decided differently, and rounding does not explain it: {parting} (pattern {pattern})",
+        where=f"{describe} {divergence.row}",
+        cause=Code.DIVERGED,
+        message=f"{name} is decided differently, and rounding does not explain it: {divergence} (pattern {pattern})",
     )
 
 
@@ -164,6 +192,7 @@ def _repeat_finding(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:
         tensor=pair.name,
         where=mismatch.where(pair.describe),
         bits=mismatch.bits(pair.second, pair.first, "first launch "),
+        cause=Code.DIFFERS,
         message=f"{pair.name} differs from the first launch on equal inputs: {mismatch.message} (pattern {pattern})",
     )
 
@@ -174,6 +203,7 @@ def _padding_finding(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:
         tensor=pair.name,
         where=mismatch.where(pair.describe),
         bits=mismatch.bits(pair.second, pair.first, "unpadded "),
+        cause=Code.DIFFERS,
         message=f"live rows of {pair.name} change when padded rows are added: {mismatch.message} (pattern {pattern})",
     )
 
@@ -184,5 +214,7 @@ def _cache_finding(sentence: str, pair: Pair, mismatch: Mismatch, pattern: str) 
         tensor=pair.name,
         where=mismatch.where(pair.describe, "worst"),
         bits=mismatch.bits(pair.second),
+        cause=Code.DIFFERS,
+        excess=mismatch.finite_excess,
         message=f"{pair.name} {sentence}: {mismatch.message} (pattern {pattern})",
     )

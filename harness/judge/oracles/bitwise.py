@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness.core.finding_words import ONE_VALUE, place
+from harness.core.cause_codes import Code
+from harness.core.finding_words import place
 from harness.core.records import Finding
-from harness.judge.oracles.agreement import parting_finding
+from harness.judge.decisions import Divergence, rows_before_divergence
+from harness.judge.oracles.agreement import divergence_finding
 from harness.judge.oracles.compare import Mismatch, blank_rows, compare_bits, explanation, largest_difference
-from harness.judge.run_records import Evidence, Judgement, Observed, Parting, ReplayedStep, Run, rows_before_partings
+from harness.judge.run_records import Evidence, Judgement, Observed, ReplayedStep, Run
 from harness.memory.poison.patterns import hex_bits
 
 
@@ -50,7 +52,7 @@ class _Spreads:
     _again: Run | None = None
 
     def explain(self, index: int, ours: Observed, theirs: Observed, live: torch.Tensor) -> bool:
-        """Whether equal runs differ as much in observed tensor number `index`. Adds a note if so."""
+        """Whether equal runs differ as much in live rows [n] bool of observed tensor `index`. Adds a note if so."""
         if self.evidence.repeat is None:
             return False
         if self._again is None:
@@ -58,7 +60,7 @@ class _Spreads:
         if index >= len(self._again.observed):
             return False
         again = self._again.observed[index]
-        spread = largest_difference(ours.tensor, again.tensor, ours.live & _before_partings(ours, again)[0])
+        spread = largest_difference(ours.tensor, again.tensor, ours.live & _before_divergence(ours, again)[0])
         return _covers(spread, ours.name, largest_difference(ours.tensor, theirs.tensor, live), self.notes)
 
 
@@ -68,19 +70,22 @@ def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, l
         message = f"the run took another course under pattern {other.pattern} than under {first.pattern}"
         different = [f"{a} / {b}" for a, b in zip(*names, strict=False) if a != b]
         different.append(f"{len(names[0])} / {len(names[1])}")
-        yield 0, [Finding(oracle="non_interference", where=f"tensors {different[0]}", message=message)]
+        where = f"tensors {different[0]}"
+        yield 0, [Finding(oracle="non_interference", where=where, message=message, cause=Code.OTHER_COURSE)]
     for index, (ours, theirs) in enumerate(zip(first.observed, other.observed, strict=False)):
         both = ours.live & theirs.live if ours.live.shape == theirs.live.shape else ours.live
         if spreads.evidence.repeat is not None:
             # A device that does not repeat its bits may decide a near tie differently.
-            rows, partings = _before_partings(ours, theirs)
+            rows, divergences = _before_divergence(ours, theirs)
             both = both & rows
-            beyond = [parting for parting in partings if parting.is_beyond_rounding]
+            beyond = [divergence for divergence in divergences if divergence.is_beyond_rounding]
             yield (
-                sum(parting.num_compared for parting in partings),
-                [_parted(ours, parting, other) for parting in beyond],
+                sum(divergence.num_compared for divergence in divergences),
+                [_diverged(ours, divergence, other) for divergence in beyond],
             )
-            spreads.notes += [f"{ours.name}: {parting}; compared up to there" for parting in partings if not beyond][:1]
+            spreads.notes += [
+                f"{ours.name}: {divergence}; compared up to there" for divergence in divergences if not beyond
+            ][:1]
         comparison = compare_bits(theirs.tensor, ours.tensor, both)
         mismatch = comparison.mismatch
         differs = mismatch is not None and not spreads.explain(index, ours, theirs, both)
@@ -88,15 +93,15 @@ def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, l
         yield comparison.looked_at, found
 
 
-def _before_partings(ours: Observed, theirs: Observed) -> tuple[torch.Tensor, list[Parting]]:
-    """The rows [n] bool that no differing decision reaches, and the partings. All rows without decisions."""
+def _before_divergence(ours: Observed, theirs: Observed) -> tuple[torch.Tensor, list[Divergence]]:
+    """The rows [n] bool that no differing decision reaches, and the divergences. All rows without decisions."""
     if len(ours.decisions) != len(theirs.decisions) or not ours.decisions:
         return torch.ones_like(ours.live), []
-    return rows_before_partings(ours.decisions, theirs.decisions)
+    return rows_before_divergence(ours.decisions, theirs.decisions)
 
 
-def _parted(ours: Observed, parting: Parting, other: Run) -> Finding:
-    return parting_finding("non_interference", ours.name, "row", parting, other.pattern)
+def _diverged(ours: Observed, divergence: Divergence, other: Run) -> Finding:
+    return divergence_finding("non_interference", ours.name, "row", divergence, other.pattern)
 
 
 def _influenced(ours: Observed, theirs: Observed, mismatch: Mismatch, first: str, other: str) -> Finding:
@@ -106,6 +111,7 @@ def _influenced(ours: Observed, theirs: Observed, mismatch: Mismatch, first: str
         tensor=ours.name,
         where=mismatch.where(ours.describe),
         bits=mismatch.bits(ours.tensor, theirs.tensor),
+        cause=Code.DIFFERS,
         message=f"{ours.name} depends on memory that must not matter: {mismatch.message} (patterns {first} / {other})",
     )
 
@@ -120,7 +126,8 @@ def _blank(observed: Observed) -> Iterator[Finding]:
             tensor=observed.name,
             where=place(observed.describe, rows),
             bits=hex_bits(observed.tensor, first),
-            message=f"live rows of {observed.name} {ONE_VALUE}",
+            cause=Code.ONE_VALUE,
+            message=f"live rows of {observed.name} have equal elements, so comparing them proves nothing",
         )
 
 
@@ -168,6 +175,7 @@ def _unlike_eager(run: Run, step: ReplayedStep, mismatch: Mismatch) -> Finding:
         tensor=step.name,
         where=f"step {step.step}" + (f", {rows}" if rows else ""),
         bits=mismatch.bits(step.replayed, step.eager, "eager "),
+        cause=Code.DIFFERS,
         message=f"the replay of {step.name} differs from the same step run eagerly{stale}: {mismatch.message} "
         f"(pattern {run.pattern})",
     )
@@ -201,6 +209,7 @@ def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
         tensor=last.name,
         where=f"steps {steps[0].step}-{last.step}, {place('row', stuck)}",
         bits=hex_bits(last.replayed, index) if row < len(last.replayed) else None,
+        cause=Code.UNMOVED,
         message=f"the replay of {last.name} gives the same bits in {int(seen[row])} steps although its inputs change "
         f"(pattern {run.pattern})",
     )

@@ -31,12 +31,17 @@ class Mismatch:
     count: int = 0
     excess: float = math.inf
 
+    @property
+    def finite_excess(self) -> float | None:
+        """`excess` if the bound is a number; None for a mismatch of shapes, bits or non-finite values."""
+        return self.excess if math.isfinite(self.excess) else None
+
     def where(self, describe: str, what: str = "first") -> str:
         """The rows in words, with the index of the first or worst element; empty without rows."""
         return place(describe, self.rows, self.index, what) if self.rows else ""
 
     def bits(self, got: torch.Tensor, beside: torch.Tensor | None = None, label: str = "") -> str | None:
-        """The element at `index` in hex, and the labelled element of a tensor beside it; None without an index."""
+        """The element at `index` in hex, and the labelled element of `beside`, of one shape; None without index."""
         if not self.index:
             return None
         text = hex_bits(got, self.index)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import torch
 
+from harness.core.cause_codes import Code
 from harness.core.finding_words import place
 from harness.core.records import Finding
 from harness.judge.run_records import Binding, ChosenExperts, Count, Evidence, Judgement, ZeroedBlock
@@ -35,6 +36,7 @@ def _other_address(binding: Binding, pattern: str) -> Iterator[Finding]:
             tensor=binding.name,
             where=f"step {binding.step}",
             bits=f"captured 0x{binding.captured_address:x}, updated 0x{binding.current_address:x}",
+            cause=Code.OTHER_ADDRESS,
             message=f"the graph reads {binding.name} where it was captured, but the engine updates another tensor "
             f"(pattern {pattern})",
         )
@@ -52,6 +54,7 @@ def _dirty(block: ZeroedBlock, pattern: str) -> Iterator[Finding]:
             site="kv.new",
             tensor="new blocks",
             where=f"block {block.block}",
+            cause=Code.DIRTY,
             message="a block that the scheduler wants zeroed holds old data: "
             f"block {block.block} in step {block.step}, {block.num_dirty} of {block.num_bytes} bytes "
             f"(pattern {pattern})",
@@ -69,6 +72,7 @@ def _miscounted(count: Count, pattern: str) -> Iterator[Finding]:
             oracle="conserved",
             tensor=count.name,
             where=count.where,
+            cause=Code.MISCOUNTED,
             message=f"{count.name}: {count.found}, not {count.expected} (pattern {pattern})",
         )
 
@@ -85,13 +89,18 @@ def _wrong_experts(chosen: ChosenExperts, pattern: str) -> Iterator[Finding]:
     routed = ~(rising == -1).all(dim=1)
     repeated = (rising[:, 1:] == rising[:, :-1]).any(dim=1) & routed
     unknown = ((rising < 0) | (rising >= chosen.num_experts)).any(dim=1) & routed
-    for wrong, what in ((repeated, "one expert more than once"), (unknown, "an expert that does not exist")):
+    kinds = (
+        (Code.REPEATED_EXPERT, repeated, "one expert more than once"),
+        (Code.UNKNOWN_EXPERT, unknown, "an expert that does not exist"),
+    )
+    for cause, wrong, what in kinds:
         rows = torch.nonzero(wrong).flatten().tolist()
         if rows:
             yield Finding(
                 oracle="distinct_experts",
                 tensor=chosen.name,
                 where=place("routed token", tuple(rows), (rows[0], 0)),
+                cause=cause,
                 message=f"{len(rows)} of {len(rising)} tokens are given {what}: the first has "
                 f"{chosen.ids[rows[0]].tolist()} of {chosen.num_experts} experts (pattern {pattern})",
             )

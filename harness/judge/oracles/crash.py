@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from harness.core.errors import CaptureError, IllegalAddress, KernelError
+from harness.core.errors import KernelError, SystemUnderTestError
 from harness.core.finding_words import merged
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Judgement
 
-CRASHES: tuple[type[Exception], ...] = (IllegalAddress, KernelError, CaptureError)
-"""Exceptions of the system under test; any other one is an error of the harness."""
-
-_INDEX_SITES = (
-    ("metadata", "sched_meta"),
-    ("block_table column", "sched_meta"),
-    ("block_table", "block_table.pad"),
-    ("expert", "router.ids"),
-)
-"""The name of an indexed tensor in a bounds check -> the site of the index."""
+SITE_OF_INDEX = {
+    "metadata.work request": "sched_meta",
+    "metadata.num_splits": "sched_meta",
+    "metadata: piece in the scratch": "sched_meta",
+    "block_table column": "sched_meta",
+    "block_table": "block_table.pad",
+    "block_table of a context chunk": "block_table.pad",
+    "block_table of the indexer": "block_table.pad",
+    "expert ids": "router.ids",
+    "expert_offsets": "router.ids",
+}
+"""The name that a bounds check gives an index -> the memory that the index was read from."""
 
 
 def judge(evidence: Evidence) -> Judgement:
@@ -24,9 +26,12 @@ def judge(evidence: Evidence) -> Judgement:
     findings = [
         Finding(
             oracle="crash",
-            site=_site(run.error),
+            site=SITE_OF_INDEX.get(run.error.error),
             message=f"{_sentence(run.error)} (pattern {run.pattern})",
-            at=getattr(run.error, "at", ""),
+            cause=run.error.cause,
+            error=run.error.error,
+            kernel=run.error.kernel,
+            at=run.error.at,
         )
         for run in evidence.runs
         if run.error is not None
@@ -34,15 +39,7 @@ def judge(evidence: Evidence) -> Judgement:
     return Judgement(merged(findings), looked_at=len(evidence.runs))
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: SystemUnderTestError) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
     text = lines[0] if len(lines) == 1 else f"{lines[0]} …"
     return text if isinstance(error, KernelError) else f"{type(error).__name__}, {text}"
-
-
-def _site(error: Exception) -> str | None:
-    """The site of an illegal index, if the bounds check names the tensor."""
-    if not isinstance(error, IllegalAddress):
-        return None
-    tensor = str(error).partition(": index")[0]
-    return next((site for word, site in _INDEX_SITES if word in tensor), None)

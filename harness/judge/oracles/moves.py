@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.core.cause_codes import Code
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Judgement, Moved
 
@@ -33,6 +34,7 @@ def _misplaced(moved: Moved) -> Iterator[Finding]:
             site=wrong.site,
             tensor=wrong.tensor,
             where=wrong.where,
+            cause=Code.MISPLACED,
             message=f"{_KINDS[wrong.site]}: {wrong.message} ({moved.order})",
         )
 
@@ -50,6 +52,7 @@ def _unordered(moved: Moved) -> Iterator[Finding]:
             site="move.late",
             tensor=buffer,
             where=f"block {row}, bytes {start} to {end - 1}",
+            cause=f"{Code.UNORDERED}: {race.how}",
             message=f"no event orders a {race.how} of the same bytes: {race.first.name} on stream {race.first.stream}, "
             f"and {race.second.name} on stream {race.second.stream} ({moved.order})",
         )

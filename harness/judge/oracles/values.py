@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
+from harness.core.cause_codes import Code
 from harness.core.finding_words import few, place
 from harness.core.records import Finding
 from harness.judge.oracles.compare import compare_bits
@@ -43,7 +44,8 @@ def _not_finite(run: Run, observed: Observed) -> Iterator[Finding]:
         return
     for origin, indices in origins(tensor, bad).items():
         where = hits(indices)
-        what = "Inf" if _values(tensor[where.first]).isinf().item() else "NaN"
+        is_inf = bool(_values(tensor[where.first]).isinf())
+        what = "Inf" if is_inf else "NaN"
         cause = f", computed from the poison of {origin}" if origin else ""
         yield Finding(
             oracle="finite",
@@ -51,6 +53,7 @@ def _not_finite(run: Run, observed: Observed) -> Iterator[Finding]:
             tensor=observed.name,
             where=place(observed.describe, where.rows, where.first),
             bits=hex_bits(tensor, where.first),
+            cause=Code.INF if is_inf else Code.NAN,
             message=f"{what} in live rows of {observed.name}{cause}: {where.count} elements (pattern {run.pattern})",
         )
 
@@ -98,6 +101,7 @@ def _in_live_rows(run: Run, observed: Observed) -> Iterator[Finding]:
             tensor=observed.name,
             where=place(observed.describe, where.rows, where.first),
             bits=hex_bits(tensor, where.first),
+            cause=Code.SENTINEL,
             message=f"live rows of {observed.name} hold {of}, {how} from uninitialised memory: "
             f"{where.count} elements (pattern {run.pattern})",
         )
@@ -129,5 +133,6 @@ def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
         tensor=guard.name,
         where=place("row", mismatch.rows, mismatch.index),
         bits=bits,
+        cause=Code.WRITTEN,
         message=f"{guard.name} was written, but must not change: {named}{mismatch.message} (pattern {run.pattern})",
     )

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from harness.core.ops import OPS, PAGE_SIZE
 from harness.core.records import FirstNan
-from harness.engine.model.transformer import CausalLM
+from harness.engine.batch import Batch, Padding
+from harness.engine.memory import PagedMemory
+from harness.engine.paged_model import PagedModel
 from harness.engine.probe import Probe
-from harness.engine.runner import num_rows
-from harness.engine.schedule.scheduler import ScheduledSequence
+from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.sequence import ScheduledSequence
 from harness.kernels.call import BoundKernel, kernel_of, name_of
 from harness.kernels.ops.reference import with_context
 from harness.memory.first_nan.recorder import StepNotes, describe, layer_of
@@ -80,7 +82,10 @@ class EngineRecorder(Probe):
         for handle in self._handles:
             handle.remove()
 
-    def on_model(self, model: CausalLM) -> None:
+    def on_start(self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding) -> None:
+        self.hook(model.model)
+
+    def hook(self, model: nn.Module) -> None:
         """Hook the modules, once for each model: engines may share one."""
         if id(model) in self._hooked:
             return
@@ -95,25 +100,24 @@ class EngineRecorder(Probe):
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def on_step(self, ordered: list[ScheduledSequence], *, is_replay: bool) -> Iterator[None]:
+    def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> Iterator[None]:
         """The rows of an eager step are live all along, the rows of a replayed step only in its replay."""
         self._step += 1
         self._note_rows(ordered)
-        num_tokens = sum(item.num_new_tokens for item in ordered)
-        if is_replay:
-            self._num_pending = num_tokens
+        self._num_pending = sum(item.num_new_tokens for item in ordered)
+        with self._live(self._num_pending):
             yield
-        else:
-            with self._live(num_tokens):
-                yield
+        self._num_pending = 0
 
-    def on_replay(self) -> AbstractContextManager[None]:
-        """Make the pending rows live. The replay of a dummy step has none."""
+    @contextlib.contextmanager
+    def on_replay(self, inputs: Batch) -> Iterator[None]:
+        """Make the pending rows live. The replay of a dummy step has none, and what follows in the step has none."""
         num_live, self._num_pending = self._num_pending, 0
-        return self._live(num_live)
+        with self._live(num_live):
+            yield
 
-    def on_answers(self, logits: Tensor) -> None:
-        """Scan the logits that the engine returns."""
+    def on_logits(self, logits: Tensor) -> None:
+        """Scan the logits [n, vocab] that the engine returns."""
         with self._live(-1):
             self._watch(HANDED_OUT, "logits", "output", logits, 0, rows="answers")
 
@@ -125,7 +129,7 @@ class EngineRecorder(Probe):
         first = sum(item.num_new_tokens for item in ordered if item.is_decode)
         answers, row = [], 0
         for item in ordered:
-            answers.append((str(item.sequence.request), row, row := row + num_rows(item)))
+            answers.append((str(item.sequence.request), row, row := row + item.num_rows))
         prompts = [(name, start - first, end - first) for name, start, end in ends if start >= first]
         requests = [(name, index, index + 1) for index, (name, _, _) in enumerate(ends)]
         self.notes.note(self._step, {"batch": ends, "prefill": prompts, "answers": answers, "requests": requests})

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from harness.core.ops import OPS
+from harness.engine.batch import Batch
 from harness.engine.probe import Probe
-from harness.engine.schedule.scheduler import ScheduledSequence
+from harness.engine.schedule.sequence import ScheduledSequence
 from harness.judge.run_records import Run
 from harness.kernels.call import BoundKernel, kernel_of, name_of
 from harness.kernels.ops.reference import with_context
@@ -50,7 +51,7 @@ class Trace(Probe):
     """Live rows of tokens in the current step; None outside of steps."""
 
     @contextlib.contextmanager
-    def on_step(self, ordered: list[ScheduledSequence], *, is_replay: bool) -> Iterator[None]:
+    def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> Iterator[None]:
         self.step += 1
         self.num_live = sum(item.num_new_tokens for item in ordered)
         try:
@@ -82,7 +83,7 @@ class Trace(Probe):
                 self.note(name, f"result {place}" if place else "result", value[: self.num_live])
 
     def note(self, reader: str, tensor: str, value: torch.Tensor) -> None:
-        """Add the fingerprint of `value`, bit for bit."""
+        """Add the fingerprint of `value`, of any shape, bit for bit."""
         raw = value.detach().cpu().contiguous().view(torch.uint8) if value.numel() else value
         digest = hashlib.blake2b(raw.numpy().tobytes() if value.numel() else b"", digest_size=8).hexdigest()
         self.events.append(Event(reader, tensor, self.step, digest))

@@ -18,30 +18,32 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cuda_failures import is_device_failure
 from harness.core.engine_params import EngineParams
-from harness.core.errors import HarnessError, KernelError
+from harness.core.errors import HarnessError, KernelError, SystemUnderTestError, line_of
 from harness.core.params import KvType
 from harness.core.records import FirstNan
 from harness.engine import batch
 from harness.engine.changes import with_adapter
-from harness.engine.decisions import Decisions, rows_before_partings
-from harness.engine.dense_reference import DenseReference
 from harness.engine.engine import Engine
 from harness.engine.memory import CacheLayout
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
-from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE, ModelConfig, model_config, num_pages, why_not_together
-from harness.engine.schedule.scheduler import Sequence
+from harness.engine.schedule.config import PAGE_SIZE, ModelConfig, model_config, num_pages, why_not_together
+from harness.engine.schedule.sequence import Sequence
+from harness.judge.decisions import Decisions, rows_before_divergence
+from harness.judge.dense_reference import DenseReference
 from harness.judge.oracles.compare import token_margins
-from harness.judge.oracles.crash import CRASHES
 from harness.judge.oracles.thresholds import bound
 from harness.judge.probes import recorder
+from harness.judge.probes.answers import Answers
+from harness.judge.probes.notes import Notes
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.trace import Trace
-from harness.judge.run_records import ChosenExperts, Guard, Observed, Pair, ReplayedStep, Run
+from harness.judge.run_records import ChosenExperts, Observed, Pair, Run
 from harness.judge.target import Target
 from harness.judge.targets.engine_counts import counts_after_flush, counts_of_hits, counts_of_launches, length
 from harness.judge.targets.serving import Served, serve
 from harness.kernels.call import counting_launches
+from harness.memory.graph.launch import launches_shown_to
 from harness.memory.poison.patterns import Poison
 
 ENGINE, PROBES = Path(batch.__file__).parent, Path(recorder.__file__).parent
@@ -73,14 +75,14 @@ class EngineTarget(Target):
             return reason
         kernel = KERNELS.get(f"mla_decode/{params.decode_kernel}")
         if "window" in params.layers and "window" not in kernel.takes:
-            return f"{kernel.name} has no argument `window`, which layers with a sliding window need"
+            return kernel.lacks("window")
         return ""
 
     def first_writer(self, poison: Poison) -> FirstNan:
         with recorder_on(self.device) as watching:
             try:
                 self.run(poison, probe=watching)
-            except CRASHES:
+            except SystemUnderTestError:
                 pass
             except RuntimeError as error:
                 if not is_device_failure(error):
@@ -91,41 +93,37 @@ class EngineTarget(Target):
         """Serve all requests `epochs` times under `poison` on a fresh engine, which `probe` watches."""
         params = self._params
         poison = self._legitimate(poison)
-        with errors_of_the_engine(), counting_launches() as launched:
-            served = self._serve(poison, probe)
+        notes = Notes(params, poison, *([probe] if probe else []), padding_bound=self._padding_bound)
+        with errors_of_the_engine(), counting_launches() as launched, launches_shown_to(probe):
+            served = self._serve(poison, notes)
         engine, epochs = served.engine, served.epochs
         answered = [[sequence for sequence in epoch if sequence.num_generated_tokens] for epoch in epochs]
         run = Run(poison.pattern)
         for epoch, sequences in enumerate(answered):
-            run.observed += self._observed(engine, self._epoch_name(epoch), sequences)
-        before, after = engine.runner.null_block_at_start, engine.runner.memory.block(NULL_BLOCK)
-        run.guards = [Guard("the null block", "kv.null", before.cpu(), after.cpu())]
-        run.guards += [Guard(n.name, n.site, n.before.cpu(), n.after.cpu()) for n in engine.observations.written]
+            run.observed += self._observed(notes, self._epoch_name(epoch), sequences)
+        run.guards, run.zeroed = notes.writes.guards(), notes.writes.zeroed
         decisions = {made.request: made for observed in run.observed for made in observed.decisions}
-        run.pairs = pairs_of(engine, epochs, params, self._bound, decisions) + self._padding_pairs(engine)
+        run.pairs = pairs_of(notes.answers, epochs, params, self._bound, decisions) + notes.twins.padded
         if params.changes:
             run.pairs += self._beside_cold(served, poison, decisions)
-        run.zeroed = engine.observations.zeroed
-        if engine.observations.routed:
-            ids = torch.cat(engine.observations.routed)
+        if notes.choices.routed:
+            ids = torch.cat(notes.choices.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
-        run.counts, run.events = served.counts + served.counts_at_end(), dict(engine.events)
+        run.counts = served.counts + served.counts_at_end()
         run.counts += [*counts_of_launches(params, launched), *counts_of_hits(params, epochs)]
         run.counts += counts_after_flush(params, epochs)
-        _add_graph_notes(run, engine, served.starts)
+        run.events = dict(engine.scheduler.events + engine.pool.events)
+        run.replays, run.bindings = notes.twins.replays, notes.twins.bindings
+        for replay in run.replays:
+            # An epoch repeats the answers of the one before.
+            replay.name += f" in epoch {bisect.bisect(served.starts, replay.step) - 1}"
         return run
 
-    def _serve(self, poison: Poison, probe: Probe | None) -> Served:
+    def _serve(self, poison: Poison, notes: Notes) -> Served:
         """Serve all requests on a fresh engine."""
-        params = self._params
-        engine = Engine(
-            _model(self._config, self.device),
-            params,
-            poison,
-            max_model_len=max(length(request) for request in params.requests),
-            probe=probe,
-        )
-        return serve(engine, self._prompts(), self._checkpoint)
+        longest = max(length(request) for request in self._params.requests)
+        engine = Engine(_model(self._config, self.device), self._params, poison, longest, notes)
+        return serve(engine, notes, self._prompts(), self._checkpoint)
 
     def _checkpoint(self, number: int) -> CausalLM:
         return _model(self._config, self.device, number)
@@ -138,56 +136,33 @@ class EngineTarget(Target):
         engine, last = served.engine, served.epochs[-1]
         # Without graphs it is cheaper, and `replay` compares each graph with eager steps.
         update = {"changes": (), "happens": (), "epochs": 1, "graph": "none", "chains": ()}
-        cold = Engine(
-            self._checkpoint(engine.num_reloads),
-            self._params.model_copy(update=update),
-            poison,
-            max_model_len=engine.max_model_len,
-        )
+        params = self._params.model_copy(update=update)
+        notes = Notes(params, poison)
+        cold = Engine(self._checkpoint(engine.num_reloads), params, poison, engine.max_model_len, notes)
         cold.num_reloads, cold.adapters = engine.num_reloads, engine.adapters
-        (answers,) = serve(cold, [sequence.prompt for sequence in last], self._checkpoint).epochs
-        observed = self._observed(cold, "the engine that starts cold", answers)
+        (answers,) = serve(cold, notes, [sequence.prompt for sequence in last], self._checkpoint).epochs
+        observed = self._observed(notes, "the engine that starts cold", answers)
         of_cold = {made.request: made for one in observed for made in one.decisions}
         pairs = []
         for index, (first, later) in enumerate(zip(answers, last, strict=True)):
-            models = engine.observations.models[later.request]
             is_judged = later.request in decisions and first.request in of_cold
-            if len(models) == 1 and is_judged and first.is_finished and later.is_finished:
-                logits = (cold.observations.logits[first.request], engine.observations.logits[later.request])
-                pairs.append(self._pair(index, logits, of_cold[first.request], decisions[later.request]))
+            is_judged = is_judged and len(served.notes.answers.models[later.request]) == 1
+            if is_judged and first.is_finished and later.is_finished:
+                logits = (notes.answers.logits[first.request], served.notes.answers.logits[later.request])
+                made = (of_cold[first.request], decisions[later.request])
+                pairs.append(pair_of("cold_warm", f"request {index} after the changes", logits, made, self._bound))
         return pairs
-
-    def _pair(
-        self, index: int, logits: tuple[list[torch.Tensor], list[torch.Tensor]], first: Decisions, later: Decisions
-    ) -> Pair:
-        cold, warm = (torch.stack(rows).cpu() for rows in logits)
-        rows, partings = rows_before_partings((first,), (later,))
-        name = f"request {index} after the changes"
-        return Pair(
-            "cold_warm", name, cold, warm, rows, self._bound, "generated token", partings[0] if partings else None
-        )
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
         return self.run(poison, probe=trace)
 
-    def _padding_pairs(self, engine: Engine) -> list[Pair]:
-        """Steps with and without padding, to compare bit by bit, or within the bound of logits if bits may differ.
+    @property
+    def _padding_bound(self) -> str:
+        """The bound for steps with and without padding; empty if their bits must be equal.
 
         A scale over the whole batch covers padding by design, and copies of a row round differently at their places.
         """
-        is_exact = self.device == "cpu" and self._params.amax_rows == "live"
-        return [
-            Pair(
-                "padding",
-                name=f"logits of step {note.step} beside {note.num_padded} padded requests",
-                first=note.unpadded.cpu(),
-                second=note.padded.cpu(),
-                # Equal bits leave nothing to decide differently. Where bits may differ, a near tie may be.
-                live=torch.ones_like(note.alike) if is_exact else note.alike,
-                bound="" if is_exact else self._bound,
-            )
-            for note in engine.runner.padded_twins.notes
-        ]
+        return "" if self.device == "cpu" and self._params.amax_rows == "live" else self._bound
 
     @property
     def _bound(self) -> str:
@@ -244,14 +219,14 @@ class EngineTarget(Target):
         lengths = (length for length, _ in params.requests)
         return [(prefix + start + draw(length))[:length] for length, start in zip(lengths, starts, strict=False)]
 
-    def _judged(self, engine: Engine, sequences: list[Sequence], margin: float) -> tuple[torch.Tensor, list[Decisions]]:
+    def _judged(self, notes: Notes, sequences: list[Sequence], margin: float) -> tuple[torch.Tensor, list[Decisions]]:
         """The reference's logits of each token by the model that generated it, and the decisions of the last model."""
-        notes, expected = engine.observations, torch.empty(0)
-        models = [notes.models[sequence.request] for sequence in sequences]
+        expected = torch.empty(0)
+        models = [notes.answers.models[sequence.request] for sequence in sequences]
         decisions: list[Decisions] = []
         for key in sorted({key for spans in models for _, key in spans}):
             reference = _reference(self._config, margin, *key)
-            logits, made = reference.judged(sequences, notes.expert_ids, notes.selected)
+            logits, made = reference.judged(sequences, notes.choices.expert_ids, notes.choices.selected)
             if not decisions:
                 expected, decisions = logits, made
             start = 0
@@ -263,18 +238,18 @@ class EngineTarget(Target):
                 start = end
         return expected, decisions
 
-    def _observed(self, engine: Engine, epoch: str, sequences: list[Sequence]) -> list[Observed]:
+    def _observed(self, notes: Notes, epoch: str, sequences: list[Sequence]) -> list[Observed]:
         """The logits of an epoch's tokens, and of its rejected drafts, which have no reference."""
-        notes = engine.observations
+        logits = notes.answers.logits
         # A request with more or fewer rows than tokens is a finding of `conserved`.
-        sequences = [made for made in sequences if len(notes.logits.get(made.request, ())) == made.num_generated_tokens]
-        rows = [row for sequence in sequences for row in notes.logits.get(sequence.request, [])]
+        sequences = [made for made in sequences if len(logits.get(made.request, ())) == made.num_generated_tokens]
+        rows = [row for sequence in sequences for row in logits.get(sequence.request, [])]
         tokens = [token for sequence in sequences for token in sequence.tokens[sequence.num_prompt_tokens :]]
         if not rows:
             return []
-        rejected = [row for sequence in sequences for row in notes.rejected.get(sequence.request, [])]
+        rejected = [row for sequence in sequences for row in notes.answers.rejected.get(sequence.request, [])]
         margin = _TIE_MARGIN[self._coarsest] if self._params.quantize == "none" else _TIE_MARGIN_FP8_ACTIVATIONS
-        expected, decisions = self._judged(engine, sequences, margin)
+        expected, decisions = self._judged(notes, sequences, margin)
         margins = torch.split(token_margins(expected, bound(self._bound)), [len(made.tokens) for made in decisions])
         for made, of_tokens in zip(decisions, margins, strict=True):
             made.token_margins = of_tokens
@@ -306,7 +281,7 @@ def errors_of_the_engine() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, (HarnessError, torch.OutOfMemoryError, *CRASHES)):
+        if isinstance(error, (HarnessError, torch.OutOfMemoryError, SystemUnderTestError)):
             raise
         stack = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
@@ -315,13 +290,12 @@ def errors_of_the_engine() -> Iterator[None]:
             own = own or list(stack)
         if is_device_failure(error) or not own or any(Path(frame.filename).parent == PROBES for frame in stack):
             raise
-        failure = KernelError(f"the engine raised {type(error).__name__}: {error}")
-        failure.at = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}"
-        raise failure from error
+        name = type(error).__name__
+        raise KernelError(f"the engine raised {name}: {error}", error=name, at=line_of(own[-1])) from error
 
 
 def pairs_of(
-    engine: Engine, epochs: list[list[Sequence]], params: EngineParams, bound: str, decisions: dict[int, Decisions]
+    answers: Answers, epochs: list[list[Sequence]], params: EngineParams, bound: str, decisions: dict[int, Decisions]
 ) -> list[Pair]:
     """Answers of the first epoch beside answers of later ones, which have a cached prefix or follow a flush.
 
@@ -333,34 +307,27 @@ def pairs_of(
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
             is_judged = {first.request, later.request} <= decisions.keys() and first.prompt == later.prompt
-            is_judged &= engine.observations.models[first.request] == engine.observations.models[later.request]
+            is_judged = is_judged and answers.models[first.request] == answers.models[later.request]
             if is_judged and first.is_finished and later.is_finished and (is_flushed or is_warm):
-                cold, warm = (torch.stack(engine.observations.logits[made.request]).cpu() for made in (first, later))
-                rows, partings = rows_before_partings((decisions[first.request],), (decisions[later.request],))
-                oracle, name = "flush" if is_flushed else "cold_warm", f"request {index} of epoch {number}"
-                parting = partings[0] if partings else None
-                pairs.append(Pair(oracle, name, cold, warm, rows, bound, "generated token", parting))
+                logits = (answers.logits[first.request], answers.logits[later.request])
+                made = (decisions[first.request], decisions[later.request])
+                oracle = "flush" if is_flushed else "cold_warm"
+                pairs.append(pair_of(oracle, f"request {index} of epoch {number}", logits, made, bound))
     return pairs
 
 
-def _add_graph_notes(run: Run, engine: Engine, starts: list[int]) -> None:
-    """`starts` are the first steps of the epochs: an epoch repeats the answers of the one before, and may."""
-    notes = engine.observations
-    for replay in notes.replays:
-        size = replay.replayed.shape[0]
-        run.replays.append(
-            ReplayedStep(
-                step=replay.step,
-                name=f"decode logits of the graph of {size} in epoch {bisect.bisect(starts, replay.step) - 1}",
-                replayed=replay.replayed.cpu(),
-                eager=replay.eager.cpu(),
-                eager_again=None if replay.eager_again is None else replay.eager_again.cpu(),
-                live=(torch.arange(size) < replay.num_live) & (True if replay.alike is None else replay.alike),
-                stale_site="sched_meta" if replay.stale_plan else None,
-                inputs=replay.inputs,
-            )
-        )
-    run.bindings = notes.bindings
+def pair_of(
+    oracle: str,
+    name: str,
+    logits: tuple[list[torch.Tensor], list[torch.Tensor]],
+    decisions: tuple[Decisions, Decisions],
+    bound: str,
+) -> Pair:
+    """Two answers to one prompt, of rows of logits [vocab]; rows count up to the first decision that differs."""
+    first, second = (torch.stack(rows).cpu() for rows in logits)
+    rows, divergences = rows_before_divergence(decisions[:1], decisions[1:])
+    divergence = divergences[0] if divergences else None
+    return Pair(oracle, name, first, second, rows, bound, "generated token", divergence)
 
 
 def _ranges(sequences: list[Sequence]) -> str:

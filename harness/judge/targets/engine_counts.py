@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from harness.core.engine_params import ENGINE_KERNELS, EngineParams
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
-from harness.engine.schedule.scheduler import Sequence
+from harness.engine.schedule.sequence import Sequence
 from harness.judge.run_records import Count
 
 

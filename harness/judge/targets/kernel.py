@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
+from harness.core.errors import SystemUnderTestError
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import (
     AlignExpertsParams,
@@ -29,7 +30,6 @@ from harness.core.op_params import (
     WriteKvParams,
 )
 from harness.core.ops import PAGE_SIZE, SCALED_BLOCK, aligned_sizes
-from harness.judge.oracles.crash import CRASHES
 from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
 from harness.judge.target import Target
 from harness.judge.targets.kernel_call import (
@@ -80,7 +80,7 @@ class KernelTarget(Target):
         An illegal address, an exception of the kernel or a bad output ends the run early and is `Run.error`.
         """
         run = Run(poison.pattern)
-        if self.device == "cuda" and getattr(self.params, "layout", "") == "large":
+        if self.device == "cuda" and self.params.cache_layout == "large":
             # Workers that share a GPU would each keep gigabytes of an earlier pool.
             torch.cuda.empty_cache()
         try:
@@ -92,8 +92,8 @@ class KernelTarget(Target):
                 result = invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
             between = functools.partial(self._call_with_other_values, poison)
-            run.pairs = repeated(self.spec, poison, call, outputs, getattr(self.params, "launches", 1), between)
-        except CRASHES as error:
+            run.pairs = repeated(self.spec, poison, call, outputs, self.params.num_launches, between)
+        except SystemUnderTestError as error:
             run.error = error
             return run
         # Oracles read small tensors many times, and each read would wait for the GPU.
@@ -107,7 +107,7 @@ class KernelTarget(Target):
 
     def _call_with_other_values(self, poison: Poison, number: int = 0) -> None:
         """Call the kernel with values drawn for this `number`, and drop its outputs. Large pools have no twin."""
-        if getattr(self.params, "layout", "") != "large":
+        if self.params.cache_layout != "large":
             setting = Setting(self.spec, poison, self.case.seed ^ (number + 1), self.device)
             call = _BUILDERS[self.op](self.params, setting)
             invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
@@ -127,6 +127,7 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
     rows = num_requests * num_query_tokens
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """out [B, S, H, R] and lse [B, H, S] float32, beside the reference, a row for each query token."""
         want = reference.mla_decode(
             *(kept.q, kept.kv_cache, kept.block_table, kept.seq_lens),
             scale=kept.scale,
@@ -196,6 +197,7 @@ def _mla_decode_sparse(params: MlaDecodeSparseParams, setting: Setting) -> Kerne
     num_tokens, num_heads, _ = given.q.shape
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """out [T, H, R] and lse [T, H] float32, beside the reference."""
         want = reference.mla_decode_sparse(
             kept.q, kept.kv_cache, kept.indices, scale=kept.scale, kv_scale=kept.kv_scale
         )
@@ -210,6 +212,7 @@ def _context_attention(params: ContextAttentionParams, setting: Setting) -> Kern
     given, kept = prepared(op_inputs.context_attention(params, setting.seed), setting)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """out [T, H, V] and lse [H, T] float32, beside the reference, a row for each token."""
         want = reference.context_attention(
             kept.q, kept.k, kept.v, kept.query_start_loc, kept.chunk_start_loc, scale=kept.scale
         )
@@ -224,6 +227,7 @@ def _merge_attn_states(params: MergeAttnStatesParams, setting: Setting) -> Kerne
     given, kept = prepared(op_inputs.merge_attn_states(params, setting.seed), setting)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """out [T, H, V] and lse [H, T] float32, beside the reference, a row for each token."""
         sides = (kept.prefix_out, kept.prefix_lse, kept.suffix_out, kept.suffix_lse)
         want = reference.merge_attn_states(*sides, num_tokens_with_context=kept.num_tokens_with_context)
         out, lse = outputs
@@ -245,11 +249,13 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
     others[:PAGE_SIZE] = False
 
     def slots_of(cache: Tensor, which: Tensor) -> Tensor:
+        """The rows of a cache [blocks, page, width] at the slots `which`, as [slots, width] of its dtype."""
         # As bytes, because older torch cannot index fp8.
         raw_bytes = cache.cpu().view(torch.uint8).reshape(others.shape[0], -1)
         return raw_bytes[which].view(cache.dtype)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """The cache [blocks, page, R + rope] of the call, in the slots that it must write; there are no outputs."""
         want = reference.stored_latents(kept.kv_c, kept.k_pe, given.kv_cache.dtype, kept.kv_scale)
         live = torch.ones(slots.shape[0], dtype=torch.bool, device=slots.device)
         stored = slots_of(given.kv_cache, slots)
@@ -273,6 +279,7 @@ def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
     given, kept = prepared(op_inputs.quantize_fp8(params, setting.seed), setting)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """x8 [T, K] fp8, and scale [1] or [T, 1 or blocks] float32, beside the reference."""
         x8, scale = outputs
         blocks = scale.shape[1] if scale.ndim == 2 else 0
         want = reference.quantize_fp8(kept.x, kept.num_live, blocks=blocks)
@@ -298,6 +305,7 @@ def _route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
     promised = live if "num_live" in setting.spec.takes else torch.ones_like(live)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """ids [T, k] int and weights [T, k] float32, beside the reference, each row sorted by id."""
         want = reference.route_experts(kept.logits, kept.num_experts_per_tok)
         # A kernel may list a token's experts in any order, so both outputs are sorted by id.
         order = outputs[0].argsort(dim=1)
@@ -321,6 +329,7 @@ def _align_experts(params: AlignExpertsParams, setting: Setting) -> KernelCall:
     runs = want.expert_ids.repeat_interleave(params.block_size)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """sorted_ids [P], expert_ids [B] and num_padded [1], int32, beside the reference."""
         # A run may hold its choices in any order, so it is sorted: by its expert, then by what it holds.
         ids = outputs[0].clone()
         live = ids[: len(runs)].long()
@@ -346,6 +355,7 @@ def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCa
     form = FORMATS[params.block_format]
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """values [T, C] and scales [S, G], as codes, beside the reference; both are decoded first."""
         values, scales = decoded_values(outputs[0], form), decoded_scales(outputs[1], form)
         want = reference.quantize_blocks(
             kept.x, kept.expert_offsets, block_format=params.block_format, chosen=(values, scales)

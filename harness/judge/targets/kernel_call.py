@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from harness.core.cause_codes import Code
 from harness.core.errors import KernelError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS, Output
@@ -29,6 +30,9 @@ Shape = tuple[int, ...]
 class BadOutput(KernelError):
     """Outputs of a kernel have a wrong count, shape, type or device."""
 
+    def __init__(self, spec: KernelSpec, problem: str) -> None:
+        super().__init__(f"{spec.name} returned {problem}", cause=Code.BAD_OUTPUT, kernel=spec.name)
+
 
 def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a kernel under poison and wait for it. Raises IllegalAddress or KernelError for any error of the kernel."""
@@ -44,7 +48,9 @@ def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict
             torch.cuda.synchronize()
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
-            raise bad_index() or KernelError(f"{spec.name} failed on the device: {reason}") from error
+            message = f"{spec.name} failed on the device: {reason}"
+            failure = KernelError(message, cause=Code.DEVICE, error=reason, kernel=spec.name)
+            raise bad_index() or failure from error
         raise_bad_indices()
     return result
 
@@ -67,11 +73,11 @@ def check_outputs(
     values = tuple(result) if isinstance(result, tuple | list) else (result,)
     names = ", ".join(output.name for output in declared)
     if len(values) != len(declared):
-        raise BadOutput(f"{spec.name} returned {len(values)} values; return {len(declared)}: {names}")
+        raise BadOutput(spec, f"{len(values)} values; return {len(declared)}: {names}")
     for output, value, allowed, dtype in zip(declared, values, shapes, dtypes, strict=True):
         problem = _problem(value, allowed, dtype, device)
         if problem:
-            raise BadOutput(f"{spec.name} returned {output.name} {problem}")
+            raise BadOutput(spec, f"{output.name} {problem}")
     return tuple(value.detach() for value in values)
 
 
@@ -183,7 +189,10 @@ class Setting:
 def attention_rows(
     spec: KernelSpec, kv: str, describe: str, empty_site: str, outputs: tuple[Tensor, Tensor], want: reference.Attention
 ) -> list[Observed]:
-    """out and lse by rows. Rows without keys are judged only if the kernel declares what it leaves there."""
+    """What to judge of `outputs`: out [rows, heads, width], and lse [rows, heads] float32.
+
+    Rows without keys are judged only if the kernel declares what it leaves there.
+    """
     (out, lse), defined, empty = outputs, want.defined, ~want.defined
     if kv.startswith(".fp8") and spec.fp8_products != "float32":
         kv = f"{kv}.in_{spec.fp8_products}"
@@ -218,7 +227,7 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
 
 
 def placed(tensor: Tensor, device: str) -> Tensor:
-    """`tensor` on `device` with its strides and the memory around it; `Tensor.to` would close the gaps.
+    """`tensor`, of any shape and dtype, on `device` with its strides and gaps; `Tensor.to` would close the gaps.
 
     The content of gaps is moved too, except in a pool of gigabytes, where gaps hold nothing.
     """
@@ -253,5 +262,5 @@ def _guard_beside(row_name: str, memory: Tensor) -> Guarded:
 
 
 def by_rows(tensor: Tensor) -> Tensor:
-    """A vector as a column, for oracles that count rows along dim 0 and judge the elements of a row."""
+    """A vector [n] as a column [n, 1], for oracles that count rows along dim 0; other shapes as they are."""
     return tensor[:, None] if tensor.ndim == 1 else tensor

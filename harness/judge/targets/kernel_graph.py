@@ -52,7 +52,10 @@ def repeated(
     launches: int,
     between: Callable[[int], None],
 ) -> list[Pair]:
-    """`launches` calls in all on equal inputs: the output of each beside the first. `between` is called before each."""
+    """Launch the call again until it ran `launches` times. Returns the output of each beside `first`.
+
+    `first` are the outputs of the first launch, in the shapes of the op; `between` is called before each launch.
+    """
     pairs = []
     for number in range(1, launches):
         between(number)

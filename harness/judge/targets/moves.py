@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from harness.core.cases import Case
-from harness.core.move_params import CONNECTORS, MoveParams
+from harness.core.move_params import MoveParams
 from harness.core.registry import nearest
-from harness.engine.moves import host as host
 from harness.engine.moves.handoff import Handoff
+from harness.engine.moves.host import CONNECTORS
 from harness.judge.run_records import Moved, Run
 from harness.judge.target import Target
 from harness.memory.moves.checks import Landed
@@ -24,7 +24,9 @@ class MoveTarget(Target):
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
         """See :meth:`Target.why_not`."""
         name = case.params_as(MoveParams).connector
-        return "" if name in CONNECTORS else f"no connector {name!r}: {nearest(name, list(CONNECTORS), see='--plugin')}"
+        return (
+            "" if name in CONNECTORS else f"no connector {name!r}: {nearest(name, CONNECTORS.names(), see='--plugin')}"
+        )
 
     def run(self, poison: Poison) -> Run:
         """Serve the requests in seeded orders. If two accesses have no order, try both."""
@@ -48,7 +50,7 @@ class MoveTarget(Target):
 def scheduled(params: MoveParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:
     """One schedule: what its steps read, the memory that no move may touch, and its accesses."""
     streams, landed = Streams(seed, swapped), Landed()
-    served = (CONNECTORS[params.connector] if params.move == "host" else Handoff)(params, streams, landed)
+    served = (CONNECTORS.get(params.connector).tier if params.move == "host" else Handoff)(params, streams, landed)
     served.run()
     for server in served.servers:
         for name, before, after in server.padding():

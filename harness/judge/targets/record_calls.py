@@ -24,6 +24,7 @@ def write_records(params: WriteRecordsParams, setting: Setting) -> KernelCall:
     others[NULL_BLOCK] = False
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """The cache [blocks, page, bytes] of the call, decoded at its slots; there are no outputs."""
         rows = decode(stored(given.cache.cpu(), slots, params.kv), params.kv, kept.scale)
         want, live = kept.x[: params.num_tokens].double(), torch.ones(len(slots), dtype=torch.bool)
         bound, exact = f"write_records.{params.kv.partition('_')[0]}", form.quantized
@@ -51,6 +52,7 @@ def read_records(params: ReadRecordsParams, setting: Setting) -> KernelCall:
     num_tokens = sum(params.seq_lens)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        """out [T, W] float32, beside the decoded records."""
         want = decode(stored(kept.cache, kept.slots(), params.kv), params.kv, kept.scale)
         bound = "read_records" + (".in_bf16" if setting.spec.fp8_products == "bf16" else "")
         return [Observed("out", outputs[0], torch.ones(num_tokens, dtype=torch.bool), want, bound, "token")]

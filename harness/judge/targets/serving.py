@@ -25,7 +25,9 @@ from harness.engine.changes import apply_change, load_adapters
 from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import PAGE_SIZE
-from harness.engine.schedule.scheduler import Sequence
+from harness.engine.schedule.sequence import Sequence
+from harness.judge.probes.answers import Answers
+from harness.judge.probes.notes import Notes
 from harness.judge.run_records import Count
 from harness.judge.targets.step_counts import Before
 
@@ -35,6 +37,7 @@ class Served:
     """An engine after all requests: the requests of each epoch, its first step, and the counts of all steps."""
 
     engine: Engine
+    notes: Notes
     epochs: list[list[Sequence]] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
@@ -49,13 +52,13 @@ class Served:
             # All but the null block and the trap.
             counts.append(Count("blocks that requests may own", engine.params.num_blocks - 2, pool.num_usable_blocks))
         if not engine.params.has_graph:
-            counts.append(Count("replays of an engine without graphs", 0, len(engine.observations.replays)))
+            counts.append(Count("replays of an engine without graphs", 0, len(self.notes.twins.replays)))
         # Requests are numbered as they came, whatever number the engine gave them.
         for number, sequence in enumerate(sequence for epoch in self.epochs for sequence in epoch):
             request, given = sequence.request, sequence.num_generated_tokens
             expected = 0 if number in engine.params.cancelled else sequence.max_tokens
             counts.append(Count(f"tokens of request {number}", self.aborted.get(request, expected), given))
-            rows = len(engine.observations.logits.get(request, ()))
+            rows = len(self.notes.answers.logits.get(request, ()))
             counts.append(Count(f"rows of logits of request {number}", given, rows))
         return counts
 
@@ -64,15 +67,18 @@ Checkpoints = Callable[[int], CausalLM]
 """The model after a number of reloads."""
 
 
-def serve(engine: Engine, prompts: list[list[int]], checkpoints: Checkpoints) -> Served:
-    """Serve `prompts` in each epoch, and again after a flush if the case has one. Stops where requests do not end."""
-    served, params = Served(engine), engine.params
+def serve(engine: Engine, notes: Notes, prompts: list[list[int]], checkpoints: Checkpoints) -> Served:
+    """Serve `prompts` in each epoch, and again after a flush if the case has one. Stops where requests do not end.
+
+    `notes` is the probe of the engine.
+    """
+    served, params = Served(engine, notes), engine.params
     if params.adapters:
         load_adapters(engine)
     for epoch in range(params.epochs + params.flush):
         if epoch == params.epochs:
             engine.flush()
-        served.starts.append(engine.num_steps)
+        served.starts.append(notes.answers.num_steps)
         changes = params.changes if epoch == params.epochs - 1 else ()
         if not _serve_epoch(served, prompts, changes, checkpoints):
             break
@@ -110,7 +116,7 @@ def _serve_epoch(
             break
         before = Before.of(engine)
         engine.step()
-        served.counts += [*_counts_of_step(engine), *before.counts(engine)]
+        served.counts += [*_counts_of_step(engine, served.notes.answers), *before.counts(engine, served.notes)]
     served.epochs.append([living[request] for request in sorted(living)])
     left = len(engine.scheduler.running) + len(engine.scheduler.waiting)
     served.counts.append(Count("requests that did not end", 0, left, f"after {most_steps(engine)} steps"))
@@ -135,12 +141,12 @@ def _is_queued(engine: Engine, sequence: Sequence) -> bool:
     return sequence in engine.scheduler.running or sequence in engine.scheduler.waiting
 
 
-def _counts_of_step(engine: Engine) -> list[Count]:
+def _counts_of_step(engine: Engine, answers: Answers) -> list[Count]:
     pool, params = engine.pool, engine.params
     running, waiting = engine.scheduler.running, engine.scheduler.waiting
     free, owned = pool.free_blocks, Counter(block for sequence in running for block in _blocks_of(sequence))
-    where, num_free = f"step {engine.num_steps - 1}", len(set(free) - owned.keys())
-    scheduled = engine.newest_step.scheduled
+    where, num_free = f"step {answers.num_steps - 1}", len(set(free) - owned.keys())
+    scheduled = answers.newest_step.scheduled
     num_tokens = sum(item.num_new_tokens for item in scheduled)
     shared = {block for block, count in owned.items() if count > 1}
     first = min((sequence.request for sequence in waiting), default=engine.num_requests)

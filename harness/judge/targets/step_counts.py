@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from harness.core.engine_params import EngineParams
 from harness.engine.engine import Engine
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
-from harness.engine.schedule.scheduler import Sequence
+from harness.engine.schedule.sequence import Sequence
+from harness.judge.probes.answers import Answers
+from harness.judge.probes.notes import Notes
 from harness.judge.run_records import Count
 
 
@@ -44,10 +46,11 @@ class Before:
         needed = sum(_lacks(one, engine.params) for one in running)
         return cls(running, tuple(engine.scheduler.waiting), engine.pool.num_free_blocks, needed)
 
-    def counts(self, engine: Engine) -> list[Count]:
+    def counts(self, engine: Engine, notes: Notes) -> list[Count]:
         """The counts of the step that the engine just ran."""
-        where, params = f"step {engine.num_steps - 1}", engine.params
-        ran = {item.sequence: item.num_new_tokens for item in engine.newest_step.scheduled}
+        number, params = notes.answers.num_steps - 1, engine.params
+        where = f"step {number}"
+        ran = {item.sequence: item.num_new_tokens for item in notes.answers.newest_step.scheduled}
         decoding = [one for one, had in self.running.items() if had.is_decoding]
         verified = [ran[one] for one in decoding if one in ran]
         preempted = self.running.keys() & set(engine.scheduler.waiting)
@@ -58,12 +61,14 @@ class Before:
             "decoding requests that a step leaves out": len(left_out) if has_room else 0,
             "requests with a right draft that is not taken": len(not_taken),
             "requests preempted while there is room": len(preempted) if self.num_needed <= self.num_free else 0,
-            "requests that wait while there is room": int(not preempted and self._waits_for_nothing(engine, ran)),
+            "requests that wait while there is room": int(
+                not preempted and self._waits_for_nothing(engine, notes.answers, ran)
+            ),
         }
         counts = [Count(name, 0, found, where) for name, found in zeros.items()]
         counts.append(Count("tokens of decoding requests", len(verified) * params.query_len, sum(verified), where))
         if rows := self._rows_of_graph(engine, ran):
-            replays = (note for note in engine.observations.replays[-1:] if note.step == engine.num_steps - 1)
+            replays = (note for note in notes.twins.replays[-1:] if note.step == number)
             replayed = sum(len(note.replayed) for note in replays)
             counts.append(Count("rows of the graph that replays a batch of decodes", rows, replayed, where))
         return counts
@@ -83,9 +88,9 @@ class Before:
                 return 0
         return min(sizes, default=0) * params.query_len
 
-    def _waits_for_nothing(self, engine: Engine, ran: dict[Sequence, int]) -> bool:
+    def _waits_for_nothing(self, engine: Engine, answers: Answers, ran: dict[Sequence, int]) -> bool:
         """Whether the first request waits after a step with a place, tokens and blocks for it."""
-        params, step, waiting = engine.params, engine.newest_step, engine.scheduler.waiting
+        params, step, waiting = engine.params, answers.newest_step, engine.scheduler.waiting
         # A cancelled request took its share of the step.
         if params.cancelled or not self.waiting or self.waiting[0] not in waiting:
             return False
@@ -95,8 +100,7 @@ class Before:
         has_place = len(self.running.keys() | ran) < params.max_num_seqs
         if "kda" in params.layers and params.prefix_caching:
             # No request starts beside a prompt that is cut at the end of a page.
-            newest = engine.observations.newest
-            has_place &= newest is not None and {one.request for one in ran} <= set(newest.requests)
+            has_place &= {one.request for one in ran} <= answers.newest_tokens
         return has_place and sum(ran.values()) < params.max_batched_tokens and needed <= self.num_free - given - shared
 
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import InputError
-from harness.core.op_params import PAGES_OF_MANAGER_BLOCK, CacheLayout
+from harness.core.op_params import PAGES_OF_MANAGER_BLOCK
 from harness.core.ops import PAGE_SIZE
+from harness.core.shapes import CacheLayout
 
 KV_DTYPES = {
     "fp32": torch.float32,

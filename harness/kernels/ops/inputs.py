@@ -12,7 +12,6 @@ from torch import Tensor
 
 from harness.core.errors import InputError
 from harness.core.op_params import (
-    CacheLayout,
     ContextAttentionParams,
     MergeAttnStatesParams,
     MlaDecodeParams,
@@ -23,6 +22,7 @@ from harness.core.op_params import (
     WriteKvParams,
 )
 from harness.core.ops import PAGE_SIZE, latent_rank
+from harness.core.shapes import CacheLayout
 from harness.kernels.ops import cache_layouts
 from harness.kernels.ops.record_formats import cached_latents
 

@@ -128,7 +128,7 @@ def store(records: Tensor, cache: Tensor, slots: Tensor, record_format: str) -> 
 
 
 def spans(cache: Tensor, slots: Tensor, record_format: str) -> Iterator[Tensor]:
-    """Views of the bytes of these slots, each as long as possible."""
+    """Views [n] of the bytes of `slots` [A] in a cache [N, P, bytes], each as long as possible."""
     page_size = cache.shape[1]
     place, blocks = places(record_format, page_size), cache.flatten(1)
     for block in sorted(set((slots // page_size).tolist())):

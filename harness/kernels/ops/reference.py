@@ -59,7 +59,7 @@ class Blocks(NamedTuple):
 
 
 def dequantized(stored: Tensor, kv_scale: float | None) -> Tensor:
-    """Cache elements of any type as float64 values."""
+    """Cache elements of any type and shape as float64 values."""
     return stored.float().double() * (1.0 if kv_scale is None else kv_scale)
 
 
@@ -68,11 +68,9 @@ def gather_latents(kv_cache: Tensor, block_row: Tensor, num_tokens: int) -> Tens
     positions = torch.arange(num_tokens, device=kv_cache.device)
     block = block_row.to(torch.int64)[positions // PAGE_SIZE]
     assert num_tokens == 0 or 0 <= int(block.min()) <= int(block.max()) < kv_cache.shape[0], "a live page is no page"
-    flat = block * PAGE_SIZE + positions % PAGE_SIZE
-    if kv_cache.element_size() > 1:
-        return kv_cache.reshape(-1, kv_cache.shape[-1])[flat]
-    raw = kv_cache.view(torch.uint8).reshape(-1, kv_cache.shape[-1])[flat]
-    return raw.view(kv_cache.dtype)
+    # As bytes, because older torch cannot index fp8; by two indices, because a flat view of padded pages is a copy.
+    slots = kv_cache if kv_cache.element_size() > 1 else kv_cache.view(torch.uint8)
+    return slots[block, positions % PAGE_SIZE].view(kv_cache.dtype)
 
 
 def mla_decode(
@@ -207,7 +205,7 @@ def quantize_fp8(x: Tensor, num_live: int, *, blocks: int = 0) -> Quantized:
 
 
 def route_experts(logits: Tensor, num_experts_per_tok: int) -> Routed:
-    """The k experts with the largest logits of each token, by ascending id, with softmax weights that sum to 1."""
+    """The k experts with the largest of logits [T, X], by ascending id, with softmax weights [T, k] that sum to 1."""
     scores = logits.double().softmax(dim=-1)
     ids = scores.topk(num_experts_per_tok, dim=-1).indices.sort(dim=-1).values
     weights = scores.gather(1, ids)
@@ -215,7 +213,7 @@ def route_experts(logits: Tensor, num_experts_per_tok: int) -> Routed:
 
 
 def align_experts(topk_ids: Tensor, *, num_experts: int, block_size: int) -> Aligned:
-    """Choices in ascending order in each expert's run, then T * k up to the end of its last block."""
+    """Choices of topk_ids [T, k] in ascending order in each expert's run, then T * k to the end of its last block."""
     choices, runs, experts = topk_ids.flatten().long(), list[Tensor](), list[int]()
     for expert in range(num_experts):
         mine = (choices == expert).nonzero().flatten()

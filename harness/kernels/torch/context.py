@@ -65,7 +65,7 @@ def context_attention_ragged(
 
 @seam("merge.lse-base-2")
 def natural_log(lse_base_2: Tensor) -> Tensor:
-    """Convert an lse of base 2 to the natural logarithm, which a merge expects (PR 52796)."""
+    """Convert an lse [H, T] of base 2 to the natural logarithm, which a merge expects (PR 52796)."""
     return lse_base_2 * (1 / LOG2_E)
 
 

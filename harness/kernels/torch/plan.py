@@ -77,7 +77,7 @@ def write_items(items: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, use
 
 @seam("plan.split-count-of-capture")
 def scratch_room(num_splits: torch.Tensor) -> int:
-    """The number of partial results in each request's scratch: the most of any plan, not of this one.
+    """The partial results in each request's scratch: the most of any plan, not of this one with num_splits [B].
 
     A graph keeps the number of its capture, and a later plan may cut longer requests into more pieces (PR 20301).
     """

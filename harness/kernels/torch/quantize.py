@@ -27,7 +27,7 @@ def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Te
 
 
 def quantize_fp8_fmax(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `quantize_fp8` with a maximum that drops NaN, as CUDA's fmaxf does (kernel `torch-fmax`)."""
+    """As `quantize_fp8`, x [T, K], with a maximum that drops NaN, as CUDA's fmaxf does (kernel `torch-fmax`)."""
     magnitudes = live_magnitudes(x, num_live)
     return _quantize(x, magnitudes.masked_fill(magnitudes.isnan(), 0.0).amax().reshape(1))
 

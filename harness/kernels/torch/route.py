@@ -20,7 +20,7 @@ def route_experts(logits: Tensor, *, num_experts_per_tok: int) -> tuple[Tensor, 
 def route_experts_live(
     logits: Tensor, *, num_experts_per_tok: int, num_live: int | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `route_experts` for the first `num_live` tokens (None: all). The other rows are not written."""
+    """As `route_experts` for the first `num_live` rows of logits [T, X] (None: all). The others are not written."""
     top, chosen = top_experts(logits.float().softmax(dim=-1), num_experts_per_tok)
     # The expert kernel reads ids as int32.
     ids = torch.empty(chosen.shape, dtype=torch.int32, device=logits.device)
@@ -70,5 +70,5 @@ def align_experts(topk_ids: Tensor, *, num_experts: int, block_size: int) -> tup
 
 
 def filler(num_choices: int, before: Tensor) -> Tensor:
-    """What the entries of a run past its choices hold: T * k, which no token has. `before` is what memory held."""
+    """What the entries of a run past its choices hold: T * k, which no token has. `before` [n] is what memory held."""
     return torch.full_like(before, num_choices)

@@ -69,7 +69,7 @@ def merge_attn_states(
     *,
     num_tokens_with_context: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`harness.kernels.torch.merge.merge_attn_states`, with masked loads: empty sides are not read.
+    """As :func:`harness.kernels.torch.merge.merge_attn_states`, with its shapes. Empty sides are not read.
 
     Each input may have its own strides, with a dense value dimension. Raises ValueError for a sparse one too.
     """

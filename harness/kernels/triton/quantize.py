@@ -52,7 +52,7 @@ def _scale_rows(
 
 
 def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As :func:`harness.kernels.torch.quantize.quantize_fp8`: a NaN in a live row makes the scale NaN.
+    """As :func:`harness.kernels.torch.quantize.quantize_fp8`, x [T, K]: a NaN in a live row makes the scale NaN.
 
     Raises ValueError unless the last dimension of x is dense.
     """

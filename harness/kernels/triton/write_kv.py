@@ -48,7 +48,7 @@ def _write(
 def write_kv(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *, kv_scale: float | Tensor | None = None
 ) -> None:
-    """As :func:`harness.kernels.torch.write.write_kv`; the last dimension of each tensor must be dense.
+    """As :func:`harness.kernels.torch.write.write_kv` with its shapes; the last dimension of each must be dense.
 
     `kv_scale` is a float or a tensor of one float32. Raises ValueError for a dimension that is not dense.
     """

@@ -27,7 +27,7 @@ _library.define(
 
 
 def can_watch(tensor: Tensor) -> bool:
-    """Whether there is a scan for a tensor of this type."""
+    """Whether there is a scan for a tensor of this type and shape."""
     return tensor.dtype in EXPONENT and tensor.numel() > 0 and tensor.ndim > 0
 
 
@@ -184,7 +184,7 @@ class Table:
         return self._slot_of[key]
 
     def watch(self, key: Hashable, slot: Slot, tensor: Tensor, axis: int | None = 0) -> None:
-        """Scan `tensor` into the slot of `key`. `axis` has the rows; None takes the whole as one row."""
+        """Scan `tensor`, of any shape, into the slot of `key`. `axis` has the rows; None takes the whole as one row."""
         if slot.limit < 0 and not can_watch(tensor):
             return
         number = self.slot(key, slot)
@@ -193,11 +193,11 @@ class Table:
         self.scan(number, tensor, axis, slot.limit)
 
     def scan(self, number: int, tensor: Tensor, axis: int | None = 0, limit: int = -1) -> None:
-        """Scan into an existing slot. Under tracing it changes no state of this process."""
+        """Scan a tensor of any shape into an existing slot. Under tracing it changes no state of this process."""
         self._scan([number], [rows_of(tensor, axis)], [limit])
 
     def scan_together(self, numbers: list[int], tensors: list[Tensor]) -> None:
-        """Scan all results of one op into existing slots. Their first axis has the rows.
+        """Scan all results [rows, ...] of one op into existing slots.
 
         On CUDA one launch scans two of them. It is unknown which was written first.
         """

@@ -130,7 +130,7 @@ def scan(
     xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
     slots: list[int], limits: list[int],
 ) -> None:  # fmt: skip
-    """As :func:`harness.memory.first_nan.table._watch_cpu`, bit for bit, without a host read."""
+    """As :func:`harness.memory.first_nan.table._watch_cpu` with its shapes, bit for bit, without a host read."""
     given = [_Given.of(x, slot, limit) for x, slot, limit in zip(xs, slots, limits, strict=True) if x.numel()]
     shared = (live, clock, latches, first, events, count, events.shape[0])
     constants = {"NEVER": NEVER, "FIELDS": LATCH_FIELDS, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
@@ -155,6 +155,7 @@ class _Given:
 
     @classmethod
     def of(cls, x: Tensor, slot: int, limit: int) -> _Given:
+        """The arguments of a scan of x [rows, width]."""
         num_rows, width = x.shape
         mask = 0 if limit >= 0 else exponent_mask(x.dtype)
         shift = 32 if mask and x.element_size() == 8 else 0

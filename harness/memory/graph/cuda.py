@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from harness.core import cuda_failures
 from harness.core.errors import CaptureError
 from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, whole_storage
 from harness.memory.graph.launch import ACTIVE
@@ -28,8 +29,6 @@ from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
 from harness.memory.poison.patterns import Poison
 
 _streams: dict[int, torch.cuda.Stream] = {}
-num_abandoned = 0
-"""The number of failed captures in this process. After one, a worker is replaced."""
 
 
 class CudaGraphPool(GraphPool):
@@ -162,8 +161,7 @@ def _captured(graph: torch.cuda.CUDAGraph, handle: Any, recorder: _Recorder, fun
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:
     """End a failed capture. CUDA repeats the first error, and torch's generator stays in the middle of the capture."""
-    global num_abandoned
-    num_abandoned += 1
+    cuda_failures.mark_spent()
     with contextlib.suppress(RuntimeError):
         graph.capture_end()
 

@@ -27,19 +27,19 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def storage_address(tensor: Tensor) -> int:
-    """The first address of a tensor's storage."""
+    """The first address of the storage of a tensor of any shape."""
     return tensor.untyped_storage().data_ptr()
 
 
 def use_count(tensor: Tensor) -> int:
-    """The number of tensors that share this tensor's storage."""
+    """The number of tensors, of any shape, that share this tensor's storage."""
     storage = tensor.untyped_storage()
     # The storage object itself counts once.
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
 def whole_storage(tensor: Tensor) -> Tensor:
-    """All memory of a tensor's storage as one flat tensor of its dtype, gaps of strides included."""
+    """All memory of a tensor's storage as one tensor [n] of its dtype, gaps of strides included."""
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
 
 
@@ -83,7 +83,7 @@ class GraphPool(ABC):
         """Capture the launches of `function`. Raises CaptureError for a function that no graph can hold."""
 
     def add(self, aliases: Iterable[Tensor], owned: Iterable[int] = ()) -> None:
-        """Keep the aliases of a new graph. It allocated the storages at the addresses `owned` itself."""
+        """Keep the aliases of a new graph, of any shape. It allocated the storages at the addresses `owned` itself."""
         for alias in aliases:
             address = storage_address(alias)
             self._aliases.setdefault(address, []).append(alias)

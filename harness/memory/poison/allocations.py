@@ -171,6 +171,7 @@ class DispatcherPoison:
 
     def _resizing(self, kernel: Any, keys: Any) -> Callable[..., Tensor]:
         def resize(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            """Resize a tensor of any shape, and fill what it gained."""
             if self._poison is None or self.is_paused:
                 kernel.call_boxed(keys, tensor, *args, **kwargs)
                 return tensor

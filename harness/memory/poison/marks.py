@@ -178,13 +178,13 @@ def mark_bits(dtype: torch.dtype, number: int) -> int:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The values of a tensor without conjugate or negative bits, complex numbers as pairs of reals."""
+    """The values [...] of a tensor without conjugate or negative bits, complex numbers as pairs of reals [..., 2]."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def mark_(tensor: Tensor, number: int) -> None:
-    """Fill a fresh tensor, except gaps of its strides, with the mark of a line."""
+    """Fill a fresh tensor of any shape, except gaps of its strides, with the mark of a line."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     bits_view(tensor).fill_(mark_bits(tensor.dtype, number))
@@ -205,7 +205,7 @@ class Marked:
 
 
 def find(tensor: Tensor, except_where: Tensor | None = None) -> list[Marked]:
-    """The verbatim marks in a :func:`plain` tensor, except under the bool mask `except_where`."""
+    """The verbatim marks in a :func:`plain` tensor, except under the bool mask `except_where` of its shape."""
     suspects = _suspects(tensor)
     if suspects is None:
         return []

@@ -55,7 +55,7 @@ def narrower_nans(dtype: torch.dtype, bits: int) -> list[tuple[torch.dtype, int]
 
 
 def bits_view(tensor: Tensor) -> Tensor:
-    """The same memory as integers of the element's size: float32 -> int32, fp8 and bool -> uint8."""
+    """The same memory and shape as integers of the element's size: float32 -> int32, fp8 and bool -> uint8."""
     return tensor.view(_INT_VIEW[tensor.element_size()])
 
 
@@ -88,7 +88,7 @@ def site_of_bits(dtype: torch.dtype, bits: int) -> str | None:
 
 
 def hex_bits(tensor: Tensor, index: tuple[int, ...]) -> str:
-    """The bits of one element as text, for example ``0x7fc1 (bfloat16 NaN, site output)``."""
+    """The bits of the element tensor[index] as text, for example ``0x7fc1 (bfloat16 NaN, site output)``."""
     bits = int(bits_view(tensor[index].reshape(1)).item())
     size = 8 * tensor.element_size()
     text = f"0x{bits & ((1 << size) - 1):0{size // 4}x} {str(tensor.dtype).removeprefix('torch.')}"
@@ -130,7 +130,7 @@ class Poison:
         return site in self.sites
 
     def fill_(self, tensor: Tensor, site: str) -> Tensor:
-        """Fill `tensor` in place as uninitialised memory of `site`. Returns it."""
+        """Fill `tensor`, of any shape and dtype, in place as uninitialised memory of `site`. Returns it."""
         if self.is_natural:
             return tensor
         if not self.covers(site):

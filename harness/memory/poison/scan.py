@@ -69,7 +69,9 @@ def scan(tensor: Tensor, judged: Tensor | None = None) -> Scan[Hits]:
 
 
 def census(tensor: Tensor) -> Scan[Count]:
-    """Count the values that are not finite in a contiguous CUDA tensor of float8, bfloat16, float16 or float32.
+    """Count the values that are not finite in a contiguous CUDA tensor of any shape.
+
+    Its dtype is float8, bfloat16, float16 or float32.
 
     One pass on the GPU, and one host read at its end.
     """
@@ -112,7 +114,7 @@ def _is_clean(tensor: Tensor) -> bool:
 
 
 def suspicious(tensor: Tensor) -> Tensor:
-    """A bool mask of the elements that are no ordinary value: NaN, Inf, or an index that a poison writes."""
+    """A bool mask, of the same shape, of elements that are no ordinary value: NaN, Inf, or an index of a poison."""
     if tensor.dtype.is_floating_point:
         return ~torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor)
     if tensor.dtype == torch.bool:

@@ -94,6 +94,8 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
         lines.append(f"{sums['excepted']} ran without poison: marked poison_ok")
     if sums["failed_anyway"]:
         lines.append(f"{sums['failed_anyway']} failed without poison too")
+    if sums["unwatched"]:
+        lines.append(f"{sums['unwatched']} fail only while their comparisons are watched, and were not watched")
     if sums["lost"]:
         lines.append(
             f"{sums['lost']} failed because the process could not use CUDA any more; each section 'poison' says why"

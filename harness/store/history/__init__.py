@@ -1,1 +1,1 @@
-"""The results of all runs in one SQLite file: written after each run, read by `history`, `compare` and the reports."""
+"""Runs of the past: each is read from the `summary.json` in its folder."""

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.errors import InputError
-from harness.core.extras import pandas as pd
 from harness.core.registry import nearest
-from harness.store.history.database import REBUILD, opened, query
-from harness.store.history.entry import CAUGHT, MISSED, Entry, FaultEntry, RunEntry, entry_of
-from harness.store.history.runs import earlier, newest, number_of, read_run
-from harness.store.run_folder import RunStore, find_run
+from harness.store.history.entry import CAUGHT, MISSED, Entry, RunEntry, entry_of
+from harness.store.history.runs import PastRuns
+from harness.store.run_folder import RunStore
 
 TIME_RATIO = 1.5
 TIME_SECONDS = 0.5
 """A time has changed when both the factor and the seconds are reached. Smaller changes are noise."""
-GOOD = ["pass", CAUGHT]
-BAD = ["fail", "crash", "error", MISSED]
+GOOD = ("pass", CAUGHT)
+BAD = ("fail", "crash", "error", MISSED)
 KNOWN = "known"
 LATEST, PREVIOUS = "latest", "previous"
 
@@ -34,6 +30,22 @@ class Change:
     after: Entry
 
     @property
+    def was(self) -> str:
+        return self.before.verdict if self.before else ""
+
+    @property
+    def is_another_failure(self) -> bool:
+        """Whether it failed by another verdict, another oracle, or other memory to blame where both blame some."""
+        if not self.before or self.was not in BAD or self.after.verdict not in BAD:
+            return False
+        blamed, blamed_before = set(self.after.blamed), set(self.before.blamed)
+        return (
+            self.was != self.after.verdict
+            or set(self.before.oracles) != set(self.after.oracles)
+            or bool(blamed and blamed_before and blamed != blamed_before)
+        )
+
+    @property
     def gain(self) -> float | None:
         """How much accuracy rose, negative for a drop; None unless both runs measured it."""
         before = self.before.accuracy if self.before else None
@@ -44,9 +56,16 @@ class Change:
     @property
     def slowdown(self) -> float | None:
         """How many seconds longer it took; None unless both runs judged it."""
-        if self.before is None or "skip" in (self.before.verdict, self.after.verdict):
+        if self.before is None or "skip" in (self.was, self.after.verdict):
             return None
         return self.after.seconds - self.before.seconds
+
+    @property
+    def took_another_time(self) -> bool:
+        if self.before is None or abs(self.slowdown or 0.0) < TIME_SECONDS:
+            return False
+        fast, slow = sorted((self.before.seconds, self.after.seconds))
+        return slow >= TIME_RATIO * fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +80,8 @@ class Comparison:
     """Reason -> cases and faults that were good before, and are skipped or missing now. They are regressions."""
     other_failures: tuple[Change, ...]
     """Bad in both with another verdict, another oracle or other memory to blame."""
+    same_failures: tuple[Change, ...]
+    """Bad in both, in the same way."""
     known: tuple[Change, ...]
     """Known failures that were not known or not there before. They are no regressions."""
     fixed: tuple[Change, ...]
@@ -71,7 +92,6 @@ class Comparison:
     """The accuracy of the lowest epoch changed; the largest drop first."""
     time: tuple[Change, ...]
     """Much slower or faster; the largest difference first."""
-    num_same_failures: int
     num_same_known: int
     num_new: int
     """Cases and faults that the older run does not have."""
@@ -87,47 +107,36 @@ class Comparison:
 
 def compare(before: RunEntry, after: RunEntry) -> Comparison:
     """The changes from `before` to `after`. Reads and writes nothing."""
-    old, new = _table(before), _table(after)
-    table = new.merge(old, how="left", left_index=True, right_index=True, suffixes=("", "_before"))
-    was, now = table["verdict_before"], table["verdict"]
-    was_bad, is_bad = was.isin(BAD), now.isin(BAD)
-    is_other = was_bad & is_bad & _differs(table)
-    gain = (table["accuracy"] - table["accuracy_before"]).round(9)
-    seconds = table[["seconds", "seconds_before"]].where((was != "skip") & (now != "skip"))
-    slowdown = (seconds["seconds"] - seconds["seconds_before"]).abs()
-    took_another_time = (slowdown >= TIME_SECONDS) & (seconds.max(axis=1) >= TIME_RATIO * seconds.min(axis=1))
-
-    def changes(rows: pd.Series) -> tuple[Change, ...]:
-        found = table.loc[rows.index]
-        befores = found["entry_before"].where(found["entry_before"].notna(), None)
-        return tuple(map(Change, found.index, befores, found["entry"]))
-
+    changes = [Change(key, before.entries.get(key), entry) for key, entry in after.entries.items()]
+    bad = [one for one in changes if one.after.verdict in BAD]
+    known = [one for one in changes if one.after.verdict == KNOWN]
     return Comparison(
         before=before,
         after=after,
-        new_failures=changes(now[is_bad & ~was_bad]),
+        new_failures=tuple(one for one in bad if one.was not in BAD),
         lost=_lost(before, after),
-        other_failures=changes(now[is_other]),
-        known=changes(now[(now == KNOWN) & (was != KNOWN)]),
-        fixed=changes(now[now.isin(GOOD) & (was_bad | (was == KNOWN))]),
-        not_judged=changes(now[(now == "skip") & was.isin([*GOOD, *BAD, KNOWN])]),
-        accuracy=changes(gain[gain.abs() > 0].sort_values(kind="stable")),
-        time=changes(slowdown[took_another_time].sort_values(ascending=False, kind="stable")),
-        num_same_failures=int((was_bad & is_bad & ~is_other).sum()),
-        num_same_known=int(((was == KNOWN) & (now == KNOWN)).sum()),
-        num_new=len(new.index.difference(old.index)),
-        num_gone=len(old.index.difference(new.index)),
-        num_shared=len(new.index.intersection(old.index)),
+        other_failures=tuple(one for one in bad if one.is_another_failure),
+        same_failures=tuple(one for one in bad if one.was in BAD and not one.is_another_failure),
+        known=tuple(one for one in known if one.was != KNOWN),
+        fixed=tuple(one for one in changes if one.after.verdict in GOOD and one.was in (*BAD, KNOWN)),
+        not_judged=tuple(one for one in changes if one.after.verdict == "skip" and one.was not in ("", "skip")),
+        accuracy=tuple(sorted((one for one in changes if one.gain), key=lambda one: one.gain or 0.0)),
+        time=tuple(
+            sorted((one for one in changes if one.took_another_time), key=lambda one: -abs(one.slowdown or 0.0))
+        ),
+        num_same_known=sum(one.was == KNOWN for one in known),
+        num_new=len(after.entries.keys() - before.entries.keys()),
+        num_gone=len(before.entries.keys() - after.entries.keys()),
+        num_shared=len(after.entries.keys() & before.entries.keys()),
     )
 
 
 def _lost(before: RunEntry, after: RunEntry) -> dict[str, tuple[str, ...]]:
-    now = {one.key: one for one in after.entries}
     found: dict[str, list[str]] = {}
-    for old in before.entries:
-        new = now.get(old.key)
+    for old in before.entries.values():
+        new = after.entries.get(old.key)
         # Another command selects other cases, and a run without any fault does not inject them: they are not missing.
-        is_asked = before.command == after.command and not (isinstance(old, FaultEntry) and not after.faults)
+        is_asked = before.command == after.command and not (old.is_fault and not after.faults)
         is_gone = new is None and is_asked
         if old.verdict in GOOD and (is_gone or (new is not None and new.verdict == "skip")):
             reason = new.note or "skipped without a reason" if new else f"not in the newer run: {after.command}"
@@ -135,77 +144,57 @@ def _lost(before: RunEntry, after: RunEntry) -> dict[str, tuple[str, ...]]:
     return {reason: tuple(keys) for reason, keys in sorted(found.items(), key=lambda one: -len(one[1]))}
 
 
-def _table(run: RunEntry) -> pd.DataFrame:
-    """A row for each case and each fault, by its key."""
-    entries = {one.key: one for one in run.entries}
-    rows = [
-        (one, one.verdict, one.seconds, one.accuracy, frozenset(one.oracles), frozenset(one.blamed))
-        for one in entries.values()
-    ]
-    columns = ["entry", "verdict", "seconds", "accuracy", "oracles", "blamed"]
-    table = pd.DataFrame(rows, index=list(entries), columns=columns, dtype=object)
-    return table.astype({"seconds": float, "accuracy": float})
-
-
-def _differs(table: pd.DataFrame) -> pd.Series:
-    """Whether a row ended by another verdict, another oracle or other memory to blame, where both runs blame some."""
-    blamed, blamed_before = table["blamed"], table["blamed_before"]
-    return (
-        (table["verdict"] != table["verdict_before"])
-        | (table["oracles"] != table["oracles_before"])
-        | (blamed.astype(bool) & blamed_before.astype(bool) & (blamed != blamed_before))
-    )
-
-
-def choose(names: Sequence[str], history: Path | None, root: Path, *, branch: str = "") -> tuple[RunEntry, RunEntry]:
+def choose(names: Sequence[str], runs: PastRuns, *, branch: str = "") -> tuple[RunEntry, RunEntry]:
     """The older and the newer run of `names`. No name means `previous latest`; one name is compared with `previous`.
 
     `latest` is the run that started last. `previous` is the newest earlier run with a case in common, of `branch` if
-    one is given. Both pass over runs in which nothing ran. Other names are folders, run ids of the history, or folders
-    in `root`. Raises InputError for a run that is missing.
+    one is given. Both pass over runs in which nothing ran. Other names are run folders, or names in the folder of
+    `runs`. Raises InputError for a run that is missing, and for a run and itself.
     """
     *first, newer = names or [LATEST]
     (older,) = first or [PREVIOUS]
     if newer == PREVIOUS:
         raise InputError(f"{PREVIOUS}: is the run before the one that it is compared with; write it first")
-    with opened(history) if history and history.is_file() else nullcontext() as connection:
-        after = _named(newer, connection, root)
-        before = _named(older, connection, root) if older != PREVIOUS else _previous(connection, after, branch)
+    after = _named(newer, runs)
+    before = _named(older, runs) if older != PREVIOUS else previous_of(after, runs, branch)
     if before is None:
         where = f" on branch {branch!r}" if branch else ""
         raise InputError(
-            f"{PREVIOUS}: the history has no run{where} before {after.run_id} with a case in common; name two runs, or "
-            f"take run folders in with: {REBUILD}"
+            f"{PREVIOUS}: {runs.root} has no run{where} before {after.run_id} with a case in common; name two runs"
         )
+    if before.run_id == after.run_id:
+        raise InputError(f"compare: {older!r} and {newer!r} are the same run, {after.run_id}; name two runs")
     return before, after
 
 
-def previous_of(run: RunEntry, history: Path) -> RunEntry | None:
-    """The run that `previous` means for `run`, or None when there is none. Raises InputError as :func:`choose` does."""
-    with opened(history) as connection:
-        return _previous(connection, run)
+def previous_of(run: RunEntry, runs: PastRuns, branch: str = "") -> RunEntry | None:
+    """The run that `previous` means for `run`, or None when there is none."""
+    return next(iter(runs.earlier(run, wanted=lambda one: branch in ("", one.source.branch))), None)
 
 
-def _previous(connection: sqlite3.Connection | None, run: RunEntry, branch: str = "") -> RunEntry | None:
-    found = earlier(connection, run, branch=branch) if connection else []
-    return read_run(connection, found[0]) if connection and found else None
+def last_green(run: RunEntry, runs: PastRuns, counted: Sequence[str]) -> RunEntry | None:
+    """The newest run before `run` with a case in common that ran to its end without a verdict in `counted`."""
+
+    def is_green(one: RunEntry) -> bool:
+        is_whole = len(one.cases) == one.num_planned
+        return is_whole and not any(entry.verdict in counted for entry in one.entries.values())
+
+    return next(iter(runs.earlier(run, wanted=is_green)), None)
 
 
-def _named(name: str, connection: sqlite3.Connection | None, root: Path) -> RunEntry:
+def _named(name: str, runs: PastRuns) -> RunEntry:
     if (Path(name) / "run.json").is_file():
         return entry_of(RunStore.open(Path(name)))
-    if connection is not None:
-        number = newest(connection) if name == LATEST else number_of(connection, name)
-        if number is not None:
-            return read_run(connection, number)
-    if name == LATEST and (folders := sorted(root.glob("*/run.json"), reverse=True)):
-        entries = (entry_of(RunStore.open(file.parent)) for file in folders)
-        if judged := next((entry for entry in entries if entry.has_judged), None):
-            return judged
-        raise InputError(f"{LATEST}: nothing ran in the runs of {root}, all was skipped; name two runs")
-    if name == LATEST or (root / name / "run.json").is_file():
-        return entry_of(RunStore.open(find_run(name, root)))
-    known = list(query(connection, "SELECT run_id FROM run")["run_id"]) if connection else []
-    is_near = 0 < len(known) <= 5 or nearest(name, known).startswith("did you mean")
-    near = f"; {nearest(name, known, see='')}" if is_near else ""
-    raise InputError(f"no run {name!r}: give a run id, a run folder, '{LATEST}' or '{PREVIOUS}'{near}")
+    if name == LATEST and (newest := next((run for run in runs if run.has_judged), None)):
+        return newest
+    if found := runs.named(name):
+        return found
+    if runs.damaged:
+        raise InputError(runs.damaged[-1])
+    if (runs.root / name / "run.json").is_file():
+        return entry_of(RunStore.open(runs.root / name))
+    if name == LATEST and runs.names:
+        raise InputError(f"{LATEST}: nothing ran in the runs of {runs.root}, all was skipped; name two runs")
+    near = nearest(name, runs.names, see="")
+    hint = f"; {near}" if runs.names and (near.startswith("did you mean") or len(runs.names) <= 5) else ""
+    raise InputError(f"no run {name!r} in {runs.root}: give a run id, a run folder, '{LATEST}' or '{PREVIOUS}'{hint}")

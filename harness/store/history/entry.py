@@ -1,55 +1,36 @@
-"""What the history stores of one run, and how: in one transaction, replacing the run if it is there."""
+"""One run of the past: its facts and results, read from the summary in its folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from harness.core.cases import Job
-from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult
-from harness.store.history.database import transaction
-from harness.store.mutants import score
+from harness.core.errors import InputError
+from harness.core.records import Verdict
 from harness.store.run_folder import RunStore
 from harness.store.source import Source
+from harness.store.summary import SUMMARY, shown_verdicts, summarise
 
 MAX_NOTE = 400
-"""Characters kept of a reason; the run directory has all of it."""
-MUTANTS = "mutants"
-"""The name of the case with the kill rate of a selftest of mutants."""
+"""Characters kept of a reason; the run folder has all of it."""
 CAUGHT, MISSED = "caught", "missed"
 """The verdicts of a fault."""
-# A run that is written again keeps its number. Its results and faults are deleted with the row that is replaced.
-_RUN = """INSERT OR REPLACE INTO run
-    (id, run_id, started, seconds, command, commit_id, branch, changes, variant, folder, num_planned)
-    VALUES ((SELECT id FROM run WHERE run_id = :run_id), :run_id, :started, :seconds, :command, :commit, :branch,
-        :changes, :variant, :folder, :num_planned)"""
-_JOB = "INSERT INTO job (key, scenario) VALUES (:key, :scenario) ON CONFLICT (key) DO NOTHING"
-_NOTE = "INSERT INTO note (text) SELECT :note WHERE :note <> '' ON CONFLICT (text) DO NOTHING"
-_RESULT = """INSERT OR REPLACE INTO result
-    (job, run, verdict, seconds, seed, device, note, oracles, blamed, accuracies)
-    SELECT job.id, run.id, :verdict, :seconds, :seed, :device, (SELECT id FROM note WHERE text = :note), :oracles,
-        :blamed, :accuracies
-    FROM job, run WHERE key = :key AND run_id = :run_id"""
-_FAULT = """INSERT OR REPLACE INTO fault
-    (run, name, scenario, case_id, caught, seconds, note, oracles, blamed, accuracies)
-    SELECT id, :fault, :scenario, :case, :caught, :seconds, (SELECT id FROM note WHERE text = :note), :oracles,
-        :blamed, :accuracies
-    FROM run WHERE run_id = :run_id"""
 
 
 @dataclass(frozen=True, slots=True)
-class CaseEntry:
-    """One finished job of a run."""
+class Entry:
+    """One finished case of a run, or one fault that a selftest injected in a case."""
 
     key: str
     """The case id, or `id!fault` where a fault was injected."""
     scenario: str
     verdict: str
-    seconds: float
+    """Of a case as everywhere; of a fault `caught` or `missed`."""
+    seconds: float = 0.0
     seed: int = 0
     device: str = "cpu"
     note: str = ""
@@ -57,7 +38,11 @@ class CaseEntry:
     oracles: tuple[str, ...] = ()
     blamed: tuple[str, ...] = ()
     accuracies: tuple[float, ...] = ()
-    """Accuracy by epoch, for a case that measures it."""
+    """Accuracy by epoch, for a case that measures it. A fault has none: it is meant to lower accuracy."""
+
+    @property
+    def is_fault(self) -> bool:
+        return self.verdict in (CAUGHT, MISSED)
 
     @property
     def accuracy(self) -> float | None:
@@ -66,153 +51,107 @@ class CaseEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class FaultEntry:
-    """The outcome of one injected fault."""
-
-    fault: str
-    scenario: str
-    case: str
-    caught: bool
-    seconds: float = 0.0
-    note: str = ""
-    oracles: tuple[str, ...] = ()
-    blamed: tuple[str, ...] = ()
-    accuracies: tuple[float, ...] = ()
-
-    @property
-    def key(self) -> str:
-        return f"{self.case}!{self.fault}"
-
-    @property
-    def verdict(self) -> str:
-        return CAUGHT if self.caught else MISSED
-
-    @property
-    def accuracy(self) -> None:
-        """None: a fault is meant to lower accuracy, so its fall is no news."""
-
-
-Entry = CaseEntry | FaultEntry
-
-
-@dataclass(frozen=True, slots=True)
 class RunEntry:
     """One run. `variant` is a digest of the options and versions that decide outcomes besides case, code and seed."""
 
     run_id: str
     started: str
+    """UTC, ISO 8601."""
     seconds: float = 0.0
     command: str = ""
     source: Source = field(default_factory=Source)
     variant: str = ""
     folder: str = ""
     num_planned: int = 0
-    cases: tuple[CaseEntry, ...] = ()
-    faults: tuple[FaultEntry, ...] = ()
+    entries: dict[str, Entry] = field(default_factory=dict)
+    """By key: cases, then faults. Planned cases that never ran are not among them."""
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
-        return (*self.cases, *self.faults)
+    def cases(self) -> list[Entry]:
+        return [entry for entry in self.entries.values() if not entry.is_fault]
+
+    @property
+    def faults(self) -> list[Entry]:
+        return [entry for entry in self.entries.values() if entry.is_fault]
 
     @property
     def has_judged(self) -> bool:
-        return bool(self.faults) or any(case.verdict not in ("skip", "error") for case in self.cases)
+        return any(entry.verdict not in ("skip", "error") for entry in self.entries.values())
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Cases by verdict."""
+        counts = Counter(entry.verdict for entry in self.cases)
+        return {name: counts[name] for name in shown_verdicts(counts)}
+
+    @property
+    def num_caught(self) -> int:
+        return sum(entry.verdict == CAUGHT for entry in self.faults)
 
 
 def entry_of(store: RunStore) -> RunEntry:
-    """The entry of a run directory. Jobs that never ran count in `num_planned` only.
+    """The entry of a run folder. Raises InputError when one of its files is damaged."""
+    return _parsed(summarise(store), store.path)
 
-    Raises InputError when a file of the directory is damaged.
+
+def read_entry(folder: Path) -> RunEntry:
+    """The entry of a run folder, from its summary alone where that is whole.
+
+    Summaries of older versions lack facts; these runs are read from their results. Raises InputError for a damaged one.
     """
-    plan, blames, finished = store.plan, store.blames(), store.finished()
-    jobs = [job for job in plan.jobs if job.key in finished]
+    file = folder / SUMMARY
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        if "source" in summary:
+            return _parsed(summary, folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{file}: cannot be read: {type(error).__name__}: {error}") from None
+    return entry_of(RunStore.open(folder))
+
+
+def _parsed(summary: dict[str, Any], folder: Path) -> RunEntry:
+    facts = dict(summary["environment"])
+    # The command is a fact of its own. The address of a cluster differs each time and decides nothing.
+    command, _ = facts.pop("command"), facts.pop("cluster", None)
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    accuracies = {
+        (record["case"], record["fault"]): tuple(epoch["accuracy"] for epoch in record["epochs"])
+        for record in summary["accuracy"]
+    }
+    fault = facts["options"].get("fault")
+    cases = [
+        Entry(
+            key=f"{case['id']}!{fault}" if fault else case["id"],
+            **{name: case[name] for name in ("scenario", "verdict", "seconds", "seed", "device")},
+            note=_line(case["reason"] or next((finding["message"] for finding in case["findings"]), "")),
+            oracles=tuple(dict.fromkeys(finding["oracle"] for finding in case["findings"])),
+            blamed=tuple(case["blamed"]),
+            accuracies=accuracies.get((case["id"], fault), ()),
+        )
+        for case in summary["cases"]
+        if case["verdict"] != Verdict.NOT_RUN
+    ]
+    faults = [
+        Entry(
+            key=f"{one['case']}!{one['fault']}",
+            **{name: one[name] for name in ("scenario", "seconds")},
+            verdict=CAUGHT if one["caught"] else MISSED,
+            note=_line(one["reason"]),
+            oracles=tuple(one["by"]),
+            blamed=tuple(one["blamed"]),
+        )
+        for one in summary["faults"]
+    ]
     return RunEntry(
-        run_id=plan.run_id,
-        started=plan.started,
-        seconds=plan.seconds,
-        command=plan.command,
-        source=plan.source,
-        variant=_digest(plan.options, plan.environment),
-        folder=str(store.path.resolve()),
-        num_planned=len(plan.jobs),
-        cases=(*(_case(job, finished[job.key], blames.get(job.key)) for job in jobs), *_score(store)),
-        faults=tuple(_fault(fault) for fault in store.faults()),
+        **{name: summary[name] for name in ("run_id", "started", "seconds")},
+        command=command,
+        source=Source(**summary["source"]),
+        variant=digest.hexdigest()[:16],
+        folder=str(folder.resolve()),
+        num_planned=len(summary["cases"]),
+        entries={one.key: one for one in (*cases, *faults)},
     )
-
-
-def _case(job: Job, result: CaseResult, blame: Blame | None) -> CaseEntry:
-    note = result.reason or (result.findings[0].message if result.findings else "")
-    return CaseEntry(
-        key=result.key,
-        scenario=result.scenario,
-        verdict=result.verdict.value,
-        seconds=result.seconds,
-        seed=job.case.seed,
-        device=job.device,
-        note=_line(note),
-        oracles=tuple(dict.fromkeys(finding.oracle for finding in result.findings)),
-        blamed=blame.sites if blame else (),
-        accuracies=_accuracies(result.accuracy),
-    )
-
-
-def _score(store: RunStore) -> tuple[CaseEntry, ...]:
-    """The kill rate of the mutants as the accuracy of a case of its own; empty for a run without mutants."""
-    if not (results := store.mutants()):
-        return ()
-    found = score(results)
-    seed = int(store.plan.options.get("seed") or 0)
-    return (
-        CaseEntry(MUTANTS, MUTANTS, "pass", store.plan.seconds, seed, "cpu", found.statement, (), (), (found.rate,)),
-    )
-
-
-def _fault(fault: FaultResult) -> FaultEntry:
-    same = ("fault", "scenario", "case", "caught", "seconds", "blamed")
-    return FaultEntry(
-        **{name: getattr(fault, name) for name in same},
-        note=_line(fault.reason),
-        oracles=fault.by,
-        accuracies=_accuracies(fault.accuracy),
-    )
-
-
-def _accuracies(record: AccuracyRecord | None) -> tuple[float, ...]:
-    return tuple(epoch.accuracy for epoch in record.epochs) if record else ()
 
 
 def _line(text: str) -> str:
-    """`text` on one line. SQLite refuses lone surrogates, so they become question marks."""
-    return " ".join(text.split())[:MAX_NOTE].encode(errors="replace").decode()
-
-
-def _digest(options: dict[str, Any], environment: dict[str, Any]) -> str:
-    # The address of a cluster differs each time and decides nothing.
-    versions = {name: value for name, value in environment.items() if name != "cluster"}
-    text = json.dumps([options, versions], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def write_run(connection: sqlite3.Connection, entry: RunEntry) -> None:
-    """Store `entry`, replacing a former entry of the run. A kill leaves the history as it was."""
-    cases, faults = _rows(entry.run_id, entry.cases), _rows(entry.run_id, entry.faults)
-    with transaction(connection):
-        connection.execute(_RUN, asdict(replace(entry, cases=(), faults=())) | entry.source.model_dump())
-        connection.executemany(_JOB, cases)
-        connection.executemany(_NOTE, cases + faults)
-        connection.executemany(_RESULT, cases)
-        connection.executemany(_FAULT, faults)
-
-
-def _rows(run_id: str, entries: Sequence[Entry]) -> list[dict[str, object]]:
-    """The values of each entry's row by name; lists become text."""
-    return [
-        asdict(one)
-        | {
-            "run_id": run_id,
-            "oracles": ",".join(one.oracles),
-            "blamed": ",".join(one.blamed),
-            "accuracies": json.dumps(one.accuracies, allow_nan=False) if one.accuracies else None,
-        }
-        for one in entries
-    ]
+    return " ".join(text.split())[:MAX_NOTE]

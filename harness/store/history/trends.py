@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from statistics import median
 
-from harness.core.errors import HarnessError
-from harness.core.extras import pandas as pd
-from harness.store.history.database import opened, query
-from harness.store.history.runs import RunPoint, cases_of, earlier, faults_of, number_of, points, read_run
+from harness.store.history.entry import CAUGHT, Entry, RunEntry
+from harness.store.history.runs import PastRuns
 
 LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e", "known": "k"}
 ABSENT = "."
@@ -66,8 +61,8 @@ class ScenarioTrend:
     seconds: tuple[float | None, ...]
     accuracies: tuple[float | None, ...]
     """The lowest epoch of any case."""
-    num_known: tuple[int, ...] = ()
-    """Failed as known; empty where no run has such a case."""
+    num_known: tuple[int, ...]
+    """Failed as known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ class FaultTrend:
 class Trends:
     """Runs, oldest first, and the cases and faults in them."""
 
-    runs: tuple[RunPoint, ...]
+    runs: tuple[RunEntry, ...]
     scenarios: tuple[ScenarioTrend, ...]
     cases: tuple[CaseTrend, ...]
     faults: tuple[FaultTrend, ...] = ()
@@ -94,130 +89,112 @@ class Trends:
     @property
     def flaky(self) -> tuple[CaseTrend, ...]:
         """The flaky cases, worst first."""
-        ranked = [(-case.flaky.share, case.key, case) for case in self.cases if case.flaky]
-        return tuple(case for *_, case in sorted(ranked, key=lambda one: one[:2]))
+        return tuple(
+            sorted(
+                (case for case in self.cases if case.flaky),
+                key=lambda case: (-case.flaky.share if case.flaky else 0.0, case.key),
+            )
+        )
 
 
-def read_trends(path: Path | None, run_id: str, *, num_runs: int = NUM_RUNS) -> Trends | None:
-    """The cases of one run over the earlier runs that have some of them, up to and with that run.
-
-    None without a readable history that has the run: a report does not need one.
-    """
-    if path is None or not path.is_file():
-        return None
-    with suppress(HarnessError), opened(path) as connection:
-        number = number_of(connection, run_id)
-        if number is not None:
-            before = earlier(connection, read_run(connection, number), limit=num_runs - 1)
-            return trends_over(connection, [*reversed(before), number], of_last=True)
-    return None
+def trends_of(run: RunEntry, runs: PastRuns, *, num_runs: int = NUM_RUNS) -> Trends:
+    """The cases of `run` over the earlier runs that have some of them, up to and with `run`."""
+    past = [*reversed(runs.earlier(run, limit=num_runs - 1)), run]
+    return trends_over(past, keys=run.entries)
 
 
-def trends_over(
-    connection: sqlite3.Connection, runs: Sequence[int], name: str = "", *, of_last: bool = False
-) -> Trends:
+def trends_over(runs: Sequence[RunEntry], name: str = "", *, keys: Iterable[str] | None = None) -> Trends:
     """The cases and faults over `runs`, which are in order of time.
 
-    `name` selects one scenario or case, `of_last` the cases and faults of the last run.
+    `name` selects one scenario or case, `keys` some cases and faults.
     """
-    cases, faults = cases_of(connection, runs, name), faults_of(connection, runs, name)
-    if of_last:
-        cases, faults = (table[table["key"].isin(table["key"][table["run"] == runs[-1]])] for table in (cases, faults))
-    lowest = [min(json.loads(epochs), default=None) for epochs in cases["accuracies"]]
-    cases = cases.assign(letter=cases["verdict"].map(LETTERS), accuracy=pd.Series(lowest, cases.index, dtype=float))
-    # A skipped case took no time and measured nothing.
-    cases.loc[cases["verdict"] == "skip", ["seconds", "accuracy"]] = None
+    chosen = dict.fromkeys(key for run in runs for key in run.entries) if keys is None else dict.fromkeys(keys)
+    rows = {key: [run.entries.get(key) for run in runs] for key in chosen}
+    by_kind: dict[bool, dict[str, list[Entry | None]]] = {False: {}, True: {}}
+    scenarios: dict[str, list[list[Entry | None]]] = {}
+    for key, row in rows.items():
+        first = next(entry for entry in row if entry)
+        if name in ("", first.scenario, key):
+            by_kind[first.is_fault][key] = row
+            if not first.is_fault:
+                scenarios.setdefault(first.scenario, []).append(row)
     return Trends(
-        runs=points(connection, runs),
-        scenarios=_scenario_trends(cases, runs),
-        cases=_case_trends(cases, runs),
-        faults=_fault_trends(faults, runs),
+        runs=tuple(runs),
+        scenarios=tuple(_of_scenario(scenario, rows) for scenario, rows in scenarios.items()),
+        cases=tuple(_of_case(key, row, runs) for key, row in by_kind[False].items()),
+        faults=tuple(_of_fault(key, row) for key, row in sorted(by_kind[True].items())),
     )
 
 
-def durations(path: Path, keys: Iterable[str]) -> dict[str, float]:
-    """The median seconds of the newest 20 results of each job.
-
-    Jobs without a judged result are left out. Raises InputError when the history cannot be read.
-    """
-    with opened(path) as connection:
-        found = query(
-            connection,
-            """SELECT key, seconds FROM result JOIN job ON job.id = job
-            WHERE key IN (SELECT value FROM json_each(:keys)) AND run IN (
-                SELECT run FROM result WHERE job = job.id AND verdict NOT IN ('skip', 'error')
-                ORDER BY run DESC LIMIT :num)""",
-            keys=list(keys),
-            num=NUM_DURATIONS,
-        )
-    medians: dict[str, float] = found.groupby("key")["seconds"].median().to_dict()
-    return medians
+def durations(runs: PastRuns, keys: Iterable[str]) -> dict[str, float]:
+    """The median seconds of the newest 20 results of each job. Jobs without a judged result are left out."""
+    found: dict[str, list[float]] = {key: [] for key in keys}
+    missing = set(found)
+    for run in runs:
+        for key in missing & run.entries.keys():
+            entry = run.entries[key]
+            if entry.verdict not in ("skip", "error"):
+                found[key].append(entry.seconds)
+        missing = {key for key in missing if len(found[key]) < NUM_DURATIONS}
+        if not missing:
+            break
+    return {key: median(seconds) for key, seconds in found.items() if seconds}
 
 
-def _scenario_trends(cases: pd.DataFrame, runs: Sequence[int]) -> tuple[ScenarioTrend, ...]:
-    counted = {
-        "num_passed": ["pass"],
-        "num_failed": ["fail", "crash", "error"],
-        "num_skipped": ["skip"],
-        "num_known": ["known"],
-    }
-    cases = cases.assign(
-        first_job=cases.groupby("scenario")["job"].transform("min"),
-        **{name: cases["verdict"].isin(verdicts) for name, verdicts in counted.items()},
+def _ran(entry: Entry | None) -> Entry | None:
+    """The entry, unless it was skipped: then it took no time and measured nothing."""
+    return entry if entry and entry.verdict != "skip" else None
+
+
+def _seconds(row: Sequence[Entry | None]) -> tuple[float | None, ...]:
+    return tuple(entry.seconds if (entry := _ran(one)) else None for one in row)
+
+
+def _accuracies(row: Sequence[Entry | None]) -> tuple[float | None, ...]:
+    return tuple(entry.accuracy if (entry := _ran(one)) else None for one in row)
+
+
+def _of_case(key: str, row: Sequence[Entry | None], runs: Sequence[RunEntry]) -> CaseTrend:
+    letters = "".join(LETTERS[entry.verdict] if entry else ABSENT for entry in row)
+    scenario = next(entry.scenario for entry in row if entry)
+    return CaseTrend(key, scenario, letters, _seconds(row), _accuracies(row), _flakiness(row, runs))
+
+
+def _of_fault(key: str, row: Sequence[Entry | None]) -> FaultTrend:
+    case, _, fault = key.rpartition("!")
+    outcomes = "".join(ABSENT if entry is None else "y" if entry.verdict == CAUGHT else "n" for entry in row)
+    scenario = next(entry.scenario for entry in row if entry)
+    return FaultTrend(fault, case, scenario, outcomes, _seconds(row))
+
+
+def _of_scenario(scenario: str, rows: Sequence[Sequence[Entry | None]]) -> ScenarioTrend:
+    by_run = [[entry for entry in column if entry] for column in zip(*rows, strict=True)]
+
+    def count(*verdicts: str) -> tuple[int, ...]:
+        return tuple(sum(entry.verdict in verdicts for entry in entries) for entries in by_run)
+
+    ran = [[entry for entry in entries if _ran(entry)] for entries in by_run]
+    measured = [[entry.accuracy for entry in entries if entry.accuracy is not None] for entries in ran]
+    return ScenarioTrend(
+        scenario=scenario,
+        num_passed=count("pass"),
+        num_failed=count("fail", "crash", "error"),
+        num_skipped=count("skip"),
+        seconds=tuple(round(sum(entry.seconds for entry in entries), 3) if entries else None for entries in ran),
+        accuracies=tuple(min(values, default=None) for values in measured),
+        num_known=count("known"),
     )
-    groups = cases.groupby(["first_job", "scenario", "run"])
-    sums = groups[[*counted, "seconds"]].sum(min_count=1).assign(accuracy=groups["accuracy"].min()).reset_index()
-    sums["seconds"] = [round(seconds, 3) for seconds in sums["seconds"]]
-    counts = {name: _by_run(sums, ["first_job", "scenario"], name, runs).fillna(0).astype(int) for name in counted}
-    seconds, accuracies = (_by_run(sums, ["first_job", "scenario"], name, runs) for name in ("seconds", "accuracy"))
-    names = seconds.index.get_level_values("scenario")
-    known = [row if any(row) else () for row in _tuples(counts.pop("num_known"))]
-    return tuple(
-        map(ScenarioTrend, names, *map(_tuples, counts.values()), _tuples(seconds), _tuples(accuracies), known)
-    )
 
 
-def _case_trends(cases: pd.DataFrame, runs: Sequence[int]) -> tuple[CaseTrend, ...]:
-    identity = ["job", "key", "scenario"]
-    letters, seconds, accuracies = (_by_run(cases, identity, name, runs) for name in ("letter", "seconds", "accuracy"))
-    keys, scenarios = (letters.index.get_level_values(name) for name in ("key", "scenario"))
-    flaky = map(_flakiness(cases).get, keys)
-    return tuple(map(CaseTrend, keys, scenarios, _joined(letters), _tuples(seconds), _tuples(accuracies), flaky))
-
-
-def _fault_trends(faults: pd.DataFrame, runs: Sequence[int]) -> tuple[FaultTrend, ...]:
-    identity = ["scenario", "fault", "case"]
-    faults = faults.assign(letter=faults["caught"].map({True: "y", False: "n"}))
-    letters, seconds = (_by_run(faults, identity, name, runs) for name in ("letter", "seconds"))
-    scenarios, names, cases = (letters.index.get_level_values(name) for name in identity)
-    return tuple(map(FaultTrend, names, cases, scenarios, _joined(letters), _tuples(seconds)))
-
-
-def _flakiness(cases: pd.DataFrame) -> dict[str, Flakiness]:
-    """The flaky cases by key."""
-    alike = ["key", "commit_id", "changes", "variant", "seed", "device"]
-    # Without a commit it is unknown whether the code was the same.
-    known = cases[(cases["verdict"] != "skip") & (cases["commit_id"] != "")]
-    # A row for each group of runs that were alike, a column for each verdict.
-    groups = known.groupby([*alike, "verdict"]).size().unstack(fill_value=0)
-    groups = groups[groups.sum(axis=1) > 1]
-    is_mixed = (groups > 0).sum(axis=1) > 1
-    found = {}
-    for key, mixed in is_mixed[is_mixed.groupby("key").transform("any")].groupby("key"):
-        counts = groups.loc[mixed.index].sum()
-        found[key] = Flakiness(len(mixed), int(mixed.sum()), int(counts.sum()), counts[counts > 0].to_dict())
-    return found
-
-
-def _by_run(table: pd.DataFrame, identity: list[str], value: str, runs: Sequence[int]) -> pd.DataFrame:
-    """`value` in a row for each `identity` and a column for each run."""
-    return table.pivot(index=identity, columns="run", values=value).reindex(columns=runs)
-
-
-def _joined(letters: pd.DataFrame) -> list[str]:
-    return ["".join(row) for row in _tuples(letters, ABSENT)]
-
-
-def _tuples(table: pd.DataFrame, absent: str | None = None) -> list[tuple[Any, ...]]:
-    """The rows, with `absent` where a run has no value."""
-    return [tuple(row) for row in table.to_numpy(dtype=object, na_value=absent)]
+def _flakiness(row: Sequence[Entry | None], runs: Sequence[RunEntry]) -> Flakiness | None:
+    """How flaky a case is, or None if it is not."""
+    groups: dict[tuple[object, ...], Counter[str]] = {}
+    for entry, run in zip(row, runs, strict=True):
+        # Without a commit it is unknown whether the code was the same.
+        if _ran(entry) and entry and run.source.commit:
+            alike = (run.source.commit, run.source.changes, run.variant, entry.seed, entry.device)
+            groups.setdefault(alike, Counter())[entry.verdict] += 1
+    repeated = [counts for counts in groups.values() if counts.total() > 1]
+    num_mixed = sum(len(counts) > 1 for counts in repeated)
+    total = sum(repeated, Counter[str]())
+    return Flakiness(len(repeated), num_mixed, total.total(), dict(total)) if num_mixed else None

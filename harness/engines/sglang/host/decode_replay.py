@@ -115,7 +115,7 @@ class Backend:
             )  # fmt: skip
 
     def look(self, found: Run, step: int, captured: Any, owners: list[Owner], q: Tensor) -> None:
-        """Observe what the graph reads at its addresses."""
+        """Observe what the graph reads at its addresses. q is [B, H, D]."""
         raise NotImplementedError
 
 
@@ -147,7 +147,7 @@ class TritonBackend(Backend):
         )
 
     def look(self, found: Run, step: int, captured: Any, owners: list[Owner], q: Tensor) -> None:
-        """Observe the table of slots, and the output of the kernel over it."""
+        """Observe the table of slots, and the output of the kernel over it. q is [B, H, D]."""
         slots = torch.cat([one.slots for one in owners])
         table = captured.kv_indices[: len(slots)].float()[:, None]
         found.observed.append(observed(f"slots that the graph reads, step {step}", table, slots[:, None], "entry"))
@@ -186,7 +186,7 @@ class FlashMLABackend(Backend):
         self.module = module
 
     def planned(self, lengths: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """The plan of a batch, in new memory. Plans are kept, so that no address comes again."""
+        """The plan of a batch of lengths [B], in new memory. Plans are kept, so that no address comes again."""
         self.plans.append(plan_of(lengths))
         return self.plans[-1]
 
@@ -201,7 +201,7 @@ class FlashMLABackend(Backend):
             super().replay(buffers, size)
 
     def look(self, found: Run, step: int, captured: Any, owners: list[Owner], q: Tensor) -> None:
-        """Observe the page table and the plan, and where SGLang wrote the plan."""
+        """Observe the page table and the plan, and where SGLang wrote the plan. q is [B, H, D]."""
         page_size = self.module.PAGE_SIZE
         table = self.attention.cuda_graph_kv_indices
         found.bindings.append(
@@ -226,14 +226,14 @@ BACKENDS: dict[str, Callable[[Server, Poison], Backend]] = {"triton": TritonBack
 
 
 def plan_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """A plan that differs for each batch: its tiles, and where the splits of each request begin."""
+    """A plan that differs for each batch of lengths [B]: its tiles, and where the splits begin [B + 1]."""
     tiles = (torch.arange(PARTS_USED, dtype=torch.int32)[:, None] + int(lengths.sum())).repeat(1, PLAN_WIDTH)
     splits = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)])
     return tiles, splits
 
 
 def observed(name: str, read: Tensor, wanted: Tensor, describe: str) -> Observed:
-    """Numbers that must be exact."""
+    """Numbers [n, width] that must be exact."""
     return Observed(name, read, torch.ones(len(read), dtype=torch.bool), wanted.double(), "write_kv.fp32", describe)
 
 

@@ -59,7 +59,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
 
 
 def start(alloc: Any, length: int, memory: Tensor, values: torch.Generator) -> Owner:
-    """A new owner of `length` slots."""
+    """A new owner of `length` slots of memory [slots, WIDTH]."""
     none = torch.zeros(1, dtype=torch.int64)
     if alloc.page_size == 1:
         slots = alloc.alloc(length)
@@ -72,7 +72,7 @@ def start(alloc: Any, length: int, memory: Tensor, values: torch.Generator) -> O
 
 
 def grow(alloc: Any, owner: Owner, memory: Tensor, values: torch.Generator) -> None:
-    """One slot more for an owner."""
+    """One slot of memory [slots, WIDTH] more for an owner."""
     if alloc.page_size == 1:
         slots = alloc.alloc(1)
     else:
@@ -82,7 +82,7 @@ def grow(alloc: Any, owner: Owner, memory: Tensor, values: torch.Generator) -> N
 
 
 def keep(owner: Owner, slots: Tensor, memory: Tensor, values: torch.Generator) -> None:
-    """Write the values of new slots."""
+    """Write the values of new `slots` [n] of memory [slots, WIDTH]."""
     new = torch.randn(len(slots), memory.shape[1], generator=values)
     memory[slots] = new
     owner.slots, owner.values = torch.cat([owner.slots, slots]), torch.cat([owner.values, new])
@@ -101,7 +101,7 @@ def give_back(alloc: Any, owners: list[Owner], rng: random.Random) -> None:
 
 
 def look(found: Run, step: int, alloc: Any, owners: list[Owner], memory: Tensor, poison: Poison) -> None:
-    """Fill free slots and those of page 0, then read what the owners hold."""
+    """Fill free slots and page 0 of memory [slots, WIDTH], then read what the owners hold."""
     free = free_slots(alloc)
     memory[free] = poison.empty(len(free), WIDTH, dtype=memory.dtype, site="kv.free")
     memory[: alloc.page_size] = poison.empty(alloc.page_size, WIDTH, dtype=memory.dtype, site="kv.null")

@@ -35,7 +35,10 @@ class GraphBuffers:
             self._registry = importlib.import_module(REGISTRY).build_decode_registry(**shape, share_pool=False)
 
     def fill(self, rows: Tensor, lengths: Tensor, slots: Tensor, size: int = 0) -> int:
-        """Have SGLang copy a batch into the buffers. Returns the size of the graph: the least that holds the batch."""
+        """Have SGLang copy a batch into the buffers: rows, lengths and slots, each [batch] int64.
+
+        Returns the size of the graph: the least that holds the batch.
+        """
         num_rows = len(rows)
         size = size or next(size for size in CAPTURED if size >= num_rows)
         batch = SimpleNamespace(

@@ -61,7 +61,7 @@ class Play:
     step: int = 0
 
     def store(self, one: Live, slots: Tensor) -> None:
-        """Write the values of a request's next tokens to the slots that SGLang gave for them."""
+        """Write the values of a request's next tokens to the slots [n] that SGLang gave for them."""
         known = values_of(one.tokens, self.values)[one.stored : one.stored + len(slots)]
         self.server.cache[slots.long()] = known
         one.stored += len(slots)

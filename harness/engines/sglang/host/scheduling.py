@@ -60,7 +60,7 @@ def free_slots(alloc: Any) -> Tensor:
 
 
 def count_once(free: Tensor, where: str) -> Count:
-    """How many free slots there are, if each is counted once."""
+    """How many free slots [n] there are, if each is counted once."""
     return Count("free slots, each once", len(set(free.tolist())), len(free), where)
 
 
@@ -176,5 +176,5 @@ def prefix_length(req: Any) -> int:
 
 
 def fill(poison: Poison, cache: Tensor, slots: Tensor, site: str) -> None:
-    """Fill slots of the cache as memory of `site`."""
+    """Fill slots [n] of the cache [slots, width] as memory of `site`."""
     cache[slots.long()] = poison.empty(len(slots), cache.shape[1], dtype=cache.dtype, site=site)

@@ -1,4 +1,4 @@
-"""What SGLang's processes import. A fork server imports this module once.
+"""What SGLang's processes import. A fork server calls `import_all` once.
 
 A CUDA context does not survive a fork, and SGLang's modules ask for the GPU's capability and properties while they are
 imported. A short-lived fork asks CUDA for both. A module that needs more of CUDA ends the import, and cases spawn.
@@ -71,7 +71,8 @@ def _put(functions: Mapping[str, Any]) -> None:
         setattr(torch.cuda, name, function)
 
 
-def _import_all() -> None:
+def import_all() -> None:
+    """Import MODULES. Raises ImportError if their process cannot be forked."""
     found = _in_a_fork(_properties)
     if not found:
         raise ImportError("CUDA does not start in a fork")
@@ -99,6 +100,3 @@ def _import_all() -> None:
     # Libraries may have touched the driver past torch.
     if not _in_a_fork(_use_cuda):
         raise ImportError("CUDA does not start in a fork of a process with SGLang's imports")
-
-
-_import_all()

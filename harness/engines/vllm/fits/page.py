@@ -10,7 +10,7 @@ from harness.engines.vllm.fits.checks import Fit
 
 Fits = dict[str, list[Fit]]
 """The parts of each release."""
-SERVED = ("vllm.md", "vllm-since-0.28.md")
+SERVED = ("data/vllm-0.21-to-0.26.md", "data/vllm-0.28-to-0.33.md")
 """The pages of runs on a GPU."""
 
 HEAD = """# Releases of vLLM
@@ -19,7 +19,7 @@ Made by `python -m harness.engines.vllm.fits`. The harness does three things wit
 one before:
 
 - **Run on a GPU**: vLLM served canaries under poison, with and without its own bugs, and its kernels were judged;
-  [vllm.md](vllm.md) and [vllm-since-0.28.md](vllm-since-0.28.md) have the results.
+  [vllm.md](vllm.md) has the results.
 - **Host side run on a CPU**: parts of vLLM's own Python ran under poison; [vllm-host.md](vllm-host.md) has the results.
   What the plug-in does to vLLM's own prefill, caches and routing simulator is tried so too, on some of the releases
   (`tests/vllm_host/test_serving_poison.py`).

@@ -37,6 +37,7 @@ def _context_kernel(poison: Poison) -> ContextKernel:
     """Attention over a chunk of context that leaves rows of tokens without context unwritten."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """q [T, H, D], k [K, H, D], v [K, H, V], starts and keys [requests + 1] -> out [T, H, V], lse [H, T]."""
         full_out, full_lse = context_attention(q, k, v, starts, keys, scale=SCALE)
         out = poison.empty(*full_out.shape, dtype=full_out.dtype, site="context.output")
         lse = poison.empty(*full_lse.shape, dtype=full_lse.dtype, site="context.lse")

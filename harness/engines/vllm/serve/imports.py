@@ -1,4 +1,4 @@
-"""What a serving process imports. A fork server imports this module once.
+"""What a serving process imports. A fork server calls `import_all` once.
 
 A CUDA context does not survive a fork. So a module that touches CUDA while it is imported is left to the forks: the
 import ends with `TouchesCuda`, which Python undoes for this module and for those that were importing it.
@@ -53,15 +53,19 @@ def _register(name: str) -> None:
     registry.register_model(name, registry.models[name].load_model_cls())
 
 
-_initialize, torch.cuda._lazy_init = torch.cuda._lazy_init, _refuse
-for _module in MODULES:
+def import_all() -> None:
+    """Import what a serving process needs, as far as it touches no CUDA, and register the models of the canaries."""
+    initialize, torch.cuda._lazy_init = torch.cuda._lazy_init, _refuse
     try:
-        importlib.import_module(_module)
-    except (ImportError, TouchesCuda) as _error:
-        print(f"mla-harness: {_module} is left to the forks: {_error}", file=sys.stderr)
-for _name in ARCHITECTURES:
-    try:
-        _register(_name)
-    except (ImportError, KeyError, TouchesCuda) as _error:
-        print(f"mla-harness: {_name} is inspected by the forks: {_error}", file=sys.stderr)
-torch.cuda._lazy_init = _initialize
+        for module in MODULES:
+            try:
+                importlib.import_module(module)
+            except (ImportError, TouchesCuda) as error:
+                print(f"mla-harness: {module} is left to the forks: {error}", file=sys.stderr)
+        for name in ARCHITECTURES:
+            try:
+                _register(name)
+            except (ImportError, KeyError, TouchesCuda) as error:
+                print(f"mla-harness: {name} is inspected by the forks: {error}", file=sys.stderr)
+    finally:
+        torch.cuda._lazy_init = initialize

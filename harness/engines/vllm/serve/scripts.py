@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from harness.accuracy.script_check import ScriptCheck, check_script
 from harness.core.errors import HarnessError
-from harness.core.extras import httpx
+from harness.core.extras import httpx, safetensors
 from harness.core.params import Record
 from harness.engines.serving import NEVER_READY
 from harness.run.protocol import Parent, Reply, reply_to_error, run_child
@@ -117,11 +116,11 @@ def _other_weights(model: Path, folder: Path) -> str:
     shutil.copytree(model, folder)
     generator = torch.Generator().manual_seed(0)
     for file in folder.glob("*.safetensors"):
-        tensors = load_file(file)
+        tensors = safetensors.load_file(file)
         for name, tensor in tensors.items():
             noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std(unbiased=False) * NOISE
             tensors[name] = (tensor.float() + noise).to(tensor.dtype)
-        save_file(tensors, file, metadata={"format": "pt"})
+        safetensors.save_file(tensors, file, metadata={"format": "pt"})
     return str(folder)
 
 

@@ -24,10 +24,9 @@ class Judge:
 
     def __init__(self, settings: Settings, root: Path) -> None:
         self._watch = Watch(settings, root)
-        self._watch.start()
 
     def stop(self) -> None:
-        self._watch.stop()
+        self._watch.poison.remove()
 
     def note_collected(self, paths: set[str]) -> None:
         self._watch.test_files.collected.update(paths)
@@ -69,6 +68,7 @@ class Judge:
             held = seen.found or end_of_test.in_traceback(seen, call.excinfo.tb)
             if held:
                 report.sections.append((SECTION, "\n".join(sentences(held))))
+                report.__dict__["poison_held"] = True
 
 
 def sentences(found: Sequence[PoisonFound]) -> list[str]:

@@ -210,7 +210,7 @@ def described(
     owner: Owner | None,
     origins: tuple[tuple[Line, ...], ...],
 ) -> PoisonFound:
-    """The finding for a mark in a tensor."""
+    """The finding for a mark in a tensor of any shape."""
     size = 8 * tensor.element_size()
     bits = f"0x{mark.bits & ((1 << size) - 1):0{size // 4}x} {str(tensor.dtype).removeprefix('torch.')}"
     index = tuple(map(int, numpy.unravel_index(mark.first, tensor.shape)))

@@ -18,9 +18,9 @@ from harness.pytest.poison.process.observation import Asserted
 from harness.pytest.poison.process.watch import Watch
 
 SECTION = "poison"
-_PLAIN = ("without poison in one run, over memory that is not filled", None)
+_PLAIN = ("without the plug-in in one run, and fails over zeros", None)
 BARE = (("without poison", "zeros"), _PLAIN, _PLAIN)
-"""The runs without poison that tell whether a test is broken by itself."""
+"""The runs without poison that tell whether a test is broken by itself. The last two have no wrapper and no mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +41,27 @@ class Pass:
         return all(report.passed and not hasattr(report, "wasxfail") for report in self.reports)
 
 
-Run = Callable[[str | None], Pass]
-"""Runs the test under a pattern; without poison for None."""
+Run = Callable[[str | None, bool], Pass]
+"""Runs the test under a pattern, or without the plug-in for None, and watches its comparisons or does not."""
 
 
 def run_item(watch: Watch, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
     """Run `item` under each pattern. Returns the reports of the first failed run, or of the first run."""
     rewind = random_state()
 
-    def run(pattern: str | None) -> Pass:
+    def run(pattern: str | None, is_watched: bool) -> Pass:
         rewind()
-        with watch.observing(getattr(item, "obj", None), pattern) as observation:
+        with watch.observing(getattr(item, "obj", None), pattern, is_watched) as observation:
             # A private function of pytest: no public one sets a test up again for each run.
             reports = runtestprotocol(item, nextitem=nextitem, log=False)
             return Pass(pattern or "none", reports, observation.asserted)
 
     first, *others = watch.settings.patterns
-    done = run(first)
+    done = run(first, watch.watches(first))
     if done.failed is not None or not done.is_whole:
         return _explained(watch, item, done, run)
     for pattern in others:
-        other = run(pattern)
+        other = run(pattern, watch.watches(pattern))
         if other.failed is not None:
             return _explained(watch, item, other, run)
         if watch.settings.is_diff and other.is_whole:
@@ -69,7 +69,8 @@ def run_item(watch: Watch, item: pytest.Item, nextitem: pytest.Item | None) -> l
             # A test may differ from itself under one poison. Sums of atomics differ only sometimes, so both patterns
             # are repeated.
             if found and not (
-                differences(done.asserted, run(first).asserted) or differences(other.asserted, run(pattern).asserted)
+                differences(done.asserted, run(first, True).asserted)
+                or differences(other.asserted, run(pattern, True).asserted)
             ):
                 return _failed_by_difference(done, other, found)
     return done.reports
@@ -90,7 +91,12 @@ def _explained(watch: Watch, item: pytest.Item, done: Pass, run: Run) -> list[py
         return done.reports
     # What memory holds by chance fails a test too, and may still be the poison of the run before. So a test is broken
     # without poison only if it fails over zeros, as a fresh process has them, and twice over memory that is not filled.
-    passed = next((how for how, pattern in BARE if run(pattern).failed is None), None)
+    passed = next((how for how, pattern in BARE if run(pattern, False).failed is None), None)
+    if passed and watch.watches(done.pattern) and not hasattr(report, "poison_held"):
+        unwatched = run(done.pattern, False)
+        if unwatched.failed is None:
+            _counts(unwatched.reports[-1])["unwatched"] = 1
+            return unwatched.reports
     outcome = f"passes {passed}" if passed else "fails without poison too: no finding of the poison"
     report.sections.append((SECTION, f"this test {outcome} (pattern {done.pattern})"))
     _counts(report)["found" if passed else "failed_anyway"] = 1

@@ -16,8 +16,8 @@ from harness.core.errors import HarnessError
 from harness.memory.poison.allocations import SITE, DispatcherPoison
 from harness.memory.poison.marks import CallSite, CallSites, describe
 from harness.memory.poison.patterns import Poison
-from harness.pytest.poison.process.assertions import Interception
-from harness.pytest.poison.process.observation import Observation, PoisonFound, looking
+from harness.pytest.poison.process.assertions import WatchComparisons
+from harness.pytest.poison.process.observation import Observation, looking
 from harness.pytest.poison.settings import Settings, TestFiles
 from mla_harness_loader import own_names
 
@@ -27,7 +27,7 @@ def _folder(module: Any) -> str:
 
 
 class Watch:
-    """Installed once in a process. `observation` is the observation of the running test."""
+    """Fills memory from its creation on. `observation` is the observation of the running test."""
 
     def __init__(self, settings: Settings, root: Path) -> None:
         import _pytest
@@ -43,34 +43,35 @@ class Watch:
         self.poison = DispatcherPoison(CallSites(self.test_files, passed_over, pytest_itself))
         self.poison.wanted = lambda site: site.owner in settings.sites and not settings.allows(describe(site.line))
         self.poison.on_fill = self._on_fill
+        self.poison.install()
         self.observation: Observation | None = None
         self.not_swept = ""
         self.lost_in = ""
         """The test that left CUDA unusable for the rest of this process."""
-        self._assertions = Interception(self._on_assertion, self._on_operator, self._on_reading)
 
-    def start(self) -> None:
-        self.poison.install()
-        self._assertions.install()
-
-    def stop(self) -> None:
-        self._assertions.remove()
-        self.poison.remove()
+    def watches(self, pattern: str | None) -> bool:
+        """Whether the comparisons of a run under `pattern` are checked or kept."""
+        return pattern == "nan" or (pattern is not None and self.settings.is_diff)
 
     @contextlib.contextmanager
-    def observing(self, test: Any, pattern: str | None) -> Iterator[Observation]:
-        """Poison this block, which runs a test and its fixtures, with `pattern`; None fills nothing."""
+    def observing(self, test: Any, pattern: str | None, is_watched: bool = False) -> Iterator[Observation]:
+        """Poison this block, which runs a test and its fixtures, with `pattern`. None runs it without any wrapper."""
         observation = Observation(self.poison, code_of(test), self.settings.is_diff)
         observation.filled_before = self.poison.filled
         self.observation = observation
         try:
             if pattern is None:
+                self.poison.remove()
                 yield observation
                 return
+            watching = WatchComparisons(observation) if is_watched else contextlib.nullcontext()
             with self.poison.filling(pattern):
                 self._sweep(pattern)
-                yield observation
+                with watching:
+                    yield observation
         finally:
+            if pattern is None:
+                self.poison.install()
             self.observation = None
             observation.frame = None
             observation.frames_done.clear()
@@ -78,19 +79,6 @@ class Watch:
     def _on_fill(self, site: CallSite, frame: FrameType | None) -> None:
         if self.observation is not None:
             self.observation.filled(site, frame)
-
-    def _on_assertion(self, name: str, frame: FrameType, sides: tuple[Any, ...]) -> None:
-        if self.observation is not None and not self.poison.is_paused:
-            self.observation.compared(name, frame, sides)
-
-    def _on_operator(self, name: str, frame: FrameType, sides: tuple[Any, ...]) -> list[PoisonFound] | None:
-        if self.observation is None or self.poison.is_paused:
-            return None
-        return self.observation.operands(name, frame, sides)
-
-    def _on_reading(self, found: list[PoisonFound]) -> None:
-        if self.observation is not None and not self.poison.is_paused:
-            self.observation.found += found
 
     def _sweep(self, pattern: str) -> None:
         """Fill free CUDA memory, if the program has initialized CUDA."""

@@ -1,0 +1,54 @@
+"""`mla-harness doctor`: what can run on this machine, and why the rest cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.padding import Padding
+from rich.text import Text
+
+from harness.cli.output import console, print_block, print_json
+from harness.cli.shared_options import Json
+from harness.core.catalog import BROKEN, ENGINES
+from harness.report.wording import printable
+from harness.run.environment import DEVICES, Environment
+from harness.run.runner import WorkerPool
+
+
+def doctor(json: Json = False) -> None:
+    """Show what can run on this machine, and why the rest cannot."""
+    with WorkerPool(1) as pool:
+        environment = pool.start()
+        described = pool.describe_kernels()
+    kernels = [
+        {"kernel": f"{d['op']}/{d['short_name']}", **{device: _answer(d, environment, device) for device in DEVICES}}
+        for d in described
+    ]
+    devices = {device: environment.why_not(device) or "yes" for device in DEVICES}
+    if json:
+        found = {"environment": environment.model_dump(mode="json"), "devices": devices, "kernels": kernels}
+        print_json(found | {"broken_engines": BROKEN})
+        return
+    screen = console()
+    gpus = ", ".join(gpu.name for gpu in environment.gpus)
+    facts = environment.model_dump(mode="json", exclude={"engines", "engine_paths"})
+    facts |= {engine.name: environment.engines.get(engine.name) for engine in ENGINES}
+    facts |= {"gpus": gpus or "none", "cuda": environment.cuda or "none", "cluster": environment.cluster or "none"}
+    print_block(screen, "this machine", {name: "not installed" if v is None else str(v) for name, v in facts.items()})
+    print_block(screen, "engines that do not load", BROKEN)
+    print_block(screen, "devices", devices)
+    # The block above says why a device cannot be used at all.
+    for device in (name for name, answer in devices.items() if answer == "yes"):
+        by_answer: dict[str, list[str]] = {}
+        for row in kernels:
+            by_answer.setdefault(row[device], []).append(row["kernel"])
+        screen.print(f"\nkernels on {device}", style="bold")
+        for answer, names in by_answer.items():
+            screen.print(Padding(Text(printable(f"{answer}: {', '.join(names)}")), (0, 0, 0, 2)))
+
+
+def _answer(described: dict[str, Any], environment: Environment, device: str) -> str:
+    """`yes`, or why a kernel cannot run on a device: the machine's reason before the kernel's own."""
+    if device not in described["devices"]:
+        return "not made for it"
+    return environment.why_not(device) or described["why_not"][device] or "yes"

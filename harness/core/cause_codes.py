@@ -1,0 +1,79 @@
+"""Causes as codes. The program compares these codes and never reads a sentence."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """What went wrong, or why a case was not run. Set where it arises. An oracle of an engine may use codes of its own.
+
+    Findings with one oracle, tensor and cause are one failure, whatever their numbers.
+    """
+
+    # Values.
+    NAN = "nan"
+    INF = "inf"
+    SENTINEL = "sentinel"
+    WRITTEN = "written"
+    """Memory that must not change was written."""
+    DIFFERS = "differs"
+    """Another value than the reference's, or than an equal run's."""
+    ONE_VALUE = "one_value"
+    """A row has equal elements, so it can show no influence."""
+    UNMOVED = "unmoved"
+    """A replay gives the same bits although its inputs change."""
+    DIVERGED = "diverged"
+    """Another decision, which rounding does not explain."""
+    OTHER_COURSE = "other_course"
+    """Two runs have other tensors."""
+    WRONG_TOKEN = "wrong_token"
+
+    # Contracts.
+    OTHER_ADDRESS = "other_address"
+    DIRTY = "dirty"
+    MISCOUNTED = "miscounted"
+    REPEATED_EXPERT = "repeated_expert"
+    UNKNOWN_EXPERT = "unknown_expert"
+    MISPLACED = "misplaced"
+    UNORDERED = "unordered"
+
+    # Accuracy.
+    DROP = "drop"
+    TREND = "trend"
+    LIMIT = "limit"
+    FLIPS = "flips"
+    INCOMPLETE = "incomplete"
+    UNANSWERED = "unanswered"
+
+    # Crashes.
+    ILLEGAL_ADDRESS = "illegal_address"
+    RAISED = "raised"
+    UNDECLARED_SHAPES = "undeclared_shapes"
+    """The kernel raises at these sizes and runs at DeepSeek's; it declares no shapes."""
+    BAD_OUTPUT = "bad_output"
+    CAPTURE = "capture"
+    DEVICE = "device"
+    DIED = "died"
+    TIME_LIMIT = "time_limit"
+    LOST_NODES = "lost_nodes"
+    SANITIZER = "sanitizer"
+
+    # Cases that prove nothing.
+    UNABLE = "unable"
+    """The machine, or a kernel of the case, cannot run it."""
+    REFUSED = "refused"
+    """An engine refuses the options."""
+    NEVER_CALLED = "never_called"
+    NEVER_HAPPENED = "never_happened"
+    NOT_REACHED = "not_reached"
+    """No run came to the code of the injected fault."""
+    LEFT_OUT = "left_out"
+    """It would have repeated a crash."""
+    BLIND = "blind"
+    """An oracle judged no element."""
+    HARNESS = "harness"
+    """An error of the harness itself."""
+    KNOWN = "known"
+    KNOWN_GONE = "known_gone"
+    """A known failure passes."""

@@ -1,0 +1,185 @@
+"""The work of a run: jobs, judgement of faults and known failures, diagnosis. Each result is stored at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Protocol
+
+from harness.core.cases import Case, Job, KnownFailure
+from harness.core.catalog import FAULTS
+from harness.core.cause_codes import Code
+from harness.core.records import BAD, FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.diagnose.blame import find_blame
+from harness.diagnose.session import Limits, Session
+from harness.run.crash_groups import CrashGroups
+from harness.run.pool import Pool
+from harness.scenario.schema import FaultUse
+from harness.store.run_folder import RunStore
+
+
+class Progress(Protocol):
+    """What shows the progress of a run."""
+
+    def on_start(self, job: Job) -> None: ...
+
+    def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
+
+
+KNOWN_ORACLE = "known"
+"""The `oracle` of the finding that a known failure is gone."""
+
+
+def run_jobs(
+    store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive: bool = True, max_failures: int | None = None
+) -> None:
+    """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until `max_failures`.
+
+    Unless it is exhaustive, cases that would repeat a crash are not run (:class:`CrashGroups`). Their results are kept
+    when the run is continued, but an exhaustive run has them run.
+    """
+    environment = pool.start()
+    store.note_environment(environment.model_dump(mode="json"))
+    planned = store.jobs_by_key()
+    controls = {control.job.key: control for control in store.untried_controls()}
+    # A long case must not be the last to start, as all other workers would wait for it.
+    jobs = sorted(
+        [*store.unfinished(is_exhaustive=is_exhaustive), *(control.job for control in controls.values())],
+        key=lambda job: not job.case.kind.asks_canary,
+    )
+    groups = None if is_exhaustive else CrashGroups(planned.values(), store.finished().values())
+    num_bad = 0
+    held_back = {job.key: found for job in jobs if (found := quarantined(job, environment.engines))}
+    for key, result in held_back.items():
+        (store.add_tried if key in controls else store.add)(result)
+        progress.on_result(result, announce=key not in controls)
+    launched = [store.placed(job) for job in jobs if job.key not in held_back]
+    with closing(pool.run(launched, progress.on_start, groups)) as results:
+        for result in results:
+            if result.key in controls:
+                store.add_tried(result)
+            else:
+                result = apply_known(planned[result.key], result, environment.engines)
+                store.add(result)
+                num_bad += result.verdict in BAD
+            progress.on_result(result, announce=result.key not in controls)
+            if num_bad == max_failures:
+                return
+
+
+def judge_faults(store: RunStore, pool: Pool) -> None:
+    """Blame, judge and store each fault that was tried and is not judged yet."""
+    tried = store.tried()
+    todo = [(control, tried[control.job.key]) for control in store.unfinished_controls() if control.job.key in tried]
+    failing = [(control.job, result) for control, result in todo if result.has_failed]
+    blames = find_blame(pool, failing)
+    for control, result in todo:
+        blame, seconds = blames.get(control.job.key, (Blame(), 0.0))
+        store.add_fault(judge_fault(control.use, result, blame, seconds))
+
+
+def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> None:
+    """Store the missing blames of failing cases, and the smallest case for each reason, within `shrink_seconds`."""
+    session, jobs, blamed = Session(pool, Limits(shrink_seconds=shrink_seconds)), store.jobs_by_key(), store.blames()
+    failures = [(jobs[result.key], result) for result in store.results() if result.has_failed]
+    for key, blame in session.explain([pair for pair in failures if pair[1].key not in blamed]).items():
+        store.add_blame(key, blame)
+    known = store.shrunk()
+    for shrunk in session.smallest([pair for pair in failures if pair[1].key not in known], store.blames()):
+        store.add_shrunk(shrunk)
+
+
+def exit_code(
+    results: Sequence[CaseResult], faults: Sequence[FaultResult] = (), tried: Iterable[CaseResult] = ()
+) -> int:
+    """0 if every case that ran passed, 1 for a regression or a missed fault, 3 if the harness could not judge.
+
+    `tried` are the results with `faults`. A fault with an error was not judged, so it was not missed.
+    """
+    verdicts = {result.verdict for result in results}
+    errors = {(result.fault, result.id) for result in tried if result.verdict is Verdict.ERROR}
+    missed = {(fault.fault, fault.case) for fault in faults if not fault.caught}
+    if verdicts & set(FAILED) or missed - errors:
+        return 1
+    return 3 if errors or verdicts & {Verdict.ERROR, Verdict.NOT_RUN} else 0
+
+
+def judge_fault(use: FaultUse, result: CaseResult, blame: Blame, trial_seconds: float) -> FaultResult:
+    """Compare a result and its blame with the oracle and sites that the scenario declares for a fault."""
+    by = tuple(dict.fromkeys(finding.oracle for finding in result.findings))
+    problems = []
+    if result.verdict not in FAILED:
+        problems.append(f"the case ended in {result.verdict.value}" + (f": {result.reason}" if result.reason else ""))
+    elif use.caught_by not in by and not (use.caught_by == "answers" and by == ("crash",)):
+        # An engine that died gave no answers. The stale memory decides whether it dies.
+        problems.append(f"expected {use.caught_by} to fire, not {', '.join(by)}")
+    if not problems and sorted(blame.sites) != sorted(use.blames):
+        expected, got = ", ".join(use.blames) or "no site", ", ".join(blame.sites) or "no site"
+        problems.append(f"expected the blame on {expected}, not on {got}: {blame.how}")
+    return FaultResult(
+        fault=use.name,
+        scenario=result.scenario,
+        case=result.id,
+        ref=FAULTS.get(use.name).ref,
+        caught=not problems,
+        by=by,
+        blamed=blame.sites,
+        expected_by=use.caught_by,
+        expected_blame=use.blames,
+        seconds=round(result.seconds + trial_seconds, 3),
+        reason="; ".join(problems),
+        how=blame.how,
+        findings=result.findings,
+        accuracy=result.accuracy,
+    )
+
+
+def _is_here(entry: KnownFailure, case: Case, versions: Mapping[str, str]) -> bool:
+    if entry.kernel:
+        return case.uses_kernel({entry.kernel})
+    return entry.engine in versions and entry.covers(versions[entry.engine])
+
+
+def known_entry(job: Job, versions: Mapping[str, str]) -> KnownFailure | None:
+    """The known failure of the installed release, or of the kernel, if the case has one."""
+    return next((entry for entry in job.case.known if _is_here(entry, job.case, versions)), None)
+
+
+def quarantined(job: Job, versions: Mapping[str, str]) -> CaseResult | None:
+    """The result of a case that must not be launched: `known`, or a skip of an injected bug; None for other cases."""
+    entry = known_entry(job, versions)
+    if entry is None or entry.run != "never":
+        return None
+    reason = f"{entry.issue}, known in {entry.where}: not launched, as the entry says `run: never`"
+    return CaseResult.of(
+        job, Verdict.SKIP if job.fault else Verdict.KNOWN, cause=Code.KNOWN, reason=reason, known=entry
+    )
+
+
+def apply_known(job: Job, result: CaseResult, versions: Mapping[str, str]) -> CaseResult:
+    """`result` with the verdict that the case's known failure of the installed release gives, if there is one.
+
+    The expected failure gets the verdict `known`. A pass becomes a failure: the entry must go, as it would hide the
+    next regression. `versions` are the installed engines by name. A job with an injected bug is left as it is.
+    """
+    entry = known_entry(job, versions)
+    if entry is None or job.fault:
+        return result
+    where = f"{entry.issue}, known in {entry.where}"
+    if result.verdict.value in entry.expect:
+        return result.model_copy(
+            update={
+                "verdict": Verdict.KNOWN,
+                "cause": Code.KNOWN,
+                "reason": f"{where}: {result.reason}",
+                "known": entry,
+            }
+        )
+    if result.verdict is not Verdict.PASS:
+        return result
+    passing, mend = f"{entry.engine} {versions.get(entry.engine)}", "narrow its `versions`"
+    if entry.kernel:
+        passing, mend = entry.where, "delete the entry"
+    gone = f"passes on {passing}, which is known to fail: {where}; {mend}"
+    finding = Finding(oracle=KNOWN_ORACLE, message=gone, cause=Code.KNOWN_GONE)
+    return result.model_copy(update={"verdict": Verdict.FAIL, "reason": gone, "findings": (finding,), "known": entry})

@@ -1,0 +1,24 @@
+"""What happened to a request, by the names of :data:`harness.core.engine_params.Event`. No torch."""
+
+from __future__ import annotations
+
+from harness.engine.schedule.config import PAGE_SIZE
+from harness.engine.schedule.sequence import Sequence
+
+
+def phase_of(sequence: Sequence) -> str:
+    """What a running request does between two steps: `prefill` (or computing again), `decode`, or `verify` drafts."""
+    if not sequence.is_decoding:
+        return "prefill"
+    return "verify" if sequence.drafts else "decode"
+
+
+def preempted(sequence: Sequence, needy: Sequence) -> list[str]:
+    """The events of a request that loses its blocks to `needy`, which may be itself."""
+    phase = phase_of(sequence)
+    events = ["preempt.itself" if sequence is needy and phase == "prefill" else f"preempt.{phase}"]
+    if sequence.num_computed_tokens % PAGE_SIZE == 0:
+        events.append("preempt.page_end")
+    if sequence.preempted_at == len(sequence.tokens):
+        events.append("preempt.twice")
+    return events

@@ -1,0 +1,145 @@
+"""Reference logits of finished requests: a dense float64 forward over the tokens that the engine chose.
+
+It reads no cache, page or graph. Where scores of a router or an indexer are nearly tied, rounding decides. Only there
+the reference takes the experts or tokens that the engine took.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from harness.engine.model.layers import MoE, route
+from harness.engine.model.mla import MLAAttention
+from harness.engine.model.transformer import CausalLM, DecoderLayer
+from harness.engine.schedule.sequence import Sequence
+from harness.judge.decisions import Decisions, shortfall
+
+Choices = dict[int, dict[int, Tensor]]
+"""Request -> position -> choices [layers, k] of the engine."""
+
+
+class DenseReference:
+    """`model` in float64. `tie_margin` is how far a choice may score below the best one left out."""
+
+    def __init__(self, model: CausalLM, tie_margin: float) -> None:
+        self._model = copy.deepcopy(model).double()
+        self._tie_margin = tie_margin
+
+    @torch.no_grad()
+    def logits(self, sequences: list[Sequence], expert_ids: Choices, selected: Choices | None = None) -> Tensor:
+        """Logits [generated tokens of all sequences in order, vocab] float64 that each token was chosen from."""
+        return self.judged(sequences, expert_ids, selected)[0]
+
+    @torch.no_grad()
+    def judged(
+        self, sequences: list[Sequence], expert_ids: Choices, selected: Choices | None = None
+    ) -> tuple[Tensor, list[Decisions]]:
+        """The logits, and the decisions of each sequence; rounding of logits is left to the caller."""
+        # The last token was never an input. Padding on the right changes nothing in a causal model.
+        inputs = [sequence.tokens[:-1] for sequence in sequences]
+        longest = max(len(tokens) for tokens in inputs)
+        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in inputs])
+        positions = torch.arange(longest)
+        x = self._model.embed_tokens(tokens)
+        moe_layer = sparse_layer = 0
+        decided: list[tuple[str, Tensor, Tensor]] = []
+        for number, layer in enumerate(self._model.layers):
+            assert isinstance(layer, DecoderLayer)
+            normed = layer.input_layernorm(x)
+            attention = layer.self_attn
+            if not isinstance(attention, MLAAttention):
+                x = x + attention(normed)
+            elif attention.indexer is None:
+                x = x + attention(normed, positions)
+            else:
+                seen = _choices_tensor(sequences, selected or {}, sparse_layer, attention.indexer.topk, longest)
+                # A spoiled list may point past the end.
+                seen = torch.where(seen < longest, seen, -1)
+                visible, below = visible_tokens(attention, normed, seen, self._tie_margin)
+                decided.append((f"the token selection of layer {number}", seen, below))
+                x = x + attention(normed, positions, visible)
+                sparse_layer += 1
+            normed = layer.post_attention_layernorm(x)
+            if isinstance(layer.mlp, MoE):
+                taken = _choices_tensor(sequences, expert_ids, moe_layer, layer.mlp.num_experts_per_tok, longest)
+                mixed, below = self._experts(layer.mlp, normed, taken)
+                decided.append((f"the router of layer {number}", taken, below))
+                x = x + mixed
+                moe_layer += 1
+            else:
+                x = x + layer.mlp(normed)
+        rows = [x[i, sequence.num_prompt_tokens - 1 : len(inputs[i])] for i, sequence in enumerate(sequences)]
+        logits: Tensor = self._model.compute_logits(torch.cat(rows))
+        parts = zip(sequences, torch.split(logits, [len(row) for row in rows]), strict=True)
+        return logits, [self._decisions(sequence, part, i, decided) for i, (sequence, part) in enumerate(parts)]
+
+    def _decisions(
+        self, sequence: Sequence, logits: Tensor, index: int, decided: list[tuple[str, Tensor, Tensor]]
+    ) -> Decisions:
+        """The decisions of sequence `index`; its tokens were chosen from `logits` [G, vocab]."""
+        tokens = sequence.tokens[sequence.num_prompt_tokens :]
+        length = len(sequence.tokens) - 1
+        return Decisions(
+            sequence.request,
+            sequence.num_prompt_tokens,
+            tokens,
+            [name for name, _, _ in decided],
+            [taken[index, :length].sort(dim=-1).values for _, taken, _ in decided],
+            [below[index, :length] for _, _, below in decided],
+            self._tie_margin,
+            logits.amax(-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0],
+            torch.zeros(len(tokens)),
+        )
+
+    def _experts(self, moe: MoE, x: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
+        """x [B, T, hidden], taken [B, T, k] expert ids or -1 -> [B, T, hidden], and the shortfall of `taken` [B, T]."""
+        flat, taken = x.flatten(0, 1), taken.flatten(0, 1)
+        router_logits = moe.gate(flat)
+        ids, _ = route(router_logits, moe.num_experts_per_tok)
+        below = expert_shortfall(router_logits, taken)
+        ids = torch.where((below <= self._tie_margin)[:, None], taken, ids)
+        chosen = router_logits.gather(1, ids.long()).softmax(-1)
+        out: Tensor = moe.combine(flat, ids, chosen).view_as(x)
+        return out, below.view(x.shape[:2])
+
+
+def visible_tokens(attention: MLAAttention, x: Tensor, seen: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Which tokens each query of a sparse layer sees, [B, T, T] bool: the best ones, or the engine's choice `seen`.
+
+    `seen` [B, T, K] are positions, -1 for none. They are accepted where their number is right, none is in the future,
+    and none left out scores more than `margin` above them. The second result is their shortfall [B, T], inf if illegal.
+    """
+    assert attention.indexer is not None
+    best = attention.visible(x)
+    assert best is not None
+    is_token = seen >= 0
+    taken = torch.zeros_like(best, dtype=torch.int64)
+    taken.scatter_add_(-1, seen.clamp(min=0), is_token.long())
+    causal = torch.ones_like(best[0]).tril()
+    legal = (taken <= 1).all(-1) & ~(taken.bool() & ~causal).any(-1) & (taken.sum(-1) == best.sum(-1))
+    scores = attention.indexer.scores(x, attention.indexer.keys(x)).masked_fill(~causal, -torch.inf)
+    below = torch.where(legal, shortfall(scores, taken.bool()), torch.inf)
+    return torch.where((below <= margin)[..., None], taken.bool(), best), below
+
+
+def _choices_tensor(sequences: list[Sequence], choices: Choices, layer: int, k: int, longest: int) -> Tensor:
+    """The engine's choices in one layer as [B, T, k] int64; -1 where it made none."""
+    chosen = torch.full((len(sequences), longest, k), -1, dtype=torch.int64)
+    for row, sequence in enumerate(sequences):
+        for position, choice in choices.get(sequence.request, {}).items():
+            # A rejected draft may lie past the end.
+            if position < longest:
+                chosen[row, position] = choice[layer]
+    return chosen
+
+
+def expert_shortfall(router_logits: Tensor, taken: Tensor) -> Tensor:
+    """How far the `taken` experts [N, k] score below the best one left out [N]; inf if they repeat or do not exist."""
+    num_experts = router_logits.shape[1]
+    exist = ((taken >= 0) & (taken < num_experts)).all(1)
+    inside = taken.clamp(0, num_experts - 1).long()
+    chosen = torch.zeros_like(router_logits, dtype=torch.bool).scatter(1, inside, True)
+    return torch.where(exist & (chosen.sum(1) == taken.shape[1]), shortfall(router_logits, chosen), torch.inf)

@@ -1,0 +1,71 @@
+"""The addresses that captured graphs read, beside the ones that the engine updates before a replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.engine.batch import Batch, tensors_by_name
+from harness.engine.paged_model import PagedModel
+from harness.judge.run_records import Binding
+from harness.memory.graph.interface import Graph
+
+
+class GraphAddresses:
+    """The address of each input of each graph, at its capture. Weights are inputs in a case that `has_changes`."""
+
+    def __init__(self, model: PagedModel, has_changes: bool) -> None:
+        self._model = model
+        self._has_changes = has_changes
+        self._graphs: dict[int, Graph] = {}
+        self._captured: dict[int, dict[str, int]] = {}
+
+    def capture(self, inputs: Batch, graph: Graph) -> None:
+        """Keep the addresses of the inputs of `graph`."""
+        self._graphs[inputs.num_decodes] = graph
+        self._captured[inputs.num_decodes] = self._addresses(inputs)
+
+    def bindings(self, inputs: Batch, step: int) -> list[Binding]:
+        """Each input of the graph that a step replayed on `inputs`, as the engine updated them."""
+        size, current = inputs.num_decodes, self._addresses(inputs)
+        return [
+            Binding(step, f"{name} of the graph of {size}", site_of(name), captured, current.get(name, 0))
+            for name, captured in self._captured[size].items()
+        ]
+
+    def is_stale(self, size: int, fresh: Any) -> bool:
+        """Whether the plan that the graph of `size` read differs from `fresh`, made for the same lengths."""
+        for name, tensor in plan_tensors(fresh).items():
+            read = self._graphs[size].tensor_at(self._captured[size][name])
+            if read is None or not torch.equal(read.flatten(), tensor.flatten()):
+                return True
+        return False
+
+    def _addresses(self, inputs: Batch) -> dict[str, int]:
+        assert inputs.decode is not None
+        size, workspace = inputs.num_decodes, self._model.kernels.workspace
+        named = tensors_by_name(inputs) | tensors_by_name(inputs.decode) | plan_tensors(inputs.decode.metadata.plan)
+        if workspace is not None:
+            named["workspace.counters"] = workspace.counters(size)
+        found = {name: tensor.data_ptr() for name, tensor in named.items()}
+        if self._has_changes:
+            weights = self._model.tensors() | {f"constant {i}": t for i, t in enumerate(self._model.constants())}
+            addresses = {f"weights.{name}": tensor.data_ptr() for name, tensor in weights.items()}
+            held, graph = self._captured.get(size), self._graphs[size]
+            found |= {n: at for n, at in addresses.items() if (n in held if held else graph.tensor_at(at) is not None)}
+        return found
+
+
+def site_of(name: str) -> str:
+    """The site to blame when a graph does not read the input `name` that the engine updates."""
+    sites = {"plan": "sched_meta", "workspace": "workspace", "weights": "weights.gone"}
+    is_table = name in ("block_table", "window_table")
+    return sites.get(name.partition(".")[0], "block_table.pad" if is_table else "graph.pad_rows")
+
+
+def plan_tensors(plan: Any) -> dict[str, Tensor]:
+    """The tensors of a split-KV plan by name; none of a plan that is None."""
+    attributes = getattr(plan, "__dict__", {})
+    return {f"plan.{name}": value for name, value in attributes.items() if isinstance(value, Tensor)}

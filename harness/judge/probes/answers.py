@@ -1,0 +1,41 @@
+"""What a serving run answered: the logits of each request, and the model that gave each token."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from harness.engine.probe import Probe, Sampled
+from harness.engine.schedule.sequence import Step
+
+
+class Answers(Probe):
+    """Logits by number of the request, and the newest step.
+
+    `logits[r]` has one row [vocab] for each generated token, `rejected[r]` one for each rejected draft. `models[r]` are
+    the models that served a request: the first token that each generates, how often weights were reloaded, the adapter.
+    """
+
+    def __init__(self) -> None:
+        self.logits: dict[int, list[Tensor]] = {}
+        self.rejected: dict[int, list[Tensor]] = {}
+        self.models: dict[int, list[tuple[int, tuple[int, int]]]] = {}
+        self.num_steps = 0
+        self.newest_step = Step((), (), (), ())
+        self.newest_tokens: set[int] = set()
+        """The requests that got a token in the newest step."""
+
+    def before_step(self, step: Step) -> None:
+        self.num_steps += 1
+        self.newest_step = step
+        for item in step.scheduled:
+            models = self.models.setdefault(item.sequence.request, [])
+            if not models or models[-1][1] != item.sequence.model:
+                models.append((item.sequence.num_generated_tokens, item.sequence.model))
+
+    def on_sampled(self, sampled: list[Sampled]) -> None:
+        self.newest_tokens = {item.sequence.request for item in sampled if item.tokens}
+        for item in sampled:
+            if item.tokens:
+                num_given, request = len(item.tokens), item.sequence.request
+                self.logits.setdefault(request, []).extend(item.logits[:num_given])
+                self.rejected.setdefault(request, []).extend(item.logits[num_given:])

@@ -1,0 +1,23 @@
+"""All that the oracles need to know of a serving run of the reference engine."""
+
+from __future__ import annotations
+
+from harness.core.engine_params import EngineParams
+from harness.engine.probe import Probe
+from harness.judge.probes.answers import Answers
+from harness.judge.probes.choices import Choices
+from harness.judge.probes.group import ProbeGroup
+from harness.judge.probes.twins import Twins
+from harness.judge.probes.writes import StrayWrites
+from harness.memory.poison.patterns import Poison
+
+
+class Notes(ProbeGroup):
+    """The probes of one judged engine, and the probes `more`, which are nearest to what happens."""
+
+    def __init__(self, params: EngineParams, poison: Poison, *more: Probe, padding_bound: str = "") -> None:
+        self.answers = Answers()
+        self.choices = Choices(params.prefix_caching)
+        self.writes = StrayWrites()
+        self.twins = Twins(poison, padding_bound, bool(params.changes))
+        super().__init__(self.answers, self.choices, self.writes, self.twins, *more)

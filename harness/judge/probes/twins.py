@@ -1,0 +1,195 @@
+"""Replayed steps run again: eagerly on the same memory, and with another number of padded requests."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.engine.batch import Batch, DecodeMetadata, Padding, dummy_batch, fill_static, tensors_by_name
+from harness.engine.memory import PagedMemory
+from harness.engine.paged_model import Forwarded, PagedModel
+from harness.engine.probe import Probe
+from harness.engine.schedule.block_pool import BlockPool
+from harness.engine.schedule.sequence import ScheduledSequence, Step
+from harness.judge.probes.addresses import GraphAddresses
+from harness.judge.run_records import Binding, Pair, ReplayedStep
+from harness.memory.graph.interface import Graph
+from harness.memory.poison.patterns import Poison
+
+MOST_PADDED = 3
+"""How many steps of an engine are repeated with other padding. Later steps show nothing new."""
+MORE_ROWS = 3
+"""The least room for padding in a batch, so that several lengths of padding can be tried."""
+
+
+class Twins(Probe):
+    """Each replay beside an eager run, and the first ones without padding beside a run with padding.
+
+    Padding is compared within `padding_bound`, a row of the tolerance table, or bit by bit if it is empty. `poison` is
+    what padded rows hold. With `has_changes` graphs must read the weights that there are now.
+    """
+
+    def __init__(self, poison: Poison, padding_bound: str, has_changes: bool) -> None:
+        self.replays: list[ReplayedStep] = []
+        self.bindings: list[Binding] = []
+        self.padded: list[Pair] = []
+        self._poison = poison
+        self._padding_bound = padding_bound
+        self._has_changes = has_changes
+        self._tried: dict[int, int] = {}
+        self._step = -1
+        self._ordered: list[ScheduledSequence] = []
+        self._before: tuple[Batch, Batch, PagedMemory] | None = None
+        """The inputs of the replay, and copies of them and of the memory from before it."""
+
+    def on_start(self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding) -> None:
+        self._model, self._memory, self._padding = model, memory, padding
+        self._addresses = GraphAddresses(model, self._has_changes)
+
+    def on_capture(self, inputs: Batch, graph: Graph) -> None:
+        self._addresses.capture(inputs, graph)
+
+    def before_step(self, step: Step) -> None:
+        self._step += 1
+
+    @contextlib.contextmanager
+    def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> Iterator[None]:
+        self._ordered = ordered
+        yield
+        self._ordered = []
+
+    @contextlib.contextmanager
+    def on_replay(self, inputs: Batch) -> Iterator[None]:
+        """Copy what the replay of a step reads. The replay of a dummy step has no requests."""
+        if self._ordered:
+            self._before = inputs, copy_of_inputs(inputs), copy_of_memory(self._memory)
+        yield
+
+    def on_forwarded(self, forwarded: Forwarded) -> None:
+        if self._before is None:
+            return
+        (inputs, copied, memory), self._before = self._before, None
+        replayed = forwarded.logits.clone()
+        self._run_padded(copied, memory)
+        eager = self._model.forward(copied, copy_of_memory(memory))
+        assert copied.decode is not None
+        is_stale = self._addresses.is_stale(inputs.num_decodes, copied.decode.metadata.plan)
+        rows = self._inputs_of_rows(copied.decode.query_len)
+        live = torch.arange(len(replayed)) < len(rows)
+        again = None
+        if replayed.is_cuda and not torch.equal(replayed, eager.logits):
+            # A second eager run shows whether the kernels repeat their bits at all.
+            live &= decided_alike(forwarded, eager)
+            again = self._model.forward(copied, memory).logits.cpu()
+        self.replays.append(
+            ReplayedStep(
+                step=self._step,
+                name=f"decode logits of the graph of {len(replayed)}",
+                replayed=replayed.cpu(),
+                eager=eager.logits.cpu(),
+                live=live,
+                eager_again=again,
+                stale_site="sched_meta" if is_stale else None,
+                inputs=rows,
+            )
+        )
+        self.bindings += self._addresses.bindings(inputs, self._step)
+
+    def _inputs_of_rows(self, query_len: int) -> tuple[int, ...]:
+        """A number for each live row. Rows of requests with equal tokens have equal numbers."""
+        given = [(*item.sequence.tokens, *item.sequence.drafts) for item in self._ordered]
+        return tuple(hash((tokens, row)) for tokens in given for row in range(query_len))
+
+    def _run_padded(self, inputs: Batch, memory: PagedMemory) -> None:
+        """Run the step on copies of `memory` without padding, and with a number of padded requests not yet tried."""
+        num_live, workspace = len(self._ordered), self._model.kernels.workspace
+        size = max(inputs.num_decodes, num_live + MORE_ROWS)
+        size = size if workspace is None else min(size, workspace.num_requests)
+        if len(self.padded) >= MOST_PADDED or size == num_live:
+            return
+        num_padded = self._tried[num_live] = self._tried.get(num_live, 0) % (size - num_live) + 1
+        first, second = (self._forward(inputs, memory, num_live, size, count) for count in (0, num_padded))
+        assert inputs.decode is not None
+        rows = num_live * inputs.decode.query_len
+        self.padded.append(
+            Pair(
+                "padding",
+                name=f"logits of step {self._step} beside {num_padded} padded requests",
+                first=first.logits[:rows].cpu(),
+                second=second.logits[:rows].cpu(),
+                # Equal bits leave nothing to decide differently. Where bits may differ, a near tie may be.
+                live=decided_alike(first, second)[:rows] if self._padding_bound else torch.ones(rows, dtype=torch.bool),
+                bound=self._padding_bound,
+            )
+        )
+
+    def _forward(self, inputs: Batch, memory: PagedMemory, num_live: int, size: int, num_padded: int) -> Forwarded:
+        assert inputs.decode is not None
+        twin = dummy_batch(
+            size,
+            self._model.model.embed_tokens,
+            inputs.decode.block_table.shape[1],
+            inputs.decode.query_len,
+            inputs.window_slots is not None,
+            self._padding,
+            inputs.adapters is not None,
+        )
+        assert twin.decode is not None
+        # The static inputs of a graph hold the pages of earlier steps. These are in no pool, so a read of one shows.
+        for table in (twin.decode.block_table, twin.decode.window_table):
+            if table is not None:
+                table.fill_(memory.layout.num_blocks)
+        if inputs.decode.output is not None:
+            twin.decode.output = inputs.decode.output.new_zeros(size, *inputs.decode.output.shape[1:])
+        rest = repeated(inputs, num_live, size - num_padded, self._padding.slot)
+        fill_static(twin, rest, self._poison, self._padding)
+        return self._model.forward(twin, copy_of_memory(memory))
+
+
+def copy_of_memory(memory: PagedMemory) -> PagedMemory:
+    """A copy of all bytes of the pool, to repeat a step on."""
+    return PagedMemory(memory.layout, memory.data.clone())
+
+
+def copy_of_inputs(inputs: Batch) -> Batch:
+    """A decode batch with copies of all tensors and without a plan."""
+    assert inputs.decode is not None
+    decode: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors_by_name(inputs.decode).items()}
+    batch: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors_by_name(inputs).items()}
+    return replace(inputs, **batch, decode=replace(inputs.decode, **decode, metadata=DecodeMetadata()))
+
+
+def decided_alike(first: Forwarded, second: Forwarded) -> Tensor:
+    """The rows [T] bool with the same experts and the same selected tokens in two forwards of one batch."""
+    alike = torch.ones(len(first.logits), dtype=torch.bool)
+    for one, other in zip(first.expert_ids + first.selected, second.expert_ids + second.selected, strict=True):
+        alike &= (one.sort(dim=-1).values == other.sort(dim=-1).values).all(dim=-1).cpu()
+    return alike
+
+
+def repeated(inputs: Batch, num_live: int, count: int, slot: int) -> Batch:
+    """The first `num_live` requests of a decode batch, repeated to `count` requests.
+
+    Repetitions are stored at `slot` and do not count as live.
+    """
+    assert inputs.decode is not None
+    decode, query_len = inputs.decode, inputs.decode.query_len
+    device = inputs.hidden.device
+    order = torch.arange(count, device=device) % num_live
+    rows = (order[:, None] * query_len + torch.arange(query_len, device=device)).flatten()
+    is_first = torch.arange(len(rows), device=device) < num_live * query_len
+    tensors = tensors_by_name(replace(decode, output=None))
+    of_requests: dict[str, Any] = {name: tensor[order] for name, tensor in tensors.items() if name != "num_live"}
+    return Batch(
+        hidden=inputs.hidden[rows],
+        positions=inputs.positions[rows],
+        slot_mapping=torch.where(is_first, inputs.slot_mapping[rows], slot),
+        decode=replace(decode, **of_requests, output=None, metadata=DecodeMetadata()),
+        window_slots=None if inputs.window_slots is None else torch.where(is_first, inputs.window_slots[rows], slot),
+        adapters=None if inputs.adapters is None else inputs.adapters[rows],
+    )

@@ -1,0 +1,140 @@
+"""The verdict of a case: it runs under each of its patterns, and the oracles judge."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.catalog import ORACLES
+from harness.core.cause_codes import Code
+from harness.core.cuda_failures import in_one_line, is_device_failure
+from harness.core.errors import KernelError, SystemUnderTestError
+from harness.core.oracles import most_telling_first
+from harness.core.records import Verdict
+from harness.judge.run_records import Evidence, Judgement, Outcome, Run
+from harness.judge.target import Target, target_of
+from harness.kernels.call import counting_launches
+from harness.memory.bounds import bad_index
+from harness.memory.poison.patterns import FILLED, Poison
+
+LOG_TAIL = 4000
+"""Characters of a traceback that a result keeps."""
+
+
+def verdict(job: Job) -> Outcome:
+    """Run the case and judge it."""
+    target = target_of(job)
+    evidence = Evidence(job.case, list(_runs(target, job)))
+    if target.may_differ:
+        evidence.repeat = lambda: next(_runs(target, job))
+    outcome = judge(evidence)
+    outcome.runs, outcome.launched = evidence.runs, evidence.runs[0].launched
+    outcome.filled = evidence.runs[0].filled
+    never = never_called(job.case, evidence.runs) if outcome.verdict is Verdict.PASS and job.sites is None else []
+    if never:
+        outcome.verdict, outcome.cause = Verdict.SKIP, Code.NEVER_CALLED
+        outcome.reason = f"never called: {', '.join(never)}"
+        return outcome
+    if outcome.verdict is Verdict.PASS and job.sites is None and (wanted := job.case.params.must_happen):
+        _note_events(outcome, wanted)
+    if outcome.verdict is Verdict.CRASH and job.device == "cuda":
+        # The driver's log lists errors of many processes, so the message names its case.
+        outcome.findings = [
+            finding.model_copy(update={"message": f"{job.case.id}: {finding.message}"}) for finding in outcome.findings
+        ]
+        outcome.reason = outcome.findings[0].message
+    if outcome.verdict is not Verdict.PASS:
+        outcome.log = next((log for run in evidence.runs if (log := run.log or _stack(run.error))), "")
+    return outcome
+
+
+def _note_events(outcome: Outcome, wanted: Sequence[str]) -> None:
+    """Note the least that a run had of each event that must happen. Without one of them, nothing is proved."""
+    counts = {event: min(run.events.get(event, 0) for run in outcome.runs) for event in wanted}
+    if missing := [event for event, count in counts.items() if not count]:
+        outcome.verdict, outcome.cause = Verdict.SKIP, Code.NEVER_HAPPENED
+        outcome.reason = f"never happened: {', '.join(missing)}"
+        return
+    happened = "happened: " + ", ".join(f"{event} {count}" for event, count in counts.items())
+    outcome.reason = "; ".join(filter(None, (outcome.reason, happened)))
+
+
+def _stack(error: SystemUnderTestError | None) -> str:
+    """The traceback of an error that a kernel's own code raised; empty for any other error."""
+    if error is None or not error.at:
+        return ""
+    return "".join(traceback.format_exception(error.__cause__ or error))[-LOG_TAIL:]
+
+
+def judge(evidence: Evidence) -> Outcome:
+    """Ask the oracles of the case in order. After a crash no other oracle is asked, as the runs are not complete."""
+    crash: Judgement = ORACLES.get("crash").judge(evidence)
+    if crash.findings:
+        return Outcome(
+            Verdict.CRASH, crash.findings[0].message, findings=crash.findings, looked_at={"crash": crash.looked_at}
+        )
+    outcome = Outcome(Verdict.PASS)
+    blind: list[str] = []
+    notes: list[str] = []
+    for name in dict.fromkeys((*evidence.case.oracles, "crash")):
+        judgement: Judgement = crash if name == "crash" else ORACLES.get(name).judge(evidence)
+        outcome.findings.extend(judgement.findings)
+        outcome.looked_at[name] = judgement.looked_at
+        outcome.accuracy = judgement.accuracy or outcome.accuracy
+        notes.extend(judgement.notes)
+        if judgement.looked_at == 0:
+            blind.append(name)
+    outcome.reason = "; ".join(notes)
+    if blind:
+        outcome.verdict, outcome.cause = Verdict.ERROR, Code.BLIND
+        outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
+    if outcome.findings:
+        outcome.findings = most_telling_first(outcome.findings)
+        outcome.verdict, outcome.cause = Verdict.FAIL, ""
+        outcome.reason = outcome.findings[0].message
+    return outcome
+
+
+def never_called(case: Case, runs: Sequence[Run]) -> list[str]:
+    """The kernels that the case's id names and no run launched. One name may stand for kernels of several ops."""
+    launched = {name for run in runs for name in run.launched}
+    groups: dict[str, list[str]] = {}
+    for name in (case.kernels()[field] for field in case.named):
+        groups.setdefault(name.partition("/")[2], []).append(name)
+    return [name for group in groups.values() if launched.isdisjoint(group) for name in group]
+
+
+def _runs(target: Target, job: Job) -> Iterator[Run]:
+    """One run for each poison pattern, the main one first. A crashed run is the last one."""
+    plan = job.case.poison
+    for pattern in plan.patterns:
+        FILLED.clear()
+        with counting_launches() as launched:
+            try:
+                run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
+            except SystemUnderTestError as error:
+                # An earlier finding of a bounds check explains the crash.
+                run = Run(pattern, error=bad_index() or error)
+            except RuntimeError as error:
+                # Memory that ran out outside a kernel says nothing about it.
+                if isinstance(error, torch.OutOfMemoryError) or not is_device_failure(error):
+                    raise
+                line = in_one_line(error)
+                run = Run(pattern, error=bad_index() or KernelError(line, cause=Code.DEVICE, error=line))
+        run.launched, run.filled = dict(launched), dict(FILLED)
+        yield run
+        if run.error is not None:
+            return
+
+
+def sites_of(job: Job) -> frozenset[str]:
+    """The sites that a run of the job poisons."""
+    return frozenset(job.poisoned_sites)
+
+
+def poison_of(plan: PoisonPlan, pattern: str, sites: frozenset[str], seed: int) -> Poison:
+    """The poison of one run of a case."""
+    return Poison(pattern, sites, strict=plan.strict, seed=seed, ignore_contracts=plan.ignore_contracts)

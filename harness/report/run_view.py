@@ -1,0 +1,134 @@
+"""What the reports of one run show, worked out once: results, causes with commands, totals, skips, the headline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+
+from harness.core.cases import Job
+from harness.core.mutants import MutantResult
+from harness.core.records import BAD, AccuracyRecord, Blame, CaseResult, FaultResult, Shrunk, Verdict
+from harness.report.causes import Cause, causes, commands_for
+from harness.report.wording import num, reproduce
+from harness.store.mutants import score
+from harness.store.run_folder import RunPlan, RunStore
+from harness.store.summary import accuracy_records, by_scenario, totals
+
+
+class RunView:
+    """One run for terminal, page, Markdown, JUnit and table. It reads each file of the run folder once, when needed."""
+
+    def __init__(self, store: RunStore) -> None:
+        self.store = store
+        self.path = store.path
+        self.plan: RunPlan = store.plan
+
+    @cached_property
+    def results(self) -> list[CaseResult]:
+        """One result for each planned case, in the order of the plan."""
+        return self.store.results()
+
+    @cached_property
+    def jobs(self) -> dict[str, Job]:
+        return self.store.jobs_by_key()
+
+    @cached_property
+    def blames(self) -> dict[str, Blame]:
+        return self.store.blames()
+
+    @cached_property
+    def shrunk(self) -> dict[str, Shrunk]:
+        """The smallest failing cases by job key."""
+        return self.store.shrunk()
+
+    @cached_property
+    def faults(self) -> list[FaultResult]:
+        """The judged faults of a selftest."""
+        return self.store.faults()
+
+    @cached_property
+    def tried(self) -> dict[str, CaseResult]:
+        """The results of cases with a fault, by job key."""
+        return self.store.tried()
+
+    @cached_property
+    def mutants(self) -> list[MutantResult]:
+        return self.store.mutants()
+
+    @cached_property
+    def causes(self) -> list[tuple[Cause, dict[str, str]]]:
+        """The root causes of the failures, most cases first, each with the commands for its example."""
+        bad = [result for result in self.results if result.verdict in BAD]
+        options = self.plan.options
+        found = causes(bad, self.jobs, self.blames)
+        return [(cause, commands_for(cause, self.jobs, options, self.shrunk)) for cause in found]
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Verdict -> number of cases."""
+        return totals(self.results)
+
+    @cached_property
+    def scenarios(self) -> dict[str, list[CaseResult]]:
+        return by_scenario(self.results)
+
+    @cached_property
+    def known(self) -> list[CaseResult]:
+        return [result for result in self.results if result.verdict is Verdict.KNOWN]
+
+    @cached_property
+    def num_not_run(self) -> int:
+        return self.counts.get(Verdict.NOT_RUN.value, 0)
+
+    @cached_property
+    def skips(self) -> Counter[str]:
+        """Reason -> number of cases that were skipped for it, cases with a fault included."""
+        return skip_reasons([*self.results, *self.tried.values()])
+
+    @cached_property
+    def lost(self) -> list[CaseResult]:
+        """The cases that a cluster planned again after it lost their node."""
+        return [result for result in self.results if result.lost_nodes]
+
+    @cached_property
+    def accuracy(self) -> list[AccuracyRecord]:
+        """The measurements of cases, then those with faults."""
+        return accuracy_records([*self.results, *self.faults])
+
+    def command(self, result: CaseResult) -> str:
+        """The command that repeats a case."""
+        return reproduce(result, self.plan.options)
+
+    @cached_property
+    def headline(self) -> tuple[str, str]:
+        """The verdict of the run in one sentence, and its colour: a verdict's name."""
+        if self.mutants:
+            return score(self.mutants).statement, "pass"
+        counts, num_faults = self.counts, len(self.faults)
+        missed = sum(not fault.caught for fault in self.faults)
+        bad, num_known = counts["fail"] + counts["crash"], counts.get("known", 0)
+        if bad:
+            also = f", and {missed} of {num_faults} faults were not caught" if missed else ""
+            return f"{bad} {'case fails' if bad == 1 else 'cases fail'}{also}", "fail"
+        if missed:
+            return f"{missed} of {num_faults} faults were not caught", "fail"
+        if counts["error"]:
+            return f"{counts['error']} could not be judged: this run proves nothing about them", "error"
+        if self.num_not_run:
+            return f"{num(self.num_not_run, 'case')} not run: this run proves nothing about them", "error"
+        if num_known and not counts["pass"]:
+            return f"Nothing passed: {num(num_known, 'case')} failed as known", "known"
+        if not counts["pass"]:
+            if num_faults and not counts["skip"]:
+                return f"All {num_faults} faults were caught", "pass"
+            return "Nothing ran: every case was skipped", "skip"
+        caught = f", and all {num_faults} faults were caught" if num_faults else ""
+        if num_known:
+            return f"{num(counts['pass'], 'case')} passed, {num_known} failed as known{caught}", "pass"
+        ran = f"All {counts['pass']} cases that ran pass" if counts["pass"] > 1 else "The one case that ran passes"
+        return f"{ran}{caught}", "pass"
+
+
+def skip_reasons(results: list[CaseResult]) -> Counter[str]:
+    """Reason -> number of results that were skipped for it."""
+    return Counter(result.reason for result in results if result.verdict is Verdict.SKIP)

@@ -1,0 +1,122 @@
+"""`epochs` against a server: repeated answers, refusals, and the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.accuracy.backends import Answer, Identity
+from harness.accuracy.epochs import REPEATS_FILE, unrepeated
+from harness.store.epochs import judged
+from harness.store.run_folder import RunStore
+
+pytest.importorskip("lm_eval")
+ASK = ("epochs", "--task", "gsm_symbolic", "--model")
+
+
+class Server:
+    """Answers every question alike; `moods` are the answers to repeats, in turn."""
+
+    def __init__(self, *moods: str) -> None:
+        self.moods = moods or ("8",)
+        self.calls = 0
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(model="stub", engine="server", dtype="unknown", model_hash="name:stub")
+
+    def generate(self, prompts: Sequence[str], *, on_answer: Any = None, **_: Any) -> list[Answer]:
+        answers = [Answer(f"#### {self.moods[self.calls % len(self.moods)]}") for _ in prompts]
+        self.calls += 1
+        for i, answer in enumerate(answers):
+            if on_answer:
+                on_answer(i, answer)
+        return answers
+
+    def close(self) -> None:
+        return None
+
+
+def test_answers_that_repeat_are_told_from_answers_that_do_not() -> None:
+    assert unrepeated(Server(), 3) == []
+    assert unrepeated(Server("8", "9"), 3) == [0, 1, 2]
+
+
+def test_an_unreachable_server_is_one_line_whatever_lies_where_the_user_stands(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.cli.main import exit_code_of
+
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("raise RuntimeError('a folder of somebody else')\n")
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of([*ASK, "server:http://127.0.0.1:9/v1", "--limit", "2", "--timeout", "1"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "http://127.0.0.1:9/v1: no server answers there" in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "says"),
+    [
+        ("key", "", "/models: HTTP 401: the server wants a key; give it in OPENAI_API_KEY"),
+        ("key", "wrong", "/models: HTTP 401: the server refuses the key in the environment variable OPENAI_API_KEY"),
+        ("key", "right", "/completions: HTTP 403: the server refuses the key in the environment variable OPENAI_API_K"),
+        ("chat", "", "/completions: HTTP 404: this server has chat only; /v1/completions is needed"),
+        ("nothing", "", "/completions: HTTP 404: check the address, which ends in /v1, and --served-model"),
+    ],
+)
+def test_a_server_that_refuses_is_answered_with_what_it_wants(
+    start_server: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    key: str,
+    says: str,
+) -> None:
+    from harness.cli.main import exit_code_of
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if key:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert exit_code_of([*ASK, "server:" + start_server("closed_server.py", kind), "--limit", "2"]) == 2
+    told = capsys.readouterr().err
+    assert says in told and told.count("\n") == 1
+
+
+def test_a_run_with_repeats_is_judged_by_both_oracles(
+    start_server: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from harness.cli.main import exit_code_of
+
+    monkeypatch.chdir(tmp_path)
+    url = start_server("sum_server.py", "{}", "0")
+    words = [*ASK, f"server:{url}", "--limit", "2", "--epochs", "2", "--repeat", "2", "--history", "none"]
+    assert exit_code_of([*words, "--least", "1"]) == 1
+    (run,) = (tmp_path / "reports" / "runs").iterdir()
+    store = RunStore.open(run)
+    (result,) = store.results()
+    assert result.looked_at == {"accuracy": 4, "repeats": 2}
+    assert {finding.oracle for finding in result.findings} == {"accuracy"}
+    (run / REPEATS_FILE).write_text("[1]")
+    found = [finding for finding in judged(store).findings if finding.oracle == "repeats"]
+    assert [finding.message for finding in found] == ["1 of 2 greedy answers differ the second time: prompts 1"]
+
+
+def test_without_a_script_serve_check_names_the_command_that_asks_questions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from harness.cli.main import exit_code_of
+
+    assert exit_code_of(["serve-check", "http://127.0.0.1:9/v1"]) == 2
+    told = capsys.readouterr().err
+    assert (
+        told.count("\n") == 1 and "mla-harness epochs --task gsm_symbolic --model server:http://127.0.0.1:9/v1" in told
+    )

@@ -1,0 +1,54 @@
+"""The program decides by codes: no module compares or searches the sentences of findings and results."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HARNESS = Path(__file__).parents[2] / "harness"
+SENTENCES = {"message", "reason", "how"}
+READS = {"startswith", "endswith", "partition", "rpartition", "split", "removeprefix", "removesuffix", "find", "count"}
+SEARCHES = {"search", "match", "fullmatch", "findall", "sub"}
+
+
+def _holds_sentence(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr in SENTENCES for part in ast.walk(node))
+
+
+def readers(tree: ast.AST) -> Iterator[int]:
+    """The lines that compare, take apart or search a sentence."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(isinstance(side, ast.Attribute) and side.attr in SENTENCES for side in sides):
+                yield node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            is_read = node.func.attr in READS and _holds_sentence(node.func.value)
+            if is_read or (node.func.attr in SEARCHES and any(map(_holds_sentence, node.args))):
+                yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "result.reason == NEVER",
+        "if WORD in finding.message: pass",
+        "result.reason.startswith('not run')",
+        "re.sub('[0-9]', '#', finding.message)",
+        "blame.how.partition(':')",
+    ],
+)
+def test_a_sentence_that_is_read_is_found(code: str) -> None:
+    assert list(readers(ast.parse(code))) == [1]
+
+
+def test_no_module_decides_by_a_sentence() -> None:
+    found = {
+        f"{path.relative_to(HARNESS)}:{line}"
+        for path in HARNESS.rglob("*.py")
+        for line in readers(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == set()

@@ -1,0 +1,86 @@
+"""The workflow of docs/ci.md, pasted into a repository of one kernel, with the cache of GitHub as a folder.
+
+The package is not installed here, and one scenario stands for all of the kernel's op.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+GOOD = """
+import torch
+from harness import kernel
+
+@kernel(op="quantize_fp8", name="mine")
+def mine(x, *, num_live=None):
+    live = x if num_live is None else x[:num_live]
+    scale = (live.float().abs().amax() / 448).clamp_min(1e-12)
+    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale.reshape(1)
+"""
+BROKEN = GOOD.replace("live = x if num_live is None else x[:num_live]", "live = x")
+
+
+def recipe() -> dict[str, Any]:
+    (block,) = re.findall(r"```yaml\n(name: MLA harness\n.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
+    workflow = yaml.safe_load(block)
+    return dict(workflow["jobs"]["mla-harness"])
+
+
+def job(repository: Path, cache: Path, kernel: str) -> tuple[bool, str]:
+    """Run the recipe in a fresh clone of `repository`. Returns whether the job is green, and what its steps printed."""
+    clone = repository.with_name("clone")
+    shutil.rmtree(clone, ignore_errors=True)
+    (repository / "my_kernel.py").write_text(kernel, encoding="utf-8")
+    subprocess.run(["git", "add", "-A"], cwd=repository, check=True)
+    subprocess.run(
+        ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "commit", "-qm", "kernel"], cwd=repository
+    )
+    subprocess.run(["git", "clone", "-q", str(repository), str(clone)], check=True)
+    bin_ = repository.with_name("bin")
+    bin_.mkdir(exist_ok=True)
+    (bin_ / "mla-harness").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness.cli.main "$@"\n')
+    (bin_ / "mla-harness").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environ["GITHUB_STEP_SUMMARY"] = str(repository.with_name("summary.md"))
+    green, printed = True, ""
+    for step in recipe()["steps"]:
+        if not green and step.get("if") != "always()":
+            continue
+        action, kept = step.get("uses", "").partition("@")[0], clone / step.get("with", {}).get("path", "")
+        if action == "actions/cache/restore" and cache.exists():
+            shutil.copytree(cache, kept)
+        elif action == "actions/cache/save":
+            shutil.rmtree(cache, ignore_errors=True)
+            shutil.copytree(kept, cache)
+        elif "run" in step and "pip install" not in step["run"]:
+            script = step["run"].replace("run --plugin", "run quantize-kernel --plugin")
+            done = subprocess.run(
+                ["bash", "-e", "-c", script], cwd=clone, env=environ, capture_output=True, text=True, timeout=300
+            )
+            printed += done.stdout + done.stderr
+            green = green and done.returncode == 0
+    return green, printed
+
+
+def test_the_recipe_stays_red_while_a_new_failure_is_there(tmp_path: Path) -> None:
+    repository, cache = tmp_path / "repository", tmp_path / "cache"
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    assert job(repository, cache, GOOD)[0]
+    for _ in range(2):
+        green, printed = job(repository, cache, BROKEN)
+        assert not green and "FAIL quantize_fp8/mine" in printed
+    assert len(list((cache / "runs").iterdir())) == 1, "a green run alone is kept"
+
+
+def test_the_recipe_names_no_file_that_its_repository_lacks() -> None:
+    (install,) = [step["run"] for step in recipe()["steps"] if "pip install" in step.get("run", "")]
+    assert "mla-harness @" in install and "constraints.txt" not in install and "'.[" not in install

@@ -1,0 +1,11 @@
+"""Entries as tests of the past need them."""
+
+from __future__ import annotations
+
+from harness.store.history.entry import CAUGHT, MISSED, Entry
+
+
+def fault(name: str, case: str, caught: bool, **more: object) -> Entry:
+    """The outcome of a fault that was injected in a case."""
+    scenario = case.partition("[")[0]
+    return Entry(f"{case}!{name}", scenario, CAUGHT if caught else MISSED, **more)  # type: ignore[arg-type]

@@ -1,0 +1,314 @@
+"""Trials of mutants, as a child process: `python -m mutant_trials`.
+
+One process loads everything, and is forked for each mutant. The fork changes one function in its memory and runs the
+cases that execute the changed lines, the cheapest of each scenario first, until an oracle sees the change. No file is
+written. A survey of the unchanged code says which lines a case executes, and what its outputs are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import multiprocessing
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any, TypeVar
+
+import torch
+from mutant_operators import KEEP_LAST, Mutant, mutants_of, mutated
+
+from harness.core.cases import Job
+from harness.core.mutants import MutantResult, Status, SurveyedCase, Trials
+from harness.core.records import FAILED, CaseResult, Verdict
+from harness.judge.run_case import outcome_of
+from harness.kernels.plugins import load_plugins
+from harness.memory.poison.patterns import bits_view
+from harness.run.protocol import Parent, Reply, run_child
+
+ROOT = Path(__file__).resolve().parents[2] / "harness"
+UNDER_TEST = (
+    *(f"engine/{name}.py" for name in ("attention", "batch", "capture", "engine", "experts", "kernels", "memory")),
+    *(f"engine/{name}.py" for name in ("paged_model", "runner", "sparse_attention", "speculation")),
+    *(f"engine/schedule/{name}.py" for name in ("block_pool", "scheduler", "sequence")),
+    *(f"kernels/torch/{name}.py" for name in ("context", "decode", "merge", "plan", "quantize", "records", "route")),
+    "kernels/torch/write.py",
+)
+"""The files under `harness/` that mutants change. The model is not among them: the reference shares it."""
+MOST_CASES, SEVERAL, DRAWN = 120, 4, "fuzz"
+MORE_SECONDS, TIMES = 5.0, 10.0
+"""A case of a mutant may take TIMES as long as it took without it, and MORE_SECONDS."""
+MORE_MEMORY = 40 * 2**30
+"""Bytes of address space. A pool past 2**31 elements takes 7 GB of it and next to no memory."""
+MOST_WORDS = 300
+Outputs = dict[str, torch.Tensor]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Late(BaseException):
+    """A case took too long."""
+
+
+def all_mutants() -> list[Mutant]:
+    """The mutants of all files under test, in order."""
+    return [m for file in UNDER_TEST for m in mutants_of(file, (ROOT / file).read_text(encoding="utf-8"))]
+
+
+def drawn(count: int, seed: int) -> list[Mutant]:
+    """`count` different mutants of a seed, in the order of the files."""
+    known = all_mutants()
+    return [known[i] for i in sorted(random.Random(seed).sample(range(len(known)), min(count, len(known))))]
+
+
+def inject(mutant: Mutant) -> None:
+    """Give the mutant's function its changed code, for the rest of this process."""
+    module = importlib.import_module("harness." + mutant.file.removesuffix(".py").replace("/", "."))
+    text, path = (ROOT / mutant.file).read_text(encoding="utf-8"), str(ROOT / mutant.file)
+    with contextlib.suppress(SyntaxWarning):
+        code = compile(mutated(text, mutant), path, "exec", dont_inherit=True)
+    function = _function(module, mutant.function, path)
+    before: dict[int, Any] = {}
+
+    def value_of_the_call_before(value: Any) -> Any:
+        last = before.get(0, value)
+        before[0] = value
+        return last
+
+    function.__globals__[KEEP_LAST] = value_of_the_call_before
+    function.__code__ = _code(code, mutant.function)
+
+
+def _code(module: CodeType, name: str) -> CodeType:
+    """The code of a function or method inside a module's code."""
+    for const in module.co_consts:
+        if isinstance(const, CodeType):
+            if const.co_qualname == name:
+                return const
+            if name.startswith(const.co_qualname + "."):
+                return _code(const, name)
+    raise LookupError(name)
+
+
+def _function(module: object, name: str, path: str) -> FunctionType:
+    """The function that runs the code of a name, behind seams, decorators and properties."""
+    found: Any = module
+    for part in name.split("."):
+        found = vars(found)[part]
+    found = getattr(found, "fget", None) or getattr(found, "__func__", found)
+    while found.__code__.co_qualname != name or found.__code__.co_filename != path:
+        found = found.__wrapped__
+    assert isinstance(found, FunctionType)
+    return found
+
+
+def run(job: Job) -> tuple[CaseResult, Outputs]:
+    """The result of a job, and the live rows of all outputs of its runs."""
+    outcome = outcome_of(job)
+    outputs = {
+        f"{run.pattern} {observed.name}": observed.tensor[observed.live].contiguous()
+        for run in outcome.runs
+        for observed in run.observed
+    }
+    return outcome.result_of(job, 0.0), outputs
+
+
+def difference(outputs: Outputs, clean: Outputs) -> str:
+    """How outputs differ from the clean ones, in words; empty if all bits are equal."""
+    shapes = [{name: (live.shape, live.dtype) for name, live in one.items()} for one in (outputs, clean)]
+    if shapes[0] != shapes[1]:
+        return "there are other outputs"
+    moved = [name for name, live in outputs.items() if not torch.equal(bits_view(live), bits_view(clean[name]))]
+    if not moved:
+        return ""
+    largest = max(_distance(outputs[name].double(), clean[name].double()) for name in moved)
+    return f"outputs move by {largest:.1g} of their scale"
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max() / other.square().mean().sqrt().clamp(min=1e-30))
+
+
+def survey(job: Job, seconds: float, clean: Outputs) -> SurveyedCase:
+    """Run a case again, and note the lines that it executes. `clean` are its outputs in the run before."""
+    files = {str(ROOT / file): file for file in UNDER_TEST}
+    lines: dict[str, set[int]] = {file: set() for file in files}
+    steps = 0
+
+    def on_line(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal steps
+        if event == "line":
+            steps += 1
+            lines[frame.f_code.co_filename].add(frame.f_lineno)
+        return on_line
+
+    def on_call(frame: FrameType, event: str, arg: object) -> Any:
+        return on_line if frame.f_code.co_filename in lines else None
+
+    sys.settrace(on_call)
+    try:
+        result, outputs = run(job)
+    finally:
+        sys.settrace(None)
+    why_not = "" if result.verdict is Verdict.PASS else f"{result.verdict.value}: {result.reason}"
+    why_not = why_not or difference(outputs, clean)
+    executed = {files[path]: tuple(sorted(found)) for path, found in lines.items() if found}
+    return SurveyedCase(id=job.case.id, seconds=seconds, steps=steps, lines=executed, why_not=why_not)
+
+
+def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]) -> list[Job]:
+    """At most MOST_CASES that execute the changed lines: the cheapest of each scenario, then the second of each, ...
+
+    Each turn has SEVERAL of the drawn cases, which differ more from one another.
+    """
+    lines = set(mutant.lines)
+    hits = [job for job in jobs if not lines.isdisjoint(surveyed[job.case.id].lines.get(mutant.file, ()))]
+    hits.sort(key=lambda job: surveyed[job.case.id].steps)
+    seen: dict[str, int] = {}
+    turns = []
+    for job in hits:
+        before = seen.setdefault(job.case.scenario, 0)
+        turns.append(before // SEVERAL if job.case.scenario == DRAWN else before)
+        seen[job.case.scenario] += 1
+    return [job for _, job in sorted(zip(turns, hits, strict=True), key=lambda pair: pair[0])][:MOST_CASES]
+
+
+def became(mutant: Mutant, status: Status, **more: Any) -> MutantResult:
+    """The result of a mutant."""
+    same = ("name", "file", "function", "line", "operator", "change")
+    return MutantResult(**{name: getattr(mutant, name) for name in same}, status=status, **more)
+
+
+def trial(
+    mutant: Mutant, jobs: list[Job], surveyed: dict[str, SurveyedCase], clean: dict[str, Outputs]
+) -> MutantResult:
+    """Run the cases on the changed code until one fails. `clean` has the outputs of each on unchanged code."""
+    if not jobs:
+        return became(mutant, "not reached")
+    _limit_memory()
+    inject(mutant)
+    result = became(mutant, "equivalent", num_cases=len(jobs))
+    for number, job in enumerate(jobs, 1):
+        seen: dict[str, Any] = {"case": job.case.id, "num_cases": number}
+        try:
+            with _time_limit(MORE_SECONDS + TIMES * surveyed[job.case.id].seconds):
+                found, outputs = run(job)
+        except Late:
+            return became(mutant, "killed", by="crash", reason="it does not end", **seen)
+        except MemoryError:
+            return became(mutant, "killed", by="crash", reason="out of memory", **seen)
+        if found.verdict in FAILED:
+            return became(mutant, "killed", by=found.findings[0].oracle, reason=found.reason[:MOST_WORDS], **seen)
+        seen["num_cases"] = len(jobs)
+        if found.verdict is not Verdict.PASS:
+            result = became(mutant, "error", reason=found.reason[:MOST_WORDS], **seen)
+        elif result.status == "equivalent" and (changed := difference(outputs, clean[job.case.id])):
+            result = became(mutant, "survived", reason=changed, **seen)
+    return result
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise Late after `seconds`. A call into C that takes twice as long ends the process."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise Late
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(2 * seconds + 1, exit=True)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _limit_memory() -> None:
+    """A mutant that asks for too much memory gets an error, and the machine goes on."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MORE_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def in_forks(tasks: list[T], work: Callable[[T], R], at_most: int) -> Iterator[tuple[T, R | None]]:
+    """The result of each task from a process of its own, in order; None if it died. At most `at_most` run at once."""
+    context = multiprocessing.get_context("fork")
+    done: dict[int, R | None] = {}
+    running: dict[Connection, tuple[int, Any]] = {}
+    following = 0
+    for number in range(len(tasks)):
+        while number not in done:
+            while following < len(tasks) and len(running) < at_most:
+                receive, send = context.Pipe(duplex=False)
+                process = context.Process(target=_send, args=(send, work, tasks[following]), daemon=True)
+                process.start()
+                send.close()
+                running[receive] = (following, process)
+                following += 1
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                place, process = running.pop(ready)
+                try:
+                    done[place] = ready.recv()
+                except EOFError:
+                    done[place] = None
+                ready.close()
+                process.join()
+        yield tasks[number], done.pop(number)
+
+
+def _send(connection: Connection, work: Callable[[T], R], task: T) -> None:
+    connection.send(work(task))
+
+
+def main(parent: Parent) -> None:
+    """Survey the cases, then try the mutants. The cases that cannot judge, and each mutant, are a progress."""
+    torch.set_num_threads(1)
+    request = parent.request(Trials)
+    assert request is not None
+    load_plugins(())
+    for file in UNDER_TEST:
+        importlib.import_module("harness." + file.removesuffix(".py").replace("/", "."))
+    jobs = list(request.jobs)
+    clean: dict[str, Outputs] = {}
+    seconds: dict[str, float] = {}
+    for job in jobs:
+        started = time.perf_counter()
+        clean[job.case.id] = run(job)[1]
+        seconds[job.case.id] = time.perf_counter() - started
+    # Forks share the objects that are there, also after a garbage collection.
+    gc.freeze()
+    parts = [jobs[number :: request.workers] for number in range(request.workers)]
+
+    def look(part: list[Job]) -> list[SurveyedCase]:
+        _limit_memory()
+        return [survey(job, seconds[job.case.id], clean[job.case.id]) for job in part]
+
+    surveyed = {case.id: case for _, cases in in_forks(parts, look, request.workers) for case in cases or ()}
+    unused = [case.model_dump(mode="json", exclude={"lines"}) for case in surveyed.values() if case.why_not]
+    parent.reply(Reply(progress={"unused": unused}))
+    usable = [job for job in jobs if job.case.id in surveyed and not surveyed[job.case.id].why_not]
+    mutants = [mutant for mutant in drawn(request.count, request.seed) if mutant.name not in request.done]
+
+    def try_one(mutant: Mutant) -> MutantResult:
+        return trial(mutant, cases_for(mutant, surveyed, usable), surveyed, clean)
+
+    for mutant, tried in in_forks(mutants, try_one, request.workers):
+        result = tried or became(mutant, "killed", by="crash", reason="the process died")
+        parent.reply(Reply(progress={"mutant": result.model_dump(mode="json")}))
+    parent.reply(Reply(result={}))
+
+
+if __name__ == "__main__":
+    assert threading.active_count() == 1
+    run_child(main)

@@ -1,0 +1,75 @@
+"""Write docs/mutants.md from runs of `mla-harness selftest --mutants`: the score, and each mutant that was not killed.
+
+mla-harness selftest --mutants 1000 --seed 1 --out reports/runs/mutants
+python tests/trust/mutants_page.py reports/runs/mutants/<run-id> ... > docs/mutants.md
+
+The reasons of survivors are in tests/trust/mutants.yaml: file and function -> change -> one sentence. So they stay with their
+code when lines move. A change that is there more than once has the number of its mutant in front. A mutant without a
+reason is listed as not explained, and a reason of a mutant that was killed is told on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from harness.core.mutants import MutantResult
+from harness.report.markdown import table
+from harness.store.mutants import score, tables
+from harness.store.run_folder import RunStore
+
+REASONS = Path(__file__).with_name("mutants.yaml")
+NOT_EXPLAINED = "not explained"
+Reasons = dict[str, dict[str, str]]
+"""The file and the function -> the change, as the page shows it -> why it was not killed."""
+
+
+def document(stores: list[RunStore]) -> str:
+    reasons: Reasons = yaml.safe_load(REASONS.read_text(encoding="utf-8")) or {}
+    every = list({result.name: result for store in stores for result in store.mutants()}.values())
+    left = [one for one in every if one.status not in ("killed", "equivalent")]
+    for one in every:
+        if one not in left and _why(one, reasons) != NOT_EXPLAINED:
+            print(f"{REASONS.name}: {one.name} is {one.status}: {one.change}; remove its reason", file=sys.stderr)
+    shown = [table(*one) for one in tables(every)[:3]]
+    rows = [
+        (f"`{one.file}:{one.line}`", one.function, one.operator, f"`{one.change}`", one.status, _why(one, reasons))
+        for one in left
+    ]
+    blocks = [
+        "# Mutants",
+        "Written by `python tests/trust/mutants_page.py RUN`; nothing here is typed by hand but the reasons, "
+        "in `tests/trust/mutants.yaml`.",
+        "A mutant is a small change of the engine or of a built-in kernel, made in a worker's memory: an index off by "
+        "one, a copy left out, a value of the step before. It is killed if a case that executes its line fails or "
+        "crashes. It is equivalent if no output of these cases changed; such a mutant does not count. The model's own "
+        "layers are no part of this: the reference shares them, and `tests/model/test_witness.py` judges them.",
+        f"{score(every).statement}. Seeds: {', '.join(map(_seed, stores))}. "
+        f"{sum(store.plan.seconds for store in stores):.0f} s.",
+        *shown,
+        "## Not killed",
+        table(("line", "function", "operator", "change", "status", "why"), rows),
+    ]
+    return "\n\n".join(blocks)
+
+
+def _seed(store: RunStore) -> str:
+    tried, asked = len(store.mutants()), int(store.plan.options["mutants"])
+    return str(store.plan.options["seed"]) + (f" ({tried} of {asked} tried)" if tried < asked else "")
+
+
+def _why(result: MutantResult, reasons: Reasons) -> str:
+    known = reasons.get(f"{result.file} {result.function}", {})
+    numbered = f"{result.name.rpartition(':')[2]} {result.change}"
+    return (
+        known.get(numbered)
+        or known.get(result.change)
+        or (result.reason if result.status == "error" else "")
+        or NOT_EXPLAINED
+    )
+
+
+if __name__ == "__main__":
+    print(document([RunStore.open(Path(path)) for path in sys.argv[1:]]))

@@ -1,0 +1,160 @@
+"""`mla-harness selftest --mutants N`: its table, its reports and its place in the history."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.core.mutants import MutantResult
+from harness.report.run_view import RunView
+from harness.report.write import write_reports
+from harness.store.mutants import score, tables
+from harness.store.run_folder import RunStore
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def result(status: str, **more: str) -> MutantResult:
+    given = {"name": "n", "file": "engine/batch.py", "function": "build", "operator": "wrong order", "change": "a -> b"}
+    return MutantResult.model_validate(given | {"line": 3, "status": status} | more)
+
+
+FOUND = [
+    *[result("killed", by="reference")] * 7,
+    result("killed", by="crash", file="kernels/torch/plan.py"),
+    result("survived", case="fuzz[seed=0,draw=3]", change="1 -> <b>2"),
+    result("not reached"),
+    *[result("equivalent")] * 5,
+]
+
+
+def test_the_score_counts_what_changes_an_output_or_is_never_run() -> None:
+    found = score(FOUND)
+    assert (found.killed, found.counted, found.equivalent) == (8, 10, 5)
+    low, high = found.interval
+    assert (found.rate, round(low, 3), round(high, 3)) == (0.8, 0.49, 0.943)
+    assert found.statement.startswith("8 of 10 mutants killed: 80.0% (49.0% to 94.3%); 5 more change no output")
+
+
+def test_a_score_of_nothing_is_no_division_by_zero() -> None:
+    assert (score([]).rate, score([]).interval, tables([])) == (0.0, (0.0, 1.0), [])
+
+
+def test_the_tables_are_by_file_by_operator_by_oracle_and_what_is_left() -> None:
+    by_file, by_operator, by_oracle, left = tables(FOUND)
+    assert by_file[1][0] == ("engine/batch.py", "14", "7", "1", "1", "0", "5", "77.8%", "45% to 94%")
+    assert by_file[1][-1][:3] == by_operator[1][-1][:3] == ("all", "15", "8")
+    assert by_oracle[1] == [("reference", "7"), ("crash", "1")]
+    assert left[1][0] == ("engine/batch.py:3 build", "wrong order", "1 -> <b>2", "survived", "fuzz[seed=0,draw=3]")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    options = {"seed": 9, "mutants": 15}
+    made = RunStore.create(tmp_path, (), command="mla-harness selftest", options=options, is_selftest=True)
+    for one in FOUND:
+        made.add_mutant(one)
+    return made
+
+
+def test_the_reports_show_the_score_and_escape_the_code(store: RunStore) -> None:
+    write_reports(RunView(store))
+    page = (store.path / "report.html").read_text(encoding="utf-8")
+    assert "8 of 10 mutants killed: 80.0%" in page
+    assert "1 -&gt; &lt;b&gt;2" in page and "<b>2" not in page
+    assert json.loads((store.path / "summary.json").read_text(encoding="utf-8"))["mutants"]["rate"] == 0.8
+
+
+def test_the_page_gives_the_reason_of_a_survivor_and_names_reasons_that_are_no_longer_needed(
+    store: RunStore, tmp_path: Path
+) -> None:
+    reasons = tmp_path / "mutants.yaml"
+    changes = {"1 -> <b>2": "it rounds", "2.1 0 -> 1": "its own", "0 -> 1": "the others", "a -> b": "old"}
+    reasons.write_text(json.dumps({"engine/batch.py build": changes}), encoding="utf-8")
+    store.add_mutant(result("survived", change="0 -> 1", name="engine/batch.py:build:2.1"))
+    store.add_mutant(result("survived", change="0 -> 1", name="engine/batch.py:build:3.1"))
+    store.add_mutant(result("error", change="2 -> 3", name="m", reason="no answer"))
+    for number, one in enumerate(FOUND):
+        store.add_mutant(one.model_copy(update={"name": f"engine/batch.py:build:{10 + number}.0"}))
+    tool = Path(__file__).parent / "mutants_page.py"
+    reading = f"m.REASONS = m.Path({str(reasons)!r})"
+    code = f"import mutants_page as m; {reading}; print(m.document([m.RunStore.open(m.Path({str(store.path)!r}))]))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tool.parent), str(tool.parents[1])))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert "Seeds: 9. " in done.stdout
+    rows = [line.split(" | ")[3:] for line in done.stdout.partition("## Not killed")[2].splitlines()[4:]]
+    assert [row[2].removesuffix(" |") for row in rows if row[0] == "`0 -> 1`"] == ["its own", "the others"]
+    assert {(row[0], row[2].removesuffix(" |")) for row in rows} >= {
+        ("`1 -> <b>2`", "it rounds"),
+        ("`2 -> 3`", "no answer"),
+    }
+    assert "build:10.0 is killed: a -> b; remove its reason" in done.stderr
+
+
+def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "harness.cli.main",
+        "selftest",
+        "write-kv-kernel",
+        "--mutants",
+        "400",
+        "--seed",
+        "4",
+    ]
+    command += ["-n", "6", "--history", "none", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        lines = 0
+        while lines < 3 and process.poll() is None:
+            time.sleep(0.05)
+            lines = sum(path.read_text(encoding="utf-8").count("\n") for path in tmp_path.glob("*/mutants.jsonl"))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    (run,) = tmp_path.iterdir()
+    assert process.returncode == 130 and f"--resume {run}" in err
+    store = RunStore.open(run)
+    assert 3 <= len(store.mutants()) < 400 and store.plan.trials is not None and store.plan.trials.workers == 6
+    assert (run / "report.html").exists()
+
+
+def test_the_same_command_gives_the_same_table_twice(cli: Cli, tmp_path: Path) -> None:
+    tables_of = []
+    for name in ("one", "two"):
+        command = ("selftest", "write-kv-kernel", "--mutants", "25", "--seed", "4", "-n", "2")
+        code, out, _ = cli(*command, "--out", str(tmp_path / name))
+        assert code == 0
+        assert "mutants killed" in out
+        (run,) = (tmp_path / name).iterdir()
+        tables_of.append(RunStore.open(run).mutants())
+        assert (run / "report.html").exists()
+    assert tables_of[0] == tables_of[1]
+    assert len(tables_of[0]) == 25
+
+
+def test_an_interrupted_run_tries_the_mutants_that_are_left(cli: Cli, tmp_path: Path) -> None:
+    command = ("selftest", "write-kv-kernel", "--mutants", "8", "--seed", "4", "-n", "1", "--history", "none")
+    assert cli(*command, "--out", str(tmp_path))[0] == 0
+    (run,) = tmp_path.iterdir()
+    whole = RunStore.open(run).mutants()
+    lines = (run / "mutants.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / "mutants.jsonl").write_text("".join(lines[:5]), encoding="utf-8")
+    code, out, _ = cli("selftest", "--resume", str(run), "--history", "none")
+    assert code == 0 and score(whole).statement in out
+    assert RunStore.open(run).mutants() == whole
+    code, _, err = cli("selftest", "--resume", str(run), "--seed", "5")
+    assert code == 2 and "leave out --seed" in err
+
+
+def test_cases_that_run_no_code_under_test_are_refused(cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("selftest", "vllm-host-decode-plan", "--mutants", "3", "--out", str(tmp_path))
+    assert code == 2 and "select cases that run them" in err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,163 @@
+"""Print docs/tolerances.md, what right kernels need of each bound: python tests/trust/tolerances.py
+
+`--draws N` random cases on the built-in kernels and as many on sound variants, which differ in splits, orders of sums
+and roundings; and the record and sparse scenarios under `--seeds S` seeds. A judged tensor is one sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import platform
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from harness.core.cases import Case, Job
+from harness.judge.oracles.compare import compare
+from harness.judge.oracles.thresholds import BOUNDS, Bound, bound
+from harness.judge.run_case import why_not
+from harness.judge.run_records import Run
+from harness.judge.target import target_of
+from harness.kernels.call import without_interception
+from harness.memory.poison.patterns import Poison
+from harness.report.markdown import table
+from harness.scenario.expand import KernelOverride, control_cases, drawn_cases, expand
+from harness.scenario.load import load_scenarios
+
+Samples = dict[str, list[tuple[float, float]]]
+"""Name of a bound -> for each judged tensor the largest share of the bound that an element and a row used."""
+
+LEAST_SAMPLES = 30
+QUANTILE = 0.999
+NOT_DRAWN = (
+    "record-formats",
+    "record-readers",
+    "sparse-kernel",
+    "sparse-layouts",
+    "activation-scales",
+    "decode-kernel",
+)
+"""Scenarios with bounds that no draw uses."""
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "tolerances.md"
+
+
+def cases(num_draws: int, num_seeds: int) -> Iterator[Case]:
+    """Random cases on built-in kernels and on sound variants, and the cases of other bounds."""
+    scenarios = {scenario.name: scenario for scenario in load_scenarios(None)}
+    drawing = scenarios["fuzz"].model_copy(
+        update={"fuzz": scenarios["fuzz"].fuzz.model_copy(update={"examples": num_draws})}
+    )
+    yield from drawn_cases(drawing, 1000)
+    yield from control_cases(drawing, 1000, num_draws)
+    for seed in range(num_seeds):
+        for name in NOT_DRAWN:
+            yield from expand(scenarios[name], seed=seed)
+            if "sparse" in name or "decode" in name:
+                yield from expand(scenarios[name], seed=seed, override=KernelOverride.named(f"sound-{seed}"))
+
+
+def measured(found: Iterable[Case]) -> Samples:
+    """What the cases need. Kernels that cannot run here are left out."""
+    samples: Samples = defaultdict(list)
+    for case in found:
+        torch.manual_seed(case.seed)
+        if not why_not(case, "cpu"):
+            with without_interception():
+                _note(target_of(Job(key=case.id, case=case)).run(Poison("zeros", frozenset())), samples)
+    return samples
+
+
+def _note(run: Run, samples: Samples) -> None:
+    for observed in run.observed:
+        for made in observed.decisions:
+            for name, below in zip(made.layers, made.shortfalls, strict=True):
+                share = max(float(below.max()), 0.0) / made.margin
+                samples[f"{'experts' if 'router' in name else 'tokens'} {made.margin:g}"].append((share, 0.0))
+    judged = [(o.bound, o.tensor, o.expected, o.live) for o in run.observed if o.expected is not None]
+    judged += [(pair.bound, pair.second, pair.first.double(), pair.live) for pair in run.pairs]
+    for name, got, want, live in judged:
+        if name and want is not None and want.dtype.is_floating_point:
+            row = bound(name)
+            by_element = compare(got, want, live, replace(row, relative_l2=math.inf)).used
+            by_row = compare(got, want, live, replace(row, ulps=math.inf)).used
+            samples[name].append((by_element, by_row))
+
+
+def quantile(values: list[float]) -> float:
+    """The 99.9 % quantile; of fewer than a thousand values the largest."""
+    return max(values) if len(values) < 1000 else statistics.quantiles(values, n=1000, method="inclusive")[-1]
+
+
+def _line(row: Bound, samples: list[tuple[float, float]]) -> list[str]:
+    limits = [
+        f"`{row.name}`",
+        str(row.dtype).removeprefix("torch."),
+        f"{row.ulps:g}",
+        f"{row.floor:g}",
+        f"{row.relative_l2:g}",
+    ]
+    if len(samples) < LEAST_SAMPLES:
+        return [*limits, str(len(samples)), *["not measured"] * 2, "", "", row.summary]
+    shares = [quantile([sample[i] for sample in samples]) for i in (0, 1)]
+    factors = [f"{1 / share:.1f}" if share else "exact" for share in shares]
+    return [*limits, str(len(samples)), *(f"{share:.3f}" for share in shares), *factors, row.summary]
+
+
+def _tie(name: str, samples: list[tuple[float, float]]) -> list[str]:
+    share = quantile([share for share, _ in samples])
+    return [*name.split(), str(len(samples)), f"{share:.3f}", f"{1 / share:.1f}" if share else "no near tie"]
+
+
+def document(num_draws: int, num_seeds: int) -> str:
+    samples = measured(cases(num_draws, num_seeds))
+    head = (
+        "bound",
+        "type",
+        "ulps",
+        "floor",
+        "L2",
+        "samples",
+        "element, 99.9 %",
+        "row, 99.9 %",
+        "factor",
+        "factor",
+        "reason",
+    )
+    rows = [_line(row, samples.get(row.name, [])) for row in BOUNDS]
+    ties = [_tie(name, samples[name]) for name in sorted(samples) if " " in name]
+    return f"""# Tolerances
+
+Written by `python tests/trust/tolerances.py --draws {num_draws} --seeds {num_seeds}` from the kernels of the harness and from sound variants of them, on {platform.machine()}, CPU only, torch {torch.__version__.partition("+")[0]}. A variant is right, and differs as real kernels do: 1 to 8 splits, orders of pages and sums, probabilities, sums and partial results in bfloat16, products in bfloat16 or e4m3, reciprocals in place of divisions.
+
+An element may be off by `ulps` units of its type, or by `floor` times the scale of its row (root mean square), whichever is more; a row by `L2` times its scale. A judged tensor is one sample: the worst share of the bound that one of its elements used, and one of its rows. The table has the 99.9 % quantiles of these shares, the largest share with fewer than a thousand samples, and the factors that the bound leaves on top of them. A factor above 3 needs a reason: GPUs differ in the order of sums and in approximate exponentials, so what was seen on them is part of the bound.
+
+{table(head, rows)}
+
+## Decisions
+
+Experts and tokens of sparse layers are chosen by scores of about unit variance. A choice may score below the best one left out by the margin of its engine: it depends on the cache type that rounds most, and on the rounding of activations. The float64 reference follows such a choice, and two runs are compared up to it. One request is one sample.
+
+{table(("decision", "margin", "samples", "share of the margin, 99.9 %", "factor"), ties)}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=8)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    # tolerance_effects.py prints the last section, from a run of mutants: it stays as it is.
+    _, title, effects = PAGE.read_text(encoding="utf-8").partition("\n## What each change of a bound did\n")
+    print(document(given.draws, given.seeds) + title + effects, end="")
+
+
+if __name__ == "__main__":
+    main()
