@@ -15,9 +15,7 @@ RUN = [one for name in PAGES for one in shown_in(ROOT / name) if not one.why_not
 def test_the_readme_shows_three_ways_in_and_names_a_reason_for_what_is_not_run() -> None:
     shown = shown_in(ROOT / "README.md")
     assert [one.command.split()[1] for one in shown if not one.why_not] == ["run", "repro", "epochs"]
-    assert {one.why_not for one in shown if one.why_not} == {
-        "installs packages", "needs a server, and a GPU with vLLM and SGLang",
-    }  # fmt: skip
+    assert {one.why_not for one in shown if one.why_not} == {"needs a server, and a GPU with vLLM and SGLang"}
     assert all(one.output.strip() for one in RUN)
 
 

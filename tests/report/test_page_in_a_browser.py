@@ -25,6 +25,7 @@ from harness.core.records import (
     Verdict,
 )
 from harness.report import page as report
+from harness.report.run_view import RunView
 from harness.report.wording import reproduce
 from harness.store.run_folder import RunStore
 
@@ -116,7 +117,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
 @pytest.fixture(scope="module")
 def file(store: RunStore) -> Path:
     path = store.path / "report.html"
-    path.write_text(report.render(store), encoding="utf-8")
+    path.write_text(report.render(RunView(store)), encoding="utf-8")
     return path
 
 
@@ -413,7 +414,7 @@ def test_two_thousand_cases_are_searched_without_waiting(browser: Browser, tmp_p
         for case in cases
     )
     (store.path / "results.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in lines))
-    (tmp_path / "page.html").write_text(report.render(store), encoding="utf-8")
+    (tmp_path / "page.html").write_text(report.render(RunView(store)), encoding="utf-8")
     context = browser.new_context()
     tab = context.new_page()
     tab.goto((tmp_path / "page.html").as_uri())

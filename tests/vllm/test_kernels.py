@@ -56,7 +56,7 @@ def test_blackwell_kernels_name_the_gpu_that_they_lack(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert vllm_kernels.on_blackwell("cuda") == "built for data-center Blackwell (10.0, 10.3); this GPU is 9.0"
-    assert vllm_kernels.on_hopper("cuda") is None
+    assert vllm_kernels.on_hopper("cuda") == ""
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.19.2")
     assert "older than 0.20" in str(vllm_kernels.on_any("cuda"))
 

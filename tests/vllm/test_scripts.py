@@ -146,7 +146,7 @@ def test_the_command_runs_a_script_and_stores_it(
     [
         (["--script", "cache-reus"], "--script cache-reus: no such script; did you mean 'cache-reuse'?"),
         (["--script", "reload", "--against", "http://x/v1"], "--against: names a server with the weights of --weights"),
-        (["--weights", "x"], "--weights and --against: are for --script reload"),
+        (["--weights", "x"], "serve-check: --script NAME is missing"),
         (["--script", "gone.yaml"], "gone.yaml:1:1: cannot be read"),
         (["--script", "sleep"], "http://127.0.0.1:9/v1: no server answers there"),
     ],

@@ -131,13 +131,18 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
     assert words in error and error.count("\n") == 1
 
 
+def interpreter(path: Path, script: str) -> Path:
+    """An executable at `path` that answers as a Python interpreter and then runs `script`."""
+    path.write_text(f"#!/bin/sh\n[ \"$1\" = -c ] && exec echo Python 3 11\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
 @pytest.mark.parametrize("parallel", ["1", "2"])
 def test_any_scenario_runs_under_each_interpreter_and_a_broken_one_is_a_column_with_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: str
 ) -> None:
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho 'No module named typer' >&2\nexit 1\n")
-    broken.chmod(0o755)
+    broken = interpreter(tmp_path / "python", "echo 'No module named typer' >&2\nexit 1")
     versions = ["--python", sys.executable, "--python", str(broken), "--parallel", parallel]
     code = exit_code_of(["bisect", "router-kernel", *versions, "-n", "1", "--json"])
     out, err = capsys.readouterr()
@@ -151,11 +156,8 @@ def test_any_scenario_runs_under_each_interpreter_and_a_broken_one_is_a_column_w
 
 def test_an_interruption_ends_all_children_and_shows_the_versions_that_ended(tmp_path: Path) -> None:
     started = tmp_path / "started"
-    slow, broken = tmp_path / "python", tmp_path / "broken"
-    slow.write_text(f"#!/bin/sh\necho $$ $TMPDIR >> {started}\nexec sleep 600\n")
-    broken.write_text("#!/bin/sh\nexit 7\n")
-    for script in (slow, broken):
-        script.chmod(0o755)
+    slow = interpreter(tmp_path / "python", f"echo $$ $TMPDIR >> {started}\nexec sleep 600")
+    broken = interpreter(tmp_path / "broken", "exit 7")
     words = ["bisect", "router-kernel", "--parallel", "3"]
     words += [word for script in (slow, broken, slow) for word in ("--python", str(script))]
     process = subprocess.Popen(

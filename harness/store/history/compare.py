@@ -107,7 +107,8 @@ class Comparison:
 
 def compare(before: RunEntry, after: RunEntry) -> Comparison:
     """The changes from `before` to `after`. Reads and writes nothing."""
-    changes = [Change(key, before.entries.get(key), entry) for key, entry in after.entries.items()]
+    changes = [Change(key, before.alike(entry), entry) for key, entry in after.entries.items()]
+    num_shared = sum(one.before is not None for one in changes)
     bad = [one for one in changes if one.after.verdict in BAD]
     known = [one for one in changes if one.after.verdict == KNOWN]
     return Comparison(
@@ -125,16 +126,16 @@ def compare(before: RunEntry, after: RunEntry) -> Comparison:
             sorted((one for one in changes if one.took_another_time), key=lambda one: -abs(one.slowdown or 0.0))
         ),
         num_same_known=sum(one.was == KNOWN for one in known),
-        num_new=len(after.entries.keys() - before.entries.keys()),
-        num_gone=len(before.entries.keys() - after.entries.keys()),
-        num_shared=len(after.entries.keys() & before.entries.keys()),
+        num_new=len(changes) - num_shared,
+        num_gone=len(before.entries) - num_shared,
+        num_shared=num_shared,
     )
 
 
 def _lost(before: RunEntry, after: RunEntry) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for old in before.entries.values():
-        new = after.entries.get(old.key)
+        new = after.alike(old)
         # Another command selects other cases, and a run without any fault does not inject them: they are not missing.
         is_asked = before.command == after.command and not (old.is_fault and not after.faults)
         is_gone = new is None and is_asked

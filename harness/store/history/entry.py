@@ -74,6 +74,11 @@ class RunEntry:
     def faults(self) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.is_fault]
 
+    def alike(self, other: Entry) -> Entry | None:
+        """The result of the same case, or of the same fault: `run --fault` and `selftest` write the same keys."""
+        own = self.entries.get(other.key)
+        return own if own and own.is_fault == other.is_fault else None
+
     @property
     def has_judged(self) -> bool:
         return any(entry.verdict not in ("skip", "error") for entry in self.entries.values())

@@ -60,7 +60,7 @@ class PastRuns:
         for place, one in enumerate(self.before(run.run_id)):
             if len(found) == limit or place == MAX_LOOKED_BACK:
                 break
-            if one.has_judged and not run.entries.keys().isdisjoint(one.entries) and wanted(one):
+            if one.has_judged and any(map(one.alike, run.entries.values())) and wanted(one):
                 found.append(one)
         return found
 

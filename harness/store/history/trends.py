@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 
 from harness.store.history.entry import CAUGHT, Entry, RunEntry
@@ -109,14 +110,16 @@ def trends_over(runs: Sequence[RunEntry], name: str = "", *, keys: Iterable[str]
     `name` selects one scenario or case, `keys` some cases and faults.
     """
     chosen = dict.fromkeys(key for run in runs for key in run.entries) if keys is None else dict.fromkeys(keys)
-    rows = {key: [run.entries.get(key) for run in runs] for key in chosen}
     by_kind: dict[bool, dict[str, list[Entry | None]]] = {False: {}, True: {}}
     scenarios: dict[str, list[list[Entry | None]]] = {}
-    for key, row in rows.items():
-        first = next(entry for entry in row if entry)
-        if name in ("", first.scenario, key):
-            by_kind[first.is_fault][key] = row
-            if not first.is_fault:
+    # `run --fault` and `selftest` write the same key: a verdict of a case in one, an outcome of a fault in the other.
+    for key, is_fault in product(chosen, (False, True)):
+        found = [run.entries.get(key) for run in runs]
+        row = [entry if entry and entry.is_fault == is_fault else None for entry in found]
+        first = next((entry for entry in row if entry), None)
+        if first and name in ("", first.scenario, key):
+            by_kind[is_fault][key] = row
+            if not is_fault:
                 scenarios.setdefault(first.scenario, []).append(row)
     return Trends(
         runs=tuple(runs),
