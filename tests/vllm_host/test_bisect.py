@@ -133,7 +133,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_runs(
 
 def interpreter(path: Path, script: str) -> Path:
     """An executable at `path` that answers as a Python interpreter and then runs `script`."""
-    path.write_text(f"#!/bin/sh\n[ \"$1\" = -c ] && exec echo Python 3 11\n{script}\n")
+    path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec echo Python 3 11\n{script}\n')
     path.chmod(0o755)
     return path
 
