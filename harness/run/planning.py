@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,12 +162,17 @@ class Planner:
         return self._on_gpu
 
 
-def load(wanted: Wanted) -> list[Scenario]:
-    """The scenarios to choose from. Raises InputError for the first error in a file or an option."""
+def load(wanted: Wanted, *, whole: Callable[[str], bool] = lambda name: True) -> list[Scenario]:
+    """The scenarios to choose from. Raises InputError for the first error in a file or an option.
+
+    `whole`: as in :func:`load_scenarios`, for the scenarios that come with the harness.
+    """
     if wanted.device not in ("auto", *DEVICES):
         raise InputError(f"--device {wanted.device}: unknown device; choose one of auto, {', '.join(DEVICES)}")
     if wanted.fault is not None:
         FAULTS.get(wanted.fault)
+    if wanted.scenarios is None:
+        return load_scenarios(whole=whole)
     return load_scenarios(wanted.scenarios)
 
 

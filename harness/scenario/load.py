@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,8 +42,15 @@ def default_directory() -> Path:
     return here if here.is_dir() else shipped_directory()
 
 
-def load_scenarios(directory: Path | None = None) -> list[Scenario]:
-    """The scenarios of a folder, by file name, or the one of a file. Raises InputError for the first problem."""
+def _every(name: str) -> bool:
+    return True
+
+
+def load_scenarios(directory: Path | None = None, *, whole: Callable[[str], bool] = _every) -> list[Scenario]:
+    """The scenarios of a folder, by file name, or the one of a file. Raises InputError for the first problem.
+
+    `whole`: by its name, whether each case of a scenario is checked too. Only its file and its axes are otherwise.
+    """
     folder = default_directory() if directory is None else directory
     if folder.is_file() or folder.suffix in SUFFIXES:
         return [load_scenario(folder)]
@@ -54,7 +62,7 @@ def load_scenarios(directory: Path | None = None) -> list[Scenario]:
     origin: dict[str, Path] = {}
     scenarios = []
     for path in paths:
-        scenario, found = _load(path)
+        scenario, found = _load(path, whole)
         if scenario.name in origin:
             first = origin[scenario.name]
             message = f"the name {scenario.name!r} is taken by {first}; rename one of them"
@@ -69,9 +77,9 @@ def load_scenario(path: Path) -> Scenario:
     return _load(path)[0]
 
 
-def _load(path: Path) -> tuple[Scenario, Document]:
+def _load(path: Path, whole: Callable[[str], bool] = _every) -> tuple[Scenario, Document]:
     scenario, found = load_record(path, Scenario)
-    problems = list(matrix.check(scenario))
+    problems = list(matrix.check(scenario, whole=whole(scenario.name)))
     if problems:
         raise _first(problems, found, path)
     return scenario, found

@@ -158,8 +158,8 @@ def _is_excluded(labels: Labels, exceptions: Exceptions) -> bool:
     return False
 
 
-def check(scenario: Scenario) -> Iterator[Problem]:
-    """Yield all problems of a scenario that its schema does not find, the most basic first."""
+def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
+    """Yield all problems of a scenario that its schema does not find, the most basic first; if `whole`, each point's."""
     yield from _check_system(scenario)
     if (
         scenario.system is None
@@ -171,7 +171,7 @@ def check(scenario: Scenario) -> Iterator[Problem]:
     for axis in scenario.matrix:
         found += _check_axis(scenario, axis)
     found += _check_accuracy(scenario)
-    if not found:
+    if whole and not found:
         found += _check_points(scenario)
     yield from found
 
