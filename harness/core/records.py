@@ -47,7 +47,9 @@ class Finding(Record):
     cause: str = Field(default="", description="what went wrong: a Code, or an engine's own. Old records have none")
     error: str = Field(default="", description="what ended a crashed run: an exception, a signal, an indexed tensor")
     kernel: str = Field(default="", description="the kernel that raised")
-    at: str = Field(default="", description="the line of the kernel that raised, with its file and function")
+    at: str = Field(
+        default="", description="the line of code that raised, or that allocated the memory, with its file and function"
+    )
     excess: float | None = Field(default=None, description="the error as a multiple of its bound, if there is one")
 
 

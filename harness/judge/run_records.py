@@ -174,6 +174,8 @@ class Run:
     """How often each kernel was launched."""
     filled: dict[str, int] = field(default_factory=dict)
     """Site -> bytes that were filled in this process."""
+    allocated: dict[str, list[str]] = field(default_factory=dict)
+    """Site -> the lines of the engine's code that allocated memory of it and left some unwritten, where known."""
     error: SystemUnderTestError | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -13,7 +13,7 @@ from harness.core.cause_codes import Code
 from harness.core.cuda_failures import in_one_line, is_device_failure
 from harness.core.errors import KernelError, SystemUnderTestError
 from harness.core.oracles import most_telling_first
-from harness.core.records import Verdict
+from harness.core.records import Finding, Verdict
 from harness.judge.run_records import Evidence, Judgement, Outcome, Run
 from harness.judge.target import Target, target_of
 from harness.kernels.call import counting_launches
@@ -92,10 +92,18 @@ def judge(evidence: Evidence) -> Outcome:
         outcome.verdict, outcome.cause = Verdict.ERROR, Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
     if outcome.findings:
-        outcome.findings = most_telling_first(outcome.findings)
+        outcome.findings = most_telling_first(_with_lines(outcome.findings, evidence.runs[0].allocated))
         outcome.verdict, outcome.cause = Verdict.FAIL, ""
         outcome.reason = outcome.findings[0].message
     return outcome
+
+
+def _with_lines(findings: list[Finding], allocated: Mapping[str, list[str]]) -> list[Finding]:
+    """The findings that name memory, with the lines of code that allocated it."""
+    return [
+        one.model_copy(update={"at": ", ".join(lines)}) if (lines := allocated.get(one.site or "")) else one
+        for one in findings
+    ]
 
 
 def never_called(case: Case, runs: Sequence[Run]) -> list[str]:

@@ -159,7 +159,7 @@ def _is_excluded(labels: Labels, exceptions: Exceptions) -> bool:
 
 
 def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
-    """Yield all problems of a scenario that its schema does not find, the most basic first; if `whole`, each point's."""
+    """Yield all problems that the schema does not find, the most basic first; with `whole` also each point's."""
     yield from _check_system(scenario)
     if (
         scenario.system is None

@@ -48,6 +48,16 @@ def test_a_site_that_is_not_poisoned_gives_zeros(number: int) -> None:
     assert bool((tensor == 0).all())
 
 
+def test_the_lines_that_allocated_what_is_still_unwritten_are_known() -> None:
+    with AllocationPoison(Poison("nan", ALL), {0: "context.output"}, keep=False, notes_lines=True) as mode:
+        partly = torch.empty(2, 3)
+        whole = torch.empty_like(partly)
+        partly[0], whole[:] = 1, 1
+    (line,) = mode.lines.pop("context.output")
+    assert line.startswith("test_allocations.py:") and line.endswith(": partly = torch.empty(2, 3)")
+    assert not mode.lines.keys() - {"context.output"}
+
+
 def test_gaps_of_a_strided_allocation_are_poisoned_too() -> None:
     with AllocationPoison(Poison("nan", ALL)):
         tensor = torch.empty_strided((2, 3), (8, 2))

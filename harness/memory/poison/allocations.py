@@ -13,7 +13,9 @@ torch.compile, storages made without a tensor, and an extension's own `cudaMallo
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
@@ -24,12 +26,15 @@ from torch import Tensor
 from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.core.errors import HarnessError
+import harness
+from harness.core.errors import HarnessError, line_of
 from harness.memory.graph.interface import storage_address, whole_storage
 from harness.memory.poison.marks import CallSite, CallSites, mark_
 from harness.memory.poison.patterns import Poison
 
 _aten = torch.ops.aten
+_FOR_OTHERS = re.compile(rf"{re.escape(harness.__path__[0])}[/\\]|[/\\](?:torch|triton)[/\\]|^<")
+"""Files that allocate for others."""
 ALLOCATIONS = frozenset(
     {
         _aten.empty.memory_format,
@@ -55,20 +60,34 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
     """Fills each uninitialized allocation as memory of a site.
 
     `sites` maps the ordinal of an allocation (from 0) to its site; the default is `workspace`. With `keep`, allocations
-    are kept alive for `allocations`; without it every site is `workspace`.
+    are kept alive for `allocations`; without it every allocation has the ordinal 0. With `notes_lines`, memory
+    is kept too, and `lines` has the lines of code that allocated it.
     """
 
-    def __init__(self, poison: Poison, sites: Mapping[int, str] | None = None, keep: bool = True) -> None:
+    def __init__(
+        self, poison: Poison, sites: Mapping[int, str] | None = None, keep: bool = True, notes_lines: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._poison = poison
         self._sites = sites or {}
         self._kept: list[Tensor] = []
         self._keeps = keep
+        self._notes_lines = notes_lines
+        self._noted: list[tuple[str, str, Tensor]] = []
 
     @property
     def allocations(self) -> list[int]:
         """Storage addresses in the order of allocation. None is reused."""
         return [storage_address(tensor) for tensor in self._kept]
+
+    @property
+    def lines(self) -> dict[str, list[str]]:
+        """Site -> the lines of code that allocated memory of it which nothing has written as a whole."""
+        found: dict[str, dict[str, None]] = {}
+        for site, line, tensor in self._noted:
+            if line and tensor.is_floating_point() and bool(whole_storage(tensor).isnan().any()):
+                found.setdefault(site, {})[line] = None
+        return {site: list(lines) for site, lines in found.items()}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -77,7 +96,10 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
             return self._resize(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
         if func in ALLOCATIONS:
-            self._poison.fill_(whole_storage(out), self._sites.get(len(self._kept), "workspace"))
+            site = self._sites.get(len(self._kept), "workspace")
+            self._poison.fill_(whole_storage(out), site)
+            if self._notes_lines:
+                self._noted.append((site, _line_of_caller(), out))
             if self._keeps:
                 self._kept.append(out)
         return out
@@ -90,6 +112,12 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
         if whole.numel() > before:
             self._poison.fill_(whole[before:], "workspace")
         return out
+
+
+def _line_of_caller() -> str:
+    """The innermost line of the stack that is neither torch's nor the harness's."""
+    stack = reversed(traceback.extract_stack())
+    return next((line_of(frame) for frame in stack if not _FOR_OTHERS.search(frame.filename)), "")
 
 
 MAX_BYTES = 2 << 30

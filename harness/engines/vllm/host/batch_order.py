@@ -25,8 +25,7 @@ from harness.memory.poison.patterns import Poison
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Run one step of a decode, a prompt chunk with context and a fresh prompt, and observe its prefills."""
     requests = (FRESH, CHUNKS[params.chunk], DECODE)
-    step = Step(_ordered(requests, params.runner), Inputs(poison, requests), _every_row)
-    return Run(poison.pattern, observed=step.prefill())
+    return Step(_ordered(requests, params.runner), Inputs(poison, requests), _every_row).run(poison)
 
 
 def _ordered(requests: tuple[Request, ...], order: str) -> tuple[Request, ...]:

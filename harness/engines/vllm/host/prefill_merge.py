@@ -18,7 +18,6 @@ from harness.engines.vllm.host.prefill_step import CHUNKS, DECODE, FRESH, SCALE,
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Run
 from harness.kernels.torch.context import context_attention
-from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
 
 REQUESTS = (DECODE, CHUNKS["longer"], FRESH)
@@ -27,10 +26,7 @@ REQUESTS = (DECODE, CHUNKS["longer"], FRESH)
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Run one step of a prompt chunk with context and a fresh prompt, and observe both."""
-    step = Step(REQUESTS, Inputs(poison, REQUESTS), _context_kernel(poison))
-    # All that this step allocates is context output. With `keep=False` every allocation has number 0.
-    with AllocationPoison(poison, {0: "context.output"}, keep=False):
-        return Run(poison.pattern, observed=step.prefill())
+    return Step(REQUESTS, Inputs(poison, REQUESTS), _context_kernel(poison)).run(poison)
 
 
 def _context_kernel(poison: Poison) -> ContextKernel:

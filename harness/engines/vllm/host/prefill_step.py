@@ -23,7 +23,8 @@ from harness.core.errors import InputError
 from harness.engine.attention import causal_attention
 from harness.engines.vllm.host.runner_order import Request
 from harness.engines.vllm.host.stand_ins import lazy_plans, made_without_init
-from harness.judge.run_records import Observed
+from harness.judge.run_records import Observed, Run
+from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
 
 PAGE_SIZE = 16
@@ -86,8 +87,14 @@ class Step:
         if self._metadata.num_prefills != len(requests) - 1:
             raise InputError(f"vLLM takes only {self._metadata.num_prefills} of this batch for prefills")
 
-    def prefill(self) -> list[Observed]:
-        """Run vLLM's `forward_mha`. Returns the output rows of each prefill with the expected rows."""
+    def run(self, poison: Poison) -> Run:
+        """Run vLLM's `forward_mha` and observe each prefill's output rows. What it allocates is context output."""
+        with AllocationPoison(poison, {0: "context.output"}, keep=False, notes_lines=True) as mode:
+            observed = self._prefill()
+        return Run(poison.pattern, observed=observed, allocated=mode.lines)
+
+    def _prefill(self) -> list[Observed]:
+        """The output rows of each prefill with the expected rows."""
         start = self._metadata.num_decode_tokens
         output = torch.zeros(len(self._q) - start, NUM_HEADS * VALUE)
         impl = made_without_init(
