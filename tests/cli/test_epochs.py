@@ -79,6 +79,7 @@ def test_a_server_that_stumbles_is_asked_again_and_every_report_holds_the_epochs
     assert cli("report", "latest")[0] == 0 and (run / "report.html").exists()
 
 
+@pytest.mark.nightly
 def test_what_stays_unanswered_is_counted_shown_and_fails_the_run(
     cli: Cli, serve: Serve, data: Path, tmp_path: Path
 ) -> None:
@@ -242,6 +243,7 @@ def test_baselines_of_no_folder_and_of_no_task_are_told_plainly(cli: Cli, tmp_pa
     assert code == 2 and "did you mean 'gsm_symbolic'?" in err
 
 
+@pytest.mark.nightly
 def test_a_canary_on_questions_it_never_saw_says_why_its_accuracy_is_near_zero(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "gsm8k"
     folder.mkdir(parents=True)
@@ -264,6 +266,7 @@ def test_run_and_epochs_do_not_continue_each_others_runs(cli: Cli, serve: Serve,
     assert code == 2 and "mla-harness epochs --resume" in err
 
 
+@pytest.mark.nightly
 def test_a_canary_is_trained_from_the_command_line_for_a_moment(cli: Cli, tmp_path: Path) -> None:
     question = {"id": "sum-0", "question": "What is 1 + 1?", "answer": "It is 2.\n#### 2", "target": "2"}
     (tmp_path / "sum.jsonl").write_text(json.dumps(question) + "\n")

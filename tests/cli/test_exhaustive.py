@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from .conftest import SCENARIO  # type: ignore[import-not-found]
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -17,6 +19,7 @@ def totals(cli: Cli, *words: object, code: int = 1) -> dict[str, int]:
     return {name: count for name, count in json.loads(out)["totals"].items() if count}
 
 
+@pytest.mark.nightly
 def test_a_storm_of_crashes_is_three_and_a_continued_run_can_have_all(
     cli: Cli, tmp_path: Path, plugin: Callable[[str], Path]
 ) -> None:

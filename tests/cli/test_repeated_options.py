@@ -53,6 +53,7 @@ def test_flags_and_lists_may_be_repeated(cli: Cli, scenarios: Path) -> None:
     assert code == 0 and len(json.loads(out)["cases"]) == 6
 
 
+@pytest.mark.nightly
 def test_cases_of_any_of_the_tags_are_run(cli: Cli, scenarios: Path) -> None:
     (scenarios / "merge.yaml").write_text((scenarios / "merge.yaml").read_text() + "tags: [other]\n")
 

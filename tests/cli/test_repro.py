@@ -42,6 +42,7 @@ def test_scenarios_that_cannot_run_here_are_left_out_of_the_verdict(cli: Cli, tm
     assert out.count("\nskipped ") == 2 and ": vLLM is not installed" in out
 
 
+@pytest.mark.nightly
 def test_a_nightly_scenario_of_a_bug_is_left_out(cli: Cli, tmp_path: Path) -> None:
     folder = shipped(tmp_path / "shipped", "decode-empty-rows", "vllm-survey")
     code, out, err = cli("repro", "57017", "--scenarios", folder, "-n", 1, "--shrink-seconds", 0)

@@ -54,6 +54,7 @@ def test_shards_in_one_folder_are_cut_alike_though_each_leaves_its_times_there(c
     assert (code, err) == (0, "") and "6 pass in" in out
 
 
+@pytest.mark.nightly
 def test_times_come_from_another_folder_of_runs_alone(cli: Cli, scenarios: Path) -> None:
     options = ("--scenarios", scenarios, "-n", 1)
     times = Path("times")

@@ -175,7 +175,13 @@ def fault_job(scenario_name: str, fault: str) -> Job:
         ("decode-kernel", "kv.tail-masked-by-multiply", {"sites": ["kv.tail"]}, {"num_heads": 1, "table_pad": 0}),
         ("merge-kernel", "merge.ignore-context-count", {}, {"num_tokens": 1, "num_heads": 1}),
         ("mixed-context", "merge.ignore-context-count", {"sites": ["context.output"]}, {"num_heads": 1}),
-        ("cudagraph-padding", "router.int64-ids", {"sites": ["router.ids"]}, {"kv": "fp32", "capture_sizes": [1]}),
+        pytest.param(
+            "cudagraph-padding",
+            "router.int64-ids",
+            {"sites": ["router.ids"]},
+            {"kv": "fp32", "capture_sizes": [1]},
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_real_failure_is_shrunk_to_a_case_whose_id_alone_fails_so_again(scenario, fault, kept, lost):

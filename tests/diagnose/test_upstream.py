@@ -68,6 +68,7 @@ def test_a_served_case_becomes_a_script_of_the_options_that_fail_and_the_plain_o
     assert "exit status 1\n" in (tmp_path / "output.txt").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fake_vllm")
 def test_no_report_is_made_of_a_script_that_passes(
     monkeypatch: pytest.MonkeyPatch,

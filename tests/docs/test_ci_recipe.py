@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,7 @@ def job(repository: Path, cache: Path, kernel: str) -> tuple[bool, str]:
     return green, printed
 
 
+@pytest.mark.nightly
 def test_the_recipe_stays_red_while_a_new_failure_is_there(tmp_path: Path) -> None:
     repository, cache = tmp_path / "repository", tmp_path / "cache"
     subprocess.run(["git", "init", "-q", str(repository)], check=True)

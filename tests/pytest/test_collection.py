@@ -37,6 +37,7 @@ def test_yaml_that_nobody_asked_for_is_left_alone(
     project.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
 
 
+@pytest.mark.nightly
 def test_with_a_plug_in_an_accuracy_case_needs_its_tag_as_on_the_command_line(pytester: pytest.Pytester) -> None:
     shipped = Path(__file__).parents[2] / "scenarios" / "kv-cache-full.yaml"
     path = pytester.makepyfile(

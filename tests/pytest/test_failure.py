@@ -113,6 +113,7 @@ def test_a_plug_in_kernel_is_judged_alone_and_its_item_shows_blame_and_the_small
     assert "kernel=torch" not in str(done.stdout)
 
 
+@pytest.mark.nightly
 def test_a_plug_in_kernel_replaces_no_kernel_that_the_file_names(project: pytest.Pytester, merge: Path) -> None:
     path = project.makepyfile(my_kernel=BAD_KERNEL)
     own = project.mkdir("my") / "own.yaml"

@@ -13,5 +13,6 @@ def test_tags_select_items(project: pytest.Pytester, merge: Path, expression: st
     assert sum("::" in line for line in done.outlines) == count
 
 
+@pytest.mark.nightly
 def test_keywords_select_items(project: pytest.Pytester, merge: Path) -> None:
     project.runpytest_subprocess("-k", "merge and 9]", "scenarios/").assert_outcomes(passed=1, deselected=1)

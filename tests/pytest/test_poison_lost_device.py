@@ -64,6 +64,7 @@ def test_a_fault_under_poison_is_not_tried_again_in_the_same_process(suite: pyte
     done.stdout.no_fnmatch_line("*INTERNALERROR*")
 
 
+@pytest.mark.nightly
 def test_a_fault_that_shows_after_the_test_is_the_fault_of_that_test(suite: pytest.Pytester) -> None:
     suite.makepyfile("""
         from device import device
@@ -79,6 +80,7 @@ def test_a_fault_that_shows_after_the_test_is_the_fault_of_that_test(suite: pyte
     done.stdout.fnmatch_lines(["*this test left CUDA unusable, and ended before that showed: CUDA error*"])
 
 
+@pytest.mark.nightly
 def test_a_sweep_that_fails_is_said_and_the_tests_go_on(suite: pytest.Pytester) -> None:
     suite.makepyfile("def test_right():\n    pass\n")
     done = suite.runpytest_subprocess("--poison", "nan")

@@ -263,7 +263,11 @@ def one_a_test(bodies: dict[str, str]) -> str:
     return textwrap.dedent(LIMITS) + "".join(tests)
 
 
-@pytest.mark.parametrize(("bodies", "found"), [(BLIND, len(BLIND)), (SIGHTED, 0)], ids=["blind", "sighted"])
+@pytest.mark.parametrize(
+    ("bodies", "found"),
+    [(BLIND, len(BLIND)), pytest.param(SIGHTED, 0, marks=pytest.mark.nightly)],
+    ids=["blind", "sighted"],
+)
 def test_a_comparison_that_nan_passes_is_seen_with_its_slices(
     suite: pytest.Pytester, bodies: dict[str, str], found: int
 ) -> None:
@@ -275,6 +279,7 @@ def test_a_comparison_that_nan_passes_is_seen_with_its_slices(
         done.stdout.fnmatch_lines(["side 1 of operator gt at tests/test_rows.py:* holds uninitialised memory*"])
 
 
+@pytest.mark.nightly
 def test_results_of_operators_are_as_without_the_plug_in(suite: pytest.Pytester) -> None:
     write(
         suite,
@@ -406,6 +411,7 @@ def test_a_failure_is_acquitted_only_after_zeros_and_two_plain_runs(suite: pytes
     done.stdout.fnmatch_lines(["1 failed without poison too"])
 
 
+@pytest.mark.nightly
 def test_a_test_can_be_excepted_with_a_reason(suite: pytest.Pytester) -> None:
     text = """
         import pytest, torch
@@ -426,6 +432,7 @@ def test_a_test_can_be_excepted_with_a_reason(suite: pytest.Pytester) -> None:
     done.stderr.fnmatch_lines(["ERROR: tests/test_rows.py::test_garbage_is_meant: say why: *poison_ok('reason')"])
 
 
+@pytest.mark.nightly
 def test_ini_options_stand_for_the_command_line_and_allow_lines_of_code(suite: pytest.Pytester) -> None:
     write(
         suite,

@@ -95,7 +95,9 @@ def test_a_project_with_a_harness_of_its_own_is_left_alone(foreign: pytest.Pytes
     done.stdout.fnmatch_lines(["*loaded: mla_harness_loader mla_harness_pytest"])
 
 
-@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "1")], ids=["one process", "xdist"])
+@pytest.mark.parametrize(
+    "workers", [(), pytest.param(("-p", "xdist", "-n", "1"), marks=pytest.mark.nightly)], ids=["one process", "xdist"]
+)
 def test_poison_in_such_a_project_finds_its_bug_and_keeps_its_package(
     foreign: pytest.Pytester, workers: tuple[str, ...]
 ) -> None:

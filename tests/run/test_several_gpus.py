@@ -76,6 +76,7 @@ def test_gpus_are_given_back_when_the_case_dies(pool: WorkerPool, tmp_path: Path
     assert GpuLocks(GPUS, tmp_path).take(2) == (0, 1)
 
 
+@pytest.mark.nightly
 def test_workers_share_a_gpu_when_asked_and_no_other_session_gets_it(tmp_path: Path) -> None:
     with WorkerPool(3, per_gpu=2, execute="stub_execute:execute", environ=STUB) as pool:
         pool.environment = pool.start().model_copy(update={"gpus": GPUS[:1]})

@@ -81,6 +81,7 @@ def test_a_spare_that_dies_is_replaced_and_ends_no_run(pool: WorkerPool) -> None
     assert results[-1].reason != str(spare)
 
 
+@pytest.mark.nightly
 def test_a_spare_takes_the_gpu_of_the_lost_worker_and_keeps_its_lock(pool: WorkerPool, tmp_path: Path) -> None:
     with_gpus(pool, 1, tmp_path)
     theirs = GpuLocks(GPUS[:1], tmp_path)

@@ -126,6 +126,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     assert (run / "report.html").exists()
 
 
+@pytest.mark.nightly
 def test_the_same_command_gives_the_same_table_twice(cli: Cli, tmp_path: Path) -> None:
     tables_of = []
     for name in ("one", "two"):

@@ -35,6 +35,7 @@ def test_the_shipped_scripts_are_six() -> None:
     assert tuple(script_names()) == SIX and all(load_script(name).name == name for name in SIX)
 
 
+@pytest.mark.nightly
 def test_a_sound_server_passes_all_scripts_one_after_the_other(serve: Callable[..., str]) -> None:
     url = serve()
     for name in SIX:

@@ -101,6 +101,7 @@ def test_a_vllm_that_dies_before_its_recorders_told_says_so(tmp_path: Path, monk
     )
 
 
+@pytest.mark.nightly
 def test_ranks_that_hang_are_a_crash_after_the_time_limit_and_leave_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def test_ranks_that_hang_are_a_crash_after_the_time_limit_and_leave_no_process(
     pytest.fail(f"workers {hung} are still there")
 
 
+@pytest.mark.nightly
 def test_workers_that_do_not_answer_for_themselves_make_the_case_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

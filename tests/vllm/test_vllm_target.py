@@ -283,6 +283,7 @@ def test_a_served_vllm_takes_a_script_and_ends_with_the_case(tmp_path: Path) -> 
     assert "tokens of" in result.reason and "answers compared" in result.reason
 
 
+@pytest.mark.nightly
 def test_a_reload_is_compared_with_a_second_server_that_has_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

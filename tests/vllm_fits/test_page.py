@@ -109,6 +109,7 @@ def test_the_command_fails_where_something_is_missing_and_refuses_a_folder_witho
         assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.nightly
 def test_the_command_writes_a_page_and_updates_its_runs(release: Maker, tmp_path: Path) -> None:
     release({})
     page = docs(tmp_path) / "page.md"

@@ -138,7 +138,7 @@ def interpreter(path: Path, script: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("parallel", ["1", "2"])
+@pytest.mark.parametrize("parallel", ["1", pytest.param("2", marks=pytest.mark.nightly)])
 def test_any_scenario_runs_under_each_interpreter_and_a_broken_one_is_a_column_with_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: str
 ) -> None:
