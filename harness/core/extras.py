@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core.errors import InputError
 
 __all__ = [
-    "ACCURACY", "httpx", "lazily", "numpy", "require", "safetensors", "stats", "tokenizers",
+    "ACCURACY", "httpx", "lazily", "numpy", "pandas", "require", "safetensors", "stats", "tokenizers",
     "why_module_missing", "why_not",
 ]  # fmt: skip
 
@@ -21,6 +21,7 @@ PACKAGES = {
     "httpx": ("httpx", "accuracy"),
     "safetensors": ("safetensors", "accuracy"),
     "tokenizers": ("tokenizers", "accuracy"),
+    "pandas": ("pandas", "reports"),
     "pytest": ("pytest", "pytest"),
     "pluggy": ("pluggy", "pytest"),
     "ray": ("ray", "ray"),
@@ -57,12 +58,13 @@ def lazily(module: str) -> Any:
 if TYPE_CHECKING:
     import httpx
     import numpy
+    import pandas
     import safetensors.torch as safetensors
     import scipy.stats as stats
     import tokenizers
 else:
     httpx, tokenizers = lazily("httpx"), lazily("tokenizers")
-    numpy, safetensors, stats = lazily("numpy"), lazily("safetensors.torch"), lazily("scipy.stats")
+    numpy, pandas, safetensors, stats = map(lazily, ("numpy", "pandas", "safetensors.torch", "scipy.stats"))
 
 
 def why_not(packages: Iterable[str]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from harness.core.cases import Case
 from harness.core.errors import InputError
+from harness.core.extras import pandas
 from harness.core.records import CaseResult
 from harness.core.registry import nearest
 from harness.scenario.variant import shown
@@ -16,26 +18,24 @@ def pivot(store: RunStore, shape: str) -> tuple[list[str], list[list[str]]]:
     """The titles and rows of a table with the values `shape`: `kernel,kv/site,pattern` is ROWS/COLUMNS.
 
     A cell counts the verdicts of its cases, a failure with its first oracle. Raises InputError for a value that no case
-    of the run has.
+    of the run has, and without pandas.
     """
     before, _, after = shape.partition("/")
     if not before or not after:
         raise InputError(f"--pivot {shape}: write ROWS/COLUMNS, such as kernel,kv/site,pattern")
     rows, columns = before.split(","), after.split(",")
     jobs = store.jobs_by_key()
-    cases = [(result, _values(jobs[result.key].case)) for result in store.results()]
-    known = sorted({name for _, values in cases for name in values})
+    cases = pandas.DataFrame(
+        [_values(jobs[result.key].case) | {"outcome": _outcome(result)} for result in store.results()]
+    ).fillna("")
+    known = sorted(cases.columns.drop("outcome", errors="ignore"))
     for name in (*rows, *columns):
         if name not in known:
             raise InputError(f"--pivot: no case of the run has {name!r}; {nearest(name, known, see='')}")
-    cells: dict[tuple[str, ...], dict[str, Counter[str]]] = {}
-    titles: dict[str, None] = {}
-    for result, values in cases:
-        title = " ".join(values.get(name, "") for name in columns)
-        titles[title] = None
-        row = cells.setdefault(tuple(values.get(name, "") for name in rows), {})
-        row.setdefault(title, Counter())[_outcome(result)] += 1
-    return [*rows, *titles], [[*key, *(_words(row.get(title)) for title in titles)] for key, row in cells.items()]
+    column = cases[columns].agg(" ".join, axis=1)
+    cells = cases.groupby([*(cases[name] for name in rows), column], sort=False)["outcome"].agg(_words)
+    table = cells.unstack(fill_value="", sort=False).reset_index()
+    return [*rows, *table.columns[len(rows) :]], table.to_numpy().tolist()
 
 
 def _values(case: Case) -> dict[str, str]:
@@ -51,10 +51,9 @@ def _outcome(result: CaseResult) -> str:
     return " ".join(filter(None, (result.verdict.value, oracle)))
 
 
-def _words(counts: Counter[str] | None) -> str:
+def _words(outcomes: Iterable[str]) -> str:
     """`pass` for one case, `3 pass, 1 fail finite` for several."""
-    if counts is None:
-        return ""
+    counts = Counter(outcomes)
     if counts.total() == 1:
         return next(iter(counts))
     return ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))

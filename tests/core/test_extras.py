@@ -60,6 +60,8 @@ def test_a_run_with_the_core_alone_is_green_and_skips_accuracy_with_the_reason(
         (skipped,) = [case for case in json.loads(done.stdout)["cases"] if case["verdict"] == "skip"]
         assert skipped["reason"].endswith("not installed: pip install '.[accuracy]'")
     assert "trends" not in done.stderr, "they need no extra"
+    refused = harness(core, tmp_path, "report", "latest", "--pivot", "kernel/pattern")
+    assert refused.returncode == 2 and "pip install '.[reports]'" in refused.stderr
     (run, _) = (tmp_path / "reports" / "runs").iterdir()
     assert {"report.html", "results.csv", "junit.xml"} <= {path.name for path in run.iterdir()}
 
