@@ -14,7 +14,7 @@ Need = Literal[
 ]  # fmt: skip
 
 TELLING_ORDER = (
-    "crash", "address", "conserved", "replay", "padding", "zeroed", "distinct_experts", "landed", "ordered",
+    "crash", "address", "conserved", "policy", "replay", "padding", "zeroed", "distinct_experts", "landed", "ordered",
     "sentinel", "finite", "reference", "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy",
     "streams", "answers", "sequences",
 )  # fmt: skip
@@ -71,6 +71,7 @@ ORACLES: tuple[OracleSpec, ...] = (
     _oracle("agreement:reference", "live rows agree with the float64 reference"),
     _oracle("agreement:tokens", "each token is the largest logit of its row, and of the reference's", "requests"),
     _oracle("contracts:conserved", "no request and no page is lost or counted twice", "requests"),
+    _oracle("contracts:policy", "requests, budget and graphs are chosen by this engine's own policy", "requests"),
     _oracle("bitwise:non_interference", "live rows are bitwise equal under two different poisons", "patterns"),
     _oracle(
         "bitwise:replay",

@@ -96,12 +96,14 @@ class ZeroedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A number that must be kept: the blocks of a pool, the tokens of a request."""
+    """A number that must be kept: the blocks of a pool, the tokens of a request. `oracle` judges it."""
 
     name: str
     expected: int
     found: int
     where: str = ""
+    oracle: str = "conserved"
+    """`policy` for a choice that another right engine may make otherwise."""
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ window-decode wrong-accusations"""
 MOST = 60
 """A bug that can change something in more cases of the suite before is not tried on them."""
 MISSED = re.compile(r"no case \(\d+ run\)")
-NEW_ORACLES = ("tokens", "conserved")
+NEW_ORACLES = ("tokens", "conserved", "policy")
 SCHEDULER, POOL = "harness.engine.schedule.scheduler:", "harness.engine.schedule.block_pool:"
 SEQUENCE = "harness.engine.schedule.sequence:"
 BATCH, ENGINE, SAMPLER = "harness.engine.batch:", "harness.engine.engine:", "harness.engine.speculation:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,14 +37,16 @@ def judged(**params: str) -> CaseResult:
     (case,) = select(planner.scenarios(), ["fuzz-sequences[seed=0,draw=0]"], seed=0)
     reset = {"chains": "[]", "arrivals": "[]", "aborts": "[]", "adapters": "[]", "changes": "[]", "num_blocks": "24"}
     text = ",".join(f"{name}={value}" for name, value in (reset | params).items())
-    oracles = ("finite", "reference", "tokens", "conserved") + (("replay",) if params["graph"] == "full" else ())
+    oracles = ("finite", "reference", "tokens", "conserved", "policy") + (
+        ("replay",) if params["graph"] == "full" else ()
+    )
     case = changed(case, text).model_copy(update={"oracles": oracles})
     return run_case(Job(key="job", case=case))
 
 
 def broken(**params: str) -> set[str]:
-    """The numbers that `conserved` finds not kept."""
-    return {finding.tensor for finding in judged(**params).findings if finding.oracle == "conserved"}
+    """The numbers that are not kept."""
+    return {finding.tensor for finding in judged(**params).findings if finding.oracle in ("conserved", "policy")}
 
 
 @pytest.mark.parametrize("params", [GRAPH, QUEUE, DRAFTS, TIGHT, GRAPH | DRAFTS | {"graph": "full"}])
@@ -168,3 +171,37 @@ def test_requests_that_never_end_are_a_finding_and_no_error(monkeypatch: pytest.
     result = run_case(Job(key="job", case=case))
     assert result.verdict is Verdict.FAIL, result.reason
     assert "requests that did not end" in {finding.tensor for finding in result.findings}
+
+
+def half_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Scheduler._schedule_running
+    monkeypatch.setattr(
+        Scheduler, "_schedule_running", lambda self, scheduled, budget: right(self, scheduled, budget // 2)
+    )
+
+
+def a_larger_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = runner.ModelRunner._graph_size
+
+    def larger(self: Any, batch: Any) -> int | None:
+        size = right(self, batch)
+        return size and max(self._graphs.sizes)
+
+    monkeypatch.setattr(runner.ModelRunner, "_graph_size", larger)
+
+
+@pytest.mark.parametrize(
+    ("change", "params"),
+    [
+        (
+            half_the_budget,
+            TIGHT | {"max_batched_tokens": "24", "requests": "[[140,2],[5,9]]"},
+        ),
+        (a_larger_graph, GRAPH),
+    ],
+)
+def test_another_policy_keeps_every_promise(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None], params: dict[str, str]
+) -> None:
+    change(monkeypatch)
+    assert {finding.oracle for finding in judged(**params).findings} == {"policy"}

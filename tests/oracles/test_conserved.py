@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.judge.oracles.agreement import tokens
-from harness.judge.oracles.contracts import conserved
+from harness.judge.oracles.contracts import conserved, policy
 from harness.judge.run_records import Count, Run
 
 
@@ -20,6 +20,15 @@ def test_a_lost_block_is_found_with_its_step(evidence):
     (finding,) = conserved(evidence(*runs)).findings
     assert finding.message.startswith("blocks that are free or owned: 6, not 7 (pattern nan)")
     assert (finding.oracle, finding.where) == ("conserved", "step 4")
+
+
+def test_a_choice_of_the_scheduler_is_judged_by_policy_alone_and_the_finding_says_so(evidence):
+    left = evidence(
+        Run("nan", counts=[Count("requests that wait", 0, 2, "step 4", "policy"), Count("free blocks", 7, 7)])
+    )
+    assert conserved(left).findings == [] and conserved(left).looked_at == 1
+    (finding,) = policy(left).findings
+    assert finding.oracle == "policy" and "another engine may choose so" in finding.message
 
 
 @pytest.fixture

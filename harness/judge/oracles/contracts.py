@@ -8,7 +8,10 @@
 for every row, padding included. A row of -1 is masked by the engine and not judged.
 
 `conserved`: each request gets its tokens once, and each block is free or owned, in every step and at the end. Owners,
-shared pages, places, the order of requests, replays and drafts are counted as well.
+shared pages and places are counted as well. Any engine promises this.
+
+`policy`: who runs next, how much of the budget is used, which graph replays, which page is found in the cache. Another
+right engine may choose otherwise, so a scenario that means this engine's policy names the oracle.
 """
 
 from __future__ import annotations
@@ -62,18 +65,31 @@ def _dirty(block: ZeroedBlock, pattern: str) -> Iterator[Finding]:
 
 
 def conserved(evidence: Evidence) -> Judgement:
-    """Look at every count of every run."""
-    return Judgement.of((1, _miscounted(count, run.pattern)) for run in evidence.runs for count in run.counts)
+    """Look at every promise that is counted, in every run."""
+    return _kept(evidence, "conserved")
+
+
+def policy(evidence: Evidence) -> Judgement:
+    """Look at every choice of this engine's own policy that is counted, in every run."""
+    return _kept(evidence, "policy")
+
+
+def _kept(evidence: Evidence, oracle: str) -> Judgement:
+    counts = ((count, run.pattern) for run in evidence.runs for count in run.counts if count.oracle == oracle)
+    return Judgement.of((1, _miscounted(count, pattern)) for count, pattern in counts)
+
+
+_POLICY = {"conserved": "", "policy": " by the policy that the scenario declares; another engine may choose so"}
 
 
 def _miscounted(count: Count, pattern: str) -> Iterator[Finding]:
     if count.found != count.expected:
         yield Finding(
-            oracle="conserved",
+            oracle=count.oracle,
             tensor=count.name,
             where=count.where,
             cause=Code.MISCOUNTED,
-            message=f"{count.name}: {count.found}, not {count.expected} (pattern {pattern})",
+            message=f"{count.name}: {count.found}, not {count.expected}{_POLICY[count.oracle]} (pattern {pattern})",
         )
 
 

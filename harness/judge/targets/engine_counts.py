@@ -47,6 +47,7 @@ def counts_of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[C
             f"tokens of request {number} that are found in the cache in epoch {epoch}",
             (later.num_prompt_tokens - 1) // PAGE_SIZE * PAGE_SIZE,
             later.num_shared_tokens,
+            oracle="policy",
         )
         for epoch in range(1, min(params.epochs - bool(params.changes), len(epochs)))
         for number, (first, later) in enumerate(zip(epochs[0], epochs[epoch], strict=True))

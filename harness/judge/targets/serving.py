@@ -150,10 +150,10 @@ def _counts_of_step(engine: Engine, answers: Answers) -> list[Count]:
     num_tokens = sum(item.num_new_tokens for item in scheduled)
     shared = {block for block, count in owned.items() if count > 1}
     first = min((sequence.request for sequence in waiting), default=engine.num_requests)
+    overtaking = sum(sequence.request > first for sequence in running)
     zeros = {
         "blocks that are free twice, or free and owned": len(free) - num_free,
         "blocks with two owners and different tokens": len(_torn_blocks(running, shared)),
-        "requests that run while an earlier one waits": sum(sequence.request > first for sequence in running),
         "requests above max_num_seqs": max(len(running) - params.max_num_seqs, len(scheduled) - params.max_num_seqs, 0),
         "tokens above max_batched_tokens": max(num_tokens - params.max_batched_tokens, 0),
     }
@@ -161,6 +161,7 @@ def _counts_of_step(engine: Engine, answers: Answers) -> list[Count]:
         Count("blocks that are free or owned", pool.num_usable_blocks, len(owned.keys() | set(free)), where),
         Count("owners of blocks", owned.total(), pool.num_references, where),
         *(Count(name, 0, found, where) for name, found in zeros.items()),
+        Count("requests that run while an earlier one waits", 0, overtaking, where, "policy"),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from harness.core.engine_params import EngineParams
@@ -11,6 +12,9 @@ from harness.engine.schedule.sequence import Sequence
 from harness.judge.probes.answers import Answers
 from harness.judge.probes.notes import Notes
 from harness.judge.run_records import Count
+
+_chosen = functools.partial(Count, oracle="policy")
+"""A count of what the scheduler chose. Another right scheduler may leave room, or take a larger graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,12 @@ class Before:
                 not preempted and self._waits_for_nothing(engine, notes.answers, ran)
             ),
         }
-        counts = [Count(name, 0, found, where) for name, found in zeros.items()]
-        counts.append(Count("tokens of decoding requests", len(verified) * params.query_len, sum(verified), where))
+        counts = [_chosen(name, 0, found, where) for name, found in zeros.items()]
+        counts.append(_chosen("tokens of decoding requests", len(verified) * params.query_len, sum(verified), where))
         if rows := self._rows_of_graph(engine, ran):
             replays = (note for note in notes.twins.replays[-1:] if note.step == number)
             replayed = sum(len(note.replayed) for note in replays)
-            counts.append(Count("rows of the graph that replays a batch of decodes", rows, replayed, where))
+            counts.append(_chosen("rows of the graph that replays a batch of decodes", rows, replayed, where))
         return counts
 
     def _rows_of_graph(self, engine: Engine, ran: dict[Sequence, int]) -> int:
