@@ -24,13 +24,15 @@ change their places on the ranks. `switch_adapter`: another adapter gets slot 1.
 """
 Event = Literal[
     "preempt.prefill", "preempt.itself", "preempt.decode", "preempt.verify", "preempt.page_end", "preempt.twice",
+    "preempt.evicted",
     "hit", "hit.free", "hit.evicted_next", "concurrent", "evict", "collision", "other_past",
     "abort.waiting", "abort.prefill", "abort.decode", "abort.verify", "full",
 ]  # fmt: skip
 """What may happen to requests and pages.
 
 `preempt`: a request loses its blocks between two chunks, for its own next chunk, while it decodes, while it verifies
-drafts, when its pages are full, or again before it gave a token. `hit`: a prompt starts with a cached page, which is
+drafts, when its pages are full, again before it gave a
+token, or after pages behind its window were given back. `hit`: a prompt starts with a cached page, which is
 free, or which the same step would have evicted. `concurrent`: two running requests compute the same page. `evict`: a
 cached page gets a new owner. `collision`: another prefix has the hash. `other_past`: a page with the same tokens is
 cached behind other ones. `abort`: a request is dropped in this phase. `full`: requests wait because as many run as may.

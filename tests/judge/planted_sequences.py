@@ -30,6 +30,7 @@ import torch
 
 from harness.core.cases import Case, Job
 from harness.core.records import FAILED
+from harness.judge.probes.notes import Notes
 from harness.judge.run_case import run_case
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
@@ -121,6 +122,20 @@ PLANTED = (
             "queued-requests[load=whole_pool]",
             where="self._blocks_for(sequence, sequence.num_computed_tokens + num_new_tokens) == "
             "self.pool.num_free_blocks"),
+    # Window layers in a tight pool.
+    Planted("window-pages-not-reserved", SCHEDULER + "Scheduler._blocks_for",
+            "pages - len(sequence.window_blocks) if self.window else 0", "0",
+            "window-pages[num_blocks=13,graph=none]", where="self.window > 0"),
+    Planted("preempted-keeps-its-evicted-pages", SCHEDULER + "Scheduler._release",
+            "sequence.num_evicted_pages = 0", "pass", "window-pages[num_blocks=12,graph=none]",
+            where="not sequence.is_finished and sequence.num_evicted_pages > 0"),
+    Planted("window-keeps-one-page-more", SCHEDULER + "Scheduler._evict",
+            "first_visible(sequence, self.window) // PAGE_SIZE",
+            "max(first_visible(sequence, self.window) // PAGE_SIZE - 1, 0)",
+            "window-pages[num_blocks=12,graph=none]", where="self.window > 0"),
+    Planted("window-pages-are-not-given-back", SCHEDULER + "Scheduler._evict",
+            "self._freed += self.pool.free(sequence.window_blocks[first:last])", "pass",
+            "window-pages[num_blocks=12,graph=full]", where="self.window > 0"),
     # Prefixes.
     Planted("prefix-hash-without-parent", POOL + "prefixes",
             "parent = hash((parent, tuple(tokens[end - PAGE_SIZE : end])))\n        yield Prefix(parent if num_hashes "
@@ -320,7 +335,8 @@ def calls(every: list[Case]) -> dict[str, set[str]]:
             seen.clear()
             # Requests are scheduled alike with graphs and without.
             params = case.params.model_copy(update={"graph": "none"})
-            EngineTarget(case.model_copy(update={"params": params}))._serve(Poison("zeros", frozenset()), None)
+            poison = Poison("zeros", frozenset())
+            EngineTarget(case.model_copy(update={"params": params}))._serve(poison, Notes(params, poison))
             found[case.id] = set(seen)
     return found
 
@@ -373,7 +389,7 @@ Written by `python tests/judge/planted_sequences.py LOG`; nothing here is typed 
 
 {len(PLANTED)} bugs were planted one by one in the scheduler, the block pool, the batch and the sampler of the engine.
 The {len(after)} cases of sequences caught {len(caught)} of them. The suite before them, {len(before)} cases of the
-engine without the oracles {" and ".join(f"`{name}`" for name in NEW_ORACLES)}, missed {len(missed)}: a number before
+engine without the oracles {", ".join(f"`{name}`" for name in NEW_ORACLES)}, missed {len(missed)}: a number before
 "run" is the number of its cases in which the bug can change something. Bugs for which there are more than {MOST} were
 not tried on them, and cases of accuracy are not among them. A number behind an oracle is the number of cases of the
 scenario in which it was the first to tell.

@@ -21,4 +21,6 @@ def preempted(sequence: Sequence, needy: Sequence) -> list[str]:
         events.append("preempt.page_end")
     if sequence.preempted_at == len(sequence.tokens):
         events.append("preempt.twice")
+    if sequence.num_evicted_pages:
+        events.append("preempt.evicted")
     return events

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.core.engine_params import EngineParams
 from harness.engine.engine import Engine
-from harness.engine.schedule.config import PAGE_SIZE, num_pages
+from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE, num_pages
 from harness.engine.schedule.sequence import Sequence
 from harness.judge.probes.answers import Answers
 from harness.judge.probes.notes import Notes
@@ -71,11 +71,23 @@ class Before:
         }
         counts = [_chosen(name, 0, found, where) for name, found in zeros.items()]
         counts.append(_chosen("tokens of decoding requests", len(verified) * params.query_len, sum(verified), where))
+        if "window" in params.layers:
+            counts.append(self._window_pages(params, ran, where))
         if rows := self._rows_of_graph(engine, ran):
             replays = (note for note in notes.twins.replays[-1:] if note.step == number)
             replayed = sum(len(note.replayed) for note in replays)
             counts.append(_chosen("rows of the graph that replays a batch of decodes", rows, replayed, where))
         return counts
+
+    def _window_pages(self, params: EngineParams, ran: dict[Sequence, int], where: str) -> Count:
+        """The window pages of the requests that ran: all pages, but for the ones that no later query sees."""
+        expected = owned = 0
+        for one in ran:
+            had = self.running.get(one)
+            seen = max(had.num_cached - params.window + 1, 0) // PAGE_SIZE if had else 0
+            expected += len(one.blocks) and len(one.blocks) - seen
+            owned += sum(block != NULL_BLOCK for block in one.window_blocks)
+        return Count("window pages that requests own", expected, owned, where)
 
     def _rows_of_graph(self, engine: Engine, ran: dict[Sequence, int]) -> int:
         """The rows of the smallest graph that holds a batch of decodes alone; 0 for another batch, or without one.
