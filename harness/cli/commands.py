@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor:doctor", "Show what can run on this machine, and why the rest cannot."),
     "schema": ("schema:schema", "Print the JSON Schema of scenario files."),
     "report": ("report:report", "Print a stored run, and write its reports again."),
+    "coverage": ("coverage:coverage", "Show which pairs and triples of conditions the calls of a run showed."),
     "history": ("history:history", "Follow a scenario or a case from run to run."),
     "compare": (
         "compare:compare",

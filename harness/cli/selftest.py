@@ -33,6 +33,10 @@ class SelftestOptions(MakingRuns):
         int | None,
         typer.Option("--mutants", metavar="N", min=1, help="Change the engine's code in N small ways instead."),
     ] = None
+    conditions: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Make kernels wrong under N pairs and triples of conditions instead."),
+    ] = None
     no_clean: Annotated[bool, typer.Option("--faults-only", help="Skip the clean cases.")] = False
     controls: Annotated[
         int | None,
@@ -44,15 +48,17 @@ class SelftestOptions(MakingRuns):
 def selftest(context: typer.Context, given: SelftestOptions) -> None:
     """Inject each known bug, and check that it is caught."""
     wanted, mutants, workers = given.wanted(), given.mutants, given.workers
-    if mutants is not None and (given.controls is not None or given.no_clean):
-        raise InputError("--mutants: judges changes of the engine's code alone; leave out --controls and --faults-only")
+    count = mutants if mutants is not None else given.conditions
+    if count is not None and (given.controls is not None or given.no_clean or None not in (mutants, given.conditions)):
+        raise InputError("--mutants, --conditions: judge their changes alone; leave out --controls and --faults-only")
     store = run_and_report.to_resume(context, given.resume, given.out, "selftest")
     with run_and_report.pool_for(given.executor, given.ray_address, workers, given.per_gpu) as pool:
-        if store is None and mutants is not None:
-            store = _mutants().planned_trials(wanted, pool, mutants, out=given.root, workers=workers)
+        if store is None and count is not None:
+            how: dict[str, Any] = {"out": given.root, "workers": workers, "conditions": mutants is None}
+            store = _mutants().planned_trials(wanted, pool, count, **how)
         store = store or _planned(wanted, pool, given.root, no_clean=given.no_clean, num_draws=given.controls)
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
-        how: dict[str, Any] = {"as_json": given.json, "history": given.history}
+        how = {"as_json": given.json, "history": given.history}
         if trials := store.plan.trials:
             raise typer.Exit(_mutants().try_mutants(store, trials, workers=workers, **how))
         raise typer.Exit(finish(store, pool, is_exhaustive=given.exhaustive, **how))

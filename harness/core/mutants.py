@@ -16,7 +16,8 @@ Status = Literal["killed", "survived", "equivalent", "not reached", "error"]
 class Trials(Record):
     """The request: `count` mutants drawn from `seed`, tried on the cases of `jobs` by `workers` processes.
 
-    A resumed run leaves out the mutants `done`, by their names.
+    A resumed run leaves out the mutants `done`, by their names. With `conditions` a mutant is no change of code, but an
+    error of the kernels under a combination of conditions.
     """
 
     jobs: tuple[Job, ...]
@@ -24,6 +25,7 @@ class Trials(Record):
     seed: int
     workers: int
     done: tuple[str, ...] = ()
+    conditions: bool = False
 
 
 class SurveyedCase(Record):

@@ -14,6 +14,10 @@ from harness.core.shapes import CacheLayout
 FlatLayout = Literal["contiguous", "block_major", "padded_pages", "large"]
 """How the pages of a cache lie in memory; see :mod:`harness.kernels.ops.cache_layouts`. Only a block table shows the
 blocks of a manager, a flat slot does not."""
+PageOrder = Literal["random", "rising", "falling", "repeated", "prefix", "same"]
+"""How the pages of a request lie, and which it shares; see :func:`harness.kernels.ops.decode_conditions.arranged`."""
+DecodeValues = Literal["plain", "zero", "ties", "one_key", "large"]
+"""The scores of a request's keys: all 0, equal largest ones, one key that outweighs the others, a score of 1.5e4."""
 PAGES_OF_MANAGER_BLOCK = 4
 """Pages of one block of the manager in the layout `manager_blocks`."""
 
@@ -72,6 +76,15 @@ class MlaDecodeParams(KernelParams):
         default="none", description="full: the kernel is captured with the rows of the batch in another order"
     )
     launches: Annotated[int, Field(ge=1, le=1000)] = Field(default=1, description="launches on the same inputs")
+    page_order: tuple[PageOrder, ...] = Field(
+        default=(), description="order of each request's pages, or which it shares; repeated for more requests"
+    )
+    high_blocks: Annotated[int, Field(ge=0, le=2**20)] = Field(
+        default=0, description="blocks of nobody below those of the requests"
+    )
+    values: tuple[DecodeValues, ...] = Field(
+        default=(), description="scores of each request's keys; repeated for more requests"
+    )
 
     @property
     def num_launches(self) -> int:

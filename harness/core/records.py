@@ -234,6 +234,8 @@ class CaseResult(Record):
     """How often the run under the main pattern launched each kernel."""
     filled: dict[str, int] = Field(default={})
     """Site -> bytes that the first run of the case filled. Empty if another process filled them."""
+    shown: dict[str, tuple[str, ...]] = Field(default={})
+    """Op and mark of its conditions -> the points of the main run's call, coded as by `Space.coded`."""
     accuracy: AccuracyRecord | None = None
     """Accuracy by epoch, for a case that measures it."""
     log: str = ""

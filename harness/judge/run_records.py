@@ -178,6 +178,8 @@ class Run:
     """Site -> bytes that were filled in this process."""
     allocated: dict[str, list[str]] = field(default_factory=dict)
     """Site -> the lines of the engine's code that allocated memory of it and left some unwritten, where known."""
+    shown: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What `harness.core.conditions` read from the arguments of the judged call."""
     error: SystemUnderTestError | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 
@@ -233,6 +235,7 @@ class Outcome:
     """How often the main run launched each kernel."""
     runs: list[Run] = field(default_factory=list)
     filled: dict[str, int] = field(default_factory=dict)
+    shown: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def result_of(self, job: Job, seconds: float) -> CaseResult:
         """The result of `job`."""
@@ -250,4 +253,5 @@ class Outcome:
             first_nan=self.first_nan,
             launched=self.launched,
             filled=self.filled,
+            shown=self.shown,
         )

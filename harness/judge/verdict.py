@@ -32,7 +32,7 @@ def verdict(job: Job) -> Outcome:
         evidence.repeat = lambda: next(_runs(target, job))
     outcome = judge(evidence)
     outcome.runs, outcome.launched = evidence.runs, evidence.runs[0].launched
-    outcome.filled = evidence.runs[0].filled
+    outcome.filled, outcome.shown = evidence.runs[0].filled, evidence.runs[0].shown
     never = never_called(job.case, evidence.runs) if outcome.verdict is Verdict.PASS and job.sites is None else []
     if never:
         outcome.verdict, outcome.cause = Verdict.SKIP, Code.NEVER_CALLED

@@ -62,7 +62,8 @@ def _facts(view: RunView) -> list[str]:
     machine = (environment.get("gpus") and environment["gpus"][0].get("name")) or environment.get("cpu")
     torch = f"torch {environment['torch']}" if environment.get("torch") else ""
     facts = (view.plan.run_id, code, f"{view.plan.seconds:.1f} s", torch, str(machine or ""))
-    return [_escaped(" · ".join(filter(None, facts)))]
+    shown = [f"Shown: {_escaped(view.covered)}"] if view.covered else []
+    return [_escaped(" · ".join(filter(None, facts))), *shown]
 
 
 def _totals(view: RunView) -> list[str]:

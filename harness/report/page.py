@@ -68,6 +68,7 @@ def render(view: RunView, trends: Trends | None = None) -> str:
         "counts": counts,
         "num_cases": len(results),
         "headline": view.headline,
+        "covered": view.covered,
         "order": [verdict.value for verdict in ORDER if counts.get(verdict.value)],
         "words": {verdict.value: word for verdict, word in VERDICT_WORDS.items()},
         "scenarios": sorted(view.scenarios.items(), key=lambda group: not any(one.verdict in BAD for one in group[1])),

@@ -9,6 +9,7 @@ from harness.core.cases import Job
 from harness.core.mutants import MutantResult
 from harness.core.records import BAD, AccuracyRecord, Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.report.causes import Cause, causes, commands_for
+from harness.report.conditions import EVERY_KERNEL, Coverage, coverages
 from harness.report.wording import num, reproduce
 from harness.store.mutants import score
 from harness.store.run_folder import RunPlan, RunStore
@@ -62,6 +63,16 @@ class RunView:
         options = self.plan.options
         found = causes(bad, self.jobs, self.blames)
         return [(cause, commands_for(cause, self.jobs, options, self.shrunk)) for cause in found]
+
+    @cached_property
+    def coverages(self) -> list[Coverage]:
+        """What its calls showed of the conditions of each op: of all kernels, then of each."""
+        return coverages(self.results, self.jobs)
+
+    @cached_property
+    def covered(self) -> str:
+        """`mla_decode: pairs 100 %, triples 92 %`, one clause for each op; empty without any."""
+        return "; ".join(one.statement for one in self.coverages if one.kernel == EVERY_KERNEL)
 
     @cached_property
     def counts(self) -> dict[str, int]:

@@ -155,6 +155,8 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
         nodes = ", ".join(result.lost_nodes)
         console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)
     console.print(totals_line(view))
+    if view.covered:
+        say(console, f"shown: {view.covered}")
     console.print(f"report: {view.path / 'report.html'}", soft_wrap=True)
 
 

@@ -61,9 +61,11 @@ def tables(results: Sequence[MutantResult]) -> list[Table]:
         for one in results
         if one.status not in ("killed", "equivalent")
     ]
+    # Errors under conditions have no line.
+    titles = ("file", "operator") if results and results[0].line else ("conditions", "error")
     shown: list[Table] = [
-        (("file", *HEAD), _rows(results, "file")),
-        (("operator", *HEAD), _rows(results, "operator")),
+        ((titles[0], *HEAD), _rows(results, "file")),
+        ((titles[1], *HEAD), _rows(results, "operator")),
         (ORACLE_HEAD, killers),
         (LEFT_HEAD, left),
     ]

@@ -57,11 +57,12 @@ def test_listed_cases_are_few_enough_to_run_at_every_change() -> None:
     listed = [
         case
         for scenario in SCENARIOS
+        # Calls that cover conditions take a few hundredths of a second.
         # Cases of engines run where these are installed: elsewhere they cost nothing.
         if scenario.fuzz is None and scenario.device == "any" and not scenario.system.startswith(("vllm", "sglang"))
         for case in expand(scenario)
     ]
-    assert 70 <= len(listed) <= 490
+    assert 70 <= len(listed) <= 1200
 
 
 def test_case_ids_are_unique() -> None:

@@ -23,19 +23,31 @@ from harness.store.mutants import score, tables
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
 
-MODULE, NAME = "mutant_trials", "the trials of mutants"
+MODULES = {False: "mutant_trials", True: "condition_trials"}
+NAME = "the trials of mutants"
 
 
-def planned_trials(wanted: Wanted, pool: Pool, count: int, *, out: Path, workers: int | None) -> RunStore:
-    """A new run of `count` mutants drawn from the seed on the selected cases. Raises InputError for other cases."""
+def planned_trials(
+    wanted: Wanted, pool: Pool, count: int, *, out: Path, workers: int | None, conditions: bool
+) -> RunStore:
+    """A new run of `count` mutants drawn from the seed on the selected cases. Raises InputError for other cases.
+
+    With `conditions` the kernels are wrong under pairs and triples of conditions, and no code changes.
+    """
     wanted = replace(wanted, device="cpu")
     planner = Planner(wanted, pool)
     cases = select(planner.scenarios(), wanted.selectors, tags=wanted.tags, seed=0)
     jobs = [job for job in planner.jobs_of(cases) if job.case.kind.shows_launches and job.device == "cpu"]
     if not jobs:
         raise InputError("--mutants: changes the reference engine and the built-in kernels; select cases that run them")
-    trials = Trials(jobs=tuple(jobs), count=count, seed=wanted.seed, workers=workers or min(num_usable_cores(), 4))
-    how = wanted.reproduction() | {"mutants": count}
+    how = wanted.reproduction() | {"conditions" if conditions else "mutants": count}
+    trials = Trials(
+        jobs=tuple(jobs),
+        count=count,
+        seed=wanted.seed,
+        workers=workers or min(num_usable_cores(), 4),
+        conditions=conditions,
+    )
     return RunStore.create(out, (), command=shared_options.command_line(), options=how, is_selftest=True, trials=trials)
 
 
@@ -48,7 +60,7 @@ def try_mutants(store: RunStore, trials: Trials, *, workers: int | None, as_json
         done = tuple(result.name for result in store.mutants())
         request = trials.model_copy(update={"done": done, "workers": workers or trials.workers})
         live = screen.status(f"looking at {len(trials.jobs)} cases")
-        with live as status, Child(MODULE, name=NAME, environ=ONE_THREAD | on_path(TRUST)) as child:
+        with live as status, Child(MODULES[trials.conditions], name=NAME, environ=ONE_THREAD | on_path(TRUST)) as child:
             child.send(request)
             while (reply := child.answer()).result is None:
                 found = reply.progress or {}

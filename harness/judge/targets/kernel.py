@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
+from harness.core.conditions.table import shown_by
 from harness.core.errors import SystemUnderTestError
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import (
@@ -86,10 +87,15 @@ class KernelTarget(Target):
         try:
             self._call_with_other_values(poison)
             call = _BUILDERS[self.op](self.params, Setting(self.spec, poison, self.case.seed, self.device))
-            if self.params.has_graph:
+            is_graph = self.params.has_graph
+            # A graph plans in each replay. Here it is enough that there is a plan.
+            keywords = call.kwargs | {"metadata": call.plan} if is_graph else call.keywords(is_captured=False)
+            if poison.pattern == self.case.poison.patterns[0]:
+                run.shown = shown_by(self.op, call.args, keywords)
+            if is_graph:
                 result, run.replays = replayed(self.spec, poison, call)
             else:
-                result = invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
+                result = invoke(self.spec, poison, call.args, keywords)
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
             between = functools.partial(self._call_with_other_values, poison)
             run.pairs = repeated(self.spec, poison, call, outputs, self.params.num_launches, between)

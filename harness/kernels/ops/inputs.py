@@ -23,7 +23,7 @@ from harness.core.op_params import (
 )
 from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.core.shapes import CacheLayout
-from harness.kernels.ops import cache_layouts
+from harness.kernels.ops import cache_layouts, decode_conditions
 from harness.kernels.ops.record_formats import cached_latents
 
 NULL_BLOCK = 0
@@ -141,28 +141,45 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     counts = [-(-length // PAGE_SIZE) for length in params.seq_lens]
     per_block = cache_layouts.pages_in_block(params.layout)
     *owned, free = cache_layouts.allotted(counts, params.num_spare_blocks, params.layout, generator)
+    high = -(-params.high_blocks // per_block) * per_block
     # The null block is the first, the trap the last.
-    num_blocks = sum(map(len, (*owned, free))) + 2 * per_block
+    num_blocks = high + sum(map(len, (*owned, free))) + 2 * per_block
+    owned, free = [pages + high for pages in owned], free + high
+    live = [pages[:count].tolist() for pages, count in zip(owned, counts, strict=True)]
+    own = live
+    if params.page_order:
+        live = decode_conditions.arranged(live, params.page_order)
+        left = set().union(*own).difference(*live)
+        free = torch.cat((torch.tensor(sorted(left), dtype=torch.int32), free))
     kv_dtype, q_dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
     kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
     kv_cache = cache_layouts.empty_cache(num_blocks, head_dim, kv_dtype, params.layout, params.page_stride)
     table = torch.zeros(len(counts), max(map(len, owned)) + params.table_pad, dtype=torch.int32)
     unowned = [Unowned("kv.null", kv_cache[:per_block])]
-    for b, (length, count, pages) in enumerate(zip(params.seq_lens, counts, owned, strict=True)):
-        table[b, : len(pages)] = pages
-        latents = torch.randn(count * PAGE_SIZE, head_dim, generator=generator)
-        stored = cached_latents(latents, kv_dtype, kv_scale).view(count, PAGE_SIZE, head_dim)
+    used = decode_conditions.slots_used(live, params.seq_lens)
+    for b, (length, pages, rest) in enumerate(zip(params.seq_lens, live, owned, strict=True)):
+        table[b, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        table[b, len(pages) : len(rest)] = rest[len(pages) :]
+        latents = torch.randn(len(pages) * PAGE_SIZE, head_dim, generator=generator)
+        if params.values:
+            word = params.values[b % len(params.values)]
+            decode_conditions.plant_keys(b, word, latents, length, params.query_len, pages)
+        stored = cached_latents(latents, kv_dtype, kv_scale).view(len(pages), PAGE_SIZE, head_dim)
+        places = decode_conditions.written_places(pages, own[b])
         # As bytes, because older torch cannot index fp8.
-        kv_cache.view(torch.uint8)[pages[:count].long()] = stored.view(torch.uint8)
-        if length % PAGE_SIZE:
-            unowned.append(Unowned("kv.tail", kv_cache[int(pages[count - 1]), length % PAGE_SIZE :]))
-        unowned.extend(Unowned("kv.tail", kv_cache[int(page)]) for page in pages[count:])
-        unowned.append(Unowned("block_table.pad", table[b, len(pages) :]))
+        kv_cache.view(torch.uint8)[torch.tensor(pages).long()[places]] = stored.view(torch.uint8)[places]
+        if length and used[pages[-1]] < PAGE_SIZE:
+            unowned.append(Unowned("kv.tail", kv_cache[pages[-1], used[pages[-1]] :]))
+        unowned.extend(Unowned("kv.tail", kv_cache[int(page)]) for page in rest[len(pages) :])
+        unowned.append(Unowned("block_table.pad", table[b, len(rest) :]))
     unowned.extend(Unowned("kv.free", kv_cache[int(page)]) for page in free)
     unowned.append(Unowned("block_table.pad", kv_cache[-per_block:]))
     shape = (len(counts), params.query_len, params.num_heads, head_dim)
+    q = _queries(shape, q_dtype, generator, contiguous=params.contiguous_q)
+    if params.values:
+        decode_conditions.plant_queries(params.values, q, head_dim**-0.5)
     return DecodeInputs(
-        q=_queries(shape, q_dtype, generator, contiguous=params.contiguous_q),
+        q=q,
         kv_cache=kv_cache,
         block_table=table,
         seq_lens=torch.tensor(params.seq_lens, dtype=torch.int32),

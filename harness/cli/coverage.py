@@ -1,0 +1,72 @@
+"""`mla-harness coverage`: which conditions the calls of a run showed, in pairs and triples."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from harness.cli.output import console, print_json
+from harness.cli.shared_options import Json, Out
+from harness.core.conditions.model import words
+from harness.core.conditions.table import SPACES
+from harness.core.errors import InputError
+from harness.report.conditions import EVERY_KERNEL, STRENGTHS, Coverage
+from harness.report.console import say, table
+from harness.report.run_view import RunView
+from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
+
+MAX_UNMET, MAX_REFUSED = 20, 4
+
+
+def coverage(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN] [OP]", help="A run, else the latest; an op shows its details."),
+    ] = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Show which pairs and triples of conditions the calls of a run showed."""
+    ops = [name for name in names or () if name in SPACES]
+    runs = [name for name in names or () if name not in SPACES]
+    if len(ops) > 1 or len(runs) > 1:
+        raise InputError(f"coverage: give one run and one op of {', '.join(SPACES)}")
+    view = RunView(RunStore.open(find_run(runs[0] if runs else "latest", Path(out) if out else DEFAULT_RUNS)))
+    found = [one for one in view.coverages if not ops or one.op in ops]
+    if not found:
+        raise InputError(f"coverage: no call of {', '.join(ops or SPACES)} in {view.path}, or its classes were others")
+    if json:
+        print_json({"run_id": view.plan.run_id, "coverage": [_object(one) for one in found]})
+        return
+    screen, shown = console(), table("op", "kernel", *STRENGTHS.values())
+    for one in found:
+        counts = [f"{one.share(n)} ({met:,} of {every:,})" for n in STRENGTHS for met, every in [one.shown.counts(n)]]
+        shown.add_row(one.op, one.kernel.partition("/")[2] or one.kernel, *counts)
+    screen.print(shown)
+    for one in found:
+        if ops and one.kernel == EVERY_KERNEL:
+            _details(screen, one)
+
+
+def _details(screen: Console, one: Coverage) -> None:
+    """Print the classes, the unmet pairs and some unmet triples, and what is not allowed."""
+    for dimension in one.shown.space.dimensions:
+        say(screen, f"{dimension.name}: {dimension.summary}: {' | '.join(dimension.classes)}")
+    for strength, name in list(STRENGTHS.items())[1:]:
+        met, every = one.shown.counts(strength)
+        say(screen, f"{name} not shown: {every - met:,}")
+        for combination in islice(one.shown.unmet(strength), MAX_UNMET):
+            say(screen, words(combination), indent="  ")
+    for why, refused in one.refusals().items():
+        more = f", and {len(refused) - MAX_REFUSED} more" if len(refused) > MAX_REFUSED else ""
+        say(screen, f"not allowed: {why}: {'; '.join(refused[:MAX_REFUSED])}{more}")
+
+
+def _object(one: Coverage) -> dict[str, object]:
+    counts = {name: one.shown.counts(strength) for strength, name in STRENGTHS.items()}
+    unmet = [dict(pair) for pair in one.shown.unmet(2)]
+    return {"op": one.op, "kernel": one.kernel, **counts, "unmet_pairs": unmet, "not_allowed": one.refusals()}

@@ -1,0 +1,247 @@
+"""The classes of the calls of an op, which go together, and how many pairs and triples of them a set of calls showed.
+
+A call has units: the requests of a batch, the tokens of a step. A point says for each dimension which class one unit
+has. Two classes are a pair that was shown if one point has both. A unit without a class in a dimension, such as the
+values of a request without keys, has None there.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+NO_CLASS = "-"
+
+Point = Mapping[str, str | None]
+Combination = tuple[tuple[str, str], ...]
+"""Classes of two or three dimensions, in the order of the dimensions: (("tokens", "2"), ("heads", "128"))."""
+
+
+def words(combination: Iterable[tuple[str, str]]) -> str:
+    """`tokens 2, heads 128`."""
+    return ", ".join(f"{name} {label}" for name, label in combination)
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One property of a call or of its units.
+
+    `examples` has for a class parameters that show it, if a kernel may refuse them: one is enough for it to go.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    summary: str
+    examples: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """Classes of two or three dimensions that no legal call has together, and why."""
+
+    classes: Mapping[str, Sequence[str]]
+    why: str
+
+    def holds(self, combination: Iterable[tuple[str, str]]) -> bool:
+        """Whether the combination has a class of each dimension of this rule."""
+        found = dict(combination)
+        return all(found.get(name) in labels for name, labels in self.classes.items())
+
+
+@dataclass(frozen=True)
+class Space:
+    """The conditions of an op: its dimensions, the rules, and the function that reads the points of a call.
+
+    `read` takes the arguments of a call of the kernel by name. `optional` dimensions may have no class. `refused` has
+    classes that the kernel under test does not take, and why.
+    """
+
+    op: str
+    dimensions: tuple[Dimension, ...]
+    rules: tuple[Never, ...]
+    read: Callable[..., list[Point]]
+    optional: frozenset[str] = frozenset()
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    @cached_property
+    def labels(self) -> list[tuple[str, str]]:
+        """Every class with its dimension. The place in this list is the number of the class, and its bit."""
+        return [(dimension.name, label) for dimension in self.dimensions for label in dimension.classes]
+
+    @cached_property
+    def number(self) -> dict[tuple[str, str], int]:
+        return {label: number for number, label in enumerate(self.labels)}
+
+    @cached_property
+    def mark(self) -> str:
+        """Eight digits that change with the classes. Points of other classes cannot be counted with these."""
+        return f"{zlib.crc32(repr(self.labels).encode()):08x}"
+
+    def coded(self, point: Point) -> str:
+        """A point as a word of one character for each dimension."""
+        found = ((dimension, point.get(dimension.name)) for dimension in self.dimensions)
+        return "".join(NO_CLASS if label is None else DIGITS[d.classes.index(label)] for d, label in found)
+
+    def decoded(self, word: str) -> dict[str, str]:
+        """The classes of a coded point."""
+        pairs = zip(self.dimensions, word, strict=True)
+        return {d.name: d.classes[DIGITS.index(letter)] for d, letter in pairs if letter != NO_CLASS}
+
+    def shown(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """The points of a call, coded, each once, in order."""
+        return tuple(sorted({self.coded(point) for point in self.read(**arguments)}))
+
+    def why_not(self, combination: Iterable[tuple[str, str]]) -> str:
+        """Why no legal call has these classes together; empty if a call may have them."""
+        combination = tuple(combination)
+        for label in combination:
+            if label in self.refused:
+                return self.refused[label]
+        for rule in self.rules:
+            if rule.holds(combination):
+                return rule.why
+        for d in self.dimensions:
+            if d.name in dict(combination) or d.name in self.optional:
+                continue
+            reasons = [self._conflict((*combination, (d.name, label))) for label in d.classes]
+            if all(reasons):
+                return reasons[0]
+        return ""
+
+    def _conflict(self, combination: Combination) -> str:
+        if combination[-1] in self.refused:
+            return self.refused[combination[-1]]
+        return next((rule.why for rule in self.rules if rule.holds(combination)), "")
+
+    @cached_property
+    def allowed(self) -> dict[tuple[int, int], int]:
+        """Pair of numbers of classes -> the bits of later classes that make an allowed triple with it."""
+        return _allowed(self)
+
+    def combinations(self, strength: int) -> Iterator[Combination]:
+        """Every allowed combination of classes of `strength` dimensions."""
+        for (a, b), later in self.allowed.items():
+            if strength == 2:
+                yield self.labels[a], self.labels[b]
+            else:
+                yield from ((self.labels[a], self.labels[b], self.labels[c]) for c in bits(later))
+
+    def refused_pairs(self) -> Iterator[tuple[Combination, str]]:
+        """Every pair of classes of two dimensions that is not allowed, and why."""
+        for one, other in combinations(self.labels, 2):
+            if one[0] != other[0] and (self.number[one], self.number[other]) not in self.allowed:
+                yield (one, other), self.why_not((one, other))
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _allowed(space: Space) -> dict[tuple[int, int], int]:
+    labels, number = space.labels, space.number
+    every = (1 << len(labels)) - 1
+    of_dimension = {d.name: sum(1 << number[d.name, label] for label in d.classes) for d in space.dimensions}
+    required = [mask for name, mask in of_dimension.items() if name not in space.optional]
+    goes = [every & ~of_dimension[name] for name, _ in labels]
+    for label in space.refused:
+        goes = [mask & ~(1 << number[label]) for mask in goes]
+        goes[number[label]] = 0
+    threes = []
+    for rule in space.rules:
+        groups = [[number[name, label] for label in names] for name, names in rule.classes.items()]
+        if len(groups) > 2:
+            threes.append([sum(1 << n for n in group) for group in groups])
+            continue
+        for a in groups[0]:
+            for b in groups[1]:
+                goes[a] &= ~(1 << b)
+                goes[b] &= ~(1 << a)
+
+    def has_room(mask: int, own: int) -> bool:
+        """Whether every dimension that needs a class has one: among `mask`, or the one in `own`."""
+        return all((mask | own) & one for one in required)
+
+    found: dict[tuple[int, int], int] = {}
+    for a in range(len(labels)):
+        for b in bits(goes[a] >> (a + 1) << (a + 1)):
+            both, own = goes[a] & goes[b], 1 << a | 1 << b
+            for group in threes:
+                # Two groups hold the pair: the third is closed to it.
+                left = [mask for mask in group if not mask & own]
+                if len(left) == 1:
+                    both &= ~left[0]
+            if not has_room(both, own):
+                continue
+            later = both >> (b + 1) << (b + 1)
+            triples = (c for c in bits(later & ~of_dimension[labels[b][0]]) if has_room(both & goes[c], own | 1 << c))
+            found[a, b] = sum(1 << c for c in triples)
+    return found
+
+
+class Shown:
+    """The pairs and triples of a space that calls showed."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.points: set[str] = set()
+        self.with_pair: dict[tuple[int, int], int] = {}
+        """Pair -> the bits of later classes that a point showed with it."""
+
+    def add(self, points: Iterable[str]) -> None:
+        """Count coded points."""
+        for numbers in self._new(points):
+            self.points.add(numbers)
+            for pair, mask in _parts(self.space, numbers):
+                self.with_pair[pair] = self.with_pair.get(pair, 0) | mask
+
+    def gain(self, points: Iterable[str]) -> tuple[int, int]:
+        """How many allowed pairs and triples these points would add."""
+        new: dict[tuple[int, int], int] = {}
+        for numbers in self._new(points):
+            for pair, mask in _parts(self.space, numbers):
+                new[pair] = new.get(pair, 0) | mask
+        allowed = self.space.allowed
+        pairs = sum(pair in allowed and pair not in self.with_pair for pair in new)
+        triples = sum((m & allowed.get(p, 0) & ~self.with_pair.get(p, 0)).bit_count() for p, m in new.items())
+        return pairs, triples
+
+    def _new(self, points: Iterable[str]) -> set[str]:
+        return set(points) - self.points
+
+    def counts(self, strength: int) -> tuple[int, int]:
+        """How many combinations were met, of how many that are allowed. Strength 1 counts single classes."""
+        allowed = self.space.allowed
+        if strength == 1:
+            labels, seen = ({n for pair in found for n in pair} for found in (allowed, self.with_pair))
+            return len(labels & seen), len(labels)
+        if strength == 2:
+            return sum(pair in self.with_pair for pair in allowed), len(allowed)
+        met = sum((mask & self.with_pair.get(pair, 0)).bit_count() for pair, mask in allowed.items())
+        return met, sum(mask.bit_count() for mask in allowed.values())
+
+    def has(self, combination: Combination) -> bool:
+        """Whether a point showed the combination."""
+        a, b, *more = (self.space.number[label] for label in combination)
+        mask = self.with_pair.get((a, b))
+        return mask is not None and all(mask >> c & 1 for c in more)
+
+    def unmet(self, strength: int) -> Iterator[Combination]:
+        """The allowed combinations that no point showed."""
+        return (one for one in self.space.combinations(strength) if not self.has(one))
+
+
+def _parts(space: Space, word: str) -> Iterator[tuple[tuple[int, int], int]]:
+    """Each pair of a coded point, and the bits of its later classes."""
+    numbers = [space.number[label] for label in space.decoded(word).items()]
+    mask = sum(1 << n for n in numbers)
+    for a, b in combinations(numbers, 2):
+        yield (a, b), mask >> (b + 1) << (b + 1)

@@ -1,0 +1,83 @@
+"""What a batch of `mla_decode` has beside its lengths: the order of its pages, shared pages, and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor
+
+from harness.core.ops import PAGE_SIZE
+
+LEVEL, LEVELS = 4.0, 97
+"""The largest element 0 of a planted key, and how many there are, 1/64 apart. Other keys have 0. An fp8 cache holds it.
+
+Requests have levels of their own: two equal scores of 1.5e4 in pages that are merged later would differ by the rounding
+of a float32 log-sum-exp.
+"""
+SCORES = {"zero": 0.0, "ties": 12.0, "one_key": 40.0, "large": 1.5e4}
+"""Values -> the score of a planted key. The others have 0."""
+
+
+def arranged(owned: Sequence[list[int]], words: Sequence[str]) -> list[list[int]]:
+    """The pages of each request in the order of its word. `words` are repeated until each request has one.
+
+    `repeated`: its last page is its first. `prefix`: its first page is that of the live request before it, `same`: all
+    are, as far as that one has pages.
+    """
+    found = [list(pages) for pages in owned]
+    live = [b for b, pages in enumerate(found) if pages]
+    for place, b in enumerate(live):
+        pages, word = found[b], words[b % len(words)]
+        before = found[live[place - 1]] if place else []
+        if word in ("rising", "falling"):
+            pages.sort(reverse=word == "falling")
+        elif word == "repeated":
+            pages[-1] = pages[0]
+        elif word in ("prefix", "same"):
+            count = min(1 if word == "prefix" else len(pages), len(before))
+            pages[:count] = before[:count]
+    return found
+
+
+def plant_keys(b: int, word: str, latents: Tensor, length: int, num_tokens: int, pages: Sequence[int]) -> None:
+    """Give the keys of request b their element 0, in place: latents [slots, D] of `length` tokens."""
+    latents[:, 0] = 0.0
+    if word in ("plain", "zero") or not length:
+        return
+    # The last key that every query token sees, or the last of the page before, if the last page is there twice.
+    is_twice = len(set(pages)) < len(pages)
+    place = min((len(pages) - 1) * PAGE_SIZE - 1 if is_twice else length, length - num_tokens)
+    first = place
+    if word == "ties":
+        # Both in one page.
+        first = max(place - 1, place // PAGE_SIZE * PAGE_SIZE)
+        place = min(first + 1, length - 1)
+    latents[first : place + 1, 0] = LEVEL - b % LEVELS / 64
+
+
+def plant_queries(words: Sequence[str], q: Tensor, scale: float) -> None:
+    """Give the queries q [B, S, H, D] of each request the scores of its word, in place.
+
+    One element of such a query is not 0, or none, so scores are exact in any order of adding, and equal ones are equal.
+    """
+    for b, word in enumerate(islice(cycle(words), len(q))):
+        if word != "plain":
+            q[b] = 0.0
+            q[b, ..., 0] = SCORES[word] / (LEVEL - b % LEVELS / 64) / scale
+
+
+def written_places(pages: Sequence[int], own: Sequence[int]) -> Tensor:
+    """[n] int64: the places of the pages that a request writes: those that it got as its own, each once."""
+    places = [place for place, page in enumerate(pages) if page in own and page not in pages[:place]]
+    return torch.tensor(places, dtype=torch.int64)
+
+
+def slots_used(tables: Sequence[list[int]], lengths: Sequence[int]) -> dict[int, int]:
+    """Page -> how many of its first slots some request of `lengths` reads."""
+    used: dict[int, int] = {}
+    for pages, length in zip(tables, lengths, strict=True):
+        for i, page in enumerate(pages):
+            used[page] = max(used.get(page, 0), min(length - i * PAGE_SIZE, PAGE_SIZE))
+    return used

@@ -1,0 +1,69 @@
+"""What the calls of a run showed of the conditions of each op: counts, the combinations that are missing, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from harness.core.cases import Job
+from harness.core.catalog import KERNELS
+from harness.core.conditions.model import Shown, words
+from harness.core.conditions.table import SPACES, key_of, space_for
+from harness.core.records import CaseResult
+
+STRENGTHS = {1: "classes", 2: "pairs", 3: "triples"}
+EVERY_KERNEL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What the calls of one kernel of an op showed, or of all its kernels together."""
+
+    op: str
+    kernel: str
+    shown: Shown
+
+    def share(self, strength: int) -> str:
+        """`100 %`, which no smaller share is rounded to."""
+        met, every = self.shown.counts(strength)
+        return f"{100 * met // every} %" if every else "none"
+
+    @property
+    def statement(self) -> str:
+        """`mla_decode: pairs 100 %, triples 92 %`."""
+        return f"{self.op}: pairs {self.share(2)}, triples {self.share(3)}"
+
+    def refusals(self) -> dict[str, list[str]]:
+        """Why combinations are not allowed -> these combinations. Classes that a kernel refuses stand alone."""
+        space = self.shown.space
+        found: dict[str, list[str]] = {}
+        for label, why in space.refused.items():
+            found.setdefault(why, []).append(words([label]))
+        for pair, why in space.refused_pairs():
+            if not any(label in space.refused for label in pair):
+                found.setdefault(why, []).append(words(pair))
+        return found
+
+
+def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> list[Coverage]:
+    """For each op with conditions that the run called: all its kernels together, then each kernel.
+
+    What all kernels of the run refuse does not count. Points that other classes coded are left out.
+    """
+    points: dict[str, dict[str, set[str]]] = {}
+    for result in results:
+        for op, space in SPACES.items():
+            if found := result.shown.get(key_of(space)):
+                kernel = jobs[result.key].case.kernels().get("kernel", op)
+                points.setdefault(op, {}).setdefault(kernel, set()).update(found)
+    coverages = []
+    for op, by_kernel in points.items():
+        spaces = {name: space_for(KERNELS.get(name)) if name in KERNELS else SPACES[op] for name in by_kernel}
+        refused = {label: why for space in spaces.values() for label, why in space.refused.items()}
+        by_all = {label: why for label, why in refused.items() if all(label in s.refused for s in spaces.values())}
+        whole = replace(SPACES[op], refused=by_all)
+        for name, space in {EVERY_KERNEL: whole, **spaces}.items():
+            shown = Shown(space)
+            shown.add(by_kernel[name] if name in by_kernel else set().union(*by_kernel.values()))
+            coverages.append(Coverage(op, name, shown))
+    return coverages

@@ -1,0 +1,176 @@
+"""Calls that show many combinations of conditions: a greedy cover, and the draw of one call of each op.
+
+A batch of many unlike requests shows many combinations for the price of one call. Each draw gets the combinations that
+no call showed yet, and gives them to the call and to its requests where they go together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from random import Random
+from typing import Any
+
+from harness.core.conditions import mla_decode as decode
+from harness.core.conditions.model import Shown, Space
+from harness.core.ops import PAGE_SIZE
+
+Given = dict[str, Any]
+Wanted = dict[str, str]
+"""Dimension -> class that a unit of the call shall show."""
+
+CANDIDATES = 12
+"""Calls drawn for each call that is kept."""
+
+
+def covering_calls(
+    space: Space,
+    draw: Callable[[Random, Iterator[Wanted]], Given],
+    show: Callable[[Given], Sequence[str]],
+    cost: Callable[[Given], float],
+    *,
+    triples: float,
+    seed: str,
+    most: int = 400,
+) -> tuple[list[Given], Shown]:
+    """Calls that show every allowed pair and the share `triples` of the triples, and what they show.
+
+    Of the drawn calls, the one with the most new combinations for its `cost` is kept. A pair counts as PAIR triples.
+    """
+    random, found, shown = Random(seed), [], Shown(space)
+    for _ in range(most):
+        met, every = shown.counts(3)
+        unmet = list(shown.unmet(2))
+        if not unmet and met >= triples * every:
+            break
+        pool = unmet or random.sample(list(shown.unmet(3)), k=min(2000, every - met))
+
+        def wanted(pool: list[Any] = pool) -> Iterator[Wanted]:
+            while True:
+                yield dict(random.choice(pool)) if random.random() < 0.8 else {}
+
+        best: tuple[float, Given, Sequence[str]] | None = None
+        for _ in range(CANDIDATES):
+            given = draw(random, wanted())
+            points = show(given)
+            pairs, more = shown.gain(points)
+            value = (50 * pairs + more) / cost(given)
+            if best is None or value > best[0]:
+                best = (value, given, points)
+        if best is not None and best[0] > 0:
+            found.append(best[1])
+            shown.add(best[2])
+    return found, shown
+
+
+def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) -> Given:
+    """The parameters of a call of `mla_decode`, with a batch of at most `largest` requests.
+
+    The first of `wanted` decides what all requests share, and each request takes one that goes with that.
+    """
+    first = next(wanted)
+
+    def chosen(name: str, weights: Sequence[int] | None = None) -> str:
+        labels = next(d.classes for d in decode.SPACE.dimensions if d.name == name)
+        return first.get(name) or random.choices(labels, weights)[0]
+
+    def number(name: str, most: int, weights: Sequence[int] | None = None) -> int:
+        numbers = decode.RANGES[name][chosen(name, weights)]
+        return random.choice(numbers[: max(most - numbers.start, 1)])
+
+    tokens = number("tokens", 12, (6, 4, 3, 2, 1))
+    alone = first.get("place") == "only"
+    batch = 1 if alone else number("batch", largest, (1, 4, 6, 3, 1))
+    if not alone and "batch" not in first and any(name in first for name in ("neighbour", "around", "shared", "place")):
+        batch = max(batch, 5)
+    heads = number("heads", 130, (3, 4, 4, 3, 2, 2))
+    block = chosen("block", (6, 3, 0 if first.get("latent") == "512+64" else 1))
+    latent = "other" if block == "32768+" else chosen("latent", (12, 1))
+    far = chosen("offset", (5, 1)) == "past 2^31"
+    apart = far or chosen("pool", (3, 2)) == "apart"
+    requests = [first, *islice(wanted, batch - 1)]
+    if first.get("place") in ("middle", "last") and batch > 1:
+        place = batch - 1 if first["place"] == "last" else batch // 2
+        requests[0], requests[place] = requests[place], requests[0]
+    lengths = _lengths(random, requests, tokens, (2 if batch > 16 else 4) if heads < 100 else 2)
+    if first.get("spare") == "none":
+        pages = decode.RANGES["pages"][first.get("pages", "2")].start
+        lengths = [min(n, pages * PAGE_SIZE) for n in lengths]
+    if not any(lengths):
+        lengths[-1] = PAGE_SIZE + tokens
+    orders = {"rising": "rising", "falling": "falling", "mixed": "random", "repeated": "repeated"}
+    shared = {"some": "prefix", "all": "same"}
+    kinds = {"plain": "plain", "zero": "zero", "ties": "ties", "one key": "one_key", "large": "large"}
+    any_order = ("random", "rising", "falling", "repeated", "prefix", "same")
+    words = [
+        shared.get(w.get("shared", "")) or orders.get(w.get("order", "")) or random.choice(any_order) for w in requests
+    ]
+    values = [kinds[w.get("values") or random.choice(list(kinds))] for w in requests]
+    window = {"none": None, "one": 1, "inside": random.choice((2, 40, 64, 100)), "past": 4096}
+    given: Given = {
+        "seq_lens": lengths,
+        "query_len": tokens,
+        "num_heads": heads,
+        "kv": chosen("kv"),
+        "page_order": words[:17],
+        "values": values[:13],
+        "table_pad": random.choice(decode.RANGES["spare"][chosen("spare")][:12]),
+        "planned": chosen("plan") == "given",
+        "contiguous_q": chosen("q") == "packed",
+        "num_spare_blocks": random.choice((1, 2, 4)),
+        "high_blocks": {"below 128": 0, "below 32768": 120, "32768+": 32768}[block],
+    }
+    if (seen := window[chosen("window", (4, 1, 1, 1))]) is not None:
+        given["window"] = seen
+    if latent == "other":
+        given |= {"kv_lora_rank": 8 if block == "32768+" else 16, "qk_rope_head_dim": 8}
+    if far:
+        given["page_stride"] = 2**16 + 64 if block == "32768+" else 2**25 + 64 if block == "below 32768" else 2**31
+    elif apart and block == "32768+":
+        given["page_stride"] = PAGE_SIZE * 16 + 64
+    elif apart:
+        given["layout"] = random.choice(("padded_pages", "block_major", "manager_blocks"))
+    return given
+
+
+def _lengths(random: Random, requests: Sequence[Wanted], tokens: int, more: int) -> list[int]:
+    """The length of each request: as it wants, or few pages, with a long one now and then."""
+    found: list[int] = []
+    for b, want in enumerate(requests):
+        before = found[-1] if found else -1
+        if want.get("around", "live") in ("empty before", "empty both") and found:
+            found[-1] = before = 0
+        if b and requests[b - 1].get("around") in ("empty after", "empty both"):
+            found.append(0)
+            continue
+        equal = want.get("neighbour", random.choice(("equal", "other", "other", "other"))) == "equal"
+        if equal and before >= 0 and not {"end", "pages"} & set(want):
+            found.append(before)
+            continue
+        length = _length(random, want, tokens, more)
+        if equal and b and (length == 0) == (before == 0):
+            found[-1] = length
+        found.append(length)
+    return found
+
+
+def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
+    needs_keys = {"values", "order", "shared", "block", "offset"} & set(want)
+    ends = next(d.classes for d in decode.SPACE.dimensions if d.name == "end")
+    if want.get("end") == "empty" or want.get("pages") == "none":
+        return 0
+    if not want and random.random() < 0.12:
+        return 0
+    least = {"mixed": "3-4", "rising": "2", "falling": "2", "repeated": "2"}.get(want.get("order", ""), "1")
+    labels = ("1", "2", "3-4", "5-8", "9-32", "33+")
+    drawn = random.choices(labels, (6, 6, 4, more // 2, 0.1 * more, 0.03 * more))[0]
+    label = want.get("pages") or max(least, drawn, key=labels.index)
+    if want.get("shared") == "some" and label == "1":
+        label = "2"
+    pages = random.choice(decode.RANGES["pages"][label][: 3 if label == "33+" else 6])
+    end = want.get("end") or random.choice(ends[1:])
+    slots = {"first": 1, "last": PAGE_SIZE - 1, "whole": PAGE_SIZE}.get(end)
+    if slots is None:
+        slots = random.choice([n for n in range(12, PAGE_SIZE - 1) if (n % decode.TILE == 0) == (end == "tile")])
+    length = (pages - 1) * PAGE_SIZE + slots
+    return max(length, tokens) if needs_keys or length else length

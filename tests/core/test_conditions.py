@@ -1,0 +1,108 @@
+"""Spaces of conditions: what is allowed, what is shown, and what a greedy cover of calls reaches."""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+
+import pytest
+
+from harness.core.conditions.model import Dimension, Never, Shown, Space
+from harness.core.conditions.table import SPACES, space_for
+from harness.core.kernels import KernelSpec
+from harness.core.shapes import Shapes
+
+TINY = Space(
+    op="tiny",
+    read=lambda points: points,
+    optional=frozenset({"order"}),
+    dimensions=(
+        Dimension("pages", ("0", "1", "2"), ""),
+        Dimension("order", ("up", "down"), ""),
+        Dimension("kv", ("bf16", "fp8"), ""),
+    ),
+    rules=(
+        Never({"pages": ("0", "1"), "order": ("up", "down")}, "needs two pages"),
+        Never({"pages": ("2",), "order": ("down",), "kv": ("fp8",)}, "not so"),
+    ),
+)
+
+
+def test_allowed_are_the_combinations_that_some_legal_point_has() -> None:
+    legal = [
+        {"pages": pages, "kv": kv} | ({"order": order} if order else {})
+        for pages, order, kv in product(("0", "1", "2"), ("", "up", "down"), ("bf16", "fp8"))
+        if not (order and pages != "2") and (pages, order, kv) != ("2", "down", "fp8")
+    ]
+    for strength in (2, 3):
+        found = {frozenset(combination) for combination in TINY.combinations(strength)}
+        every = [p for d in TINY.dimensions for p in [(d.name, label) for label in d.classes]]
+        wanted = {
+            frozenset(labels)
+            for labels in product(every, repeat=strength)
+            if len({name for name, _ in labels}) == strength
+            and any(set(labels) <= set(point.items()) for point in legal)
+        }
+        assert found == wanted
+    assert {why for _, why in TINY.refused_pairs()} == {"needs two pages"}
+    assert TINY.why_not([("pages", "2"), ("order", "down"), ("kv", "fp8")]) == "not so"
+
+
+def test_points_are_counted_once_and_only_where_they_are() -> None:
+    shown = Shown(TINY)
+    points = TINY.shown(
+        {"points": [{"pages": "2", "order": "up", "kv": "bf16"}, {"pages": "0", "order": None, "kv": "fp8"}]}
+    )
+    assert shown.gain(points) == (4, 1)
+    shown.add(points)
+    assert shown.gain(points) == (0, 0)
+    assert shown.counts(2) == (4, len(TINY.allowed))
+    assert shown.counts(3)[0] == 1
+    assert shown.has((("pages", "2"), ("order", "up"), ("kv", "bf16")))
+    assert not shown.has((("pages", "2"), ("kv", "fp8")))
+    assert (("pages", "2"), ("kv", "fp8")) in set(shown.unmet(2))
+    assert TINY.decoded(points[0]) == {"pages": "0", "kv": "fp8"}
+
+
+def test_the_mark_changes_with_the_classes() -> None:
+    other = Space("tiny", (*TINY.dimensions, Dimension("more", ("a",), "")), TINY.rules, TINY.read)
+    assert other.mark != TINY.mark
+
+
+def test_classes_that_a_kernel_refuses_are_not_allowed_and_say_why() -> None:
+    spec = KernelSpec("mla_decode", "mine", "", "", kv=("bf16",), shapes=Shapes(heads_multiple_of=16, query_len=(1,)))
+    space = space_for(spec)
+    refused = {label for label in space.refused}
+    assert {("kv", "fp32"), ("heads", "2-15"), ("tokens", "2"), ("window", "one")} <= refused
+    assert not {("kv", "bf16"), ("heads", "16"), ("heads", "17-63"), ("tokens", "1"), ("window", "none")} & refused
+    assert "takes query_len 1, not" in space.why_not([("tokens", "2"), ("kv", "bf16")])
+    assert not any(("kv", "fp32") in pair for pair in space.combinations(2))
+    assert len(space.allowed) < len(SPACES["mla_decode"].allowed)
+
+
+@pytest.mark.parametrize("op", SPACES)
+def test_every_class_goes_with_one_class_of_each_other_dimension_at_least(op: str) -> None:
+    space = SPACES[op]
+    met = {n for pair in space.allowed for n in pair}
+    assert met == set(range(len(space.labels)))
+    assert all(why for _, why in space.refused_pairs())
+
+
+def test_a_cover_reaches_every_pair_and_stops_where_no_draw_can() -> None:
+    from harness.scenario.batches import covering_calls
+
+    points = [dict(zip(("pages", "kv"), labels, strict=True)) for labels in product(("0", "1", "2"), ("bf16", "fp8"))]
+    points += [{"pages": "2", "order": "up", "kv": kv} for kv in ("bf16", "fp8")]
+    points += [{"pages": "2", "order": "down", "kv": "bf16"}]
+
+    def draw(random: Random, wanted: object) -> dict[str, object]:
+        return {"point": random.randrange(len(points))}
+
+    def show(given: dict[str, object]) -> tuple[str, ...]:
+        return TINY.shown({"points": [points[int(str(given["point"]))]]})
+
+    calls, shown = covering_calls(TINY, draw, show, lambda given: 1.0, triples=1.0, seed="x", most=50)
+    assert shown.counts(2) == (len(TINY.allowed),) * 2 and len(calls) <= len(points)
+    points = points[:1]
+    calls, shown = covering_calls(TINY, draw, show, lambda given: 1.0, triples=1.0, seed="x", most=20)
+    assert len(calls) == 1 and shown.counts(2)[0] == 1
