@@ -80,7 +80,7 @@ class MlaDecodeParams(KernelParams):
         default=(), description="order of each request's pages, or which it shares; repeated for more requests"
     )
     high_blocks: Annotated[int, Field(ge=0, le=2**20)] = Field(
-        default=0, description="blocks of nobody below those of the requests"
+        default=0, description="unused blocks below the blocks of the requests"
     )
     values: tuple[DecodeValues, ...] = Field(
         default=(), description="scores of each request's keys; repeated for more requests"

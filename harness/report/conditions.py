@@ -9,7 +9,7 @@ from harness.core.cases import Job
 from harness.core.catalog import KERNELS
 from harness.core.conditions.model import Shown, words
 from harness.core.conditions.table import SPACES, key_of, space_for
-from harness.core.records import CaseResult
+from harness.core.records import CaseResult, Verdict
 
 STRENGTHS = {1: "classes", 2: "pairs", 3: "triples"}
 EVERY_KERNEL = "all"
@@ -46,12 +46,14 @@ class Coverage:
 
 
 def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> list[Coverage]:
-    """For each op with conditions that the run called: all its kernels together, then each kernel.
+    """For each op with conditions: all its kernels together, then each kernel. Only cases that passed count.
 
     What all kernels of the run refuse does not count. Points that other classes coded are left out.
     """
     points: dict[str, dict[str, set[str]]] = {}
     for result in results:
+        if result.verdict is not Verdict.PASS:
+            continue
         for op, space in SPACES.items():
             if found := result.shown.get(key_of(space)):
                 kernel = jobs[result.key].case.kernels().get("kernel", op)
