@@ -39,15 +39,9 @@ cached behind other ones. `abort`: a request is dropped in this phase. `full`: r
 """
 
 
-class ServingParams(Params):
-    """How the reference engine serves any model: its cache, kernels, graphs and limits."""
+class KernelParams(Params):
+    """The kernel of each op, by name."""
 
-    OPEN_SIZES: ClassVar[frozenset[str]] = frozenset({"layout", "dtype"})
-
-    kv: KvType = "bf16"
-    quantize: Literal["none", "fp8_per_tensor", "fp8_per_token", "mxfp8"] = Field(
-        default="none", description="quantization of the activations that enter the output projection and the MLP"
-    )
     decode_kernel: str = "tiled"
     plan_kernel: str = "tiled"
     context_kernel: str = "torch"
@@ -57,21 +51,27 @@ class ServingParams(Params):
     quantize_kernel: str = "torch"
     route_kernel: str = "torch"
     blocks_kernel: str = "torch"
-    graph: Literal["none", "full"] = "none"
-    capture: Literal["persistent", "lazy"] = Field(
-        default="persistent",
-        description="persistent: buffers filled before each replay; lazy: planned inside the capture",
+    quantize: Literal["none", "fp8_per_tensor", "fp8_per_token", "mxfp8"] = Field(
+        default="none", description="quantization of the activations that enter the output projection and the MLP"
     )
-    capture_sizes: tuple[Count, ...] = (1, 2, 4, 8)
+
+
+class CacheParams(Params):
+    """The pool of blocks: what it stores, how many there are, and which requests may share them."""
+
+    kv: KvType = "bf16"
     num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = 24
     free_list: Literal["fifo", "lifo"] = "fifo"
+    prefix_caching: bool = Field(default=False, description="prompts share the full pages of a prefix seen before")
+
+
+class BatchParams(Params):
+    """What a step takes at most, and how its rows are padded."""
+
     max_batched_tokens: Count = 96
     max_num_seqs: Count = 8
     context_chunk: Count = Field(default=128, description="context tokens gathered at once for prefill")
     zero_fill_output: bool = Field(default=False, description="decode output is zeroed first, as in PR 37442")
-    drafter: bool = Field(default=False, description="a second graph in the same pool runs before logits are consumed")
-    context_ranks: Ranks = Field(default=1, description="context-parallel ranks; each has every n-th token of a chunk")
-    expert_ranks: Ranks = Field(default=1, description="expert-parallel ranks; each has an equal share of the experts")
     dp_rank_tokens: Length = Field(default=0, description="activations are padded to the length of the longest rank")
     pad_tokens: Literal["skip", "trash"] = Field(
         default="skip", description="padded tokens are not stored, or stored in a block of their own"
@@ -81,15 +81,29 @@ class ServingParams(Params):
         default="live", description="rows that a scale of activations covers; batch: padded ones too, all kept finite"
     )
     dummy_steps: bool = Field(default=False, description="a dummy batch between live steps, as on an idle DP rank")
-    prefix_caching: bool = Field(default=False, description="prompts share the full pages of a prefix seen before")
-
-    @property
-    def cache_type(self) -> str:
-        return self.kv
 
 
-class EngineParams(ServingParams):
-    """A serving run of the reference engine on a small model with random weights."""
+class GraphParams(Params):
+    """The graphs that replay decodes."""
+
+    graph: Literal["none", "full"] = "none"
+    capture: Literal["persistent", "lazy"] = Field(
+        default="persistent",
+        description="persistent: buffers filled before each replay; lazy: planned inside the capture",
+    )
+    capture_sizes: tuple[Count, ...] = (1, 2, 4, 8)
+    drafter: bool = Field(default=False, description="a second graph in the same pool runs before logits are consumed")
+
+
+class RankParams(Params):
+    """The ranks that share a layer. All of them run in one process."""
+
+    context_ranks: Ranks = Field(default=1, description="context-parallel ranks; each has every n-th token of a chunk")
+    expert_ranks: Ranks = Field(default=1, description="expert-parallel ranks; each has an equal share of the experts")
+
+
+class ModelSizes(Params):
+    """A small model with random weights."""
 
     layers: tuple[LayerKind, ...] = Field(
         default=("mla", "mla"),
@@ -105,15 +119,20 @@ class EngineParams(ServingParams):
     vocab_size: Count = 128
     num_experts: Annotated[int, Field(ge=0, le=256)] = 0
     num_experts_per_tok: Count = 2
+    window: Count = Field(default=48, description="tokens that a query of a `window` layer sees, its own included")
+    window_kv: KvType | None = Field(default=None, description="cache type of `window` layers; `kv` when left out")
+    index_topk: Count = Field(default=16, description="tokens that a query of a `sparse` layer sees")
+
+
+class WorkloadParams(Params):
+    """The requests: their lengths, when they come and go, and what must happen to them."""
+
     requests: tuple[tuple[Count, Count], ...] = Field(
         default=((5, 12), (70, 10), (17, 14), (130, 8)),
         description="prompt length and tokens to generate, in order of arrival",
     )
     shared_prefix: Length = Field(default=0, description="tokens that all prompts have in common")
     epochs: Annotated[int, Field(ge=1, le=100)] = 1
-    window: Count = Field(default=48, description="tokens that a query of a `window` layer sees, its own included")
-    window_kv: KvType | None = Field(default=None, description="cache type of `window` layers; `kv` when left out")
-    index_topk: Count = Field(default=16, description="tokens that a query of a `sparse` layer sees")
     speculative_tokens: Annotated[int, Field(ge=0, le=7)] = Field(
         default=0, description="drafts that each decoding request verifies in a step, as further query tokens"
     )
@@ -137,6 +156,14 @@ class EngineParams(ServingParams):
     num_hashes: Count | None = Field(
         default=None, description="different hashes of prefixes; a small number makes collisions"
     )
+    happens: tuple[Event, ...] = Field(
+        default=(), description="events that must happen in the engine, or the case is skipped and is no pass"
+    )
+
+
+class ChangeParams(Params):
+    """Changes of the state of a running engine."""
+
     changes: tuple[tuple[Change, Length], ...] = Field(
         default=(),
         description="state changes, each before this step of the last epoch; at 0 no request runs",
@@ -144,9 +171,20 @@ class EngineParams(ServingParams):
     adapters: tuple[Annotated[int, Field(ge=0, le=2)], ...] = Field(
         default=(), description="the slot of each request's adapter on kv_b_proj; 0, also without an entry, is none"
     )
-    happens: tuple[Event, ...] = Field(
-        default=(), description="events that must happen in the engine, or the case is skipped and is no pass"
-    )
+
+
+class ServingParams(KernelParams, CacheParams, BatchParams, GraphParams, RankParams):
+    """How the reference engine serves any model: its cache, kernels, graphs and limits."""
+
+    OPEN_SIZES: ClassVar[frozenset[str]] = frozenset({"layout", "dtype"})
+
+    @property
+    def cache_type(self) -> str:
+        return self.kv
+
+
+class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
+    """A serving run of the reference engine on a small model with random weights."""
 
     LIMITS: ClassVar[dict[str, str]] = {"num_experts_per_tok": "num_experts"}
 

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from harness.core.engine_params import EngineParams
+from harness.core.engine_params import BatchParams
 from harness.engine.batch import NO_KEYS, Batch, DecodeInputs, Padding, fill_static
 from harness.engine.kernels import Workspace
 from harness.engine.memory import PagedMemory
@@ -83,7 +83,7 @@ def counters_made_in_a_capture(workspace: Workspace, num_requests: int) -> Tenso
     return kept[:num_requests]
 
 
-def request_limit(params: EngineParams) -> int:
+def request_limit(params: BatchParams) -> int:
     """Count the requests that run at once; the largest graph has more (PR 41016)."""
     return params.max_num_seqs
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from harness.core.catalog import KERNELS
-from harness.core.engine_params import EngineParams, conflicts
+from harness.core.engine_params import EngineParams, ModelSizes, conflicts
 from harness.core.ops import PAGE_SIZE as PAGE_SIZE
 
 NULL_BLOCK = 0
@@ -216,7 +216,7 @@ def num_pages(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_SIZE)
 
 
-def model_config(params: EngineParams) -> ModelConfig:
+def model_config(params: ModelSizes) -> ModelConfig:
     """The model of a case: DeepSeek-V2 when all layers are MLA, Kimi Linear (no RoPE) when some are KDA."""
     hybrid = "kda" in params.layers
     return ModelConfig(
