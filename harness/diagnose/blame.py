@@ -5,6 +5,8 @@ before gave no answer:
 1. Nothing is poisoned. If this fails too, no poison is to blame, and the findings name the memory.
 2. Each site alone is poisoned. A site that fails alone is to blame.
 3. All sites but one are poisoned. If this passes, that site is necessary. All necessary sites are to blame.
+4. If every trial passed, the case is repeated as it was. If it passes now, the same inputs give different results: a
+   state that is kept from call to call is to blame, and no memory that was poisoned.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -
     failed = {trial.sites for trial in done if fails_alike(result, trial)}
     if () not in tried:
         return [_trial(job, result, ())]
-    singles = [(site,) for site in sites]
-    if () in failed or len(sites) < 2 or failed & set(singles):
+    if () in failed:
         return []
-    if not tried & set(singles):
-        return [_trial(job, result, single) for single in singles]
-    rests = [] if len(sites) == 2 else without_each(sites)
-    return [] if tried & set(rests) else [_trial(job, result, rest) for rest in rests]
+    singles = [(site,) for site in sites] if len(sites) > 1 else []
+    rests = without_each(sites) if len(sites) > 2 else []
+    for group in (singles, rests, [sites]):
+        if group and not tried & set(group):
+            return [] if failed else [_trial(job, result, chosen) for chosen in group]
+    return []
 
 
 def fails_alike(result: CaseResult, trial: CaseResult) -> bool:
@@ -59,6 +62,8 @@ def _sites_to_blame(
     """The sites to blame, and a sentence that says why."""
     failed = {trial.sites for trial in trials if fails_alike(result, trial)}
     passed = {trial.sites for trial in trials} - failed
+    if sites in passed:
+        return (), "differs from call to call with the same inputs: repeated as it was, the case passes"
     oracle = primary(result.findings).oracle
     if () in failed or not sites:
         own = [finding.site for finding in result.findings if finding.oracle == oracle and finding.site]
@@ -104,6 +109,8 @@ def _label(full: tuple[str, ...], sites: tuple[str, ...]) -> str:
     """A set of poisoned sites as text: ``nothing``, ``kv.tail``, or ``all but kv.tail``."""
     if not sites:
         return "nothing"
+    if sites == full:
+        return "the same again"
     missing = [site for site in full if site not in sites]
     return f"all but {missing[0]}" if len(missing) == 1 and len(full) > 2 else "+".join(sites)
 
