@@ -11,7 +11,7 @@ from harness.cli.output import console, print_block, print_json
 from harness.cli.shared_options import Json, Kernel, Plugins, Scenarios, Seed, Selectors, Tags
 from harness.core.cases import Case
 from harness.core.catalog import FAULTS, KERNELS, ORACLES, SITES
-from harness.report.console import table
+from harness.report.console import columns
 from harness.report.wording import reproduce_case
 from harness.run.planning import Wanted, load, register_plugins
 from harness.run.runner import WorkerPool
@@ -90,10 +90,9 @@ def _scenario_row(scenario: Scenario) -> dict[str, Any]:
 def _print_tables(tables: dict[str, list[dict[str, Any]]]) -> None:
     screen = console()
     for title, rows in tables.items():
-        shown = table(*(rows[0] if rows else ()), no_wrap={"name", "cases", "faults"}, title=title)
-        for row in rows:
-            shown.add_row(*(str(value) for value in row.values()))
-        screen.print(shown)
+        screen.print(f"\n{title}", style="bold")
+        # Hundreds of rows: a table of rich takes as long as all the rest of the command.
+        print(*columns(rows, screen.width), sep="\n", file=screen.file)
 
 
 def show(

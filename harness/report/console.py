@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -32,6 +33,27 @@ def table(*titles: str, no_wrap: Collection[str] = (), title: str | None = None)
     for name in titles:
         made.add_column(printable(name), overflow="fold", no_wrap=name in no_wrap)
     return made
+
+
+def columns(rows: Sequence[Mapping[str, object]], width: int) -> list[str]:
+    """Rows as lines of at most `width` where that can be: a heading, and below it each row, its long cells folded.
+
+    The first column is never folded, the last one has what the others leave, each of them a quarter at most.
+    """
+    if not rows:
+        return []
+    cells = [[printable(str(value)) for value in values] for values in (rows[0], *(row.values() for row in rows))]
+    first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    sizes = [first, *(min(size, width // 4) for size in others[:-1])]
+    sizes.append(max(20, width - sum(sizes) - 2 * len(sizes)))
+    lines = []
+    for row in cells:
+        folded = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, sizes, strict=True)]
+        for parts in itertools.zip_longest(*folded, fillvalue=""):
+            padded = (f"{part:<{size}}" for part, size in zip(parts, sizes, strict=True))
+            lines.append("  ".join(padded).rstrip())
+    lines.insert(1, "-" * width)
+    return lines
 
 
 def say(console: Console, text: str, *, indent: str = "", style: str = "") -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 import harness
 from harness.core.errors import InputError
@@ -140,23 +139,13 @@ class Document:
         return self.values.get((), (1, 1))
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's core scalars only."""
-
-
-class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The same by libyaml, ten times as fast. Its messages are other ones."""
-
-
-_Loader.yaml_implicit_resolvers = {}
-_FastLoader.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
-for _tag, _pattern, _letters in (
-    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+", "-+0123456789"),
-    ("tag:yaml.org,2002:float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-):
-    _Loader.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), list(_letters))
+SCALARS: tuple[tuple[Callable[[str], Any], re.Pattern[str], str], ...] = (
+    (lambda text: None, re.compile(r"~|null|Null|NULL|"), "~nN"),
+    (lambda text: text.lower() == "true", re.compile(r"true|True|TRUE|false|False|FALSE"), "tTfF"),
+    (int, re.compile(r"[-+]?[0-9]+"), "-+0123456789"),
+    (float, re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), "-+.0123456789"),
+)
+"""The words without quotes that are no text: their value, their form, the letters that they begin with."""
 
 
 def read_document(content: bytes) -> Document:
@@ -170,86 +159,95 @@ def read_document(content: bytes) -> Document:
         raise DocumentError("the text is not UTF-8; save the file as UTF-8", line) from None
     try:
         try:
-            node = _composed(text, _FastLoader)
+            events = _safe_events(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except yaml.YAMLError:
-            node = _composed(text, _Loader)
+            # libyaml is ten times as fast, and its messages are other ones.
+            events = _safe_events(text, yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(error) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise DocumentError(f"character U+{error.character:04X} is not allowed; remove it", line) from None
-    if node is None:
+    if not isinstance(events[1], yaml.DocumentStartEvent):
         raise DocumentError("the file is empty; a scenario needs at least a name, a summary and a system")
     document = Document()
-    document.data = _build(node, (), document)
+    document.data = _build(iter(events[2:]), (), document)
+    if len(starts := [event for event in events if isinstance(event, yaml.DocumentStartEvent)]) > 1:
+        raise DocumentError(
+            "a second document starts here; write one scenario a file", *_position(starts[1].start_mark)
+        )
     return document
 
 
-def _composed(text: str, loader: type[yaml.SafeLoader]) -> Node | None:
-    """The nodes of a document. Raises DocumentError for one that is costly or unsafe to build, and YAMLError."""
-    depth = 0
+def _safe_events(text: str, loader: type[yaml.SafeLoader]) -> list[yaml.Event]:
+    """The events of a text. Raises DocumentError for one that is costly or unsafe to build, and YAMLError."""
+    depth, found = 0, []
     for number, event in enumerate(yaml.parse(text, Loader=loader)):
-        place = _position(event.start_mark)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise DocumentError("anchors and aliases are not allowed; write the value out", *place)
-        tag = getattr(event, "tag", None)
-        if tag:
-            raise DocumentError(f"the tag {tag} is not allowed; write a plain value", *place)
+            raise DocumentError(
+                "anchors and aliases are not allowed; write the value out", *_position(event.start_mark)
+            )
+        if tag := getattr(event, "tag", None):
+            raise DocumentError(f"the tag {tag} is not allowed; write a plain value", *_position(event.start_mark))
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            raise DocumentError(f"nested more than {MAX_DEPTH} deep; a scenario needs five", *place)
+            raise DocumentError(
+                f"nested more than {MAX_DEPTH} deep; a scenario needs five", *_position(event.start_mark)
+            )
         if number > MAX_VALUES:
-            raise DocumentError(f"more than {MAX_VALUES} values; split the scenario", *place)
-    node: Node | None = yaml.compose(text, Loader=loader)
-    return node
+            raise DocumentError(f"more than {MAX_VALUES} values; split the scenario", *_position(event.start_mark))
+        found.append(event)
+    return found
 
 
 def _syntax_error(error: yaml.MarkedYAMLError) -> DocumentError:
     place = _position(error.problem_mark or error.context_mark)
     problem = (error.problem or "not YAML").replace("\n", " ")
-    if "but found another document" in problem:
-        return DocumentError("a second document starts here; write one scenario a file", *place)
     if "'\\t'" in problem:
         return DocumentError("a tab cannot indent YAML; use spaces", *place)
     return DocumentError(f"not YAML: {problem}; fix the syntax here or just above", *place)
 
 
-def _build(node: Node, location: Location, document: Document) -> Any:
-    document.values[location] = _position(node.start_mark)
-    if isinstance(node, MappingNode):
-        return _build_mapping(node, location, document)
-    if isinstance(node, SequenceNode):
-        return [_build(item, (*location, index), document) for index, item in enumerate(node.value)]
-    assert isinstance(node, ScalarNode)
-    return _scalar(node)
+def _build(events: Iterator[yaml.Event], location: Location, document: Document) -> Any:
+    """The value that starts with the next event; its last event is taken too."""
+    return _built(next(events), events, location, document)
 
 
-def _build_mapping(node: MappingNode, location: Location, document: Document) -> dict[str, Any]:
+def _built(event: yaml.Event, events: Iterator[yaml.Event], location: Location, document: Document) -> Any:
+    document.values[location] = _position(event.start_mark)
+    if isinstance(event, yaml.ScalarEvent):
+        return _scalar(event)
+    if isinstance(event, yaml.MappingStartEvent):
+        return _build_mapping(events, location, document)
+    items: list[Any] = []
+    while not isinstance(item := next(events), yaml.SequenceEndEvent):
+        items.append(_built(item, events, (*location, len(items)), document))
+    return items
+
+
+def _build_mapping(events: Iterator[yaml.Event], location: Location, document: Document) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        place = _position(key_node.start_mark)
-        if not isinstance(key_node, ScalarNode):
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        place = _position(event.start_mark)
+        if not isinstance(event, yaml.ScalarEvent):
             raise DocumentError("a key must be a word, not a list or a mapping", *place)
-        key = key_node.value
+        key = event.value
         if key in mapping:
             first = document.keys[(*location, key)][0]
             raise DocumentError(f"duplicate key {key!r}, first on line {first}; remove one", *place)
         document.keys[(*location, key)] = place
-        mapping[key] = _build(value_node, (*location, key), document)
+        mapping[key] = _build(events, (*location, key), document)
     return mapping
 
 
-def _scalar(node: ScalarNode) -> Any:
-    kind = node.tag.rsplit(":", 1)[-1]
-    if kind == "null":
-        return None
-    if kind == "bool":
-        return node.value.lower() == "true"
-    if kind == "int":
-        if len(node.value) > 20:
-            raise DocumentError("the number has more than 20 digits; write a smaller one", *_position(node.start_mark))
-        return int(node.value)
-    return float(node.value) if kind == "float" else node.value
+def _scalar(event: yaml.ScalarEvent) -> Any:
+    value: str = event.value
+    if not event.implicit[0]:
+        return value
+    value_of = next((of for of, form, first in SCALARS if value[:1] in first and form.fullmatch(value)), str)
+    if value_of is int and len(value) > 20:
+        raise DocumentError("the number has more than 20 digits; write a smaller one", *_position(event.start_mark))
+    return value_of(value)
 
 
 def _position(mark: Any) -> tuple[int, int]:
