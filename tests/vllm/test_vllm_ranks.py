@@ -165,6 +165,7 @@ def test_workers_inherit_what_they_are_to_do_and_multicast_stays_off(monkeypatch
     assert "NCCL_NVLS_ENABLE" not in made, "the user has chosen"
     assert made["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
     assert made["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
+    assert made["VLLM_ALLREDUCE_USE_FLASHINFER"] == "0"
 
 
 @pytest.mark.parametrize(

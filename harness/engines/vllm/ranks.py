@@ -21,6 +21,8 @@ AMONG_RANKS = {
     # Spawned workers do not depend on the CUDA state of this process.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    # From 0.33.0 on vLLM builds FlashInfer's all-reduce by default. It waits for NVLink multicast, which is off.
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     # Ranks wait for a failed rank. vLLM's own limit is longer.
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120",
     "VLLM_HOST_IP": "127.0.0.1",
