@@ -27,9 +27,9 @@ def console_for(stream: IO[str] | None = None, *, moves: bool = True) -> Console
     return Console(file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=is_forced)
 
 
-def table(*titles: str, no_wrap: Collection[str] = (), title: str | None = None) -> Table:
+def table(*titles: str, no_wrap: Collection[str] = ()) -> Table:
     """An empty table with these columns. Long cells are folded, except in the columns of `no_wrap`."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in titles:
         made.add_column(printable(name), overflow="fold", no_wrap=name in no_wrap)
     return made

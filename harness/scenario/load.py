@@ -139,13 +139,13 @@ class Document:
         return self.values.get((), (1, 1))
 
 
-SCALARS: tuple[tuple[Callable[[str], Any], re.Pattern[str], str], ...] = (
-    (lambda text: None, re.compile(r"~|null|Null|NULL|"), "~nN"),
-    (lambda text: text.lower() == "true", re.compile(r"true|True|TRUE|false|False|FALSE"), "tTfF"),
-    (int, re.compile(r"[-+]?[0-9]+"), "-+0123456789"),
-    (float, re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), "-+.0123456789"),
+SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
+    (re.compile(r"~|null|Null|NULL|"), lambda text: None),
+    (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+    (re.compile(r"[-+]?[0-9]+"), int),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
 )
-"""The words without quotes that are no text: their value, their form, the letters that they begin with."""
+"""The forms of words without quotes that are no text -> how their value is read."""
 
 
 def read_document(content: bytes) -> Document:
@@ -172,30 +172,28 @@ def read_document(content: bytes) -> Document:
         raise DocumentError("the file is empty; a scenario needs at least a name, a summary and a system")
     document = Document()
     document.data = _build(iter(events[2:]), (), document)
-    if len(starts := [event for event in events if isinstance(event, yaml.DocumentStartEvent)]) > 1:
-        raise DocumentError(
-            "a second document starts here; write one scenario a file", *_position(starts[1].start_mark)
-        )
     return document
 
 
 def _safe_events(text: str, loader: type[yaml.SafeLoader]) -> list[yaml.Event]:
     """The events of a text. Raises DocumentError for one that is costly or unsafe to build, and YAMLError."""
-    depth, found = 0, []
+    depth, documents, found = 0, 0, []
     for number, event in enumerate(yaml.parse(text, Loader=loader)):
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise DocumentError(
-                "anchors and aliases are not allowed; write the value out", *_position(event.start_mark)
-            )
-        if tag := getattr(event, "tag", None):
-            raise DocumentError(f"the tag {tag} is not allowed; write a plain value", *_position(event.start_mark))
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise DocumentError(
-                f"nested more than {MAX_DEPTH} deep; a scenario needs five", *_position(event.start_mark)
-            )
-        if number > MAX_VALUES:
-            raise DocumentError(f"more than {MAX_VALUES} values; split the scenario", *_position(event.start_mark))
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        wrong = ""
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            wrong = "anchors and aliases are not allowed; write the value out"
+        elif tag := getattr(event, "tag", None):
+            wrong = f"the tag {tag} is not allowed; write a plain value"
+        elif depth > MAX_DEPTH:
+            wrong = f"nested more than {MAX_DEPTH} deep; a scenario needs five"
+        elif number > MAX_VALUES:
+            wrong = f"more than {MAX_VALUES} values; split the scenario"
+        elif documents > 1:
+            wrong = "a second document starts here; write one scenario a file"
+        if wrong:
+            raise DocumentError(wrong, *_position(event.start_mark))
         found.append(event)
     return found
 
@@ -244,10 +242,10 @@ def _scalar(event: yaml.ScalarEvent) -> Any:
     value: str = event.value
     if not event.implicit[0]:
         return value
-    value_of = next((of for of, form, first in SCALARS if value[:1] in first and form.fullmatch(value)), str)
-    if value_of is int and len(value) > 20:
+    read_value = next((read for form, read in SCALARS if form.fullmatch(value)), str)
+    if read_value is int and len(value) > 20:
         raise DocumentError("the number has more than 20 digits; write a smaller one", *_position(event.start_mark))
-    return value_of(value)
+    return read_value(value)
 
 
 def _position(mark: Any) -> tuple[int, int]:

@@ -123,7 +123,6 @@ def _given_with(scenario: Scenario, kernels: tuple[KernelSpec, ...]) -> list[tup
     axes = {axis: dict(_axis(scenario, axis)) for axis in scenario.matrix}
     of_call = [axis for axis in axes if axis not in POISON_AXES]
     found = []
-    model = scenario.model
     # Many points differ in their poison only.
     made: dict[tuple[str, ...], Given | None] = {}
     for labels in _chosen(scenario, {axis: list(values) for axis, values in axes.items()}):
@@ -132,7 +131,7 @@ def _given_with(scenario: Scenario, kernels: tuple[KernelSpec, ...]) -> list[tup
             merged = dict(scenario.params)
             for axis in of_call:
                 merged.update(axes[axis][labels[axis]])
-            made[key] = None if scenario.has_all_kernels and not _runs_here(scenario, model, merged) else merged
+            made[key] = None if scenario.has_all_kernels and not _runs_here(scenario, merged) else merged
         if (given := made[key]) is not None:
             found.append((labels, given))
     return found
@@ -177,13 +176,13 @@ def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
     yield from found
 
 
-def _runs_here(scenario: Scenario, model: type[Params], given: Given) -> bool:
+def _runs_here(scenario: Scenario, given: Given) -> bool:
     """Whether an installed kernel of a `kernel: [all]` axis runs on the scenario's device, with these parameters."""
     spec = KERNELS.get(f"{scenario.op}/{given['kernel']}")
     if scenario.device not in ("any", *spec.devices) or not _is_installed(spec.origin):
         return False
     try:
-        return not spec.why_not_params(model.model_validate(given))
+        return not spec.why_not_params(scenario.model.model_validate(given))
     except ValidationError:
         # The check of all points reports it.
         return True
