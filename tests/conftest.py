@@ -7,16 +7,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.cli.main import exit_code_of
 from harness.core.catalog import KERNELS
+from harness.run import runner
+from harness.run.fork_server import ForkServer
 
 # Matrices are small here. Several workers with several threads each would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Cli = Callable[..., tuple[int, str, str]]
+OF_EACH_TEST = ("PYTEST_CURRENT_TEST", "COLUMNS")
+MAX_SERVERS = 3
+_servers: dict[object, _KeptServer] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +35,29 @@ def _forget_kernels_that_a_test_registers() -> Iterator[None]:
     if plugins is not None:
         plugins._loaded.clear()
         plugins._loaded.update(loaded)
+
+
+class _KeptServer(ForkServer):
+    """A server that outlives its pool. It dies with this process."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _keep_the_process_that_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the pools of all tests fork their workers from one process, for each set of environment variables."""
+
+    def kept(imports: tuple[str, ...], *, environ: dict[str, str], **options: Any) -> ForkServer:
+        variables = {name: value for name, value in os.environ.items() if name not in OF_EACH_TEST} | environ
+        key = (imports, tuple(sorted(variables.items())))
+        if key not in _servers or _servers[key].is_dead():
+            while len(_servers) >= MAX_SERVERS:
+                ForkServer.close(_servers.pop(next(iter(_servers))))
+            _servers[key] = _KeptServer(imports, environ=environ, **options)
+        return _servers[key]
+
+    monkeypatch.setattr(runner, "ForkServer", kept)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Children that begin as a fork of a process which imported an engine once.
+"""Children that begin as a fork of a process which imported torch, or an engine, once.
 
 `python -m harness.run.fork_server MODULE[:FUNCTION]...` imports the modules, calls the functions, and forks for each
 request. It must not touch CUDA, because a CUDA context does not survive a fork, and it runs nothing else, so no
@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -49,7 +50,7 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the fork runs."""
         if self._code is None:
-            self._code = self._server.code()
+            self._code = self._server.code(self.pid)
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
@@ -66,7 +67,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A server for the forks of this process, one at a time. It dies with this process."""
+    """A server for the forks of this process. It dies with this process, and its forks with it."""
 
     def __init__(self, imports: Sequence[str], *, name: str, environ: Mapping[str, str], seconds: float) -> None:
         """Start the server and wait until it has imported the modules. `name` is for sentences.
@@ -74,6 +75,7 @@ class ForkServer:
         Raises HarnessError if an import fails, touches CUDA, or takes longer than `seconds`.
         """
         self._is_closed = False
+        self._codes: dict[int, int] = {}
         self._child = Child(__name__, *imports, name=name, environ=environ, seconds=seconds)
         try:
             self._child.answer()
@@ -98,7 +100,8 @@ class ForkServer:
                 log=log,
             )
             self._child.send(request)
-            progress = self._child.answer().progress or {}
+            while (progress := (reply := self._child.answer()).progress) is None:
+                self._note(reply)
         except BaseException:
             os.close(writer)
             raise
@@ -106,13 +109,20 @@ class ForkServer:
             os.close(reader)
         return ForkedProcess(self, progress["pid"], writer)
 
-    def code(self) -> int | None:
-        """The exit code of the fork, or None while it runs. A fork dies with its server."""
-        if self.is_dead():
+    def code(self, pid: int) -> int | None:
+        """The exit code of a fork, once, or None while it runs. A fork dies with its server."""
+        if self._is_closed:
             return -signal.SIGKILL
+        is_dead = self.is_dead()
         self._child.read()
-        reply = self._child.take()
-        return int(reply.result["code"]) if reply is not None and reply.result is not None else None
+        while (reply := self._child.take()) is not None:
+            self._note(reply)
+        return self._codes.pop(pid, -signal.SIGKILL if is_dead else None)
+
+    def _note(self, reply: Reply) -> None:
+        """Keep the exit code that the server reports when a fork ends."""
+        if reply.result is not None:
+            self._codes[reply.result["pid"]] = reply.result["code"]
 
     def is_dead(self) -> bool:
         return self._is_closed or self._child.ended()
@@ -133,14 +143,26 @@ def _serve(parent: Parent) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise HarnessError("importing initialized CUDA, which does not survive a fork")
+    running: set[int] = set()
+
+    def report_ended(number: int, frame: types.FrameType | None) -> None:
+        """Report each fork that has ended. Runs between two requests only, so replies do not mix."""
+        while running and (found := os.waitpid(-1, os.WNOHANG))[0]:
+            if found[0] in running:
+                running.remove(found[0])
+                parent.reply(Reply(result={"pid": found[0], "code": os.waitstatus_to_exitcode(found[1])}))
+
+    signal.signal(signal.SIGCHLD, report_ended)
     parent.reply(Reply(ready={}))
     for request in parent.requests(ForkRequest):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         files = [
-            os.open(f"/proc/{request.owner}/fd/{number}", flags)
-            for number, flags in (
-                (request.requests, os.O_RDONLY),
-                (request.log, os.O_WRONLY | os.O_APPEND),
-                (request.replies, os.O_WRONLY),
+            os.open(f"/proc/{request.owner}/{name}", flags)
+            for name, flags in (
+                ("cwd", os.O_RDONLY),
+                (f"fd/{request.requests}", os.O_RDONLY),
+                (f"fd/{request.log}", os.O_WRONLY | os.O_APPEND),
+                (f"fd/{request.replies}", os.O_WRONLY),
             )
         ]
         pid = os.fork()
@@ -153,23 +175,26 @@ def _serve(parent: Parent) -> None:
             os.setpgid(pid, pid)
         for file in files:
             os.close(file)
+        running.add(pid)
         parent.reply(Reply(progress={"pid": pid}))
-        _, status = os.waitpid(pid, 0)
-        parent.reply(Reply(result={"code": os.waitstatus_to_exitcode(status)}))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 def _become(
-    parent: Parent, environ: Mapping[str, str], request: ForkRequest, requests: int, log: int, replies: int
+    parent: Parent, environ: Mapping[str, str], request: ForkRequest, folder: int, requests: int, log: int, replies: int
 ) -> NoReturn:
-    """Turn a fork into the child that `Child` expects: its group, files, environment and arguments."""
+    """Turn a fork into the child that `Child` expects: its group, folder, files, environment and arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     server = os.getppid()
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     parent.close()
+    os.fchdir(folder)
     os.dup2(requests, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    for file in (requests, log):
+    for file in (folder, requests, log):
         os.close(file)
     os.environ.clear()
     os.environ.update(environ)

@@ -30,7 +30,7 @@ def answer(question):
     if question.what == "hang":
         time.sleep(60)
     return {"group": os.getpgrp(), "pid": os.getpid(), "slow": "slow_to_import" in sys.modules,
-            "setting": os.environ.get("SETTING", ""), "imported": os.environ.get("IMPORTED"), "arguments": sys.argv[1:]}
+            "setting": os.environ.get("SETTING", ""), "imported": os.environ.get("IMPORTED"), "arguments": sys.argv[1:], "folder": os.getcwd()}
 
 if __name__ == "__main__":
     answer_once(Question, answer)
@@ -90,6 +90,23 @@ def test_a_fork_that_dies_or_hangs_is_reported_and_the_server_goes_on(
         ask(server, what, seconds=0.5 if what == "hang" else 30.0)
     assert died.value.death.cause == cause
     assert ask(server, "after")["slow"]
+
+
+def test_several_forks_run_at_one_time_in_the_folder_of_who_asked_and_each_has_its_exit_code(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    slow, dying, quick = (Child("asked_child", name="the fork", forks=server) for _ in range(3))
+    with slow, dying, quick:
+        slow.send(Question(what="hang"), 30.0)
+        dying.send(Question(what="die"), 30.0)
+        quick.send(Question(what="quick"), 30.0)
+        found = quick.answer().result
+        assert found is not None and found["folder"] == str(tmp_path)
+        with pytest.raises(ChildDied) as died:
+            dying.receive()
+        assert died.value.death.cause == "SIGSEGV" and quick.wait(10.0) == 0
+        assert slow.wait(0.0) is None
 
 
 def test_a_fork_dies_with_its_server(folder: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_worker_that_cannot_start_is_one_clear_error() -> None:
 
 def test_a_worker_that_takes_for_ever_to_start_is_one_clear_error() -> None:
     with (
-        WorkerPool(1, execute="stub_execute:execute", environ=STUB, start_seconds=0.01) as pool,
+        WorkerPool(1, execute="stub_execute:execute", environ=STUB | {"A": "new server"}, start_seconds=0.01) as pool,
         pytest.raises(WorkerError, match="no answer within"),
     ):
         pool.start()
