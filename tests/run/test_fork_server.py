@@ -30,7 +30,8 @@ def answer(question):
     if question.what == "hang":
         time.sleep(60)
     return {"group": os.getpgrp(), "pid": os.getpid(), "slow": "slow_to_import" in sys.modules,
-            "setting": os.environ.get("SETTING", ""), "imported": os.environ.get("IMPORTED"), "arguments": sys.argv[1:], "folder": os.getcwd()}
+            "setting": os.environ.get("SETTING", ""), "imported": os.environ.get("IMPORTED"), "arguments": sys.argv[1:],
+            "folder": os.getcwd()}
 
 if __name__ == "__main__":
     answer_once(Question, answer)
