@@ -111,6 +111,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(repro: Cli, words: tuple
     assert code == 2 and message in err and err.count("\n") == 1
 
 
+@pytest.mark.nightly
 def test_a_report_for_upstream_is_written_with_its_script(
     cli: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:

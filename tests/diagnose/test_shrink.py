@@ -169,6 +169,7 @@ def fault_job(scenario_name: str, fault: str) -> Job:
     return Job(key=case.id, case=case, fault=fault)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("scenario", "fault", "kept", "lost"),
     [

@@ -65,6 +65,7 @@ def test_shipped_suite_passes_without_and_shows_its_bugs_with_poison(
         done.stdout.fnmatch_lines(["*allocated by the code under test:", "*segments.py:* in segment_mean"])
 
 
+@pytest.mark.nightly
 def test_right_uses_of_unwritten_memory_do_not_alarm(suite: pytest.Pytester) -> None:
     write(
         suite,
@@ -128,6 +129,7 @@ def test_right_uses_of_unwritten_memory_do_not_alarm(suite: pytest.Pytester) -> 
         suite.runpytest_subprocess(*options, "tests").assert_outcomes(passed=8)
 
 
+@pytest.mark.nightly
 def test_each_way_to_assert_is_seen(suite: pytest.Pytester) -> None:
     write(
         suite,
@@ -263,6 +265,7 @@ def one_a_test(bodies: dict[str, str]) -> str:
     return textwrap.dedent(LIMITS) + "".join(tests)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("bodies", "found"),
     [(BLIND, len(BLIND)), pytest.param(SIGHTED, 0, marks=pytest.mark.nightly)],

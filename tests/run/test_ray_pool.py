@@ -123,6 +123,7 @@ class Gate:
         go.touch()
 
 
+@pytest.mark.nightly
 def test_both_nodes_work_and_their_workers_end_with_the_pool(cluster: Nodes, tmp_path: Path) -> None:
     with on_ray(cluster) as pool:
         assert "2 nodes, 2 CPU slots, 0 GPUs" in pool.start().cluster
