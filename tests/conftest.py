@@ -44,6 +44,13 @@ class _KeptServer(ForkServer):
         pass
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _end_the_processes_that_import_torch() -> Iterator[None]:
+    yield
+    for server in _servers.values():
+        ForkServer.close(server)
+
+
 @pytest.fixture(autouse=True)
 def _keep_the_process_that_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the pools of all tests fork their workers from one process, for each set of environment variables."""
