@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.cli.main import exit_code_of
 from harness.core.catalog import KERNELS
 from harness.run import runner
-from harness.run.fork_server import ForkServer
+from harness.run.fork_server import Forks, ForkServer
 
 # Matrices are small here. Several workers with several threads each would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 Cli = Callable[..., tuple[int, str, str]]
 OF_EACH_TEST = ("PYTEST_CURRENT_TEST", "COLUMNS")
 MAX_SERVERS = 3
-_servers: dict[object, _KeptServer] = {}
+_kept: dict[object, Forks] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +36,17 @@ def _forget_kernels_that_a_test_registers() -> Iterator[None]:
         plugins._loaded.update(loaded)
 
 
-class _KeptServer(ForkServer):
-    """A server that outlives its pool. It dies with this process."""
+class _KeptForks(Forks):
+    """Forks of one process for the pools of all tests with the same imports and environment variables."""
+
+    def server(self, environ: Mapping[str, str], seconds: float) -> ForkServer | None:
+        variables = {name: value for name, value in os.environ.items() if name not in OF_EACH_TEST} | dict(environ)
+        key = (tuple(self._imports), tuple(sorted(variables.items())))
+        if key not in _kept:
+            while len(_kept) >= MAX_SERVERS:
+                _kept.pop(next(iter(_kept))).close()
+            _kept[key] = Forks(self._imports, name=self._name)
+        return _kept[key].server(environ, seconds)
 
     def close(self) -> None:
         pass
@@ -47,24 +55,14 @@ class _KeptServer(ForkServer):
 @pytest.fixture(scope="session", autouse=True)
 def _end_the_processes_that_import_torch() -> Iterator[None]:
     yield
-    for server in _servers.values():
-        ForkServer.close(server)
+    for forks in _kept.values():
+        forks.close()
 
 
 @pytest.fixture(autouse=True)
 def _keep_the_process_that_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the pools of all tests fork their workers from one process, for each set of environment variables."""
-
-    def kept(imports: tuple[str, ...], *, environ: dict[str, str], **options: Any) -> ForkServer:
-        variables = {name: value for name, value in os.environ.items() if name not in OF_EACH_TEST} | environ
-        key = (imports, tuple(sorted(variables.items())))
-        if key not in _servers or _servers[key].is_dead():
-            while len(_servers) >= MAX_SERVERS:
-                ForkServer.close(_servers.pop(next(iter(_servers))))
-            _servers[key] = _KeptServer(imports, environ=environ, **options)
-        return _servers[key]
-
-    monkeypatch.setattr(runner, "ForkServer", kept)
+    """Servers outlive the pools of a test."""
+    monkeypatch.setattr(runner, "Forks", _KeptForks)
 
 
 @pytest.fixture

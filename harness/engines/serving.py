@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.cause_codes import Code
-from harness.core.errors import HarnessError, InputError, KernelError
+from harness.core.errors import InputError, KernelError
 from harness.core.params import Record
 from harness.run.child import Child, ChildDied
-from harness.run.fork_server import ForkServer
+from harness.run.fork_server import Forks, ForkServer
 
 NEVER_READY = "serve was never ready"
 """Words of an error without a cause: the server printed the cause before."""
@@ -61,7 +61,7 @@ class Serving:
         return reply.result
 
 
-class Forks:
+class EngineForks(Forks):
     """The process that imported an engine once, and whose forks serve this worker's cases."""
 
     def __init__(self, imports: str, title: str, refused: Callable[[], str] = str) -> None:
@@ -69,34 +69,17 @@ class Forks:
 
         `refused` says why the imports cannot be forked, if that is known without them.
         """
-        self._imports, self._title, self._refused = imports, title, refused
-        self._server: ForkServer | None = None
-        self._why_not = ""
+        super().__init__([imports], name=f"the process with {title}'s imports")
+        self._title, self._refused = title, refused
 
     def server(self, environ: Mapping[str, str], seconds: float) -> ForkServer | None:
-        """The server, started anew if it died; None where this release cannot be imported before a fork."""
-        if self._why_not or (self._server is not None and not self._server.is_dead()):
-            return None if self._why_not else self._server
-        if reason := self._refused():
-            self._refuse(reason)
-            return None
-        variables = {**environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        name = f"the process with {self._title}'s imports"
-        try:
-            self._server = ForkServer([self._imports], name=name, environ=variables, seconds=seconds)
-        except HarnessError as error:
-            self._refuse(str(error))
-            return None
-        return self._server
-
-    def _refuse(self, reason: str) -> None:
-        self._why_not = reason
-        print(f"no forks of {self._title}'s imports, each case imports anew: {reason}", file=sys.stderr)
-
-    def close(self) -> None:
-        """End the server."""
-        if self._server is not None:
-            self._server.close()
+        """The server; None, and a line that says why, where this release cannot be imported before a fork."""
+        was_refused = bool(self.why_not)
+        self.why_not = self.why_not or self._refused()
+        server = super().server({**environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}, seconds)
+        if self.why_not and not was_refused:
+            print(f"no forks of {self._title}'s imports, each case imports anew: {self.why_not}", file=sys.stderr)
+        return server
 
 
 def last_words(log: str) -> str:

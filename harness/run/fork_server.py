@@ -132,6 +132,31 @@ class ForkServer:
         self._child.close()
 
 
+class Forks:
+    """A server of forks that starts with its first use, again if it died, and never where it cannot."""
+
+    def __init__(self, imports: Sequence[str], *, name: str) -> None:
+        """`imports` as in :class:`ForkServer`; `name` is for sentences."""
+        self._imports, self._name = imports, name
+        self._server: ForkServer | None = None
+        self.why_not = ""
+        """Why there is no server, once it was found that none can be."""
+
+    def server(self, environ: Mapping[str, str], seconds: float) -> ForkServer | None:
+        """The server; None where its modules cannot be imported before a fork."""
+        if not self.why_not and (self._server is None or self._server.is_dead()):
+            try:
+                self._server = ForkServer(self._imports, name=self._name, environ=environ, seconds=seconds)
+            except HarnessError as error:
+                self._server, self.why_not = None, str(error)
+        return self._server
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._server.close()
+
+
 def _serve(parent: Parent) -> None:
     before = dict(os.environ)
     for module in sys.argv[1:]:

@@ -17,7 +17,7 @@ from harness.core.errors import HarnessError, InputError
 from harness.core.records import BAD, CaseResult, Finding, Verdict
 from harness.run.child import MAX_LOG_BYTES, ONE_THREAD, TICK_SECONDS, Child, ChildDied
 from harness.run.environment import Environment, num_usable_cores
-from harness.run.fork_server import ForkServer
+from harness.run.fork_server import Forks
 from harness.run.gpus import GpuLocks
 from harness.run.pool import Pool
 from harness.run.requests import WorkerRequest
@@ -62,8 +62,9 @@ class WorkerPool(Pool):
         self._gpus: GpuLocks | None = None
         self._gpu_of: dict[Worker, int] = {}
         self._spares: defaultdict[int | None, list[Worker]] = defaultdict(list)
-        self._forks: ForkServer | None = None
-        self._can_fork = sys.platform == "linux"
+        imports = ("torch", self._execute.partition(":")[0])
+        # Elsewhere each worker imports by itself.
+        self._forks = Forks(imports, name="the process that imports torch") if sys.platform == "linux" else None
 
     def close(self) -> None:
         for worker in self._all():
@@ -260,25 +261,10 @@ class WorkerPool(Pool):
             name="the worker",
             environ=environ,
             seconds=self._start_seconds,
-            forks=self._imported(environ),
+            forks=self._forks.server(environ, self._start_seconds) if self._forks else None,
         )
         self._selector.register(worker.fileno(), selectors.EVENT_READ, worker)
         return worker
-
-    def _imported(self, environ: dict[str, str]) -> ForkServer | None:
-        """The process that imported torch and what executes jobs; None where it cannot be forked.
-
-        A worker that imports by itself then says why.
-        """
-        if self._can_fork and (self._forks is None or self._forks.is_dead()):
-            imports = ("torch", self._execute.partition(":")[0])
-            try:
-                self._forks = ForkServer(
-                    imports, name="the process that imports torch", environ=environ, seconds=self._start_seconds
-                )
-            except HarnessError:
-                self._forks, self._can_fork = None, False
-        return self._forks
 
     def _replace(self, worker: Worker) -> None:
         """End a worker that a case took down. A spare takes its place and its GPU."""

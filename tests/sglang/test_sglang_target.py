@@ -16,7 +16,7 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.files import FIXTURES
 from harness.core.records import Verdict
-from harness.engines.serving import Forks
+from harness.engines.serving import EngineForks
 from harness.engines.sglang.options import engine_options, environ, serve_command
 from harness.engines.sglang.params import SglangParams
 from harness.engines.sglang.plain_script import script
@@ -70,7 +70,7 @@ def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
 
 
 def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forks = Forks("harness.engines.sglang.serve.scheduler", "SGLang")
+    forks = EngineForks("harness.engines.sglang.serve.scheduler", "SGLang")
     monkeypatch.setattr(SglangTarget, "_forks", forks)
     for fault, verdict in (("", Verdict.PASS), ("sglang.padding-slot-given", Verdict.FAIL)):
         subject = case(("graph.pad_rows",), graph="full", process="fork")
@@ -83,7 +83,9 @@ def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, monke
 def test_imports_that_cannot_be_forked_leave_the_case_to_spawned_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(SglangTarget, "_forks", Forks("harness.engines.sglang.serve.imports:import_all", "SGLang"))
+    monkeypatch.setattr(
+        SglangTarget, "_forks", EngineForks("harness.engines.sglang.serve.imports:import_all", "SGLang")
+    )
     assert run(tmp_path, case(process="fork")).verdict is Verdict.PASS
     assert "no forks of SGLang's imports" in capsys.readouterr().err
 
@@ -93,7 +95,7 @@ def test_imports_that_start_the_driver_are_not_tried(
 ) -> None:
     (tmp_path / "cutlass").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    forks = Forks("no.such.module", "SGLang", why_no_forks)
+    forks = EngineForks("no.such.module", "SGLang", why_no_forks)
     assert forks.server({}, 1.0) is None and forks.server({}, 1.0) is None
     assert capsys.readouterr().err.count("FlashInfer imports cutlass") == 1
 

@@ -13,7 +13,7 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import Verdict
-from harness.engines.serving import Forks, last_words
+from harness.engines.serving import EngineForks, last_words
 from harness.engines.vllm.options import environ, llm_options, serve_command
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
@@ -226,8 +226,8 @@ def test_a_release_that_cannot_be_forked_is_imported_anew(
     def no_server(*_: Any, **__: Any) -> Any:
         raise HarnessError("importing initialized CUDA")
 
-    monkeypatch.setattr("harness.engines.serving.ForkServer", no_server)
-    monkeypatch.setattr(VllmTarget, "_forks", Forks("harness.engines.vllm.serve.imports:import_all", "vLLM"))
+    monkeypatch.setattr("harness.run.fork_server.ForkServer", no_server)
+    monkeypatch.setattr(VllmTarget, "_forks", EngineForks("harness.engines.vllm.serve.imports:import_all", "vLLM"))
     result = run(tmp_path, case(graph="none").model_copy(update={"oracles": ("answers",)}))
     assert result.verdict is Verdict.PASS
     assert "each case imports anew: importing initialized CUDA" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from harness.core.cases import Case
 from harness.core.errors import HarnessError, KernelError
 from harness.core.records import FirstNan
 from harness.engines import base
-from harness.engines.serving import Forks, Serving
+from harness.engines.serving import EngineForks, Serving
 from harness.engines.sglang.faults import why_not
 from harness.engines.sglang.options import canary, engine_options, environ
 from harness.engines.sglang.params import SglangParams
@@ -51,7 +51,7 @@ class SglangTarget(Target):
     """Serves a case's canary with SGLang for each poison pattern, and without graphs to compare the answers."""
 
     injects_faults = True
-    _forks: ClassVar[Forks] = Forks(IMPORTS, ENGINE.title, why_no_forks)
+    _forks: ClassVar[EngineForks] = EngineForks(IMPORTS, ENGINE.title, why_no_forks)
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)

@@ -18,7 +18,7 @@ from harness.core.errors import KernelError, Refused
 from harness.core.params import Record
 from harness.core.records import CaseResult, FirstNan, Verdict
 from harness.engines import base
-from harness.engines.serving import NEVER_READY, Forks, Serving
+from harness.engines.serving import NEVER_READY, EngineForks, Serving
 from harness.engines.vllm.faults import why_not
 from harness.engines.vllm.options import HTTP_ENVIRON, canary, environ, llm_options, serve_words
 from harness.engines.vllm.params import VllmParams
@@ -52,7 +52,7 @@ class VllmTarget(Target):
     """Serves a case's canary with vLLM for each poison pattern, and without graphs to compare the answers."""
 
     injects_faults = True
-    _forks: ClassVar[Forks] = Forks("harness.engines.vllm.serve.imports:import_all", ENGINE.title)
+    _forks: ClassVar[EngineForks] = EngineForks("harness.engines.vllm.serve.imports:import_all", ENGINE.title)
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
