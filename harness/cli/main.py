@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import sys
@@ -18,6 +19,9 @@ EXIT_CODES = (
     "Exit codes: 0 all good; 1 a regression or a fault not caught; 2 bad input; 3 the harness itself failed; "
     "130 interrupted."
 )
+
+MANY_OBJECTS = 100_000
+"""New objects before Python looks for garbage. Imports and scenarios make as many, and all of them stay."""
 
 app = typer.Typer(
     name="mla-harness",
@@ -53,6 +57,7 @@ def installed_version() -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    gc.set_threshold(MANY_OBJECTS)
     sys.exit(exit_code_of(sys.argv[1:] if arguments is None else arguments))
 
 

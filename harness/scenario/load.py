@@ -139,6 +139,10 @@ class Document:
         return self.values.get((), (1, 1))
 
 
+OPENING = frozenset({yaml.MappingStartEvent, yaml.SequenceStartEvent})
+CLOSING = frozenset({yaml.MappingEndEvent, yaml.SequenceEndEvent})
+VALUES = OPENING | {yaml.ScalarEvent}
+"""Events that can have an anchor and a tag."""
 SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
     (re.compile(r"~|null|Null|NULL|"), lambda text: None),
     (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
@@ -179,13 +183,16 @@ def _safe_events(text: str, loader: type[yaml.SafeLoader]) -> list[yaml.Event]:
     """The events of a text. Raises DocumentError for one that is costly or unsafe to build, and YAMLError."""
     depth, documents, found = 0, 0, []
     for number, event in enumerate(yaml.parse(text, Loader=loader)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        documents += isinstance(event, yaml.DocumentStartEvent)
-        wrong = ""
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+        kind, wrong = type(event), ""
+        if kind in OPENING:
+            depth += 1
+        elif kind in CLOSING:
+            depth -= 1
+        documents += kind is yaml.DocumentStartEvent
+        if kind is yaml.AliasEvent or (kind in VALUES and event.anchor):
             wrong = "anchors and aliases are not allowed; write the value out"
-        elif tag := getattr(event, "tag", None):
-            wrong = f"the tag {tag} is not allowed; write a plain value"
+        elif kind in VALUES and event.tag:
+            wrong = f"the tag {event.tag} is not allowed; write a plain value"
         elif depth > MAX_DEPTH:
             wrong = f"nested more than {MAX_DEPTH} deep; a scenario needs five"
         elif number > MAX_VALUES:
