@@ -14,7 +14,6 @@ from harness.core.catalog import FAULTS, KERNELS, ORACLES, SITES
 from harness.report.console import columns
 from harness.report.wording import reproduce_case
 from harness.run.planning import Wanted, load, register_plugins
-from harness.run.runner import WorkerPool
 from harness.scenario.expand import expand
 from harness.scenario.matrix import num_points
 from harness.scenario.schema import Scenario
@@ -36,8 +35,12 @@ def list_(
     """
     plugins = tuple(plugin or ())
     wanted = Wanted(tuple(selectors or ()), tuple(tags or ()), plugins=plugins, seed=seed, scenarios=scenarios)
-    with WorkerPool(1) as pool:  # A worker starts only if there are plug-ins to describe.
-        register_plugins(wanted, pool)
+    if plugins:
+        # Imported for plug-ins only: a list is instant.
+        from harness.run.runner import WorkerPool
+
+        with WorkerPool(1) as pool:
+            register_plugins(wanted, pool)
     # A table has no cases, and those that come with the harness are checked by its tests: a list is instant.
     known, is_part = load(wanted, whole=lambda name: cases), bool(selectors or tags)
     if cases:

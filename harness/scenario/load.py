@@ -182,7 +182,8 @@ def read_document(content: bytes) -> Document:
 def _safe_events(text: str, loader: type[yaml.SafeLoader]) -> list[yaml.Event]:
     """The events of a text. Raises DocumentError for one that is costly or unsafe to build, and YAMLError."""
     depth, documents, found = 0, 0, []
-    for number, event in enumerate(yaml.parse(text, Loader=loader)):
+    events: Iterator[Any] = yaml.parse(text, Loader=loader)
+    for number, event in enumerate(events):
         kind, wrong = type(event), ""
         if kind in OPENING:
             depth += 1

@@ -44,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--kernel", action="append", help="only this one, such as mla_decode/split; repeatable")
     parser.add_argument("--seconds", type=float, default=500, help="stop after this time")
     given = parser.parse_args()
     used: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -54,7 +55,7 @@ def main() -> None:
             if time.monotonic() - started > given.seconds:
                 break
             (kernel,) = case.kernels().values()
-            if kernel in failed or why_not(case, given.device):
+            if (given.kernel and kernel not in given.kernel) or kernel in failed or why_not(case, given.device):
                 continue
             torch.manual_seed(case.seed)
             with without_interception():
