@@ -35,12 +35,7 @@ def list_(
     """
     plugins = tuple(plugin or ())
     wanted = Wanted(tuple(selectors or ()), tuple(tags or ()), plugins=plugins, seed=seed, scenarios=scenarios)
-    if plugins:
-        # Imported for plug-ins only: a list is instant.
-        from harness.run.runner import WorkerPool
-
-        with WorkerPool(1) as pool:
-            register_plugins(wanted, pool)
+    _register(wanted)
     # A table has no cases, and those that come with the harness are checked by its tests: a list is instant.
     known, is_part = load(wanted, whole=lambda name: cases), bool(selectors or tags)
     if cases:
@@ -109,8 +104,7 @@ def show(
     """Show one case in full, and explain its terms."""
     kernels = (kernel,) if kernel else ()
     wanted = Wanted((case_id,), kernels=kernels, plugins=tuple(plugin or ()), seed=seed, scenarios=scenarios)
-    with WorkerPool(1) as pool:  # A worker starts only if there are plug-ins to describe.
-        names = register_plugins(wanted, pool)
+    names = _register(wanted)
     known = load(wanted, whole=lambda name: name == case_id.partition("[")[0])
     case = with_each(names, lambda override: select(known, wanted.selectors, seed=seed, override=override))[0]
     # A cell of the susceptibility matrix has no scenario.
@@ -120,6 +114,17 @@ def show(
         print_json({"case": case.model_dump(mode="json"), "scenario": declared})
     else:
         _print_case(case, scenario, reproduce_case(case.id, None, wanted.reproduction()))
+
+
+def _register(wanted: Wanted) -> list[str]:
+    """The names of the kernels to judge; those of plug-ins are described by a worker."""
+    if not wanted.plugins and not wanted.kernels:
+        return []
+    # A list without plug-ins is instant.
+    from harness.run.runner import WorkerPool
+
+    with WorkerPool(1) as pool:
+        return register_plugins(wanted, pool)
 
 
 def _print_case(case: Case, scenario: Scenario | None, command: str) -> None:

@@ -58,16 +58,18 @@ class _Left:
         for number, choice in enumerate(choices):
             for label in choice:
                 self.of_label[label] |= 1 << number
-        self.of_axis = dict.fromkeys(axes, 0)
+        of_axis = dict.fromkeys(axes, 0)
         for (axis, _), bits in self.of_label.items():
-            self.of_axis[axis] |= bits
+            of_axis[axis] |= bits
+        self._without = {axis: ~bits for axis, bits in of_axis.items()}
+        self._only = {(axis, label): bits | ~of_axis[axis] for (axis, label), bits in self.of_label.items()}
 
     def held_by(self, row: Labels, free: str = "") -> int:
         """The choices that have labels of `row` only, and of the axis `free`."""
         bits = self.bits
-        for axis, all_bits in self.of_axis.items():
+        for axis, without in self._without.items():
             if axis != free:
-                bits &= ~(all_bits & ~self.of_label[axis, row[axis]] if axis in row else all_bits)
+                bits &= self._only[axis, row[axis]] if axis in row else without
         return bits
 
     def take(self, row: Labels) -> None:
