@@ -186,9 +186,8 @@ def drawn_cases(scenario: Scenario, seed: int, override: KernelOverride | None =
 
 def control_cases(scenario: Scenario, seed: int, num_draws: int) -> list[Case]:
     """The first draws of a fuzz scenario on the sound variants of `seed`, in turns."""
-    # They are of version 1, for which the false alarms of many draws were counted.
     overrides = [KernelOverride.named(f"{SOUND}{seed * NUM_VARIANTS + i}") for i in range(min(num_draws, NUM_VARIANTS))]
-    drawn = (_drawn(scenario, seed, number, overrides[number % NUM_VARIANTS]) for number in range(num_draws))
+    drawn = (_drawn(scenario, seed, number, overrides[number % NUM_VARIANTS], VERSION) for number in range(num_draws))
     return [case for case in drawn if case is not None]
 
 

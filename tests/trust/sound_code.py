@@ -13,9 +13,9 @@ import torch
 from sound_kernels import Style
 from torch import Tensor
 
-from harness.core.ops import PAGE_SIZE, latent_rank
+from harness.core.ops import PAGE_SIZE, aligned_sizes, latent_rank
 from harness.kernels.ops.block_formats import FORMATS, num_scale_rows
-from harness.kernels.torch import decode, plan, quantize, route
+from harness.kernels.torch import decode, plan, quantize, records, route
 from harness.kernels.torch.decode import gather_slots
 from harness.kernels.torch.plan import MAX_SPLITS, SplitPlan
 
@@ -208,6 +208,56 @@ def quantize_blocks(style: Style, x: Tensor, expert_offsets: Tensor, *, block_fo
     ones = torch.full_like(scales[:1, :1], 0x38).expand(len(blocks), blocks.shape[1])
     values[: offsets[-1]] = quantize.element_codes(blocks * inverse[..., None], ones.contiguous(), form)
     return values, scales
+
+
+def align_experts(
+    style: Style, topk_ids: Tensor, *, num_experts: int, block_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Expert by expert. The choices of a run come in any order, and memory behind the count may be written."""
+    choices = topk_ids.flatten()
+    size, blocks = aligned_sizes(len(choices), num_experts, block_size)
+    sorted_ids, expert_ids = (torch.empty(length, dtype=torch.int32) for length in (size, blocks))
+    end = 0
+    for expert in range(num_experts):
+        run = (choices == expert).nonzero().flatten().int()
+        start, end = end, end + -(-len(run) // block_size) * block_size
+        sorted_ids[start:end] = len(choices)
+        sorted_ids[start : start + len(run)] = run.flip(0) if style.backwards else run
+        expert_ids[start // block_size : end // block_size] = expert
+    if style.writes_empty:
+        sorted_ids[end:], expert_ids[end // block_size :] = len(choices), -1
+    return sorted_ids, expert_ids, torch.tensor([end], dtype=torch.int32)
+
+
+def write_records(
+    style: Style, x: Tensor, cache: Tensor, slot_mapping: Tensor, *, record_format: str, scale: float | None = None
+) -> None:
+    """Tokens one by one and in any order. A division by the scale may be a product with its reciprocal."""
+    if scale is not None and style.reciprocal and record_format == "fp8_e4m3":
+        x, scale = x.float() * (1 / scale), None
+    kept = (slot_mapping >= 0).nonzero().flatten().tolist()
+    for token in reversed(kept) if style.backwards else kept:
+        slots = slot_mapping[token : token + 1]
+        records.write_records(x[token : token + 1], cache, slots, record_format=record_format, scale=scale)
+
+
+def read_records(
+    style: Style,
+    cache: Tensor,
+    block_table: Tensor,
+    cu_seq_lens: Tensor,
+    *,
+    record_format: str,
+    scale: float | None = None,
+) -> Tensor:
+    """Request by request. The scale of the cache multiplies rows last, and rows may be rounded to bfloat16."""
+    ends, factor = cu_seq_lens.tolist(), 1.0 if scale is None else scale
+    rows = [
+        records.read_records(cache, block_table[i : i + 1], cu_seq_lens[i : i + 2] - start, record_format=record_format)
+        for i, start in enumerate(ends[:-1])
+    ]
+    out = torch.cat(rows) * factor
+    return out.bfloat16().float() if style.record_products == "bf16" else out
 
 
 def _latent_attention(

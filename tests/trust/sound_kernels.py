@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from harness.core.kernels import SOUND, Bf16Step, EmptyLse, Fp8Products, KernelSpec
+from harness.core.op_params import RecordFormat
 from harness.core.registry import attribute_at
 from harness.core.shapes import ANY
 
@@ -79,6 +80,11 @@ class Style:
         return "bf16" if self.products == "float32" and is_rounded else self.products
 
     @property
+    def record_products(self) -> Fp8Products:
+        """The type that rows of records are rounded to; no such kernel multiplies in fp8."""
+        return "bf16" if self.products == "bf16" else "float32"
+
+    @property
     def bf16_steps(self) -> tuple[Bf16Step, ...]:
         """What the variant declares."""
         steps: tuple[tuple[Bf16Step, bool], ...] = (("partials", self.bf16_partials), ("sums", self.bf16_sums))
@@ -109,6 +115,9 @@ def sound_variants(name: str) -> tuple[KernelSpec, ...]:
         "quantize_fp8": {},
         "route_experts": {"takes": ("num_live",) if style.live_only else ()},
         "quantize_blocks": {},
+        "align_experts": {},
+        "write_records": {"kv": get_args(RecordFormat)},
+        "read_records": {"kv": get_args(RecordFormat), "fp8_products": style.record_products},
     }
     return tuple(
         KernelSpec(op, short, f"{style}", _lazily(op, style), shapes=ANY, origin="sound variant", **more)

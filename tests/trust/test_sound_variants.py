@@ -16,7 +16,7 @@ from harness.judge.run_case import run_case
 from harness.kernels.ops import reference
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values
 from harness.kernels.torch.quantize import quantize_blocks
-from harness.scenario.draws import draw
+from harness.scenario.draws import VERSION, draw
 from harness.scenario.expand import KernelOverride, control_cases, drawn_case
 from harness.scenario.load import load_scenarios
 
@@ -42,9 +42,9 @@ def test_a_variant_is_made_when_it_is_named_and_no_list_has_it_before() -> None:
     registry = Registry[KernelSpec]("kernel", (), sound_variants)
     assert len(registry) == 0
     assert registry.get("write_kv/sound-11").op == "write_kv"
-    assert len(registry) == len(sound_variants("sound-11")) == 9
+    assert len(registry) == len(sound_variants("sound-11")) == 12
     registry.add_family("sound-11")
-    assert len(registry) == 9
+    assert len(registry) == 12
 
 
 def test_draws_never_choose_a_variant() -> None:
@@ -59,7 +59,7 @@ def _kernels(params: object) -> set[str]:
 
 def test_the_id_of_a_control_alone_makes_it_again() -> None:
     made = control_cases(FUZZ, 1, 70)
-    assert len(made) == 70 and made[65].id == "fuzz[kernel=sound-65,seed=1,draw=65]"
+    assert len(made) == 70 and made[65].id == f"fuzz[kernel=sound-65,seed=1,draw=65,v={VERSION}]"
     assert drawn_case(FUZZ, made[65].id) == made[65]
     assert all(name.split("/")[1] == "sound-65" for name in made[65].kernels().values())
     assert KernelOverride.named("sound-65").short_name == "sound-65"
