@@ -1,3 +1,3 @@
-"""Makes `pytest scenarios/` collect the scenarios of this checkout, installed or not."""
+"""Has `pytest --poison` in this checkout, installed or not."""
 
 pytest_plugins = ["harness.pytest.plugin"]

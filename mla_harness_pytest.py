@@ -1,17 +1,12 @@
-"""pytest plug-in: collects scenario files, with one test item for each case.
-
-A YAML file is a scenario if it is named on the command line (or in `testpaths`), or if its folder is named there and is
-called `scenarios`: `pytest scenarios/`, `pytest my/own.yaml`. Other YAML files are left alone. Cases run in a worker
-process: a crash fails one item, and pytest itself imports no torch.
+"""pytest plug-in: `--poison` fills unwritten memory in any test suite.
 
 This file is loaded in each session of pytest where the harness is installed. So it imports nothing of the harness until
-an option or a file asks for it, and it finds the harness by its own path: the project under test may have a `harness`.
+an option asks for it, and it finds the harness by its own path: the project under test may have a `harness`.
 """
 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
 
@@ -19,16 +14,7 @@ from mla_harness_loader import own_names
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of scenario items and of poisoned runs."""
-    add = parser.getgroup("mla", "MLA harness").addoption
-    add("--mla-device", default="cpu", choices=("cpu", "cuda"), help="device that scenario cases run on")
-    add("--mla-seed", type=int, default=0, metavar="N", help="seed of scenario cases (default 0)")
-    timeout_help = "time limit of one scenario case (default 60)"
-    add("--mla-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout_help)
-    plugin_help = "a Python file with kernels, for each scenario that uses their op, beside the kernels that it names"
-    add("--mla-plugin", action="append", default=[], metavar="FILE", help=plugin_help)
-    shrink_help = "time for shrinking a failing case; 0 shrinks none (default 10)"
-    add("--mla-shrink", type=float, default=10.0, metavar="SECONDS", help=shrink_help)
+    """Add the options of poisoned runs."""
     add = parser.getgroup("poison", "MLA harness: any suite under poison").addoption
     poison_help = "fill unwritten memory in any test suite with one or more of nan,max,inf,random,zeros, or off"
     add("--poison", metavar="PATTERNS", help=poison_help)
@@ -48,17 +34,3 @@ def pytest_configure(config: pytest.Config) -> None:
         with own_names():
             importlib.import_module("harness.pytest.poison.hooks").register(config, config.option)
     config.addinivalue_line("markers", "poison_ok(reason): run without poison; say why")
-    config.addinivalue_line("markers", "gpu: a scenario that needs a CUDA device")
-
-
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.File | None:
-    """Collect a YAML file that the command line names."""
-    if file_path.suffix not in (".yaml", ".yml"):
-        return None
-    session, folder = parent.session, file_path.parent
-    if not (session.isinitpath(file_path) or (folder.name == "scenarios" and session.isinitpath(folder))):
-        return None
-    with own_names():
-        items = importlib.import_module("harness.pytest.items")
-        collected: pytest.File = items.ScenarioFile.from_parent(parent, path=file_path)
-        return collected

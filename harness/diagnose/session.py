@@ -1,4 +1,4 @@
-"""Diagnosis of failures within limits, for the command line and pytest: case, blame, first NaN, smallest case."""
+"""Diagnosis of failures within limits, for the command line: case, blame, first NaN, smallest case."""
 
 from __future__ import annotations
 
@@ -40,12 +40,10 @@ class Limits:
     """Seconds that each served case adds to the time for recording."""
     shrink_seconds: float = 0.0
     """Seconds for all smaller cases."""
-    most_shrink_seconds: float = math.inf
-    """Seconds for one smaller case at most."""
 
 
 class Session:
-    """Diagnoses failures on one pool. All calls share the limits, as pytest passes one failure at a time."""
+    """Diagnoses failures on one pool. All calls share the limits."""
 
     def __init__(self, pool: Pool, limits: Limits | None = None) -> None:
         self._pool = pool
@@ -95,8 +93,7 @@ class Session:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            seconds = min(left / (len(reasons) - place), self._left.most_shrink_seconds)
-            yield shrink(self._pool, job, result, blame=blame, seconds=seconds)
+            yield shrink(self._pool, job, result, blame=blame, seconds=left / (len(reasons) - place))
         self._left.shrink_seconds -= time.monotonic() - started
 
 

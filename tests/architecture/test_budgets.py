@@ -21,7 +21,7 @@ BUDGETS = {
     "harness/judge": 5300,
     "harness/kernels": 3600,
     "harness/memory": 3415,
-    "harness/pytest": 1453,
+    "harness/pytest": 1245,
     "harness/report": 4060,
     "harness/run": 2975,
     "harness/scenario": 3000,
