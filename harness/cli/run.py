@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,8 +40,13 @@ class RunOptions(MakingRuns):
         bool, typer.Option("--with-faults", help="Also inject the known bugs that the scenarios declare.")
     ] = False
     engine_path: shared_options.EnginePath = None
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the cases, as `CASE@KEY=VALUE` does."),
+    ] = None
+    sample: Annotated[int | None, typer.Option(metavar="N", min=1, help="Run N of the cases, drawn by --seed.")] = None
     sanitizer: Annotated[
-        str | None, typer.Option(metavar="TOOL", help="Run one case under initcheck, memcheck or racecheck.")
+        str | None, typer.Option(metavar="TOOL", help="Run cases under initcheck, memcheck, racecheck or synccheck.")
     ] = None
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts, cut by case ids.")] = None
     times: Annotated[
@@ -64,7 +69,8 @@ class RunOptions(MakingRuns):
 @with_options(RunOptions)
 def run(context: typer.Context, given: RunOptions) -> None:
     """Run cases, find the memory to blame for failures, and write reports."""
-    judged = {"kernels": tuple(given.kernels or ()), "plugins": tuple(given.plugin or ())}
+    judged: dict[str, Any] = {"kernels": tuple(given.kernels or ()), "plugins": tuple(given.plugin or ())}
+    judged |= {"changes": ",".join(given.changes or ()), "sample": given.sample}
     wanted = given.wanted(**judged, fault=given.fault, engine_path=given.engine_path)
     again: frozenset[str] | None = None
     if given.last_failed:
@@ -116,7 +122,7 @@ def _pool(given: RunOptions, sanitizer: str | None) -> Pool:
         return run_and_report.pool_for(given.executor, given.ray_address, given.workers, given.per_gpu)
     if given.executor != shared_options.LOCAL:
         raise InputError("--sanitizer: watches a case on this machine; leave out --executor")
-    return SanitizedPool(sanitizer)
+    return SanitizedPool(sanitizer, given.workers or 1)
 
 
 def _planned(wanted: Wanted, pool: Pool, given: RunOptions, again: Collection[str] | None) -> RunStore:

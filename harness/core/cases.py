@@ -160,3 +160,9 @@ class Job(Record):
     def poisoned_sites(self) -> tuple[str, ...]:
         """The sites that are filled."""
         return self.case.poison.sites if self.sites is None else self.sites
+
+
+class Batch(Record):
+    """Jobs for one process, in order."""
+
+    jobs: tuple[Job, ...]

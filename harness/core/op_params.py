@@ -35,6 +35,12 @@ class KernelParams(Params):
     """Common to all ops: the kernel under test."""
 
     kernel: str = "torch"
+    fence: Literal["none", "before", "after"] = Field(
+        default="none", description="inputs begin (before) or end (after) at memory without access"
+    )
+    predecessor: Literal["none", "slow"] = Field(
+        default="none", description="slow: the kernel in front starts the next one at once, and writes its inputs late"
+    )
     page_size: ClassVar[int] = PAGE_SIZE
 
     @property

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
-from harness.core.cases import AskFirstNan, AskVerdict, Case, Job
+from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.cause_codes import Code
 from harness.core.errors import HarnessError, Refused, line_of
@@ -24,7 +25,7 @@ from harness.judge.target import class_of
 from harness.judge.verdict import LOG_TAIL, verdict
 from harness.kernels.call import keeping_output_sites
 from harness.kernels.plugins import find_kernel, load_plugins
-from harness.run.protocol import answer_once
+from harness.run.protocol import answer_each
 
 ANSWERS: dict[type, Callable[[Job], Outcome]] = {
     AskVerdict: verdict,
@@ -100,5 +101,10 @@ def why_not(case: Case, device: str, fault: str | None = None) -> str:
     return class_of(case).why_not(case, device, fault)
 
 
+def _results(batch: Batch) -> Iterator[dict[str, Any]]:
+    for job in batch.jobs:
+        yield run_case(job).model_dump(mode="json")
+
+
 if __name__ == "__main__":
-    answer_once(Job, lambda job: run_case(job).model_dump(mode="json"))
+    answer_each(Batch, _results)

@@ -171,6 +171,10 @@ class Child:
             return False
         return True
 
+    def allow(self, seconds: float) -> None:
+        """Start the clock of the next reply."""
+        self._start_clock(seconds)
+
     def read(self) -> None:
         """Read the replies that have arrived, without waiting."""
         if self._is_closed_stream:

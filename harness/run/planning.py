@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from harness.scenario.expand import GPU, KernelOverride, control_cases, fault_ca
 from harness.scenario.load import SUFFIXES, load_scenarios
 from harness.scenario.schema import FaultUse, Scenario
 from harness.scenario.selection import select, select_scenarios, with_each, with_plugins
+from harness.scenario.variant import changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,10 @@ class Wanted:
     seed: int = 0
     timeout_seconds: float = 60.0
     scenarios: Path | None = None
+    changes: str = ""
+    """Values that the cases get, as in an id: `fence=after`. Cases that cannot have them are left out."""
+    sample: int | None = None
+    """How many of the cases are drawn, by the seed; None: all of them."""
     engine_path: Path | None = None
     """Where engines are imported from first; :func:`harness.run.environment.import_first` was called."""
 
@@ -74,8 +80,29 @@ class Planner:
         """The jobs that the options ask for, in order. Raises InputError if there are none."""
         names, scenarios = register_plugins(self.wanted, self._pool), self.scenarios()
         cases_of = with_each if self.wanted.kernels or not names else with_plugins
-        cases = cases_of(names, lambda override: self._select(scenarios, override))
+        cases = self._drawn(self._changed(cases_of(names, lambda override: self._select(scenarios, override))))
         return self.jobs_of(cases, fault=self.wanted.fault)
+
+    def _changed(self, cases: list[Case]) -> list[Case]:
+        """The cases with the values of `changes`. Raises the InputError of the first if none can have them."""
+        if not self.wanted.changes:
+            return cases
+        found, problems = [], []
+        for case in cases:
+            try:
+                found.append(changed(case, self.wanted.changes))
+            except InputError as error:
+                problems.append(error)
+        if not found:
+            raise problems[0]
+        return found
+
+    def _drawn(self, cases: list[Case]) -> list[Case]:
+        """`sample` of the cases, in their order."""
+        if self.wanted.sample is None or self.wanted.sample >= len(cases):
+            return cases
+        chosen = random.Random(self.wanted.seed).sample(range(len(cases)), self.wanted.sample)
+        return [cases[number] for number in sorted(chosen)]
 
     def jobs_of(self, cases: Iterable[Case], fault: str | None = None) -> list[Job]:
         return [self.job_of(case, fault) for case in cases]

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import traceback as tracebacks
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from harness.core.errors import HarnessError, InputError
@@ -144,11 +144,16 @@ def run_child(main: Callable[[Parent], None]) -> NoReturn:
 
 def answer_once(kind: type[RecordT], answer: Callable[[RecordT], dict[str, Any]]) -> NoReturn:
     """Run as a child process that answers one request."""
+    answer_each(kind, lambda request: [answer(request)])
+
+
+def answer_each(kind: type[RecordT], answers: Callable[[RecordT], Iterable[dict[str, Any]]]) -> NoReturn:
+    """Run as a child process that gets one request and sends each of its answers when it is known."""
 
     def main(parent: Parent) -> None:
         request = parent.request(kind)
-        if request is not None:
-            parent.reply(Reply(result=answer(request)))
+        for result in answers(request) if request is not None else ():
+            parent.reply(Reply(result=result))
 
     run_child(main)
 

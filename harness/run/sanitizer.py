@@ -1,7 +1,8 @@
-"""One case under NVIDIA's compute-sanitizer, which watches a child process, `harness.judge.run_case`.
+"""Cases under NVIDIA's compute-sanitizer, which watches child processes, `harness.judge.run_case`.
 
-The sanitizer sees single loads and stores, and makes a case ten times slower or more. So it watches one case at a
-time, and its report goes to the result of that case.
+The sanitizer sees single loads and stores, and makes a case ten times slower or more. A child runs a batch of cases,
+since most of its time goes into its start. If the report of a batch counts errors, or its child died, each of its cases
+runs once more in a child of its own, and the report of that child goes to the result of the case.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import re
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from harness.core.cases import Job
+from harness.core.cases import Batch, Job
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.run.child import Child, ChildDied
 from harness.run.runner import WorkerPool
 
-TOOLS = ("initcheck", "memcheck", "racecheck")
+TOOLS = ("initcheck", "memcheck", "racecheck", "synccheck")
+BATCH = 8
+"""Cases of one child."""
 ORACLE = "sanitizer"
 LOG_TAIL = 6000
 SLOWDOWN = 30.0
@@ -37,43 +41,45 @@ def find() -> str | None:
 
 
 def check(tool: str, jobs: list[Job]) -> None:
-    """Raise InputError unless `tool` exists and is installed, and `jobs` is one case on CUDA."""
+    """Raise InputError unless `tool` exists and is installed, and all `jobs` are on CUDA."""
     if tool not in TOOLS:
         raise InputError(f"--sanitizer {tool}: unknown tool; choose one of {', '.join(TOOLS)}")
-    if len(jobs) != 1:
-        raise InputError(f"--sanitizer: watches one case, and {len(jobs)} are selected; name one by its id")
-    if jobs[0].device != "cuda":
-        raise InputError("--sanitizer: watches kernels on a GPU, and this case runs on the CPU; add --device cuda")
+    if on_cpu := next((job.case.id for job in jobs if job.device != "cuda"), ""):
+        raise InputError(f"--sanitizer: watches kernels on a GPU, and {on_cpu} runs on the CPU; add --device cuda")
     if find() is None:
         raise InputError("--sanitizer: compute-sanitizer is not installed; it comes with the CUDA toolkit")
 
 
-def run(job: Job, tool: str) -> CaseResult:
-    """Execute `job` under compute-sanitizer. The report becomes the log, its errors become a finding."""
+def run(jobs: Sequence[Job], tool: str, alive: set[Child]) -> list[CaseResult]:
+    """Execute `jobs` in one child under compute-sanitizer; all or none of them capture a graph.
+
+    The report becomes the log of a case, its errors become a finding. `alive` has the child while it runs.
+    """
     program = find()
     assert program is not None
     # Memory that the allocator reuses counts as written. But a graph needs its pool.
-    environ = {} if job.case.params.has_graph else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    limit = SLOWDOWN * job.timeout_seconds
+    environ = {} if jobs[0].case.params.has_graph else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     with tempfile.TemporaryDirectory(prefix="mla-harness-sanitizer-") as folder:
         report = Path(folder) / "report.txt"
         prefix = (program, "--tool", tool, "--log-file", str(report), "--print-limit", "20")
         with Child("harness.judge.run_case", name="the process", prefix=prefix, environ=environ) as child:
-            child.send(_watched(job, tool), limit)
-            result = _result(job, child, limit)
+            alive.add(child)
+            child.send(Batch(jobs=tuple(_watched(job, tool) for job in jobs)))
+            results = [_result(job, child) for job in jobs]
+            # compute-sanitizer ends its report when the watched process is gone.
+            child.wait(SLOWDOWN * jobs[0].timeout_seconds)
+            alive.discard(child)
         text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""
-    return with_report(result, tool, text)
+    return [with_report(result, tool, text) for result in results]
 
 
-def _result(job: Job, child: Child, limit: float) -> CaseResult:
-    """The reply of the watched process, or its crash."""
-    found = None
+def _result(job: Job, child: Child) -> CaseResult:
+    """The next reply of the watched process, or its crash."""
+    child.allow(SLOWDOWN * job.timeout_seconds)
     with contextlib.suppress(ChildDied):
         found = child.receive().result
-        # compute-sanitizer ends its report when the watched process is gone.
-        child.wait(limit)
-    if found is not None:
-        return CaseResult.model_validate(found)
+        if found is not None:
+            return CaseResult.model_validate(found)
     death = child.death()
     ended = "it ran out of time" if death.code is None else f"it ended with code {death.code}"
     reason = f"no answer from the process under compute-sanitizer: {ended}"
@@ -91,10 +97,15 @@ def _watched(job: Job, tool: str) -> Job:
     return job.model_copy(update={"case": case.model_copy(update={"poison": plan, "oracles": oracles})})
 
 
+def num_errors(text: str) -> int | None:
+    """The number of errors in a report; None for a report without a summary."""
+    match = _SUMMARY.search(text)
+    return int(match[1]) if match else None
+
+
 def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
     """`result` with the end of the sanitizer's report as its log, and with a finding if the report counts errors."""
-    match = _SUMMARY.search(text)
-    count = int(match[1]) if match else 0
+    count = num_errors(text)
     changes: dict[str, object] = {"log": text[-LOG_TAIL:]}
     if count:
         first = next((line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")), "")
@@ -102,24 +113,57 @@ def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
         changes["findings"] = (*result.findings, Finding(oracle=ORACLE, message=message, cause=Code.SANITIZER))
         if result.verdict is Verdict.PASS:
             changes |= {"verdict": Verdict.FAIL, "reason": message}
-    elif not match and result.verdict is Verdict.PASS:
+    elif count is None and result.verdict is Verdict.PASS:
         changes |= {"verdict": Verdict.ERROR, "reason": f"compute-sanitizer {tool} left no summary"}
     return result.model_copy(update=changes)
 
 
 class SanitizedPool(WorkerPool):
-    """Runs cases under the sanitizer, but trials of the search for blame without it."""
+    """Runs cases under the sanitizer, `watchers` children at a time, but trials of the search for blame without it."""
 
-    def __init__(self, tool: str) -> None:
+    def __init__(self, tool: str, watchers: int = 1) -> None:
         super().__init__(1)
         self.tool = tool
+        self._watchers = watchers
+        self._alive: set[Child] = set()
+        self._is_stopping = False
+
+    def close(self) -> None:
+        for child in tuple(self._alive):
+            child.close()
+        super().close()
 
     def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
-        while waiting:
-            job = waiting.popleft()
-            if job.sites is not None:
-                yield from super()._run(deque([job]), on_start)
-                continue
-            if on_start is not None:
-                on_start(job)
-            yield run(job, self.tool)
+        jobs = list(waiting)
+        waiting.clear()
+        yield from super()._run(deque(job for job in jobs if job.sites is not None), on_start)
+        watched = [job for job in jobs if job.sites is None]
+        size = max(1, min(BATCH, len(watched) // self._watchers))
+        batches = [batch for kind in (False, True) for batch in _batches(watched, kind, size)]
+        executor, self._is_stopping = ThreadPoolExecutor(self._watchers), False
+        try:
+            for done in as_completed([executor.submit(self._watch, batch) for batch in batches]):
+                yield from done.result()
+        finally:
+            # After an early stop no child may begin, and those that run are ended.
+            self._is_stopping = True
+            executor.shutdown(wait=False, cancel_futures=True)
+            for child in tuple(self._alive):
+                child.close()
+
+    def _watch(self, batch: list[Job]) -> list[CaseResult]:
+        """The results of a batch; of each case by itself, if something is wrong."""
+        results = run(batch, self.tool, self._alive)
+        is_clean = all(one.verdict is not Verdict.CRASH and not _is_reported(one) for one in results)
+        if len(batch) == 1 or is_clean:
+            return results
+        return [one for job in batch if not self._is_stopping for one in run([job], self.tool, self._alive)]
+
+
+def _is_reported(result: CaseResult) -> bool:
+    return any(finding.cause == Code.SANITIZER for finding in result.findings)
+
+
+def _batches(jobs: Sequence[Job], has_graph: bool, size: int) -> list[list[Job]]:
+    chosen = [job for job in jobs if job.case.params.has_graph == has_graph]
+    return [chosen[start : start + size] for start in range(0, len(chosen), size)]

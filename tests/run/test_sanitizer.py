@@ -68,8 +68,7 @@ def test_a_long_report_is_cut_from_the_front() -> None:
     ("tool", "jobs", "words"),
     [
         ("leakcheck", [job()], "unknown tool"),
-        ("initcheck", [job(), job()], "watches one case, and 2 are selected"),
-        ("initcheck", [job("cpu")], "add --device cuda"),
+        ("initcheck", [job(), job("cpu")], "a runs on the CPU; add --device cuda"),
     ],
 )
 def test_what_cannot_be_watched_is_refused_with_the_way_out(tool: str, jobs: list[Job], words: str) -> None:
@@ -79,7 +78,7 @@ def test_what_cannot_be_watched_is_refused_with_the_way_out(tool: str, jobs: lis
 
 TOOL = """#!/bin/sh
 # A stand-in for compute-sanitizer: it prints a banner, runs the program, and then ends its report.
-echo "$1 $2" > "$FAKE_SEEN"; echo "a banner"; report=$4; shift 6
+echo run >> "$FAKE_RUNS"; echo "$1 $2" > "$FAKE_SEEN"; echo "a banner"; report=$4; shift 6
 "$@"
 code=$?
 printf '%s' "$FAKE_REPORT" > "$report"
@@ -93,6 +92,7 @@ def fake_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool.write_text(TOOL)
     tool.chmod(0o755)
     monkeypatch.setattr(sanitizer, "find", lambda: str(tool))
+    monkeypatch.setenv("FAKE_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("FAKE_SEEN", str(tmp_path / "seen"))
     monkeypatch.setenv("FAKE_REPORT", REPORT)
 
@@ -103,7 +103,7 @@ def watched() -> Job:
 
 
 def test_the_watched_process_answers_and_the_report_is_read_when_it_is_gone(fake_tool: None, tmp_path: Path) -> None:
-    judged = sanitizer.run(watched(), "initcheck")
+    (judged,) = sanitizer.run([watched()], "initcheck", set())
     assert (judged.verdict, judged.log) == (Verdict.FAIL, REPORT)
     assert judged.looked_at and judged.findings[-1].oracle == "sanitizer"
     assert (tmp_path / "seen").read_text() == "--tool initcheck\n"
@@ -116,6 +116,27 @@ def test_a_watched_process_without_an_answer_is_a_crash(
     fake_tool: None, tmp_path: Path, does: str, seconds: float, words: str
 ) -> None:
     (tmp_path / "compute-sanitizer").write_text(f"#!/bin/sh\n{does}\n")
-    judged = sanitizer.run(watched().model_copy(update={"timeout_seconds": seconds}), "memcheck")
+    (judged,) = sanitizer.run([watched().model_copy(update={"timeout_seconds": seconds})], "memcheck", set())
     assert judged.verdict is Verdict.CRASH
     assert judged.reason == f"no answer from the process under compute-sanitizer: {words}"
+
+
+def watched_by_pool(count: int, watchers: int) -> list[CaseResult]:
+    jobs = [watched().model_copy(update={"key": str(number)}) for number in range(count)]
+    with sanitizer.SanitizedPool("memcheck", watchers) as pool:
+        return sorted(pool.run(jobs), key=lambda one: one.key)
+
+
+def test_a_clean_batch_is_one_child_of_several_cases(
+    fake_tool: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_REPORT", CLEAN)
+    results = watched_by_pool(3, 1)
+    assert [one.verdict for one in results] == [Verdict.PASS] * 3
+    assert len((tmp_path / "runs").read_text().split()) == 1
+
+
+def test_each_case_of_a_batch_with_errors_gets_a_report_of_its_own(fake_tool: None, tmp_path: Path) -> None:
+    results = watched_by_pool(2, 1)
+    assert [(one.verdict, one.findings[-1].oracle) for one in results] == [(Verdict.FAIL, "sanitizer")] * 2
+    assert len((tmp_path / "runs").read_text().split()) == 3

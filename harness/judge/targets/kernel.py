@@ -19,7 +19,6 @@ from harness.core.conditions.table import shown_by
 from harness.core.errors import SystemUnderTestError
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import (
-    AlignExpertsParams,
     ContextAttentionParams,
     KernelParams,
     MergeAttnStatesParams,
@@ -27,12 +26,12 @@ from harness.core.op_params import (
     MlaDecodeSparseParams,
     QuantizeBlocksParams,
     QuantizeFp8Params,
-    RouteExpertsParams,
     WriteKvParams,
 )
-from harness.core.ops import PAGE_SIZE, SCALED_BLOCK, aligned_sizes
-from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
+from harness.core.ops import PAGE_SIZE, SCALED_BLOCK
+from harness.judge.run_records import Guard, Observed, Run
 from harness.judge.target import Target
+from harness.judge.targets.expert_calls import align_experts, route_experts
 from harness.judge.targets.kernel_call import (
     Guarded,
     KernelCall,
@@ -46,9 +45,10 @@ from harness.judge.targets.kernel_call import (
 )
 from harness.judge.targets.kernel_graph import repeated, replayed
 from harness.judge.targets.record_calls import read_records, write_records
+from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, slow_reader
 from harness.kernels.call import BoundKernel
-from harness.kernels.ops import expert_inputs, reference
 from harness.kernels.ops import inputs as op_inputs
+from harness.kernels.ops import reference
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
 from harness.kernels.ops.cache_layouts import KV_DTYPES
 from harness.kernels.plugins import find_kernel
@@ -66,6 +66,8 @@ class KernelTarget(Target):
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
         spec = find_kernel(case.op or "", case.params_as(KernelParams).kernel)
+        if case.params_as(KernelParams).predecessor == "slow" and device != "cuda":
+            return "predecessor: slow needs a GPU, where a kernel may begin before its predecessor has ended"
         return spec.why_not_graph(device) if case.params.has_graph else ""
 
     @property
@@ -86,7 +88,7 @@ class KernelTarget(Target):
             torch.cuda.empty_cache()
         try:
             self._call_with_other_values(poison)
-            call = _BUILDERS[self.op](self.params, Setting(self.spec, poison, self.case.seed, self.device))
+            call = self._call(poison, self.case.seed)
             is_graph = self.params.has_graph
             # A graph plans in each replay. Here it is enough that there is a plan.
             keywords = call.kwargs | {"metadata": call.plan} if is_graph else call.keywords(is_captured=False)
@@ -99,23 +101,31 @@ class KernelTarget(Target):
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
             between = functools.partial(self._call_with_other_values, poison)
             run.pairs = repeated(self.spec, poison, call, outputs, self.params.num_launches, between)
+            if self.params.predecessor == "slow":
+                launch = behind_slow_predecessor(self.spec, call)
+                run.observed = list(late_inputs(self.spec, call, launch))
+                run.guards = slow_reader(self.spec, launch)
         except SystemUnderTestError as error:
             run.error = error
             return run
         # Oracles read small tensors many times, and each read would wait for the GPU.
         on_host = tuple(output.cpu() for output in outputs)
-        run.observed = call.observe(on_host)
+        run.observed += call.observe(on_host)
         run.chosen = call.chosen(on_host)
-        run.guards = [
+        run.guards += [
             Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name) for item in call.guarded
         ]
         return run
 
+    def _call(self, poison: Poison, seed: int) -> KernelCall:
+        """The call on inputs of this seed."""
+        setting = Setting(self.spec, poison, seed, self.device, self.params.fence)
+        return _BUILDERS[self.op](self.params, setting)
+
     def _call_with_other_values(self, poison: Poison, number: int = 0) -> None:
         """Call the kernel with values drawn for this `number`, and drop its outputs. Large pools have no twin."""
         if self.params.cache_layout != "large":
-            setting = Setting(self.spec, poison, self.case.seed ^ (number + 1), self.device)
-            call = _BUILDERS[self.op](self.params, setting)
+            call = self._call(poison, self.case.seed ^ (number + 1))
             invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
 
 
@@ -304,58 +314,6 @@ def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
     return call
 
 
-def _route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
-    given, kept = prepared(op_inputs.route_experts(params, setting.seed), setting)
-    live = torch.arange(params.num_tokens) < given.num_live
-    # A kernel that gets the number of live tokens promises nothing about the others. Without it, it routes them all.
-    promised = live if "num_live" in setting.spec.takes else torch.ones_like(live)
-
-    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        """ids [T, k] int and weights [T, k] float32, beside the reference, each row sorted by id."""
-        want = reference.route_experts(kept.logits, kept.num_experts_per_tok)
-        # A kernel may list a token's experts in any order, so both outputs are sorted by id.
-        order = outputs[0].argsort(dim=1)
-        ids, weights = (output.gather(1, order) for output in outputs)
-        return [
-            Observed("ids", ids, live, want.ids, "", "token", "router.ids"),
-            Observed("weights", weights, live, want.weights, "route_experts.weights", "token", "router.weights"),
-        ]
-
-    dims = {"T": params.num_tokens, "k": params.num_experts_per_tok}
-    num_live = {"num_live": given.num_live} if "num_live" in setting.spec.takes else {}
-    call = KernelCall.of("route_experts", given, kept, dims, (torch.int32, torch.float32), observe, **num_live)
-    call.chosen = lambda outputs: [ChosenExperts("ids", outputs[0][promised], params.num_experts)]
-    return call
-
-
-def _align_experts(params: AlignExpertsParams, setting: Setting) -> KernelCall:
-    given, kept = prepared(expert_inputs.align_experts(params, setting.seed), setting)
-    size, blocks = aligned_sizes(kept.topk_ids.numel(), params.num_experts, params.block_size)
-    want = reference.align_experts(kept.topk_ids, num_experts=params.num_experts, block_size=params.block_size)
-    runs = want.expert_ids.repeat_interleave(params.block_size)
-
-    def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        """sorted_ids [P], expert_ids [B] and num_padded [1], int32, beside the reference."""
-        # A run may hold its choices in any order, so it is sorted: by its expert, then by what it holds.
-        ids = outputs[0].clone()
-        live = ids[: len(runs)].long()
-        ids[: len(runs)] = live[(runs * (1 << 33) + live).argsort()].int()
-        return [
-            _live_part("sorted_ids", ids, want.sorted_ids, "entry"),
-            _live_part("expert_ids", outputs[1], want.expert_ids, "block"),
-            _live_part("num_padded", outputs[2], torch.tensor([len(runs)]), "count"),
-        ]
-
-    dims = {"P": size, "B": blocks}
-    return KernelCall.of("align_experts", given, kept, dims, (torch.int32, torch.int32, torch.int32), observe)
-
-
-def _live_part(name: str, found: Tensor, want: Tensor, row: str) -> Observed:
-    expected = torch.zeros(len(found), dtype=torch.int64)
-    expected[: len(want)] = want
-    return Observed(name, found, torch.arange(len(found)) < len(want), expected, "", row, "router.ids")
-
-
 def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCall:
     given, kept = prepared(op_inputs.quantize_blocks(params, setting.seed), setting)
     form = FORMATS[params.block_format]
@@ -389,8 +347,8 @@ _BUILDERS: dict[str, Callable[[Any, Setting], KernelCall]] = {
     "merge_attn_states": _merge_attn_states,
     "write_kv": _write_kv,
     "quantize_fp8": _quantize_fp8,
-    "route_experts": _route_experts,
-    "align_experts": _align_experts,
+    "route_experts": route_experts,
+    "align_experts": align_experts,
     "quantize_blocks": _quantize_blocks,
     "write_records": write_records,
     "read_records": read_records,

@@ -22,6 +22,7 @@ from harness.kernels.ops import reference
 from harness.kernels.ops.cache_layouts import neighbors
 from harness.kernels.ops.inputs import CacheInputs, Inputs
 from harness.memory.bounds import bad_index, raise_bad_indices
+from harness.memory.fences import Fence, fenced
 from harness.memory.poison.patterns import Poison
 
 Shape = tuple[int, ...]
@@ -184,6 +185,7 @@ class Setting:
     poison: Poison
     seed: int
     device: str
+    fence: Fence = "none"
 
 
 def attention_rows(
@@ -223,19 +225,30 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
             poison = replace(poison, pattern=_FINITE_STAND_IN.get(poison.pattern, poison.pattern))
         poison.fill_(part.memory, part.site)
     kept = _map_tensors(raw, torch.clone)
-    return _map_tensors(raw, lambda tensor: placed(tensor, setting.device)), kept
+    return _map_tensors(raw, lambda tensor: placed(tensor, setting.device, setting.fence)), kept
 
 
-def placed(tensor: Tensor, device: str) -> Tensor:
+def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
     """`tensor`, of any shape and dtype, on `device` with its strides and gaps; `Tensor.to` would close the gaps.
 
-    The content of gaps is moved too, except in a pool of gigabytes, where gaps hold nothing.
+    The content of gaps is moved too, except in a pool of gigabytes, where gaps hold nothing. With a `fence` the memory
+    of the tensor begins or ends at memory without access, except such a pool.
     """
-    if device == "cpu" or tensor.numel() == 0 or tensor.is_contiguous():
+    is_plain = tensor.numel() == 0 or tensor.is_contiguous()
+    size = tensor.element_size()
+    room = tensor.numel() if is_plain else tensor.untyped_storage().nbytes() // size
+    has_content = room <= MOST_GAPS * tensor.numel()
+    is_fenced = fence != "none" and room > 0 and has_content
+    if not is_fenced and (device == "cpu" or is_plain):
         return tensor.to(device)
-    room = tensor.untyped_storage().nbytes() // tensor.element_size()
-    moved = torch.empty(room, dtype=tensor.dtype, device=device)
-    if room <= MOST_GAPS * tensor.numel():
+    moved = (
+        fenced(room * size, fence, device).view(tensor.dtype)
+        if is_fenced
+        else torch.empty(room, dtype=tensor.dtype, device=device)
+    )
+    if is_plain:
+        return moved.copy_(tensor.flatten()).view(tensor.shape)
+    if has_content:
         moved.copy_(tensor.as_strided((room,), (1,), 0))
     view = moved.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     view.copy_(tensor)

@@ -1,0 +1,105 @@
+"""A kernel call behind a predecessor that is slow to write its inputs, and slow to read memory of its outputs.
+
+A kernel that may begin early and does not wait reads the input before it is written, or writes an output while the
+predecessor still reads that memory. See :mod:`harness.memory.graph.early_launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.errors import CaptureError, Refused
+from harness.core.kernels import KernelSpec
+from harness.core.ops import OPS
+from harness.judge.run_records import Guard, Observed
+from harness.judge.targets.kernel_call import KernelCall, by_rows
+from harness.kernels.call import BoundKernel, without_interception
+from harness.memory.graph.interface import whole_storage
+
+UNREAD = 0x5A
+"""Each byte of an output before the launch."""
+Launch = Callable[[Sequence[tuple[Tensor, Tensor]]], tuple[Tensor, ...]]
+"""Launches the call behind copies (source, target) of contiguous tensors. Returns the outputs."""
+
+
+def _bound(spec: KernelSpec, call: KernelCall) -> Callable[[], Any]:
+    """The call without poison of its allocations: a fill would be the predecessor of the kernel."""
+    kernel, keywords = BoundKernel(spec, None), call.keywords(is_captured=False)
+
+    def launch() -> Any:
+        with without_interception():
+            return kernel(*call.args, **keywords)
+
+    return launch
+
+
+def late_inputs(spec: KernelSpec, call: KernelCall, launch: Launch) -> Iterator[Observed]:
+    """What to judge of the outputs while one input after the other is written late.
+
+    Until then floats are NaN, and integers belong to the next row. An input without another valid value is left out.
+    """
+    row = OPS.get(spec.op)
+    written = [tensor for tensor in call.args if isinstance(tensor, Tensor)] if not row.outputs else []
+    before = [whole_storage(tensor).clone() for tensor in written]
+    for name, argument in zip(row.positional, call.args, strict=True):
+        if not isinstance(argument, Tensor) or not argument.numel():
+            continue
+        memory, early = whole_storage(argument), _stand_in(argument)
+        if early is None:
+            continue
+        for tensor, content in zip(written, before, strict=True):
+            whole_storage(tensor).copy_(content)
+        right = memory.clone()
+        argument.copy_(early)
+        outputs = launch([(right, memory)])
+        on_host = tuple(output.cpu() for output in outputs)
+        memory.copy_(right)
+        yield from (replace(one, name=f"{one.name} with {name} written late") for one in call.observe(on_host))
+
+
+def _stand_in(argument: Tensor) -> Tensor | None:
+    """What an input [rows, ...] of any dtype holds before it is written; None if that would be its own content."""
+    if argument.is_floating_point():
+        return torch.full_like(argument, float("nan"), dtype=torch.float32).to(argument.dtype)
+    rolled = argument.roll(1, 0)
+    return None if torch.equal(rolled, argument) else rolled
+
+
+def slow_reader(spec: KernelSpec, launch: Launch) -> list[Guard]:
+    """Each output that the predecessor reads late: all of it must be as it was before the launch."""
+    guards: list[Guard] = []
+    for output, tensor in zip(OPS.get(spec.op).outputs, launch([]), strict=False):
+        if not tensor.is_contiguous() or not tensor.numel():
+            continue
+        memory = tensor.view(-1).view(torch.uint8)
+        memory.fill_(UNREAD)
+        seen, before = torch.zeros_like(memory), torch.full_like(memory, UNREAD)
+        launch([(memory, seen)])
+        guards.append(
+            Guard(f"memory of {output.name} while its reader ran", None, by_rows(before.cpu()), by_rows(seen.cpu()))
+        )
+    return guards
+
+
+def behind_slow_predecessor(spec: KernelSpec, call: KernelCall) -> Launch:
+    """The call behind a slow predecessor, on CUDA.
+
+    Raises Refused if its first launch waits by itself, or if no graph can hold the call.
+    """
+    from harness.memory.graph.early_launch import EarlyLaunch
+
+    function = _bound(spec, call)
+    function()
+    try:
+        early = EarlyLaunch(function, call.args[0].device)
+    except CaptureError as error:
+        raise Refused(str(error)) from error
+    if early.is_early:
+        return early
+    later = f"; {early.num_early} later launches follow its own kernels early" if early.num_early else ""
+    raise Refused(f"the first launch of {spec.name} begins when its predecessor has ended{later}")

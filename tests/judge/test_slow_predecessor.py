@@ -1,0 +1,85 @@
+"""A kernel behind a slow predecessor: an early one is found by its input and by its output, one that waits is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.core.catalog import KERNELS
+from harness.core.op_params import KernelParams
+from harness.judge.targets.kernel import KernelTarget
+from harness.judge.targets.kernel_call import KernelCall
+from harness.judge.targets.slow_predecessor import late_inputs, slow_reader
+from harness.kernels.call import BoundKernel
+from harness.memory.graph.early_launch import PROGRAMMATIC, edges_of
+from harness.memory.poison.patterns import Poison
+from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.selection import select
+
+
+def case_of(name: str) -> Any:
+    return select(load_scenarios(shipped_directory()), [name])[0]
+
+
+def behind(call: KernelCall, kernel: Callable[..., Any], *, waits: bool) -> Callable[..., tuple[Tensor, ...]]:
+    """A device that runs the kernel after the copies of its predecessor, or before them. Outputs keep their memory."""
+    first = kernel(*call.args, **call.keywords(is_captured=False))
+    kept = () if first is None else first
+
+    def launch(copies: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+        def copy() -> None:
+            for source, target in copies:
+                target.copy_(source)
+
+        if waits:
+            copy()
+        found = kernel(*call.args, **call.keywords(is_captured=False)) or ()
+        for old, new in zip(kept, found, strict=True):
+            old.copy_(new)
+        if not waits:
+            copy()
+        return kept
+
+    return launch
+
+
+@pytest.mark.parametrize("name", ["merge-kernel", "write-kv-kernel", "quantize-kernel"])
+@pytest.mark.parametrize("waits", [True, False])
+def test_only_an_early_kernel_returns_what_the_inputs_held_before(name: str, waits: bool) -> None:
+    case = case_of(name)
+    target = KernelTarget(case)
+    call = target._call(Poison("zeros", frozenset()), case.seed)
+    spec = KERNELS.get(f"{case.op}/{case.params_as(KernelParams).kernel}")
+    launch = behind(call, BoundKernel(spec, None), waits=waits)
+    observed = list(late_inputs(spec, call, launch))
+    wrong = [
+        one.name for one in observed if one.tensor.is_floating_point() and bool(one.tensor[one.live].isnan().any())
+    ]
+    assert observed and bool(wrong) is not waits
+    assert all(" written late" in name for name in wrong)
+    guards = slow_reader(spec, launch)
+    assert all(torch.equal(guard.before, guard.after) is waits for guard in guards)
+    assert bool(guards) is (case.op != "write_kv")
+
+
+def test_the_edges_of_a_graph_say_how_a_kernel_was_launched() -> None:
+    def edges(graph: Any, sources: Any, targets: Any, data: Any, count: Any) -> int:
+        count._obj.value = 2
+        if sources is not None:
+            sources[0], targets[0], data[0].type = 16, 32, PROGRAMMATIC
+            sources[1], targets[1], data[1].type = 32, 48, 0
+        return 0
+
+    driver = SimpleNamespace(cuGraphGetEdges_v2=edges)
+    assert edges_of(1, driver) == [(16, 32, PROGRAMMATIC), (32, 48, 0)]
+
+
+def test_a_slow_predecessor_needs_a_gpu() -> None:
+    case = case_of("merge-kernel")
+    slow = case.model_copy(update={"params": case.params.model_copy(update={"predecessor": "slow"})})
+    assert "needs a GPU" in KernelTarget.why_not(slow) and KernelTarget.why_not(slow, "cuda") == ""
