@@ -12,8 +12,6 @@ from harness.cli.output import console, print_json, warn
 from harness.cli.run_and_report import past_runs
 from harness.cli.shared_options import History, Json, Out
 from harness.core.errors import InputError
-from harness.core.files import write_atomic
-from harness.report.compare_page import render
 from harness.report.run_view import RunView
 from harness.report.terminal_history import print_comparison
 from harness.store.history.compare import LATEST, Change, Comparison, choose
@@ -21,9 +19,6 @@ from harness.store.history.compare import compare as compare_runs
 from harness.store.history.entry import Entry, RunEntry
 from harness.store.history.runs import PastRuns
 from harness.store.run_folder import DEFAULT_RUNS, RunStore
-
-PAGE = "compare.html"
-"""In the folder of the newer run."""
 
 
 def compare(
@@ -50,9 +45,6 @@ def compare(
         folder = Path(after.folder)
         causes = RunView(RunStore.open(folder)).causes if (folder / "run.json").is_file() else []
         print_comparison(console(), found, causes)
-        if folder.is_dir():
-            write_atomic(folder / PAGE, render(found, causes))
-            console().print(f"page: {folder / PAGE}", soft_wrap=True)
     raise typer.Exit(int(bool(found.new_failures or found.lost)))
 
 

@@ -13,7 +13,7 @@ from harness.accuracy.answer_log import RunHeader
 from harness.accuracy.backends import parse_model
 from harness.cli import run_and_report
 from harness.cli.output import console, print_json
-from harness.cli.shared_options import Branch, Commit, History, Json, Out, Resume, ServedModel, command_line
+from harness.cli.shared_options import Branch, Commit, Json, Out, Resume, ServedModel, command_line
 from harness.core.catalog import MODELS
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
@@ -73,7 +73,6 @@ def epochs(
     ] = None,
     out: Out = None,
     resume: Resume = None,
-    history: History = None,
     commit: Commit = "",
     branch: Branch = "",
     json: Json = False,
@@ -94,7 +93,7 @@ def epochs(
             store = create(out or DEFAULT_RUNS, header, params, choose_baseline(header, baseline), command_line())
         store.note_source(run_and_report.source_under_test(commit, branch))
         store.note_environment(ready["environment"])
-        code = _perform(store, process, params, screen, resume=resume is not None, as_json=json, history=history)
+        code = _perform(store, process, params, screen, resume=resume is not None, as_json=json)
     raise typer.Exit(code)
 
 
@@ -122,7 +121,6 @@ def _perform(
     *,
     resume: bool,
     as_json: bool,
-    history: str | None,
 ) -> int:
     """Ask the questions, then judge, store, report and print what there is. Returns the exit code."""
     died: ChildDied | None = None
@@ -149,6 +147,4 @@ def _perform(
             print(f"{died}; continue with: {run_and_report.command_to_resume(store)}", file=sys.stderr)
         return exit_code(store.results())
 
-    return run_and_report.work_and_report(
-        store, work, stop=process.close, report=report, history=history, before_report=before_report
-    )
+    return run_and_report.work_and_report(store, work, stop=process.close, report=report, before_report=before_report)

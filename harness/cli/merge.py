@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.output import console, print_json
-from harness.cli.run_and_report import trends_in
-from harness.cli.shared_options import History, Json, Out, command_line
+from harness.cli.shared_options import Json, Out, command_line
 from harness.diagnose.run_jobs import exit_code
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run
@@ -21,7 +20,6 @@ from harness.store.summary import summarise
 def merge(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories of all shards.")],
     out: Out = None,
-    history: History = None,
     json: Json = False,
 ) -> None:
     """Merge the shards of one run."""
@@ -29,7 +27,7 @@ def merge(
     shards = [RunStore.open(find_run(name, root)) for name in names]
     merged = put_together(shards, root, command=command_line())
     view = RunView(merged)
-    write_reports(view, trends_in(merged, history))
+    write_reports(view)
     print_run(console(json), view)
     if json:
         print_json(summarise(merged))

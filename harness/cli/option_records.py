@@ -35,7 +35,6 @@ class MakingRuns:
     ray_address: shared_options.RayAddress = None
     scenarios: shared_options.Scenarios = None
     exhaustive: shared_options.Exhaustive = False
-    history: shared_options.History = None
     commit: shared_options.Commit = ""
     branch: shared_options.Branch = ""
     json: shared_options.Json = False

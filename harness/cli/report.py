@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.output import console, print_json
-from harness.cli.run_and_report import past_runs, trends_in
+from harness.cli.output import console, print_json, warn
+from harness.cli.run_and_report import past_runs
 from harness.cli.shared_options import History, Json, Out
 from harness.core.errors import InputError
 from harness.report.console import table
@@ -23,6 +23,7 @@ from harness.report.write import write_reports
 from harness.store.epochs import take_in
 from harness.store.history.compare import Comparison, compare, previous_of
 from harness.store.history.entry import entry_of
+from harness.store.history.trends import Trends, trends_of
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 from harness.store.summary import canonical as canonical_lines
 from harness.store.summary import summarise
@@ -56,11 +57,10 @@ def report(
     if pivot:
         _print_pivot(store, pivot, markdown=markdown)
         return
-    trends = trends_in(store, history)
     view = RunView(store)
-    write_reports(view, trends)
+    write_reports(view)
     if markdown:
-        sys.stdout.write(render(view, _since_before(store, history), trends))
+        sys.stdout.write(render(view, *_since_before(store, history)))
         return
     if json:
         print_json(summarise(store))
@@ -79,8 +79,12 @@ def _print_pivot(store: RunStore, shape: str, *, markdown: bool) -> None:
     console().print(shown)
 
 
-def _since_before(store: RunStore, history: str | None) -> Comparison | None:
-    """The changes since the previous run, if there is one."""
+def _since_before(store: RunStore, history: str | None) -> tuple[Comparison | None, Trends | None]:
+    """The changes since the previous run, if there is one, and the trends of the run's cases. Warns of damaged runs."""
     run, runs = entry_of(store), past_runs(history, store.path.parent)
-    before = previous_of(run, runs) if runs else None
-    return compare(before, run) if before else None
+    if runs is None:
+        return None, None
+    before, trends = previous_of(run, runs), trends_of(run, runs)
+    for reason in runs.damaged:
+        warn(f"left out of the trends: {reason}")
+    return compare(before, run) if before else None, trends

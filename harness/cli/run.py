@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from harness.cli import run_and_report, shared_options
 from harness.cli.fail_on import Against, FailOn, code_of
 from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
-from harness.cli.sharding import cut, refuse_moving
+from harness.cli.sharding import cut
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.report.console import say
@@ -49,9 +48,6 @@ class RunOptions(MakingRuns):
         str | None, typer.Option(metavar="TOOL", help="Run cases under initcheck, memcheck, racecheck or synccheck.")
     ] = None
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts, cut by case ids.")] = None
-    times: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Cut shards by the times in this folder of runs.")
-    ] = None
     shrink_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
     ] = 0.0
@@ -62,6 +58,7 @@ class RunOptions(MakingRuns):
     ] = False
     quiet: Annotated[bool, typer.Option("-q", help="Print failures in one line each, and totals.")] = False
     verbose: Annotated[bool, typer.Option("-v", help="Print each case, and tracebacks in full.")] = False
+    history: shared_options.History = None
     fail_on: FailOn = None
     against: Against = None
 
@@ -76,8 +73,6 @@ def run(context: typer.Context, given: RunOptions) -> None:
     if given.last_failed:
         wanted, again = run_and_report.as_last_failed(wanted, given.root)
     accepted = _accepted(given)
-    if given.times is not None:
-        refuse_moving(given.times, given.shard, given.root)
     sanitizer = given.sanitizer
     if store := run_and_report.to_resume(context, given.resume, given.out, "run"):
         sanitizer = store.plan.sanitizer
@@ -137,7 +132,7 @@ def _planned(wanted: Wanted, pool: Pool, given: RunOptions, again: Collection[st
     controls = [Control(use=use, job=job) for use, job in (planner.faults_in(jobs) if given.with_faults else ())]
     note = None
     if given.shard is not None:
-        jobs, controls, note = cut(given.shard, jobs, controls, given.times)
+        jobs, controls, note = cut(given.shard, jobs, controls)
     return run_and_report.planned(given.root, wanted, jobs, controls=controls, sanitizer=tool, shard=note)
 
 
@@ -181,4 +176,4 @@ def finish(
         runs = run_and_report.past_runs(history, store.path.parent)
         return code_of(store, fail_on or (), runs, accepted, screen)
 
-    return run_and_report.work_and_report(store, work, stop=pool.close, report=report, history=history)
+    return run_and_report.work_and_report(store, work, stop=pool.close, report=report)

@@ -16,7 +16,6 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from harness.cli.output import warn
 from harness.cli.shared_options import LOCAL, NO_HISTORY, command_line
 from harness.core.cases import Job
 from harness.core.errors import INTERRUPTED, HarnessError, InputError
@@ -31,9 +30,7 @@ from harness.run.planning import Wanted
 from harness.run.pool import Pool
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerPool
-from harness.store.history.entry import entry_of
 from harness.store.history.runs import PastRuns
-from harness.store.history.trends import Trends, trends_of
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 from harness.store.source import Source, read_source
 
@@ -121,14 +118,13 @@ def work_and_report(
     *,
     stop: Callable[[], None],
     report: Callable[[], int],
-    history: str | None,
     before_report: Callable[[str], None] = lambda ended: None,
 ) -> int:
     """Do the `work` of a run, write its reports even if the work ends early, and return the exit code.
 
     `stop` ends the workers after Ctrl-C. `before_report` gets the reason for an early end, or an empty string, and
-    stores what is left. `report` prints the run and returns the exit code of a complete run. `history` is what the user
-    gave for `--history`. InputError is raised before anything is written.
+    stores what is left. `report` prints the run and returns the exit code of a complete run. InputError is raised
+    before anything is written.
     """
     ended, code = "", 0
     try:
@@ -144,7 +140,7 @@ def work_and_report(
     own_code = 0
     try:
         before_report(ended)
-        write_reports(RunView(store), trends_in(store, history))
+        write_reports(RunView(store))
         own_code = report()
     except KeyboardInterrupt:
         # The results are stored. Going on writes the reports.
@@ -206,16 +202,6 @@ def is_all_skipped(verdicts: list[Verdict]) -> bool:
 def past_runs(history: str | None, root: Path | None = None) -> PastRuns | None:
     """The runs in the folder that `--history` names, or else in `root`; None for `none`."""
     return None if history == NO_HISTORY else PastRuns(Path(history) if history else root or DEFAULT_RUNS)
-
-
-def trends_in(store: RunStore, history: str | None) -> Trends | None:
-    """The trends of a run's cases over the runs of `history`, or of its own folder. Warns of runs that are damaged."""
-    if (runs := past_runs(history, store.path.parent)) is None:
-        return None
-    trends = trends_of(entry_of(store), runs)
-    for reason in runs.damaged:
-        warn(f"left out of the trends: {reason}")
-    return trends
 
 
 def command_to_resume(store: RunStore) -> str:

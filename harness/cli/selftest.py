@@ -58,10 +58,9 @@ def selftest(context: typer.Context, given: SelftestOptions) -> None:
             store = _mutants().planned_trials(wanted, pool, count, **how)
         store = store or _planned(wanted, pool, given.root, no_clean=given.no_clean, num_draws=given.controls)
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
-        how = {"as_json": given.json, "history": given.history}
         if trials := store.plan.trials:
-            raise typer.Exit(_mutants().try_mutants(store, trials, workers=workers, **how))
-        raise typer.Exit(finish(store, pool, is_exhaustive=given.exhaustive, **how))
+            raise typer.Exit(_mutants().try_mutants(store, trials, workers=workers, as_json=given.json))
+        raise typer.Exit(finish(store, pool, is_exhaustive=given.exhaustive, as_json=given.json))
 
 
 def _mutants() -> Any:
@@ -81,9 +80,7 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool, num_draw
     return run_and_report.planned(root, wanted, planner.jobs_of(cases), controls=controls, is_selftest=True)
 
 
-def finish(
-    store: RunStore, pool: Pool, *, as_json: bool, is_exhaustive: bool = False, history: str | None = None
-) -> int:
+def finish(store: RunStore, pool: Pool, *, as_json: bool, is_exhaustive: bool = False) -> int:
     """Run what is left of a planned selftest, and print it. Returns the exit code."""
     screen = console(as_json)
 
@@ -97,7 +94,7 @@ def finish(
     def work() -> None:
         run_and_report.work_on(store, pool, screen, is_exhaustive=is_exhaustive)
 
-    return run_and_report.work_and_report(store, work, stop=pool.close, report=report, history=history)
+    return run_and_report.work_and_report(store, work, stop=pool.close, report=report)
 
 
 def _skipped(store: RunStore) -> list[CaseResult]:

@@ -11,7 +11,7 @@ import typer
 from harness.accuracy.script_check import ORACLE, SCENARIO, TOLERANCE, ScriptCheck
 from harness.cli import run_and_report
 from harness.cli.output import print_json
-from harness.cli.shared_options import Branch, Commit, History, Json, Out, ServedModel, command_line
+from harness.cli.shared_options import Branch, Commit, Json, Out, ServedModel, command_line
 from harness.core.cases import Case, Job
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
@@ -46,7 +46,6 @@ def serve_check(
         str | None, typer.Option(metavar="URL", help="With --weights: a server that was started with them.")
     ] = None,
     out: Out = None,
-    history: History = None,
     commit: Commit = "",
     branch: Branch = "",
     json: Json = False,
@@ -63,7 +62,7 @@ def serve_check(
     result = CaseResult.model_validate(answer["result"])
     store = _stored(result, request, out or DEFAULT_RUNS, time.monotonic() - started)
     store.note_source(run_and_report.source_under_test(commit, branch))
-    write_reports(RunView(store), run_and_report.trends_in(store, history))
+    write_reports(RunView(store))
     if json:
         print_json(answer["found"] | {"directory": str(store.path)})
     else:

@@ -42,7 +42,6 @@ def survey(
     workers: shared_options.Workers = None,
     per_gpu: shared_options.PerGpu = 1,
     scenarios: shared_options.Scenarios = None,
-    history: shared_options.History = None,
     json: shared_options.Json = False,
 ) -> None:
     """Try options of an engine together, as released, and find which lose answers."""
@@ -76,7 +75,7 @@ def survey(
             all_skipped = run_and_report.is_all_skipped([result.verdict for result in store.results()])
             return 2 if all_skipped else exit_code(store.results())
 
-        code = run_and_report.work_and_report(store, work, stop=pool.close, report=report, history=history)
+        code = run_and_report.work_and_report(store, work, stop=pool.close, report=report)
     raise typer.Exit(code)
 
 

@@ -13,13 +13,8 @@ from harness.core.cases import Case, Job
 from harness.core.oracles import most_telling_first
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Shrunk, Verdict
 from harness.core.systems import engine_versions
-from harness.report.bits import Meaning, explain
 from harness.report.causes import facts as facts_of
-from harness.report.diagram import Diagram, diagram
-from harness.report.trend_chart import past_of
 from harness.report.wording import first_nan_lines, num, one_line, printable, reproduce, reproduce_case, show
-from harness.store.history.entry import RunEntry
-from harness.store.history.trends import CaseTrend
 from harness.store.run_folder import RunPlan
 
 MAX_FINDINGS = 25
@@ -51,7 +46,6 @@ class CaseView:
     word: str
     """What the badge says: the verdict, or whether the fault was caught."""
     blame: Blame | None
-    diagram: Diagram | None
     diagnosis: tuple[Fact, ...]
     facts: tuple[tuple[str, str], ...]
     params: tuple[tuple[str, str], ...]
@@ -65,20 +59,13 @@ class CaseView:
         return list(dict.fromkeys((*self.result.refs, *known)))
 
     @property
-    def findings(self) -> list[tuple[Finding, tuple[str, ...], tuple[Meaning, ...]]]:
-        """The facts that are shown, each with the other oracles that see it and the meaning of its bits."""
-        found = facts_of(self.result.findings)[:MAX_FINDINGS]
-        return [(_cut(finding), also, explain(finding.bits)) for finding, also in found]
+    def findings(self) -> list[tuple[Finding, tuple[str, ...]]]:
+        """The facts that are shown, each with the other oracles that see it."""
+        return [(_cut(finding), also) for finding, also in facts_of(self.result.findings)[:MAX_FINDINGS]]
 
     @property
     def num_hidden(self) -> int:
         return max(0, len(facts_of(self.result.findings)) - MAX_FINDINGS)
-
-    @property
-    def bits(self) -> list[Meaning]:
-        """The patterns among the bits, each once. Numbers need no explanation."""
-        every = {(one.bits, one.dtype): one for *_, meanings in self.findings for one in meanings}
-        return [meaning for meaning in every.values() if meaning.kind != "number"]
 
 
 def of_result(
@@ -89,18 +76,14 @@ def of_result(
     *,
     blame: Blame | None = None,
     shrunk: Shrunk | None = None,
-    trend: CaseTrend | None = None,
-    runs: Sequence[RunEntry] = (),
 ) -> CaseView:
-    """The view of a case that ran. `trend` and `runs` are its past."""
-    past = (Fact("in earlier runs", past_of(trend, runs)),) if trend and len(trend.verdicts) > 1 else ()
+    """The view of a case that ran."""
     return CaseView(
         anchor=anchor,
         result=result,
         word=result.verdict.value,
         blame=blame,
-        diagram=diagram(blame, result.findings, case=job.case, fault=result.fault, judged=result.looked_at),
-        diagnosis=(*_known(result), *diagnosis(result.findings, shrunk, plan, blame), *past),
+        diagnosis=(*_known(result), *diagnosis(result.findings, shrunk, plan, blame)),
         facts=facts(job, result, plan.environment),
         params=params(job.case),
         command=reproduce(result, plan.options),
@@ -129,7 +112,6 @@ def of_fault(
         result=result,
         word="caught" if found.caught else "missed",
         blame=blame,
-        diagram=diagram(blame, found.findings, case=case, fault=found.fault, scenario=found.scenario),
         diagnosis=diagnosis(found.findings, shrunk, plan),
         facts=(("expected", f"{found.expected_by}, blaming {', '.join(found.expected_blame) or 'no site'}"),),
         params=params(case) if case else (),

@@ -9,20 +9,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, Verdict
+from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, OutcomeGrid, Verdict
 from harness.core.systems import engine_versions
-from harness.report.accuracy_chart import chart, grid
 from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
 from harness.report.causes import facts, kernel_of
 from harness.report.run_view import RunView
-from harness.report.trend_chart import trend_view
 from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable, ref_url
-from harness.store.history.trends import Trends
 from harness.store.mutants import tables
 from harness.store.summary import accuracy_records, totals
 
@@ -40,8 +36,18 @@ VERDICT_WORDS = {
 ORDER = tuple(VERDICT_WORDS)
 IN_FULL = (*ORDER[:3], Verdict.KNOWN)
 """Cases that get a view in the markup while there is room; the script makes the view of any other."""
-MAX_PICTURES = 40
-"""Measurements of accuracy that the page draws; results.csv has them all."""
+MAX_MEASURED = 40
+"""Measurements of accuracy that the page shows; results.csv has them all."""
+OUTCOMES = {
+    "1": "right",
+    "0": "wrong",
+    "p": "did not parse",
+    "e": "empty",
+    "i": "invalid tokens",
+    "u": "unanswered",
+    ".": "not asked",
+}
+"""A mark of an accuracy record's grid -> its words."""
 MAX_REASON = 240
 """Characters of a reason in a table."""
 NUM_PRINTED = 20
@@ -54,8 +60,8 @@ MAX_NAMED = 6
 """Kernels that the head of the page names; of more it has the number."""
 
 
-def render(view: RunView, trends: Trends | None = None) -> str:
-    """The page of a run; with `trends` it also shows the run's place among earlier runs."""
+def render(view: RunView) -> str:
+    """The page of a run."""
     results, jobs = view.results, view.jobs
     anchors = {result.key: f"case-{number}" for number, result in enumerate(results, start=1)}
     ranked = sorted(results, key=lambda result: ORDER.index(result.verdict))
@@ -78,10 +84,9 @@ def render(view: RunView, trends: Trends | None = None) -> str:
         "judged": judged(view),
         "known": view.known,
         "faults": faults,
-        "pictures": _pictures([*((anchors[result.key], result) for result in results), *faults]),
-        "num_hidden_pictures": max(0, len(view.accuracy) - MAX_PICTURES),
+        "measured": _measured([*((anchors[result.key], result) for result in results), *faults]),
+        "num_hidden": max(0, len(view.accuracy) - MAX_MEASURED),
         "mutants": tables(view.mutants),
-        "trends": trend_view(trends),
         "environment": _facts(view),
         "data": Markup(embedded(case_data(pairs, view.plan.options, view.plan.environment))),
         **own_code(),
@@ -89,14 +94,9 @@ def render(view: RunView, trends: Trends | None = None) -> str:
     environment = environment_of_templates()
     template = environment.get_template("page.html")
     room = BUDGET - len(template.render(**shell, views={}, num_left_out=0).encode())
-    views = _within(room, _wanted(view, ranked, faults, anchors, trends), environment)
+    views = _within(room, _wanted(view, ranked, faults, anchors), environment)
     num_left_out = sum(result.verdict in IN_FULL for result in results) + len(faults) - len(views)
     return template.render(**shell, views=views, num_left_out=num_left_out)
-
-
-def case_url(key: str) -> str:
-    """The address of a case, from another page in the folder of its run."""
-    return f"report.html#{quote(key.partition('!')[0])}"
 
 
 def breakable(case_id: str) -> Markup:
@@ -109,10 +109,14 @@ def ticks(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(printable(text)))))
 
 
-def other_page(template: str, title: str, css: str, run_id: str, **values: Any) -> str:
-    """Another page in the style of the report: its title in the colour `css`, and what its template lays out."""
-    shell = {**own_code(), "headline": (title, css), "run_id": run_id}
-    return environment_of_templates().get_template(template).render(**shell, **values) + "\n"
+def flipped(found: OutcomeGrid) -> list[tuple[int, str, list[str]]]:
+    """The questions with different outcomes: number, hash, and the outcome in the baseline, if any, and in each epoch.
+
+    A question that was not asked has no outcome.
+    """
+    rows = [row for row in (found.baseline, *found.rows) if row]
+    marks = enumerate(zip(found.questions, *rows, strict=True), 1)
+    return [(n, name, [OUTCOMES[mark] for mark in own]) for n, (name, *own) in marks if len({*own} - {"."}) > 1]
 
 
 def environment_of_templates() -> Environment:
@@ -125,8 +129,8 @@ def environment_of_templates() -> Environment:
         finalize=_clean,
     )
     functions = (
-        *(ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, chart, grid, totals, num),
-        *(facts, case_url),
+        *(ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, flipped, totals, num),
+        facts,
     )
     environment.filters |= {function.__name__: function for function in functions}
     environment.filters["short"] = lambda text: one_line(text, MAX_REASON)
@@ -163,25 +167,15 @@ def _wanted(
     ranked: Sequence[CaseResult],
     faults: Sequence[tuple[str, FaultResult]],
     anchors: dict[str, str],
-    trends: Trends | None,
 ) -> Iterator[CaseView]:
     """The views that stand in the markup if there is room: failures, then faults, the missed ones first."""
     jobs, blames, shrunk = view.jobs, view.blames, view.shrunk
-    past = {trend.key: trend for trend in trends.cases} if trends else {}
     cases = {job.case.id: job.case for job in (*jobs.values(), *(control.job for control in view.plan.controls))}
     for result in ranked:
         if result.verdict in IN_FULL:
             key = result.key
-            yield of_result(
-                view.plan,
-                result,
-                jobs[key],
-                anchors[key],
-                blame=blames.get(key),
-                shrunk=shrunk.get(key),
-                trend=past.get(key),
-                runs=trends.runs if trends else (),
-            )
+            blame, smallest = blames.get(key), shrunk.get(key)
+            yield of_result(view.plan, result, jobs[key], anchors[key], blame=blame, shrunk=smallest)
     for anchor, fault in sorted(faults, key=lambda pair: pair[1].caught):
         smallest = shrunk.get(f"{fault.case}!{fault.fault}")
         yield of_fault(view.plan, fault, cases.get(fault.case), anchor, shrunk=smallest)
@@ -200,12 +194,12 @@ def _within(room: int, wanted: Iterator[CaseView], environment: Environment) -> 
     return views
 
 
-def _pictures(owners: Sequence[tuple[str, CaseResult | FaultResult]]) -> list[tuple[str, AccuracyRecord]]:
-    """The measurements that are drawn, each with the anchor of its case or fault."""
+def _measured(owners: Sequence[tuple[str, CaseResult | FaultResult]]) -> list[tuple[str, AccuracyRecord]]:
+    """The measurements that are shown, each with the anchor of its case or fault."""
     measured = [(anchor, record) for anchor, result in owners for record in accuracy_records([result])]
     # Accuracy that falls without an injected fault comes first.
     measured.sort(key=lambda pair: pair[1].verdict is not Verdict.FAIL or pair[1].fault is not None)
-    return measured[:MAX_PICTURES]
+    return measured[:MAX_MEASURED]
 
 
 def judged(view: RunView) -> list[tuple[str, str]]:

@@ -7,18 +7,14 @@ from pathlib import Path
 from harness.core.files import write_atomic
 from harness.report import junit, page, table
 from harness.report.run_view import RunView
-from harness.store.history.trends import Trends
 from harness.store.summary import summarise, to_json
 
 REPORT_FILES = ("summary.json", "results.csv", "junit.xml", "report.html")
 
 
-def write_reports(view: RunView, trends: Trends | None = None) -> list[Path]:
-    """Write summary.json, results.csv, junit.xml and report.html; returns their paths.
-
-    `trends` is what the history says of these cases; without it the page shows this run alone.
-    """
-    texts = (to_json(summarise(view.store)), table.render(view), junit.render(view), page.render(view, trends))
+def write_reports(view: RunView) -> list[Path]:
+    """Write summary.json, results.csv, junit.xml and report.html; returns their paths."""
+    texts = (to_json(summarise(view.store)), table.render(view), junit.render(view), page.render(view))
     paths = [view.path / name for name in REPORT_FILES]
     for path, text in zip(paths, texts, strict=True):
         write_atomic(path, text)

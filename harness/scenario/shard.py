@@ -1,19 +1,15 @@
-"""Split a plan into parts of equal time for several machines. All machines get the same split."""
+"""Split a plan into equal parts for several machines. All machines get the same split."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.core.errors import InputError
 
 _FORM = re.compile(r"^(\d{1,4})/(\d{1,4})$")
-_UNKNOWN_SECONDS = 1.0
-"""The assumed time of a job without any history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +33,10 @@ class Shard:
         return cls(index, count)
 
 
-def split(keys: Sequence[str], count: int, seconds: Mapping[str, float]) -> list[list[str]]:
-    """Split `keys` into `count` parts of about equal time, each in the order of `keys`. A part may be empty.
-
-    `seconds` is the usual time of a key. A key without one gets the median. The longest keys go first, each to the part
-    with the least time so far. Times are rounded to steps of about a tenth, so that noise does not move keys. A digest
-    of the names orders equal times.
-    """
-    usual = statistics.median(seconds.values()) if seconds else _UNKNOWN_SECONDS
-    weights = {key: _stepped(seconds.get(key, usual)) for key in keys}
-    loads = [0.0] * count
-    part_of: dict[str, int] = {}
-    for key in sorted(keys, key=lambda key: (-weights[key], _digest(key))):
-        lightest = loads.index(min(loads))
-        part_of[key] = lightest
-        loads[lightest] += weights[key]
-    parts: list[list[str]] = [[] for _ in range(count)]
-    for key in keys:
-        parts[part_of[key]].append(key)
-    return parts
-
-
-def _stepped(seconds: float) -> float:
-    """`seconds`, at least a millisecond, rounded to the next eighth of a power of two."""
-    return float(2.0 ** (round(math.log2(max(seconds, 1e-3)) * 8) / 8))
+def split(keys: Sequence[str], count: int) -> list[list[str]]:
+    """Split `keys` into `count` equal parts, each in the order of `keys`. A digest of a key decides its part."""
+    dealt = {key: place % count for place, key in enumerate(sorted(keys, key=_digest))}
+    return [[key for key in keys if dealt[key] == part] for part in range(count)]
 
 
 def _digest(key: str) -> bytes:

@@ -112,9 +112,7 @@ def _check_cover(ordered: Sequence[RunStore]) -> None:
     lost = [(key, "no shard") for key in sorted({*whole.keys, *whole.controls} - planned.keys())]
     twice = [(key, "two shards") for key in sorted(planned) if planned[key] > 1]
     for key, how in lost + twice:
-        raise InputError(
-            f"merge: {key} is in {how}: shards were cut by different times; give all of them the same --times, or none"
-        )
+        raise InputError(f"merge: {key} is in {how}: shards were cut differently; run all of them with one version")
 
 
 def _environment(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def test_a_run_with_repeats_is_judged_by_both_oracles(
 
     monkeypatch.chdir(tmp_path)
     url = start_server("sum_server.py", "{}", "0")
-    words = [*ASK, f"server:{url}", "--limit", "2", "--epochs", "2", "--repeat", "2", "--history", "none"]
+    words = [*ASK, f"server:{url}", "--limit", "2", "--epochs", "2", "--repeat", "2"]
     assert exit_code_of([*words, "--least", "1"]) == 1
     (run,) = (tmp_path / "reports" / "runs").iterdir()
     store = RunStore.open(run)

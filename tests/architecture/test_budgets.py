@@ -13,7 +13,7 @@ BUDGETS = {
     "harness": 43,
     "harness/accuracy": 2253,
     "harness/canary": 762,
-    "harness/cli": 2900,
+    "harness/cli": 2800,
     "harness/core": 5300,
     "harness/diagnose": 2839,
     "harness/engine": 5831,
@@ -22,10 +22,10 @@ BUDGETS = {
     "harness/kernels": 3600,
     "harness/memory": 3700,
     "harness/pytest": 1245,
-    "harness/report": 4060,
+    "harness/report": 3080,
     "harness/run": 3060,
-    "harness/scenario": 3000,
-    "harness/store": 1462,
+    "harness/scenario": 2950,
+    "harness/store": 1440,
     "tools": 700,
 }
 """Room -> its most lines: what it had on the day of this table, and 2 %. `harness` are the files beside the rooms."""

@@ -126,5 +126,5 @@ def test_ctrl_c_while_reports_are_written_says_how_to_go_on_too(
         raise KeyboardInterrupt
 
     store = RunStore.create(tmp_path, (), command="mla-harness run", options={})
-    code = work_and_report(store, lambda: None, stop=lambda: None, report=interrupted, history=None)
+    code = work_and_report(store, lambda: None, stop=lambda: None, report=interrupted)
     assert code == 130 and capsys.readouterr().err.startswith("interrupted; continue with: mla-harness run --resume ")

@@ -18,7 +18,7 @@ Cli = Callable[..., tuple[int, str, str]]
 def test_merged_shards_find_the_same_as_one_run_of_two_processes(cli: Cli, kernel: str, tmp_path: Path) -> None:
     # A case for each shard.
     cases = [f"decode-kernel[kernel={kernel},kv={kv},planned=planned]" for kv in ("fp32", "bf16")]
-    out = ("--out", tmp_path, "--history", "none")
+    out = ("--out", tmp_path)
 
     def folder(*words: object) -> str:
         code, text, error = cli(*words, *out)
@@ -33,45 +33,12 @@ def test_merged_shards_find_the_same_as_one_run_of_two_processes(cli: Cli, kerne
     assert [bool(json.loads(line)["blame"]) for line in expected.splitlines()] == [True, True]
 
 
-def give_times(folder: Path, seconds: dict[str, float]) -> None:
-    """Change the seconds of cases in the only run below `folder`; of all others to 0."""
-    (file,) = folder.glob("*/summary.json")
-    summary = json.loads(file.read_text())
-    for case in summary["cases"]:
-        case["seconds"] = seconds.get(case["id"], 0.0)
-    file.write_text(json.dumps(summary))
-
-
-def test_shards_in_one_folder_are_cut_alike_though_each_leaves_its_times_there(cli: Cli, scenarios: Path) -> None:
+def test_shards_in_one_folder_are_cut_alike_as_they_do_not_know_of_each_other(cli: Cli, scenarios: Path) -> None:
     options = ("--scenarios", scenarios, "-n", 1, "--out", "shards")
     assert cli("run", *options)[0] == 0
     (whole,) = Path("shards").iterdir()
-    give_times(Path("shards"), {"quantize[kernel=torch,num_live=1]": 99.0})
     for part in ("1/2", "2/2"):
         assert cli("run", "--shard", part, *options)[0] == 0
     shards = [path for path in Path("shards").iterdir() if path != whole]
     code, out, err = cli("merge", *shards)
     assert (code, err) == (0, "") and "6 pass in" in out
-
-
-@pytest.mark.nightly
-def test_times_come_from_another_folder_of_runs_alone(cli: Cli, scenarios: Path) -> None:
-    options = ("--scenarios", scenarios, "-n", 1)
-    times = Path("times")
-    assert cli("run", *options, "--out", times)[0] == 0
-    give_times(times, {"quantize[kernel=torch,num_live=1]": 99.0})
-    counts = []
-    for part in ("1/2", "2/2"):
-        assert cli("run", "--shard", part, "--times", times, *options)[0] == 0
-        plan = json.loads(
-            (max(Path("reports/runs").iterdir(), key=lambda path: path.stat().st_mtime) / "run.json").read_text()
-        )
-        counts.append(len(plan["jobs"]))
-    assert sorted(counts) == [1, 5]
-    for words, why in (
-        (("--times", times), "add --shard I/N"),
-        (("--shard", "1/2", "--times", "reports/runs"), "this run goes there too"),
-        (("--shard", "1/2", "--times", "none"), "no folder of runs there"),
-    ):
-        code, _, err = cli("run", *words, *options)
-        assert code == 2 and why in err and len(err.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""The head of the report, its counters, a green page, and the page of a comparison."""
+"""The head of the report, its counters, and a green page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.records import CaseResult, Finding, Verdict
-from harness.report import compare_page, page
+from harness.report import page
 from harness.report.case_view import facts
 from harness.report.run_view import RunView
-from harness.store.history.compare import compare
-from harness.store.history.entry import entry_of
 from harness.store.run_folder import RunStore
 from harness.store.source import Source
 
@@ -55,18 +53,16 @@ GREEN = dict.fromkeys(FAILING, Verdict.PASS)
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A failing and a green run, and a comparison of both."""
+    """A failing and a green run."""
     root = tmp_path_factory.mktemp("runs")
     failing, green = run_of(root, FAILING, plugins=["/k/mine.py"]), run_of(root, GREEN)
     texts = {
         "failing": page.render(RunView(failing)),
         "green": page.render(RunView(green)),
-        "compare": compare_page.render(compare(entry_of(green), entry_of(failing))),
     }
     paths = {name: failing.path / f"{name}.html" for name in texts}
     for name, text in texts.items():
         paths[name].write_text(text, encoding="utf-8")
-    (failing.path / "report.html").write_text(texts["failing"], encoding="utf-8")
     return paths
 
 
@@ -133,19 +129,9 @@ def test_menu_and_tables_of_a_phone_show_all_without_scrolling_sideways(pages: d
     assert tab.locator("#scenarios .scroll").evaluate("item => item.scrollWidth <= item.clientWidth")
 
 
-def test_a_comparison_leads_to_the_cases_of_the_newer_run(pages: dict[str, Path], tab: Page) -> None:
-    tab.goto(pages["compare"].as_uri())
-    assert tab.locator("h1").inner_text() == "1 new failure and 1 case that passed no longer ran"
-    assert [item.inner_text() for item in tab.locator("h2").all()] == [
-        "New failures 1", "Good before, skipped or gone now 1",
-    ]  # fmt: skip
-    tab.get_by_role("link", name="decode[kernel=tiled,p=nan]").click()
-    assert tab.locator(".view.open h2").inner_text() == "fail decode[kernel=tiled,p=nan]"
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("name", ["failing", "green", "compare"])
+@pytest.mark.parametrize("name", ["failing", "green"])
 def test_each_page_fits_and_axe_finds_nothing(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.store.history.entry import Entry, RunEntry
 from harness.store.history.runs import PastRuns
-from harness.store.history.trends import Trends, durations, trends_of, trends_over
+from harness.store.history.trends import Trends, trends_of, trends_over
 
 from .entries import fault
 
@@ -127,24 +127,6 @@ def test_only_so_many_runs_are_looked_at(filled: Fill, make_run: MakeRun) -> Non
     last, fourth = up_to(path, "run-0008", num_runs=3), up_to(path, "run-0004", num_runs=2)
     assert [run.run_id for run in last.runs] == ["run-0006", "run-0007", "run-0008"]
     assert [run.run_id for run in fourth.runs] == ["run-0003", "run-0004"]
-
-
-def test_durations_are_medians_of_what_ran_to_an_end(filled: Fill, make_run: MakeRun) -> None:
-    def took(seconds: float, verdict: str = "pass", device: str = "cpu") -> Entry:
-        return Entry("a", "a", verdict, seconds, device=device)
-
-    path = filled(
-        make_run(1, {"a": took(1.0), "s": "skip"}), make_run(2, {"a": took(5.0, "fail")}),
-        make_run(3, {"a": took(2.0)}), make_run(4, {"a": took(900.0, "error")}),
-        make_run(5, {"a": took(0.1, device="cuda")}),
-    )  # fmt: skip
-    assert durations(path, ["a", "s", "unknown"]) == {"a": 1.5}
-
-
-def test_durations_are_those_of_late(filled: Fill, make_run: MakeRun) -> None:
-    old = [make_run(number, {"a": Entry("a", "a", "pass", 60.0)}) for number in range(40)]
-    new = [make_run(40 + number, {"a": Entry("a", "a", "pass", 0.5)}) for number in range(20)]
-    assert durations(filled(*old, *new), ["a"]) == {"a": 0.5}
 
 
 def test_a_damaged_summary_is_reported_and_the_other_runs_are_read(filled: Fill, make_run: MakeRun) -> None:

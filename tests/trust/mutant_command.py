@@ -51,7 +51,7 @@ def planned_trials(
     return RunStore.create(out, (), command=shared_options.command_line(), options=how, is_selftest=True, trials=trials)
 
 
-def try_mutants(store: RunStore, trials: Trials, *, workers: int | None, as_json: bool, history: str | None) -> int:
+def try_mutants(store: RunStore, trials: Trials, *, workers: int | None, as_json: bool) -> int:
     """Try the mutants of a run that are left. Returns the exit code: 0, or 3 without a score."""
     screen = console(as_json)
     unused: list[SurveyedCase] = []
@@ -77,7 +77,7 @@ def try_mutants(store: RunStore, trials: Trials, *, workers: int | None, as_json
             print_json(summarise(store))
         return 0 if results else 3
 
-    return run_and_report.work_and_report(store, work, stop=lambda: None, report=report, history=history)
+    return run_and_report.work_and_report(store, work, stop=lambda: None, report=report)
 
 
 def _print(screen: Console, results: list[MutantResult], unused: list[SurveyedCase]) -> None:

@@ -76,9 +76,7 @@ def test_a_seed_draws_allowed_pairs_and_triples_in_turn() -> None:
 
 
 def test_the_command_counts_by_pairs_and_triples_and_lists_what_is_missed(cli: Cli) -> None:
-    code, told, _ = cli(
-        "selftest", "decode-lengths", "--conditions", 6, "--seed", 3, "-n", 1, "--history", "none", "--json"
-    )
+    code, told, _ = cli("selftest", "decode-lengths", "--conditions", 6, "--seed", 3, "-n", 1, "--json")
     assert code == 0
     found = json.loads(told)["mutants"]["mutants"]
     assert [one["file"] for one in found] == ["mla_decode, pairs", "mla_decode, triples"] * 3

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 Cli = Callable[..., tuple[int, str, str]]
-HOW = ("--history", "none", "-n", "1")
+HOW = ("-n", "1")
 
 
 def test_draws_on_right_kernels_have_no_finding(cli: Cli) -> None:

@@ -111,7 +111,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         "--seed",
         "4",
     ]
-    command += ["-n", "6", "--history", "none", "--out", str(tmp_path)]
+    command += ["-n", "6", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         lines = 0
         while lines < 3 and process.poll() is None:
@@ -142,13 +142,13 @@ def test_the_same_command_gives_the_same_table_twice(cli: Cli, tmp_path: Path) -
 
 
 def test_an_interrupted_run_tries_the_mutants_that_are_left(cli: Cli, tmp_path: Path) -> None:
-    command = ("selftest", "write-kv-kernel", "--mutants", "8", "--seed", "4", "-n", "1", "--history", "none")
+    command = ("selftest", "write-kv-kernel", "--mutants", "8", "--seed", "4", "-n", "1")
     assert cli(*command, "--out", str(tmp_path))[0] == 0
     (run,) = tmp_path.iterdir()
     whole = RunStore.open(run).mutants()
     lines = (run / "mutants.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (run / "mutants.jsonl").write_text("".join(lines[:5]), encoding="utf-8")
-    code, out, _ = cli("selftest", "--resume", str(run), "--history", "none")
+    code, out, _ = cli("selftest", "--resume", str(run))
     assert code == 0 and score(whole).statement in out
     assert RunStore.open(run).mutants() == whole
     code, _, err = cli("selftest", "--resume", str(run), "--seed", "5")

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import median
 
 from harness.store.history.entry import CAUGHT, Entry, RunEntry
 from harness.store.history.runs import PastRuns
@@ -15,7 +14,6 @@ LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e", "k
 ABSENT = "."
 """In place of a verdict: the case was not in that run."""
 NUM_RUNS = 30
-NUM_DURATIONS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +125,6 @@ def trends_over(runs: Sequence[RunEntry], name: str = "", *, keys: Iterable[str]
         cases=tuple(_of_case(key, row, runs) for key, row in by_kind[False].items()),
         faults=tuple(_of_fault(key, row) for key, row in sorted(by_kind[True].items())),
     )
-
-
-def durations(runs: PastRuns, keys: Iterable[str]) -> dict[str, float]:
-    """The median seconds of the newest 20 results of each job. Jobs without a judged result are left out."""
-    found: dict[str, list[float]] = {key: [] for key in keys}
-    missing = set(found)
-    for run in runs:
-        for key in missing & run.entries.keys():
-            entry = run.entries[key]
-            if entry.verdict not in ("skip", "error"):
-                found[key].append(entry.seconds)
-        missing = {key for key in missing if len(found[key]) < NUM_DURATIONS}
-        if not missing:
-            break
-    return {key: median(seconds) for key, seconds in found.items() if seconds}
 
 
 def _ran(entry: Entry | None) -> Entry | None:
