@@ -61,6 +61,8 @@ def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> list[Co
     coverages = []
     for op, by_kernel in points.items():
         spaces = {name: space_for(KERNELS.get(name)) if name in KERNELS else SPACES[op] for name in by_kernel}
+        # The engine is no kernel, and stands alone.
+        spaces.pop(op, None)
         refused = {label: why for space in spaces.values() for label, why in space.refused.items()}
         by_all = {label: why for label, why in refused.items() if all(label in s.refused for s in spaces.values())}
         whole = replace(SPACES[op], refused=by_all)

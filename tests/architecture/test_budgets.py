@@ -18,7 +18,7 @@ BUDGETS = {
     "harness/diagnose": 2839,
     "harness/engine": 5831,
     "harness/engines": 9893,
-    "harness/judge": 5450,
+    "harness/judge": 5560,
     "harness/kernels": 3600,
     "harness/memory": 3700,
     "harness/pytest": 1245,

@@ -21,7 +21,7 @@ from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "num_heads": 2}
-SCENARIOS = {s.op: s for s in load_scenarios(shipped_directory()) if "conditions" in s.tags}
+SCENARIOS = {s.op or s.system: s for s in load_scenarios(shipped_directory()) if "conditions" in s.tags}
 
 
 def points(**given: Any) -> list[dict[str, str | None]]:
@@ -98,7 +98,7 @@ def test_planted_values_have_the_scores_that_they_promise_and_a_page_has_one_own
     assert torch.equal(keys[0][:64], keys[1][:64]) and bool(keys[0][:64].any())
 
 
-@pytest.mark.parametrize("op", SPACES)
+@pytest.mark.parametrize("op", SCENARIOS)
 def test_the_shipped_calls_show_every_pair_and_nine_triples_of_ten(op: str) -> None:
     shown = Shown(SPACES[op])
     for case in expand(SCENARIOS[op]):

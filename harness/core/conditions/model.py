@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -155,35 +155,39 @@ def _allowed(space: Space) -> dict[tuple[int, int], int]:
     for label in space.refused:
         goes = [mask & ~(1 << number[label]) for mask in goes]
         goes[number[label]] = 0
-    threes = []
+    closed: dict[tuple[int, int], int] = {}
+    """Pair -> the classes that a rule of three dimensions forbids beside it."""
     for rule in space.rules:
         groups = [[number[name, label] for label in names] for name, names in rule.classes.items()]
-        if len(groups) > 2:
-            threes.append([sum(1 << n for n in group) for group in groups])
-            continue
-        for a in groups[0]:
-            for b in groups[1]:
-                goes[a] &= ~(1 << b)
-                goes[b] &= ~(1 << a)
+        for one, other in combinations(groups, 2):
+            third = sum(1 << n for group in groups if group is not one and group is not other for n in group)
+            for a, b in product(one, other):
+                if len(groups) == 2:
+                    goes[a] &= ~(1 << b)
+                    goes[b] &= ~(1 << a)
+                else:
+                    pair = min(a, b), max(a, b)
+                    closed[pair] = closed.get(pair, 0) | third
 
-    def has_room(mask: int, own: int) -> bool:
-        """Whether every dimension that needs a class has one: among `mask`, or the one in `own`."""
-        return all((mask | own) & one for one in required)
+    def with_room(wanted: int, mask: int, own: int) -> int:
+        """Those classes of `wanted` that leave a class of `mask` in every dimension that needs one, beside `own`."""
+        for one in required:
+            if not one & own:
+                left = one & mask
+                for n in bits(one & mask):
+                    left |= goes[n]
+                    if not wanted & ~left:
+                        break
+                wanted &= left
+        return wanted
 
     found: dict[tuple[int, int], int] = {}
     for a in range(len(labels)):
         for b in bits(goes[a] >> (a + 1) << (a + 1)):
-            both, own = goes[a] & goes[b], 1 << a | 1 << b
-            for group in threes:
-                # Two groups hold the pair: the third is closed to it.
-                left = [mask for mask in group if not mask & own]
-                if len(left) == 1:
-                    both &= ~left[0]
-            if not has_room(both, own):
-                continue
-            later = both >> (b + 1) << (b + 1)
-            triples = (c for c in bits(later & ~of_dimension[labels[b][0]]) if has_room(both & goes[c], own | 1 << c))
-            found[a, b] = sum(1 << c for c in triples)
+            both, own = goes[a] & goes[b] & ~closed.get((a, b), 0), 1 << a | 1 << b
+            if all((both | own) & one for one in required):
+                later = both >> (b + 1) << (b + 1) & ~of_dimension[labels[b][0]]
+                found[a, b] = with_room(later, both, own)
     return found
 
 
@@ -198,24 +202,19 @@ class Shown:
 
     def add(self, points: Iterable[str]) -> None:
         """Count coded points."""
-        for numbers in self._new(points):
-            self.points.add(numbers)
-            for pair, mask in _parts(self.space, numbers):
-                self.with_pair[pair] = self.with_pair.get(pair, 0) | mask
+        new = set(points) - self.points
+        self.points |= new
+        for pair, mask in _parts(self.space, new):
+            self.with_pair[pair] = self.with_pair.get(pair, 0) | mask
 
     def gain(self, points: Iterable[str]) -> tuple[int, int]:
         """How many allowed pairs and triples these points would add."""
-        new: dict[tuple[int, int], int] = {}
-        for numbers in self._new(points):
-            for pair, mask in _parts(self.space, numbers):
-                new[pair] = new.get(pair, 0) | mask
-        allowed = self.space.allowed
-        pairs = sum(pair in allowed and pair not in self.with_pair for pair in new)
-        triples = sum((m & allowed.get(p, 0) & ~self.with_pair.get(p, 0)).bit_count() for p, m in new.items())
+        allowed, pairs, triples = self.space.allowed, 0, 0
+        for pair, mask in _parts(self.space, set(points) - self.points):
+            if pair in allowed:
+                pairs += pair not in self.with_pair
+                triples += (mask & allowed[pair] & ~self.with_pair.get(pair, 0)).bit_count()
         return pairs, triples
-
-    def _new(self, points: Iterable[str]) -> set[str]:
-        return set(points) - self.points
 
     def counts(self, strength: int) -> tuple[int, int]:
         """How many combinations were met, of how many that are allowed. Strength 1 counts single classes."""
@@ -239,9 +238,15 @@ class Shown:
         return (one for one in self.space.combinations(strength) if not self.has(one))
 
 
-def _parts(space: Space, word: str) -> Iterator[tuple[tuple[int, int], int]]:
-    """Each pair of a coded point, and the bits of its later classes."""
-    numbers = [space.number[label] for label in space.decoded(word).items()]
-    mask = sum(1 << n for n in numbers)
-    for a, b in combinations(numbers, 2):
-        yield (a, b), mask >> (b + 1) << (b + 1)
+def _parts(space: Space, points: Iterable[str]) -> Iterator[tuple[tuple[int, int], int]]:
+    """Each pair of the points, and the bits of the later classes of points that have it."""
+    having = [0] * len(space.labels)
+    """Class -> the points that have it, a bit for each."""
+    for bit, word in enumerate(points):
+        for label in space.decoded(word).items():
+            having[space.number[label]] |= 1 << bit
+    found = [(n, mask) for n, mask in enumerate(having) if mask]
+    for place, (a, with_a) in enumerate(found):
+        rest = [(n, both) for n, mask in found[place + 1 :] if (both := mask & with_a)]
+        for following, (b, with_both) in enumerate(rest, 1):
+            yield (a, b), sum(1 << c for c, mask in rest[following:] if mask & with_both)

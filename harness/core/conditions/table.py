@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.core.conditions import mla_decode
+from harness.core.conditions import engine, mla_decode
 from harness.core.conditions.model import Space
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS
 
-SPACES: dict[str, Space] = {space.op: space for space in (mla_decode.SPACE,)}
+SPACES: dict[str, Space] = {space.op: space for space in (mla_decode.SPACE, engine.SPACE)}
+"""Op, or `engine` for the steps of the reference engine -> its space."""
 
 
 def shown_by(op: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -6,6 +6,7 @@ from harness.core.engine_params import EngineParams
 from harness.engine.probe import Probe
 from harness.judge.probes.answers import Answers
 from harness.judge.probes.choices import Choices
+from harness.judge.probes.conditions import StepConditions
 from harness.judge.probes.group import ProbeGroup
 from harness.judge.probes.twins import Twins
 from harness.judge.probes.writes import StrayWrites
@@ -20,4 +21,5 @@ class Notes(ProbeGroup):
         self.choices = Choices(params.prefix_caching)
         self.writes = StrayWrites()
         self.twins = Twins(poison, padding_bound, bool(params.changes))
-        super().__init__(self.answers, self.choices, self.writes, self.twins, *more)
+        self.conditions = StepConditions(params)
+        super().__init__(self.answers, self.choices, self.writes, self.twins, self.conditions, *more)

@@ -98,7 +98,7 @@ class EngineTarget(Target):
             served = self._serve(poison, notes)
         engine, epochs = served.engine, served.epochs
         answered = [[sequence for sequence in epoch if sequence.num_generated_tokens] for epoch in epochs]
-        run = Run(poison.pattern)
+        run = Run(poison.pattern, shown=notes.conditions.shown)
         for epoch, sequences in enumerate(answered):
             run.observed += self._observed(notes, self._epoch_name(epoch), sequences)
         run.guards, run.zeroed = notes.writes.guards(), notes.writes.zeroed
