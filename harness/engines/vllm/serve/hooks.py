@@ -26,7 +26,7 @@ from harness.engines.vllm.objects import (
     SchedulerOutput,
     SecondRunner,
 )
-from harness.engines.vllm.serve import context_rows
+from harness.engines.vllm.serve import context_rows, segments
 from harness.engines.vllm.serve.settings import CONTEXT, ServePoison
 from harness.engines.vllm.serve.writes import FILLED, FINITE, fill, worker_rank
 from harness.memory.poison.patterns import bits_view, sentinel_bits
@@ -55,6 +55,8 @@ def install(poison: ServePoison) -> list[str]:
         wrapped.append(path)
     if any(site in poison.sites for site in CONTEXT):
         wrapped.append(context_rows.install(poison))
+    if "graph.pool" in poison.sites and poison.pattern == "nan":
+        wrapped += segments.install()
     return wrapped
 
 
