@@ -20,7 +20,7 @@ BUDGETS = {
     "harness/engines": 9893,
     "harness/judge": 5560,
     "harness/kernels": 3600,
-    "harness/memory": 3700,
+    "harness/memory": 3750,
     "harness/pytest": 1245,
     "harness/report": 3080,
     "harness/run": 3060,
