@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.vllm.fits.release import Release
+from tests.vllm_fits.release import Release
 
 Maker = Callable[..., Release]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.catalog import KERNELS
-from harness.engines.vllm.fits.calls import calls_of
-from harness.engines.vllm.fits.checks import ORIGINS
+from tests.vllm_fits.calls import calls_of
+from tests.vllm_fits.checks import ORIGINS
 
 OF_ENGINES = [spec for spec in KERNELS if spec.origin in ORIGINS]
 ADAPTER = """

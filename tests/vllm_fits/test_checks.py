@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.engines.vllm.faults import PATCHES
-from harness.engines.vllm.fits.checks import Fit, fits
 from harness.engines.vllm.objects import RELIED, STEP
+from tests.vllm_fits.checks import Fit, fits
 from tests.vllm_fits.conftest import Maker
 
 OUTPUT = """

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.vllm.fits.checks import Fit, fits
-from harness.engines.vllm.fits.page import (
+from tests.vllm_fits.checks import Fit, fits
+from tests.vllm_fits.conftest import Maker
+from tests.vllm_fits.page import (
     SERVED,
     cell,
     document,
@@ -19,7 +20,6 @@ from harness.engines.vllm.fits.page import (
     run_on_a_gpu,
     table,
 )  # fmt: skip
-from tests.vllm_fits.conftest import Maker
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -81,7 +81,7 @@ def test_a_cell_says_what_is_missing_or_why_nothing_was_looked_at() -> None:
 
 def test_the_page_is_up_to_date_with_what_was_run() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert refreshed(text, DOCS) == text, "run python -m harness.engines.vllm.fits --docs docs/vllm-releases.md"
+    assert refreshed(text, DOCS) == text, "run python -m tests.vllm_fits --docs docs/vllm-releases.md"
 
 
 def test_the_page_has_a_row_for_every_part_and_no_other(release: Maker) -> None:
@@ -89,11 +89,11 @@ def test_the_page_has_a_row_for_every_part_and_no_other(release: Maker) -> None:
     wanted = [row.split("|")[1].strip() for row in rows[2:]]
     text = PAGE.read_text(encoding="utf-8").partition("| what of the harness |")[2]
     there = [line.split("|")[1].strip() for line in text.splitlines()[2:] if line.startswith("|")]
-    assert there == wanted, "run python -m harness.engines.vllm.fits on the releases of the page again"
+    assert there == wanted, "run python -m tests.vllm_fits on the releases of the page again"
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    start = [sys.executable, "-m", "harness.engines.vllm.fits"]
+    start = [sys.executable, "-m", "tests.vllm_fits"]
     return subprocess.run([*start, *words], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 

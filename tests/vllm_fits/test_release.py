@@ -8,8 +8,8 @@ import griffe
 import pytest
 
 from harness.core.errors import InputError
-from harness.engines.vllm.fits.release import Release
 from tests.vllm_fits.conftest import Maker
+from tests.vllm_fits.release import Release
 
 FILES = {
     "vllm/__init__.py": "import typing\nif typing.TYPE_CHECKING:\n    from vllm.entry.llm import LLM\n",

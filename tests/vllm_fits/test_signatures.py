@@ -5,7 +5,7 @@ from __future__ import annotations
 import griffe
 import pytest
 
-from harness.engines.vllm.fits.calls import Call, declared, mismatches, parameters
+from tests.vllm_fits.calls import Call, declared, mismatches, parameters
 from tests.vllm_fits.conftest import Maker
 
 FILES = {

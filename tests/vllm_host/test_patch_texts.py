@@ -11,7 +11,7 @@ import pytest
 
 from harness.engines.patches import edited_text
 from harness.engines.vllm.faults import PATCHES, patch_for
-from harness.engines.vllm.fits.release import Release
+from tests.vllm_fits.release import Release
 
 ROOT = Path(os.environ.get("MLA_HARNESS_VLLM_SITES") or "no such folder")
 RELEASES = sorted(path.name.removeprefix("vllm-") for path in ROOT.glob("vllm-*") if (path / "vllm").is_dir())

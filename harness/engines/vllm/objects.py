@@ -1,6 +1,6 @@
 """Types for vLLM's objects, with only the names that the harness uses. vLLM is not imported.
 
-The type checker checks the harness against these types. `python -m harness.engines.vllm.fits` checks the text of each
+The type checker checks the harness against these types. `python -m tests.vllm_fits` checks the text of each
 release against them. If releases differ, a type names its releases.
 """
 

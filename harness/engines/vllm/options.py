@@ -34,7 +34,7 @@ NAMED_IN = {
     "moe_backend": "vllm.config.kernel:MoEBackend",
     "quantization": "vllm.model_executor.layers.quantization:QuantizationMethods",
 }
-"""Where vLLM lists the values of options of `llm_options`, for `harness.engines.vllm.fits`."""
+"""Where vLLM lists the values of options of `llm_options`, for `tests.vllm_fits`."""
 
 
 def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:

@@ -25,14 +25,15 @@ from harness.core.files import FIXTURES
 from harness.core.kernels import KernelSpec
 from harness.engines.base import release_of
 from harness.engines.patches import Patch, PatchRefused, edited_text
+from harness.engines.vllm import objects
 from harness.engines.vllm.faults import PATCHES, patch_for
-from harness.engines.vllm.fits.calls import Call, calls_of, declared, mismatches, parameters
-from harness.engines.vllm.fits.release import Release
 from harness.engines.vllm.objects import RELIED, Relied
 from harness.engines.vllm.options import NAMED_IN, llm_options
 from harness.engines.vllm.params import VllmParams
+from tests.vllm_fits.calls import Call, calls_of, declared, mismatches, parameters
+from tests.vllm_fits.release import Release
 
-FOLDER = Path(__file__).parents[1]
+FOLDER = Path(objects.__file__).parent
 OUR_TEXT = Release([FOLDER.parents[2]])
 """Our types are also read by their text, which has no members that `Protocol` adds."""
 FLASHINFER = "(FlashInfer that was looked into)"

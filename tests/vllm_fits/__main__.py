@@ -2,9 +2,9 @@
 
     python3 -m pip install -c constraints.txt -e '.[dev]'
     python -m harness.engines.download vllm SITES 0.24.0 0.33.0
-    python -m harness.engines.vllm.fits SITES/vllm-0.24.0 SITES/vllm-0.33.0
-    python -m harness.engines.vllm.fits SITES/vllm-0.33.0:FLASHINFER --docs docs/vllm-releases.md
-    python -m harness.engines.vllm.fits --docs docs/vllm-releases.md
+    python -m tests.vllm_fits SITES/vllm-0.24.0 SITES/vllm-0.33.0
+    python -m tests.vllm_fits SITES/vllm-0.33.0:FLASHINFER --docs docs/vllm-releases.md
+    python -m tests.vllm_fits --docs docs/vllm-releases.md
 
 No GPU is needed. Nothing of a release is imported or run, so a release that fits may still fail. FlashInfer's functions
 are checked if a folder with FlashInfer is given too. Without a release, only the page's numbers of cases that ran are
@@ -18,15 +18,15 @@ import sys
 from pathlib import Path
 
 from harness.core.errors import InputError
-from harness.engines.vllm.fits.checks import fits
-from harness.engines.vllm.fits.page import document, missing, refreshed, table
-from harness.engines.vllm.fits.release import Release
+from tests.vllm_fits.checks import fits
+from tests.vllm_fits.page import document, missing, refreshed, table
+from tests.vllm_fits.release import Release
 
 
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.engines.vllm.fits",
+        prog="python -m tests.vllm_fits",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from harness.engines.base import release_of
-from harness.engines.vllm.fits.checks import Fit
+from tests.vllm_fits.checks import Fit
 
 Fits = dict[str, list[Fit]]
 """The parts of each release."""
@@ -15,7 +15,7 @@ SERVED = ("data/vllm-0.21-to-0.26.md", "data/vllm-0.28-to-0.33.md")
 
 HEAD = """# Releases of vLLM
 
-Made by `python -m harness.engines.vllm.fits`. The harness does three things with a release. Each proves less than the
+Made by `python -m tests.vllm_fits`. The harness does three things with a release. Each proves less than the
 one before:
 
 - **Run on a GPU**: vLLM served canaries under poison, with and without its own bugs, and its kernels were judged;
