@@ -26,7 +26,6 @@ PACKAGES = {
     "pluggy": ("pluggy", "pytest"),
     "ray": ("ray", "ray"),
     "triton": ("triton", "triton"),
-    "griffe": ("griffelib", "vllm-host"),
     "vllm": ("vllm", "vllm"),
     "flashinfer": ("flashinfer-python", "flashinfer"),
     "sglang": ("sglang", "sglang"),
