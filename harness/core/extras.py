@@ -22,6 +22,7 @@ PACKAGES = {
     "safetensors": ("safetensors", "accuracy"),
     "tokenizers": ("tokenizers", "accuracy"),
     "pandas": ("pandas", "reports"),
+    "griffe": ("griffelib", "dev"),
     "pytest": ("pytest", "pytest"),
     "pluggy": ("pluggy", "pytest"),
     "ray": ("ray", "ray"),
