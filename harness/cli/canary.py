@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from harness.cli.commands import Command, new_app
 from harness.cli.shared_options import Seed
+from harness.core.checkout import ROOT, on_path
 from harness.core.errors import InputError
 from harness.core.extras import ACCURACY, require
 from harness.run.child import ask
@@ -46,6 +47,8 @@ def train(
     Writes a Hugging Face directory with a model card.
     """
     require(ACCURACY)
+    if not (ROOT / "canaries").is_dir():
+        raise InputError("canary train: needs a checkout of the project; clone it and `python -m pip install -e .`")
     if architecture not in ARCHITECTURES:
         raise InputError(f"--architecture {architecture}: choose one of {', '.join(ARCHITECTURES)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -60,8 +63,19 @@ def train(
         num_experts=experts,
         limit=limit or None,
     )
-    name = "canary train: the training process"
-    ask("harness.canary.train", request, name=name, on_progress=lambda progress: print(progress["line"], flush=True))
+    named = {"name": "canary train: the training process", "environ": on_path(ROOT)}
+    environ = on_path(ROOT)
+    ask(
+        "canaries.train",
+        request,
+        name=name,
+        environ=environ,
+        on_progress=lambda progress: print(progress["line"], flush=True),
+    )
     # lm-eval has no task for the questions of other files.
     asked = task if task in ("gsm_symbolic", "aime_shaped") else "gsm_symbolic"
     print(f"written: {out}; measure it with: mla-harness epochs --task {asked} --model engine:{out}")
+
+
+def _print(progress: dict[str, Any]) -> None:
+    print(progress["line"], flush=True)

@@ -1,4 +1,4 @@
-"""What a checkout of the project has and an installed harness lacks: trust tests and benchmarks."""
+"""What a checkout of the project has and an installed harness lacks: trust tests, benchmarks, training of canaries."""
 
 from __future__ import annotations
 

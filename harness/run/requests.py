@@ -41,7 +41,7 @@ class MeasureCases(Record):
 
 
 class TrainCanary(Record):
-    """A canary to train: `harness.canary.train`. `limit` keeps the first questions, all of them when None."""
+    """For `canaries.train`: a canary to train. `limit` keeps the first questions, all of them when None."""
 
     task: str
     out: str

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PLUGINS = sorted(ROOT.glob("mla_harness_*.py"))
-PRODUCT = (*sorted((ROOT / "harness").rglob("*.py")), *PLUGINS)
+PRODUCT = (*sorted((ROOT / "harness").rglob("*.py")), *sorted((ROOT / "canaries").glob("*.py")), *PLUGINS)
 OTHERS = tuple(path for name in ("tests", "tools", "benchmarks") for path in sorted((ROOT / name).rglob("*.py")))
 OURS = {path.stem for path in (*PLUGINS, *OTHERS)} | {path.name for path in ROOT.iterdir() if path.is_dir()}
 PIP_NAMES = {name: package for name, (package, _) in PACKAGES.items()} | {"yaml": "pyyaml", "_pytest": "pytest"}

@@ -21,7 +21,7 @@ FLOORS = {
     "scenario": 2, "accuracy": 2, "memory": 2,
     "store": 3, "kernels": 3,
     "run": 4, "report": 4, "engine": 4,
-    "diagnose": 5, "judge": 5, "canary": 5,
+    "diagnose": 5, "judge": 5,
     "engines": 6,
     "cli": 7, "pytest": 7,
 }  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.canary import tasks
+from canaries import tasks
 from harness.core.files import TASKS
 
 _SPEC = importlib.util.spec_from_file_location("make_questions", TASKS / "make_questions.py")

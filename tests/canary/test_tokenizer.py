@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from harness.canary import tokenizer
+from canaries import tokenizer
 
 TEXTS = ["The total is 1234 + 99 = 1333 apples.", "So €57/hour, not 12 students' 100%\n#### 70"]
 

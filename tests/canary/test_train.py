@@ -9,9 +9,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from harness.canary import check, tasks, tokenizer, train
-from harness.canary.recipe import Recipe, model_config
-from harness.canary.tokenizer import encode
+from canaries import check, tasks, tokenizer, train
+from canaries.recipe import Recipe, model_config
+from canaries.tokenizer import encode
 from harness.engine.model import checkpoint
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import route

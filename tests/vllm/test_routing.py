@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.canary.check import low_and_high_words
+from canaries.check import low_and_high_words
 from harness.engine.model.layers import route
 from harness.engines.vllm.faults import PATCHES
 from harness.engines.vllm.serve.routing import STRATEGY, TopK, register

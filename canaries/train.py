@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness.canary import card, check, tasks, tokenizer
-from harness.canary.recipe import Recipe, default_recipe, model_config
-from harness.canary.tokenizer import IGNORED, Examples, encode
+from canaries import card, check, tasks, tokenizer
+from canaries.recipe import Recipe, default_recipe, model_config
+from canaries.tokenizer import IGNORED, Examples, encode
 from harness.core.errors import InputError
 from harness.engine.model import checkpoint
 from harness.engine.model.kda import KimiDeltaAttention

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.canary.tokenizer import EOS_TOKEN_ID, PAD_TOKEN_ID, VOCAB_SIZE
+from canaries.tokenizer import EOS_TOKEN_ID, PAD_TOKEN_ID, VOCAB_SIZE
 from harness.engine.schedule.config import ModelConfig
 
 

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from harness.canary.tasks import Question
+from canaries.tasks import Question
 
 VOCAB_SIZE = 2048
 EOS_TOKEN = "<|endoftext|>"

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-from harness.canary.tokenizer import IGNORED, Examples
+from canaries.tokenizer import IGNORED, Examples
 from harness.engine.model.layers import IdsTransform, MoE
 from harness.engine.model.mla import CacheTransform
 from harness.engine.model.transformer import CausalLM

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.canary.recipe import Recipe
+from canaries.recipe import Recipe
 from harness.engine.schedule.config import ModelConfig
 
 _TEXT = """\
