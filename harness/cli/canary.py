@@ -63,15 +63,7 @@ def train(
         num_experts=experts,
         limit=limit or None,
     )
-    named = {"name": "canary train: the training process", "environ": on_path(ROOT)}
-    environ = on_path(ROOT)
-    ask(
-        "canaries.train",
-        request,
-        name=name,
-        environ=environ,
-        on_progress=lambda progress: print(progress["line"], flush=True),
-    )
+    ask("canaries.train", request, name="the training process", environ=on_path(ROOT), on_progress=_print)
     # lm-eval has no task for the questions of other files.
     asked = task if task in ("gsm_symbolic", "aime_shaped") else "gsm_symbolic"
     print(f"written: {out}; measure it with: mla-harness epochs --task {asked} --model engine:{out}")
