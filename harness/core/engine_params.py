@@ -27,6 +27,7 @@ Event = Literal[
     "preempt.evicted",
     "hit", "hit.free", "hit.evicted_next", "concurrent", "evict", "collision", "other_past",
     "abort.waiting", "abort.prefill", "abort.decode", "abort.verify", "full",
+    "drafts.none", "drafts.some", "drafts.all",
 ]  # fmt: skip
 """What may happen to requests and pages.
 
@@ -36,6 +37,7 @@ token, or after pages behind its window were given back. `hit`: a prompt starts 
 free, or which the same step would have evicted. `concurrent`: two running requests compute the same page. `evict`: a
 cached page gets a new owner. `collision`: another prefix has the hash. `other_past`: a page with the same tokens is
 cached behind other ones. `abort`: a request is dropped in this phase. `full`: requests wait because as many run as may.
+`drafts`: a request verifies its drafts and takes none, some and not the last, or all.
 """
 
 

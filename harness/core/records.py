@@ -188,6 +188,8 @@ class FirstNan(Record):
     reader: str = Field(default="", description="the first launch whose live result depends on memory of `sites`")
     reader_at: str = Field(default="", description="its tensor and step")
     sites: tuple[str, ...] = Field(default=(), description="the memory to blame")
+    stage: str = Field(default="", description="the first stage that leaves its reference on inputs that agree")
+    stage_site: str = Field(default="", description="the memory of that stage, if it has one")
 
     @property
     def statement(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from harness.core.cases import AskFirstNan, Job
 from harness.core.catalog import FAULTS, SYSTEMS
 from harness.core.errors import InputError
-from harness.core.records import Blame, CaseResult, Shrunk
+from harness.core.records import Blame, CaseResult, FirstNan, Shrunk
 from harness.diagnose.blame import Failure, find_blame
 from harness.diagnose.shrink import shrink, why_not
 from harness.run.planning import Planner, Wanted, load
@@ -108,10 +108,18 @@ def with_first_nan(
     for result in pool.run(list(jobs.values())):
         key = keys[result.key]
         if result.first_nan is not None:
-            found[key] = blames[key].model_copy(update={"first_nan": result.first_nan})
+            found[key] = _with_stage(blames[key].model_copy(update={"first_nan": result.first_nan}), result.first_nan)
         if time.monotonic() > deadline:
             break
     return found
+
+
+def _with_stage(blame: Blame, found: FirstNan) -> Blame:
+    """The blame that names the memory of the first wrong stage, if it names none of its own."""
+    if blame.sites or not found.stage_site:
+        return blame
+    how = f"{blame.how}; {found.stage}" if blame.how else found.stage
+    return blame.model_copy(update={"sites": (found.stage_site,), "how": how})
 
 
 def why_not_recorded(job: Job) -> str:

@@ -16,6 +16,7 @@ from harness.engine.probe import Probe, Sampled
 from harness.engine.runner import ModelRunner
 from harness.engine.schedule.block_pool import BlockPool, groups_to_zero
 from harness.engine.schedule.config import why_not_together
+from harness.engine.schedule.events import verified
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
 from harness.engine.speculation import confirmed, greedy_tokens
@@ -111,6 +112,7 @@ class Engine:
         sequence = item.sequence
         if sequence.drafts:
             given = confirmed(sequence.drafts, tokens)
+            self.scheduler.events.update(verified(len(given) - 1, len(sequence.drafts)))
             sequence.num_computed_tokens += len(given)
             given = given[: sequence.max_tokens - sequence.num_generated_tokens]
         else:

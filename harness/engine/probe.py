@@ -16,6 +16,7 @@ from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
+from harness.engine.speculation import Drafter
 from harness.memory.graph.interface import Graph
 from harness.memory.graph.launch import LaunchProbe
 
@@ -65,6 +66,9 @@ class Probe(LaunchProbe):
 
     def on_forwarded(self, forwarded: Forwarded) -> None:
         """A step has its result of T rows, behind which a replay has rows of padding. Nothing is sampled yet."""
+
+    def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
+        """The `drafter` replayed its graph behind the target's: draft logits [T, vocab], rows of padding included."""
 
     def on_logits(self, logits: Tensor) -> None:
         """The logits [n, vocab] that the runner returns, in the order of the batch."""

@@ -112,7 +112,7 @@ class ModelRunner:
         rows = batches.logit_rows(ordered).to(forwarded.logits.device)
         logits = forwarded.logits[rows]
         if self._drafter is not None:
-            self.drafts = self._drafter.forward(forwarded.hidden[rows], greedy_tokens(logits))
+            self.drafts = self._drafter.forward(forwarded.hidden[rows], greedy_tokens(logits)).argmax(dim=-1)
         return logits
 
     def _replay(self, batch: Batch, size: int) -> Tensor:
@@ -122,8 +122,9 @@ class ModelRunner:
         self._probe.on_forwarded(forwarded)
         logits = take_logits(forwarded, batch.num_decode_tokens)
         if self._drafter is not None:
-            drafts = self._drafter.replay(forwarded.hidden, greedy_tokens(forwarded.logits))
-            self.drafts = drafts[: len(logits)]
+            drafted = self._drafter.replay(forwarded.hidden, greedy_tokens(forwarded.logits))
+            self._probe.on_drafted(self._drafter, drafted)
+            self.drafts = drafted[: len(logits)].argmax(dim=-1)
         return logits.clone()
 
     def _graph_size(self, batch: Batch) -> int | None:

@@ -58,19 +58,19 @@ class Drafter:
         self._graphs[size] = self._pool.capture(lambda: self.forward(hidden, tokens))
 
     def replay(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """hidden [B, hidden] and tokens [B] of a target graph, padded rows included -> draft tokens [B]."""
+        """hidden [B, hidden] and tokens [B] of a target graph, padded rows included -> draft logits [B, vocab]."""
         graph = self._graphs[hidden.shape[0]]
         # The target's outputs are pool memory that this replay may reuse, so they are copied.
         self._static[: hidden.shape[0]] = hidden
         self._tokens[: hidden.shape[0]] = tokens
         graph.replay()
-        drafts: Tensor = graph.outputs
-        return drafts.clone()
+        logits: Tensor = graph.outputs
+        return logits.clone()
 
     def forward(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """hidden [B, hidden], tokens [B] int64 -> draft tokens [B] int64."""
+        """hidden [B, hidden], tokens [B] int64 -> draft logits [B, vocab]."""
         mixed = torch.tanh((hidden + launch(look_up, tokens, self._model.embed_tokens.weight)) @ self._mixing)
-        return self._model.compute_logits(mixed).argmax(dim=-1)
+        return self._model.compute_logits(mixed)
 
 
 def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ class DenseReference:
     """`model` in float64. `tie_margin` is how far a choice may score below the best one left out."""
 
     def __init__(self, model: CausalLM, tie_margin: float) -> None:
-        self._model = copy.deepcopy(model).double()
-        self._tie_margin = tie_margin
+        self.model = copy.deepcopy(model).double()
+        self.tie_margin = tie_margin
 
     @torch.no_grad()
     def logits(self, sequences: list[Sequence], expert_ids: Choices, selected: Choices | None = None) -> Tensor:
@@ -43,10 +43,10 @@ class DenseReference:
         longest = max(len(tokens) for tokens in inputs)
         tokens = torch.tensor([row + [0] * (longest - len(row)) for row in inputs])
         positions = torch.arange(longest)
-        x = self._model.embed_tokens(tokens)
+        x = self.model.embed_tokens(tokens)
         moe_layer = sparse_layer = 0
         decided: list[tuple[str, Tensor, Tensor]] = []
-        for number, layer in enumerate(self._model.layers):
+        for number, layer in enumerate(self.model.layers):
             assert isinstance(layer, DecoderLayer)
             normed = layer.input_layernorm(x)
             attention = layer.self_attn
@@ -58,21 +58,21 @@ class DenseReference:
                 seen = _choices_tensor(sequences, selected or {}, sparse_layer, attention.indexer.topk, longest)
                 # A spoiled list may point past the end.
                 seen = torch.where(seen < longest, seen, -1)
-                visible, below = visible_tokens(attention, normed, seen, self._tie_margin)
+                visible, below = visible_tokens(attention, normed, seen, self.tie_margin)
                 decided.append((f"the token selection of layer {number}", seen, below))
                 x = x + attention(normed, positions, visible)
                 sparse_layer += 1
             normed = layer.post_attention_layernorm(x)
             if isinstance(layer.mlp, MoE):
                 taken = _choices_tensor(sequences, expert_ids, moe_layer, layer.mlp.num_experts_per_tok, longest)
-                mixed, below = self._experts(layer.mlp, normed, taken)
+                mixed, below = self.experts(layer.mlp, normed, taken)
                 decided.append((f"the router of layer {number}", taken, below))
                 x = x + mixed
                 moe_layer += 1
             else:
                 x = x + layer.mlp(normed)
         rows = [x[i, sequence.num_prompt_tokens - 1 : len(inputs[i])] for i, sequence in enumerate(sequences)]
-        logits: Tensor = self._model.compute_logits(torch.cat(rows))
+        logits: Tensor = self.model.compute_logits(torch.cat(rows))
         parts = zip(sequences, torch.split(logits, [len(row) for row in rows]), strict=True)
         return logits, [self._decisions(sequence, part, i, decided) for i, (sequence, part) in enumerate(parts)]
 
@@ -89,18 +89,18 @@ class DenseReference:
             [name for name, _, _ in decided],
             [taken[index, :length].sort(dim=-1).values for _, taken, _ in decided],
             [below[index, :length] for _, _, below in decided],
-            self._tie_margin,
+            self.tie_margin,
             logits.amax(-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0],
             torch.zeros(len(tokens)),
         )
 
-    def _experts(self, moe: MoE, x: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
+    def experts(self, moe: MoE, x: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
         """x [B, T, hidden], taken [B, T, k] expert ids or -1 -> [B, T, hidden], and the shortfall of `taken` [B, T]."""
         flat, taken = x.flatten(0, 1), taken.flatten(0, 1)
         router_logits = moe.gate(flat)
         ids, _ = route(router_logits, moe.num_experts_per_tok)
         below = expert_shortfall(router_logits, taken)
-        ids = torch.where((below <= self._tie_margin)[:, None], taken, ids)
+        ids = torch.where((below <= self.tie_margin)[:, None], taken, ids)
         chosen = router_logits.gather(1, ids.long()).softmax(-1)
         out: Tensor = moe.combine(flat, ids, chosen).view_as(x)
         return out, below.view(x.shape[:2])

@@ -88,6 +88,8 @@ def first_nan_lines(blame: Blame | None) -> list[str]:
         return []
     lines = [f"first writer: {one_line(found.statement, 400)}"]
     lines += [f"other rank: {one_line(report, 400)}" for report in found.other_ranks]
+    if found.stage:
+        lines.append(f"first wrong stage: {one_line(found.stage, 300)}")
     if found.reader:
         place = f" ({one_line(found.reader_at)})" if found.reader_at else ""
         lines.append(f"first reader: {one_line(found.reader, 200)}{place} of {', '.join(found.sites)}")

@@ -24,3 +24,10 @@ def preempted(sequence: Sequence, needy: Sequence) -> list[str]:
     if sequence.num_evicted_pages:
         events.append("preempt.evicted")
     return events
+
+
+def verified(num_taken: int, num_drafts: int) -> list[str]:
+    """The events of a request that verified its drafts and took the first `num_taken`."""
+    if not num_taken:
+        return ["drafts.none"]
+    return ["drafts.all" if num_taken == num_drafts else "drafts.some"]

@@ -14,6 +14,7 @@ from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.probe import Probe, Sampled
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.sequence import ScheduledSequence, Step
+from harness.engine.speculation import Drafter
 from harness.memory.graph.interface import Graph
 
 
@@ -50,6 +51,11 @@ class ProbeGroup(Probe):
     def on_forwarded(self, forwarded: Forwarded) -> None:
         for probe in self.probes:
             probe.on_forwarded(forwarded)
+
+    def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
+        """Draft logits [T, vocab] for each probe."""
+        for probe in self.probes:
+            probe.on_drafted(drafter, logits)
 
     def on_logits(self, logits: Tensor) -> None:
         """Logits [n, vocab] for each probe."""

@@ -16,6 +16,7 @@ from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.sequence import ScheduledSequence, Step
+from harness.engine.speculation import Drafter, greedy_tokens
 from harness.judge.probes.addresses import GraphAddresses
 from harness.judge.run_records import Binding, Pair, ReplayedStep
 from harness.memory.graph.interface import Graph
@@ -36,6 +37,8 @@ class Twins(Probe):
 
     def __init__(self, poison: Poison, padding_bound: str, has_changes: bool) -> None:
         self.replays: list[ReplayedStep] = []
+        self.drafts: list[ReplayedStep] = []
+        """The guesses that a drafter's graph made behind a replay, beside the guesses from the eager step."""
         self.bindings: list[Binding] = []
         self.padded: list[Pair] = []
         self._poison = poison
@@ -81,11 +84,12 @@ class Twins(Probe):
         is_stale = self._addresses.is_stale(inputs.num_decodes, copied.decode.metadata.plan)
         rows = self._inputs_of_rows(copied.decode.query_len)
         live = torch.arange(len(replayed)) < len(rows)
-        again = None
+        runs = [eager]
         if replayed.is_cuda and not torch.equal(replayed, eager.logits):
             # A second eager run shows whether the kernels repeat their bits at all.
             live &= decided_alike(forwarded, eager)
-            again = self._model.forward(copied, memory).logits.cpu()
+            runs.append(self._model.forward(copied, memory))
+        self._eager = runs
         self.replays.append(
             ReplayedStep(
                 step=self._step,
@@ -93,12 +97,19 @@ class Twins(Probe):
                 replayed=replayed.cpu(),
                 eager=eager.logits.cpu(),
                 live=live,
-                eager_again=again,
+                eager_again=runs[1].logits.cpu() if len(runs) > 1 else None,
                 stale_site="sched_meta" if is_stale else None,
                 inputs=rows,
             )
         )
         self.bindings += self._addresses.bindings(inputs, self._step)
+
+    def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
+        """Draft from the eager twin of the step too. A copy of hidden states or tokens that comes late shows here."""
+        eager, *again = (drafter.forward(run.hidden, greedy_tokens(run.logits)).cpu() for run in self._eager)
+        name = f"draft logits of the graph of {len(logits)}"
+        step = replace(self.replays[-1], name=name, replayed=logits.cpu(), eager=eager)
+        self.drafts.append(replace(step, eager_again=again[0] if again else None))
 
     def _inputs_of_rows(self, query_len: int) -> tuple[int, ...]:
         """A number for each live row. Rows of requests with equal tokens have equal numbers."""

@@ -37,6 +37,7 @@ from harness.judge.probes import recorder
 from harness.judge.probes.answers import Answers
 from harness.judge.probes.notes import Notes
 from harness.judge.probes.recorder import recorder_on
+from harness.judge.probes.stages import stages_of
 from harness.judge.probes.trace import Trace
 from harness.judge.run_records import ChosenExperts, Observed, Pair, Run
 from harness.judge.target import Target
@@ -54,6 +55,8 @@ _TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.02, "fp8_e4m3": 0.1}
 """Scores of routers and indexers have about unit variance. A decision closer than the rounding of their inputs may fall
 either way. docs/tolerances.md has what right kernels need."""
 _TIE_MARGIN_FP8_ACTIVATIONS = 0.5
+_COARSE_STAGE: dict[KvType, float] = {"fp32": 1e-4, "bf16": 0.05, "fp8_e4m3": 0.6}
+"""The most error of a stage, as a share of a row: several times what right ones have, as blame must not be wrong."""
 
 
 class EngineTarget(Target):
@@ -79,21 +82,29 @@ class EngineTarget(Target):
         return ""
 
     def first_writer(self, poison: Poison) -> FirstNan:
-        with recorder_on(self.device) as watching:
+        reference = _reference(self._config, self._margin)
+        rounding = 0.0 if self._params.quantize == "none" else _COARSE_STAGE["fp8_e4m3"]
+        stages_on = stages_of(reference, _COARSE_STAGE[self._coarsest], rounding)
+        with recorder_on(self.device) as watching, stages_on as stages:
+            one_model = not (self._params.changes or self._params.adapters)
             try:
-                self.run(poison, probe=watching)
+                self.run(poison, watching, *([stages] if self.device == "cpu" and one_model else []))
             except SystemUnderTestError:
                 pass
             except RuntimeError as error:
                 if not is_device_failure(error):
                     raise
-            return watching.report() or FirstNan()
+            found = watching.report() or FirstNan()
+            return found.model_copy(update={"stage": stages.first, "stage_site": stages.site})
 
-    def run(self, poison: Poison, probe: Probe | None = None) -> Run:
-        """Serve all requests `epochs` times under `poison` on a fresh engine, which `probe` watches."""
+    def run(self, poison: Poison, probe: Probe | None = None, *more: Probe) -> Run:
+        """Serve all requests `epochs` times under `poison` on a fresh engine.
+
+        `probe` watches it and sees all launches, `more` watch it.
+        """
         params = self._params
         poison = self._legitimate(poison)
-        notes = Notes(params, poison, *([probe] if probe else []), padding_bound=self._padding_bound)
+        notes = Notes(params, poison, *([probe] if probe else []), *more, padding_bound=self._padding_bound)
         with errors_of_the_engine(), counting_launches() as launched, launches_shown_to(probe):
             served = self._serve(poison, notes)
         engine, epochs = served.engine, served.epochs
@@ -113,7 +124,7 @@ class EngineTarget(Target):
         run.counts += [*counts_of_launches(params, launched), *counts_of_hits(params, epochs)]
         run.counts += counts_after_flush(params, epochs)
         run.events = dict(engine.scheduler.events + engine.pool.events)
-        run.replays, run.bindings = notes.twins.replays, notes.twins.bindings
+        run.replays, run.bindings = notes.twins.replays + notes.twins.drafts, notes.twins.bindings
         for replay in run.replays:
             # An epoch repeats the answers of the one before.
             replay.name += f" in epoch {bisect.bisect(served.starts, replay.step) - 1}"
@@ -167,6 +178,10 @@ class EngineTarget(Target):
     @property
     def _bound(self) -> str:
         return f"engine.logits.{self._coarsest}" + ("" if self._params.quantize == "none" else ".fp8act")
+
+    @property
+    def _margin(self) -> float:
+        return _TIE_MARGIN[self._coarsest] if self._params.quantize == "none" else _TIE_MARGIN_FP8_ACTIVATIONS
 
     @property
     def _coarsest(self) -> KvType:
@@ -248,8 +263,7 @@ class EngineTarget(Target):
         if not rows:
             return []
         rejected = [row for sequence in sequences for row in notes.answers.rejected.get(sequence.request, [])]
-        margin = _TIE_MARGIN[self._coarsest] if self._params.quantize == "none" else _TIE_MARGIN_FP8_ACTIVATIONS
-        expected, decisions = self._judged(notes, sequences, margin)
+        expected, decisions = self._judged(notes, sequences, self._margin)
         margins = torch.split(token_margins(expected, bound(self._bound)), [len(made.tokens) for made in decisions])
         for made, of_tokens in zip(decisions, margins, strict=True):
             made.token_margins = of_tokens

@@ -1,0 +1,114 @@
+"""The first wrong stage: each stage is named for a bug of its own, and none in a right engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from harness.core.records import Case, FirstNan
+from harness.engine import attention, batch, engine, experts, runner, speculation
+from harness.engine.attention import PagedMLA
+from harness.engine.experts import RoutedExperts
+from harness.judge.targets.engine import EngineTarget
+from harness.memory.poison.patterns import Poison
+from harness.scenario.expand import expand
+from harness.scenario.load import load_scenarios, shipped_directory
+
+SMALL: dict[str, Any] = {"requests": ((5, 4), (70, 4), (12, 3)), "max_batched_tokens": 64, "layers": ("mla",)}
+DRAFTS = {"requests": ((64, 3), (64, 7)), "chains": ("a", "a"), "arrivals": (0, 4), "speculative_tokens": 3}
+
+
+def record(**params: Any) -> FirstNan:
+    torch.set_num_threads(1)
+    case = Case(id="case", scenario="s", system="engine", params={**SMALL, **params}, seed=3)
+    return EngineTarget(case).first_writer(Poison("nan", frozenset()))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"layers": ("window", "kda", "mla"), "window": 20, "graph": "full", "num_experts": 4},
+        {"layers": ("sparse",), "kv": "fp8_e4m3", "prefix_caching": True, "epochs": 2},
+        {"quantize": "fp8_per_tensor", "context_ranks": 2},
+        DRAFTS,
+    ],
+    ids=str,
+)
+def test_a_right_engine_has_no_wrong_stage(params: dict[str, Any]) -> None:
+    assert record(**params).stage == ""
+
+
+def test_a_plan_of_an_earlier_eager_step_names_the_plan_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, plans = PagedMLA._decode, {}
+
+    def keeps(layer: Any, q_nope: Any, q_pe: Any, memory: Any, inputs: Any, slots: Any) -> Any:
+        inputs.metadata.plan = plans.get(len(inputs.seq_lens), inputs.metadata.plan)
+        out = decode(layer, q_nope, q_pe, memory, inputs, slots)
+        plans[len(inputs.seq_lens)] = inputs.metadata.plan
+        return out
+
+    monkeypatch.setattr(PagedMLA, "_decode", keeps)
+    found = record(requests=((5, 4), (61, 6)))
+    assert found.stage.startswith("the plan, step") and found.stage_site == "sched_meta"
+
+
+@pytest.mark.parametrize("name", ["state_blocks", "seq_lens", "block_table"])
+def test_an_input_of_the_step_before_names_the_static_inputs_of_the_graph(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fill, kept = batch.fill_static, []
+
+    def stale(static: Any, live: Any, *rest: Any) -> None:
+        fill(static, live, *rest)
+        kept.append(getattr(static.decode, name).clone())
+        getattr(static.decode, name).copy_(kept[-2] if len(kept) > 1 else kept[-1])
+
+    monkeypatch.setattr(batch, "fill_static", stale)
+    found = record(layers=("kda", "mla"), graph="full", requests=((5, 4), (62, 6), (12, 3)))
+    assert found.stage.startswith("the static inputs of the graph") and name in found.stage and not found.stage_site
+
+
+def test_a_wrong_weight_of_an_expert_names_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = RoutedExperts._apply
+    monkeypatch.setattr(RoutedExperts, "_apply", lambda self, x, ids, weights: apply(self, x, ids, weights.flip(-1)))
+    assert record(num_experts=4).stage.startswith("the experts of layer 0, step 0")
+    assert experts.RoutedExperts is RoutedExperts
+
+
+def test_a_merge_that_is_left_out_names_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "context_chunks", lambda requests, size: [])
+    assert record(kv="fp32").stage.startswith("attention of layer 0, step 1: request 1, position 59")
+
+
+def test_latents_in_the_slots_of_others_name_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = PagedMLA._slots
+    monkeypatch.setattr(PagedMLA, "_slots", lambda self, batch: slots(self, batch).roll(1))
+    assert record().stage.startswith("the pages of layer 0, step 0: request 0, position 0")
+
+
+def test_the_second_best_token_names_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "greedy_tokens", lambda logits: logits.topk(2).indices[:, 1])
+    assert record().stage.startswith("the sampler, step 0")
+
+
+def test_a_wrong_draft_that_is_kept_names_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = speculation.confirmed
+    monkeypatch.setattr(engine, "confirmed", lambda drafts, tokens: right(drafts[:2] + tokens[2:3], tokens))
+    found = record(**DRAFTS)
+    assert found.stage.startswith("the scheduler") and "is not computed from it" in found.stage
+
+
+def test_rows_of_another_request_name_what_hands_out_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runner.ModelRunner.run
+    monkeypatch.setattr(runner.ModelRunner, "run", lambda self, step: run(self, step).roll(1, 0))
+    assert record().stage.startswith("what hands out the logits")
+
+
+@pytest.mark.nightly
+def test_no_shipped_case_of_a_right_engine_has_a_wrong_stage() -> None:
+    cases = [case for one in load_scenarios(shipped_directory()) for case in expand(one) if case.system == "engine"]
+    able = [case for case in cases if not EngineTarget.why_not(case)]
+    found = {case.id: EngineTarget(case).first_writer(Poison("nan", frozenset())).stage for case in able}
+    assert len(found) > 300 and {name: stage for name, stage in found.items() if stage} == {}
