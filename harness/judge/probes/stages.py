@@ -124,10 +124,13 @@ class Stages(Probe):
         hidden = self._kept["behind", 0]
         self._compare("the output head", self._logits, self._reference.model.compute_logits(hidden), EXACT)
 
+    def on_logits(self, logits: Tensor) -> None:
+        """Keep the rows of logits [n, vocab] of each request: once it has tokens, it no longer says how many it had."""
+        self._rows = {item.sequence: self._logits[: rows.stop][-item.num_rows :] for item, rows in self._spans()}
+
     def on_sampled(self, sampled: list[Sampled]) -> None:
-        kept = {item.sequence: self._logits[: rows.stop][-item.num_rows :] for item, rows in self._spans()}
         for item in sampled:
-            if not torch.equal(kept[item.sequence].nan_to_num(), item.logits.nan_to_num()):
+            if not torch.equal(self._rows[item.sequence].nan_to_num(), item.logits.nan_to_num()):
                 self._found("what hands out the logits", f"request {item.sequence.request} got rows of others")
             own = item.logits.argmax(dim=-1).tolist()
             if item.tokens and item.tokens != own[: len(item.tokens)] and item.tokens != own[-1:]:
