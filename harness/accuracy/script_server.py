@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 import uuid
@@ -13,6 +12,7 @@ from typing import Any
 
 from harness.accuracy.script import FIRST_TOKEN, Pool, Request
 from harness.accuracy.server_backend import ServerBackend, Unanswered
+from harness.accuracy.whole_reply import BadReply, fetched, lines_of, object_of
 from harness.core.errors import InputError, Refused
 from harness.core.extras import httpx
 
@@ -22,7 +22,7 @@ MOST_TOGETHER = 1024
 NUM_BEST = 5
 """The tokens at each place whose log probabilities are asked for: as many as every server gives."""
 DEV_MODE = "vLLM has it with VLLM_SERVER_DEV_MODE=1"
-_SAMPLE = re.compile(r"^(vllm|sglang):(\w+?)(?:_total)?(\{[^}]*\})? (\S+)", re.MULTILINE)
+_SAMPLE = re.compile(r"^(vllm|sglang):(\w+?)(?:_total)?(\{[^}]*\})? ([\d.]+(?:[eE][+-]?\d+)?)", re.MULTILINE)
 _ID = re.compile(r"token_id:(\d+)")
 Scores = list[tuple[float, int]]
 """For each token of an answer: by how many nats another token is preferred, and this token."""
@@ -131,7 +131,7 @@ class ScriptServer(ServerBackend):
 
     def checkpoint(self) -> str:
         """The weights that the server was started with, by its own name. Raises Refused if it does not say it."""
-        for entry in self._call("GET", "/v1/models").get("data", ()):
+        for entry in self._call("GET", "/v1/models").get("data") or ():
             if isinstance(entry, dict) and entry.get("id") == self._served_model and entry.get("root"):
                 return str(entry["root"])
         raise Refused(f"{self._url}/models does not say the path of the server's own weights, to load them again")
@@ -141,26 +141,30 @@ class ScriptServer(ServerBackend):
 
     def _call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         try:
-            response = self._client.request(method, self._root + path, **more)
+            response = fetched(self._client, method, self._root + path, seconds=self._timeout, **more)
         except httpx.TransportError as error:
             raise Refused(f"{self._root}{path}: no reply ({type(error).__name__})") from None
+        except BadReply as error:
+            raise Refused(f"{self._root}{path}: {error}") from None
         if response.status_code in (404, 405):
             raise Refused(f"{self._root}{path}: the server has no such endpoint; {DEV_MODE}")
         if response.status_code != 200:
             raise Refused(f"{self._root}{path}: HTTP {response.status_code}: {' '.join(response.text.split())[:200]}")
         try:
-            found = response.json()
+            found = object_of(response.content)
         except ValueError:
-            found = {}
-        if isinstance(found, dict) and found.get("success") is False:
+            return {}
+        if found.get("success") is False:
             raise Refused(f"{self._root}{path}: the server reports no success")
-        return found if isinstance(found, dict) else {}
+        return found
 
     def _read_metrics(self) -> tuple[dict[str, float], Pool | None]:
         try:
-            text = self._client.get(f"{self._root}/metrics").text
+            text = fetched(self._client, "GET", f"{self._root}/metrics", seconds=self._timeout).text
         except httpx.TransportError as error:
             raise InputError(f"{self._root}/metrics: no server answers there ({type(error).__name__})") from None
+        except BadReply as error:
+            raise Refused(f"{self._root}/metrics: {error}") from None
         counts: dict[str, float] = {}
         cache = None
         for engine, name, labels, value in _SAMPLE.findall(text):
@@ -189,17 +193,22 @@ class ScriptServer(ServerBackend):
     async def _cut_short(self, client: httpx.AsyncClient, body: dict[str, Any], after: int) -> Reply:
         """Read a stream, and close it once it has `after` tokens."""
         got = Reply()
+        where, more = f"{self._url}/completions", {"json": body | {"stream": True}}
         try:
-            async with client.stream("POST", f"{self._url}/completions", json=body | {"stream": True}) as response:
+            async with asyncio.timeout(self._timeout), client.stream("POST", where, **more) as response:
                 if response.status_code != 200:
                     return Reply(error=f"HTTP {response.status_code}")
-                lines = response.aiter_lines()
+                lines = lines_of(response)
                 while len(got.tokens) < after and (line := await anext(lines, None)) is not None:
                     if line.startswith("data: {"):
-                        more = _read(json.loads(line[6:]))
-                        got = Reply(got.tokens + more.tokens, got.logprobs + more.logprobs, got.top + more.top)
+                        part = _read(object_of(line[6:]))
+                        got = Reply(got.tokens + part.tokens, got.logprobs + part.logprobs, got.top + part.top)
+        except (httpx.TimeoutException, TimeoutError):
+            return Reply(error="the stream does not end in time")
         except httpx.TransportError as error:
             return Reply(error=f"connection lost: {type(error).__name__}")
+        except (BadReply, ValueError) as error:
+            return Reply(error=f"the stream is no completion: {error}")
         return got
 
 
@@ -213,13 +222,16 @@ def _read(reply: dict[str, Any]) -> Reply:
     if "refused" in reply:
         return Reply(error=str(reply["refused"]))
     try:
-        found = reply["choices"][0]["logprobs"]
-        usage = reply.get("usage") or {}
-        return Reply(
-            tuple(found["tokens"]) if found else (),
-            tuple(float(value) for value in found["token_logprobs"]) if found else (),
-            tuple(found["top_logprobs"]) if found else (),
-            usage.get("prompt_tokens"),
+        found = reply["choices"][0]["logprobs"] or {"tokens": (), "token_logprobs": (), "top_logprobs": ()}
+        count = (reply.get("usage") or {}).get("prompt_tokens")
+        read = Reply(
+            tuple(map(str, found["tokens"])),
+            tuple(float(value) for value in found["token_logprobs"]),
+            tuple({str(name): float(value) for name, value in top.items()} for top in found["top_logprobs"]),
+            count if isinstance(count, int) else None,
         )
-    except (KeyError, IndexError, TypeError, ValueError):
+        if len({len(read.tokens), len(read.logprobs), len(read.top)}) > 1:
+            raise ValueError("other numbers of tokens and of log probabilities")
+        return read
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         return Reply(error="the reply has no log probabilities")

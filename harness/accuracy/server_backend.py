@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from harness.accuracy.backends import CANARY_NOTE, Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
+from harness.accuracy.whole_reply import BadReply, fetched, fetched_async, object_of
 from harness.core.errors import HarnessError, InputError
 from harness.core.extras import httpx
 
@@ -165,9 +166,12 @@ class ServerBackend:
 
     async def _post(self, client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
         try:
-            response = await client.post(f"{self._url}/completions", json=body)
-        except httpx.TimeoutException:
+            where = f"{self._url}/completions"
+            response = await fetched_async(client, "POST", where, seconds=self._timeout, json=body)
+        except (httpx.TimeoutException, TimeoutError):
             raise Unanswered("no answer in time") from None
+        except BadReply as error:
+            raise Unanswered(str(error)) from None
         except httpx.TransportError as error:
             refused = isinstance(error, httpx.ConnectError)
             raise Unanswered(f"connection lost: {type(error).__name__}", unreachable=refused) from None
@@ -180,12 +184,9 @@ class ServerBackend:
             # Only this question fails, for example a prompt beyond the model's length. A retry would fail too.
             return {"refused": f"HTTP {response.status_code}: {response.text[:120]}"}
         try:
-            reply = response.json()
+            return object_of(response.content)
         except ValueError:
-            raise Unanswered("the reply is not JSON") from None
-        if not isinstance(reply, dict):
-            raise Unanswered("the reply is no completion")
-        return reply
+            raise Unanswered("the reply is no JSON object") from None
 
     def _refusal(self, response: httpx.Response) -> InputError:
         """What is wrong with the key, the address or the model, if the server refuses all questions."""
@@ -194,21 +195,23 @@ class ServerBackend:
             what = "refuses the key in the environment variable" if self._headers else "wants a key; give it in"
             return InputError(f"{where}: the server {what} {KEY_VARIABLE}")
         hello = {"model": self._served_model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-        with contextlib.suppress(httpx.TransportError):
-            chat = httpx.post(f"{self._url}/chat/completions", headers=self._headers, json=hello, timeout=10.0)
+        with contextlib.suppress(httpx.TransportError, BadReply), httpx.Client(headers=self._headers) as client:
+            chat = fetched(client, "POST", f"{self._url}/chat/completions", json=hello, seconds=10.0)
             if chat.status_code not in HOPELESS_STATUS:
                 return InputError(f"{where}: this server has chat only; /v1/completions is needed")
         return InputError(f"{where}: check the address, which ends in /v1, and --served-model")
 
     def _only_model(self) -> str:
         """The name of the served model. Raises InputError without a server."""
+        seconds = min(self._timeout, 10.0)
         try:
-            response = httpx.get(f"{self._url}/models", headers=self._headers, timeout=min(self._timeout, 10.0))
+            with httpx.Client(headers=self._headers, timeout=seconds) as client:
+                response = fetched(client, "GET", f"{self._url}/models", seconds=seconds)
             response.raise_for_status()
-            names = [str(entry["id"]) for entry in response.json()["data"]]
+            names = [str(entry["id"]) for entry in object_of(response.content)["data"]]
         except httpx.TransportError as error:
             raise InputError(f"{self._url}: no server answers there ({type(error).__name__})") from None
-        except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
+        except (httpx.HTTPStatusError, BadReply, ValueError, KeyError, TypeError) as error:
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in REFUSED_KEY:
                 raise self._refusal(error.response) from None
             raise InputError(f"{self._url}/models lists no model; name it with --served-model") from None

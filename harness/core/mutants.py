@@ -10,14 +10,14 @@ from harness.core.cases import Job
 from harness.core.params import Record
 from harness.core.records import SCHEMA_VERSION
 
-Status = Literal["killed", "survived", "equivalent", "not reached", "error"]
+Status = Literal["killed", "survived", "not exercised", "equivalent", "not reached", "error"]
 
 
 class Trials(Record):
     """The request: `count` mutants drawn from `seed`, tried on the cases of `jobs` by `workers` processes.
 
     A resumed run leaves out the mutants `done`, by their names. With `conditions` a mutant is no change of code, but an
-    error of the kernels under a combination of conditions.
+    error of the kernels under a combination of conditions. With `proves` drawn inputs try to tell what no case does.
     """
 
     jobs: tuple[Job, ...]
@@ -26,6 +26,7 @@ class Trials(Record):
     workers: int
     done: tuple[str, ...] = ()
     conditions: bool = False
+    proves: bool = False
 
 
 class SurveyedCase(Record):
@@ -41,9 +42,9 @@ class SurveyedCase(Record):
 class MutantResult(Record):
     """What became of one mutant.
 
-    `killed` by an oracle in `case`; `survived`: outputs of `case` changed and no oracle saw it; `equivalent`: no output
-    of the `num_cases` cases changed; `not reached`: no case executes the line; `error`: a case could not be judged, and
-    none failed.
+    `killed` by an oracle in `case`; `survived`: outputs of `case` changed and no oracle saw it; `not exercised`: no
+    output of the `num_cases` cases changed; `equivalent`: nor did any of a property run, its `proof`; `not reached`: no
+    case executes the line; `error`: a case could not be judged, and none failed.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -58,3 +59,4 @@ class MutantResult(Record):
     case: str = ""
     reason: str = ""
     num_cases: int = 0
+    proof: str = ""

@@ -1,4 +1,4 @@
-"""The score of a set of mutants, and its tables: by file, by operator, by oracle, and what was not killed."""
+"""The score of a set of mutants, and its tables: by file, by operator, by oracle, what is left, and the proofs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.accuracy.judge import wilson_interval
-from harness.core.mutants import MutantResult, Status
+from harness.core.mutants import MutantResult
 from harness.core.records import Interval
 
-STATUSES: tuple[Status, ...] = ("killed", "survived", "not reached", "error", "equivalent")
-HEAD = ("mutants", *STATUSES, "kill rate", "95 % interval")
+EXCEPTIONS = ("crash", "error")
+"""What notes an exception, which any run would show. Everything else that kills is a judgement."""
+COLUMNS = ("judgement", "exception", "survived", "not exercised", "not reached", "error", "equivalent")
+HEAD = ("mutants", *COLUMNS, "kill rate", "95 % interval")
 ORACLE_HEAD = ("killed by", "mutants")
 LEFT_HEAD = ("place", "operator", "change", "status", "why")
+PROOF_HEAD = ("place", "change", "proof")
 
 
 Row = tuple[str, ...]
@@ -23,10 +26,11 @@ Table = tuple[Row, list[Row]]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many mutants were killed of those that change an output or that no case reaches."""
+    """How many mutants a judgement killed, of those that no exception shows and no proof calls equivalent."""
 
     killed: int
     counted: int
+    exceptions: int
     equivalent: int
 
     @property
@@ -42,25 +46,34 @@ class Score:
     def statement(self) -> str:
         low, high = self.interval
         return (
-            f"{self.killed} of {self.counted} mutants killed: {self.rate:.1%} ({low:.1%} to {high:.1%}); "
-            f"{self.equivalent} more change no output of any case"
+            f"{self.killed} of {self.counted} mutants killed by a judgement: {self.rate:.1%} "
+            f"({low:.1%} to {high:.1%}); {self.exceptions} more end in an exception, {self.equivalent} are equivalent"
         )
 
 
+def column(result: MutantResult) -> str:
+    """The column of a mutant in the tables. Without a proof it is not exercised; errors of kernels have no proofs."""
+    if result.status == "killed":
+        return "exception" if result.by in EXCEPTIONS else "judgement"
+    return "not exercised" if result.status == "equivalent" and result.line and not result.proof else result.status
+
+
 def score(results: Sequence[MutantResult]) -> Score:
-    counts = Counter(result.status for result in results)
-    return Score(counts["killed"], len(results) - counts["equivalent"], counts["equivalent"])
+    counts = Counter(map(column, results))
+    apart = counts["exception"], counts["equivalent"]
+    return Score(counts["judgement"], len(results) - sum(apart), *apart)
 
 
 def tables(results: Sequence[MutantResult]) -> list[Table]:
-    """Tables, each as a head and rows: by file, by operator, by oracle, and each mutant that was not killed."""
+    """Tables, each as a head and rows: by file, by operator, by oracle, what was not killed, and what is equivalent."""
     oracles = Counter(result.by for result in results if result.status == "killed")
     killers: list[Row] = [(name, str(count)) for name, count in sorted(oracles.items(), key=lambda pair: -pair[1])]
     left: list[Row] = [
-        (f"{one.file}:{one.line} {one.function}", one.operator, one.change, one.status, one.reason or one.case)
+        (_place(one), one.operator, one.change, column(one), one.reason or one.case)
         for one in results
-        if one.status not in ("killed", "equivalent")
+        if column(one) not in ("judgement", "exception", "equivalent")
     ]
+    proofs: list[Row] = [(_place(one), one.change, one.proof) for one in results if one.proof]
     # Errors under conditions have no line.
     titles = ("file", "operator") if results and results[0].line else ("conditions", "error")
     shown: list[Table] = [
@@ -68,6 +81,7 @@ def tables(results: Sequence[MutantResult]) -> list[Table]:
         ((titles[1], *HEAD), _rows(results, "operator")),
         (ORACLE_HEAD, killers),
         (LEFT_HEAD, left),
+        (PROOF_HEAD, proofs),
     ]
     return [table for table in shown if table[1]] if results else []
 
@@ -80,8 +94,12 @@ def _rows(results: Sequence[MutantResult], field: str) -> list[Row]:
     return [_row(name, group) for name, group in groups.items()] + [_row("all", results)]
 
 
+def _place(one: MutantResult) -> str:
+    return f"{one.file}:{one.line} {one.function}"
+
+
 def _row(name: str, results: Sequence[MutantResult]) -> Row:
-    counts, found = Counter(result.status for result in results), score(results)
+    counts, found = Counter(map(column, results)), score(results)
     low, high = found.interval
     rate = (f"{found.rate:.1%}", f"{low:.0%} to {high:.0%}") if found.counted else ("", "")
-    return (name, str(len(results)), *(str(counts[status]) for status in STATUSES), *rate)
+    return (name, str(len(results)), *(str(counts[name]) for name in COLUMNS), *rate)

@@ -47,6 +47,7 @@ def planned_trials(
         seed=wanted.seed,
         workers=workers or min(num_usable_cores(), 4),
         conditions=conditions,
+        proves=not wanted.selectors,
     )
     return RunStore.create(out, (), command=shared_options.command_line(), options=how, is_selftest=True, trials=trials)
 

@@ -19,6 +19,8 @@ OPERATORS = (OFF_BY_ONE, WRONG_INDEX, DROPPED, STALE, EMPTY, NARROW, SWAPPED, SK
 
 KEEP_LAST = "_value_of_the_call_before"
 """The name of the function that returns the value of the call before; a trial defines it."""
+NOTE = "_note_both"
+"""The name of the function that notes whether two values differ, and returns the second; a trial defines it."""
 
 _ADDED = """poison _poison probe _probe check_indices raise_bad_indices trap_block events phase_of expert_ids
 fill fill_pool fill_tails fill_handed_over table_filler trap_expert _sweep_free padded_causal_attention"""
@@ -101,21 +103,69 @@ def _text(node: ast.AST) -> str:
     return ast.unparse(node).split(":\n")[0].replace("\n", " ")
 
 
-def mutated(text: str, mutant: Mutant) -> ast.Module:
-    """The syntax tree of the module with the change."""
+def mutated(text: str, mutant: Mutant, *, noting: bool = False) -> ast.Module:
+    """The syntax tree of the module with the change. With `noting`, each evaluation of it notes if it differs."""
     tree = ast.parse(text)
     function = dict(functions(tree))[mutant.function]
     place = next(place for number, place in enumerate(_places(function)) if number == mutant.node)
     changed = list(_variants(place.node, place.following))[mutant.variant][1]
+    count = len(changed)
+    if noting:
+        changed = _noted(place.node, changed)
     siblings = getattr(place.parent, place.field)
     if isinstance(siblings, list):
         at = next(i for i, one in enumerate(siblings) if one is place.node)
-        siblings[at : at + len(changed)] = changed
+        siblings[at : at + count] = changed
     else:
         setattr(place.parent, place.field, changed[0])
     for node in changed:
         ast.copy_location(node, place.node)
     return ast.fix_missing_locations(tree)
+
+
+def _note(right: ast.expr, wrong: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(NOTE, ast.Load()), [right, wrong], [])
+
+
+def _always(wrong: ast.expr) -> ast.expr:
+    """The changed expression, noted as different whenever it is evaluated."""
+    both = ast.Tuple([_note(ast.Constant(0), ast.Constant(1)), wrong], ast.Load())
+    return ast.Subscript(both, ast.Constant(1), ast.Load())
+
+
+def _noted(node: Any, changed: list[Any]) -> list[Any]:
+    """The changed nodes, which call NOTE with the right and the wrong value when they are executed."""
+    wrong = changed[0]
+    if isinstance(node, ast.stmt):
+        if isinstance(node, ast.If) and isinstance(wrong, ast.If):
+            test = _note(ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), node.test)), wrong.test)
+            return [ast.If(test, node.body, node.orelse)]
+        if isinstance(node, ast.For) and isinstance(wrong, ast.For):
+            listed = ast.Call(ast.Name("list", ast.Load()), [node.iter], [])
+            return [ast.For(node.target, _note(listed, wrong.iter), node.body, node.orelse)]
+        # The name of the call before notes for itself.
+        is_stale = isinstance(node, ast.Return)
+        return changed if is_stale else [ast.Expr(_note(ast.Constant(0), ast.Constant(1))), *changed]
+    if isinstance(node, ast.Slice):
+        return [_note(*(_slice(one) for one in (node, wrong)))]
+    if isinstance(node, ast.GeneratorExp):
+        lists = (ast.ListComp(one.elt, one.generators) for one in (node, wrong))
+        return [ast.Call(ast.Name("iter", ast.Load()), [_note(*lists)], [])]
+    if isinstance(node, ast.Attribute):
+        return [_always(wrong)]
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if isinstance(wrong, ast.Call) and ast.dump(node.func) == ast.dump(wrong.func):
+            both = ast.Tuple([_note(node.args[0], node.args[1]), wrong], ast.Load())
+            return [ast.Subscript(both, ast.Constant(1), ast.Load())]
+        if name in _TO_RECEIVER and name not in ("masked_fill", "clamp"):
+            return [_always(wrong)]
+    return [_note(node, wrong)]
+
+
+def _slice(node: ast.Slice) -> ast.expr:
+    bounds = [bound or ast.Constant(None) for bound in (node.lower, node.upper, node.step)]
+    return ast.Call(ast.Name("slice", ast.Load()), bounds, [])
 
 
 @dataclass(frozen=True, slots=True)

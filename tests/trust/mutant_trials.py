@@ -12,20 +12,22 @@ import faulthandler
 import gc
 import importlib
 import multiprocessing
+import pickle
 import random
 import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeVar
 
+import equivalence
 import torch
-from mutant_operators import KEEP_LAST, Mutant, mutants_of, mutated
+from mutant_operators import KEEP_LAST, NOTE, Mutant, mutants_of, mutated
 
 from harness.core.cases import Job
 from harness.core.mutants import MutantResult, Status, SurveyedCase, Trials
@@ -45,6 +47,8 @@ UNDER_TEST = (
 )
 """The files under `harness/` that mutants change. The model is not among them: the reference shares it."""
 MOST_CASES, SEVERAL, DRAWN = 120, 4, "fuzz"
+FIRST, PROPERTY_SECONDS = 24, 240.0
+"""Cases before the property run, which takes so long at most."""
 MORE_SECONDS, TIMES = 5.0, 10.0
 """A case of a mutant may take TIMES as long as it took without it, and MORE_SECONDS."""
 MORE_MEMORY = 40 * 2**30
@@ -65,25 +69,26 @@ def all_mutants() -> list[Mutant]:
 
 
 def drawn(count: int, seed: int) -> list[Mutant]:
-    """`count` different mutants of a seed, in the order of the files."""
+    """`count` different mutants of a seed, in no order: the first of them are a sample as well."""
     known = all_mutants()
-    return [known[i] for i in sorted(random.Random(seed).sample(range(len(known)), min(count, len(known))))]
+    return random.Random(seed).sample(known, min(count, len(known)))
 
 
-def inject(mutant: Mutant) -> None:
-    """Give the mutant's function its changed code, for the rest of this process."""
+def inject(mutant: Mutant, noted: equivalence.Noted | None = None) -> None:
+    """Give the mutant's function its changed code, for the rest of this process. It counts with `noted`."""
     module = importlib.import_module("harness." + mutant.file.removesuffix(".py").replace("/", "."))
     text, path = (ROOT / mutant.file).read_text(encoding="utf-8"), str(ROOT / mutant.file)
     with contextlib.suppress(SyntaxWarning):
-        code = compile(mutated(text, mutant), path, "exec", dont_inherit=True)
+        code = compile(mutated(text, mutant, noting=noted is not None), path, "exec", dont_inherit=True)
     function = _function(module, mutant.function, path)
     before: dict[int, Any] = {}
 
     def value_of_the_call_before(value: Any) -> Any:
         last = before.get(0, value)
         before[0] = value
-        return last
+        return noted.note(value, last) if noted else last
 
+    function.__globals__[NOTE] = noted.note if noted else None
     function.__globals__[KEEP_LAST] = value_of_the_call_before
     function.__code__ = _code(code, mutant.function)
 
@@ -142,17 +147,25 @@ def survey(job: Job, seconds: float, clean: Outputs) -> SurveyedCase:
     """Run a case again, and note the lines that it executes. `clean` are its outputs in the run before."""
     files = {str(ROOT / file): file for file in UNDER_TEST}
     lines: dict[str, set[int]] = {file: set() for file in files}
+    unseen: dict[CodeType, set[int]] = {}
     steps = 0
 
     def on_line(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal steps
         if event == "line":
-            steps += 1
             lines[frame.f_code.co_filename].add(frame.f_lineno)
+            unseen[frame.f_code].discard(frame.f_lineno)
         return on_line
 
     def on_call(frame: FrameType, event: str, arg: object) -> Any:
-        return on_line if frame.f_code.co_filename in lines else None
+        nonlocal steps
+        code = frame.f_code
+        if code.co_filename not in lines:
+            return None
+        steps += 1
+        if code not in unseen:
+            # The line of `def` is no event inside a function.
+            unseen[code] = {line for *_, line in code.co_lines() if line and line != code.co_firstlineno}
+        return on_line if unseen[code] else None
 
     sys.settrace(on_call)
     try:
@@ -189,15 +202,27 @@ def became(mutant: Mutant, status: Status, **more: Any) -> MutantResult:
 
 
 def trial(
-    mutant: Mutant, jobs: list[Job], surveyed: dict[str, SurveyedCase], clean: dict[str, Outputs]
+    mutant: Mutant,
+    jobs: list[Job],
+    surveyed: dict[str, SurveyedCase],
+    clean: dict[str, Outputs],
+    inputs: Sequence[equivalence.Drawn] = (),
 ) -> MutantResult:
-    """Run the cases on the changed code until one fails. `clean` has the outputs of each on unchanged code."""
+    """Run the cases on the changed code until one fails. `clean` has the outputs of each on unchanged code.
+
+    If FIRST cases tell nothing, the drawn `inputs` are run before the others, and may prove that none can.
+    """
     if not jobs:
         return became(mutant, "not reached")
     _limit_memory()
     inject(mutant)
-    result = became(mutant, "equivalent", num_cases=len(jobs))
+    result = became(mutant, "not exercised", num_cases=len(jobs))
     for number, job in enumerate(jobs, 1):
+        if number == FIRST + 1 and result.status == "not exercised" and inputs:
+            result = proved(mutant, result, inputs)
+            if result.proof:
+                return result.model_copy(update={"num_cases": FIRST})
+            inputs = ()
         seen: dict[str, Any] = {"case": job.case.id, "num_cases": number}
         try:
             with _time_limit(MORE_SECONDS + TIMES * surveyed[job.case.id].seconds):
@@ -208,12 +233,27 @@ def trial(
             return became(mutant, "killed", by="crash", reason="out of memory", **seen)
         if found.verdict in FAILED:
             return became(mutant, "killed", by=found.findings[0].oracle, reason=found.reason[:MOST_WORDS], **seen)
+        if found.verdict is Verdict.ERROR:
+            return became(mutant, "killed", by="error", reason=found.reason[:MOST_WORDS], **seen)
         seen["num_cases"] = len(jobs)
         if found.verdict is not Verdict.PASS:
             result = became(mutant, "error", reason=found.reason[:MOST_WORDS], **seen)
-        elif result.status == "equivalent" and (changed := difference(outputs, clean[job.case.id])):
+        elif result.status == "not exercised" and (changed := difference(outputs, clean[job.case.id])):
             result = became(mutant, "survived", reason=changed, **seen)
-    return result
+    return proved(mutant, result, inputs) if result.status == "not exercised" and inputs else result
+
+
+def proved(mutant: Mutant, result: MutantResult, inputs: Sequence[equivalence.Drawn]) -> MutantResult:
+    """The result, with a proof if a property run gives one. Then the function has its changed code, as before."""
+    noted = equivalence.Noted()
+    inject(mutant, noted)
+    try:
+        with _time_limit(PROPERTY_SECONDS):
+            return equivalence.tried(mutant, result, inputs, noted)
+    except (Late, MemoryError):
+        return result.model_copy(update={"reason": "the property run does not end"})
+    finally:
+        inject(mutant)
 
 
 @contextlib.contextmanager
@@ -262,13 +302,30 @@ def in_forks(tasks: list[T], work: Callable[[T], R], at_most: int) -> Iterator[t
                     done[place] = ready.recv()
                 except EOFError:
                     done[place] = None
+                if isinstance(done[place], Exception):
+                    raise done[place]
                 ready.close()
                 process.join()
         yield tasks[number], done.pop(number)
 
 
 def _send(connection: Connection, work: Callable[[T], R], task: T) -> None:
-    connection.send(work(task))
+    try:
+        connection.send(work(task))
+    except Exception as error:
+        # What a mutant raises is caught where it runs, so this is an error of the trials.
+        connection.send(error)
+
+
+def look(jobs: list[Job]) -> bytes:
+    """The survey of each job, and its outputs by the id of its case: pickled, as no memory is shared."""
+    _limit_memory()
+    found, clean = [], {}
+    for job in jobs:
+        started = time.perf_counter()
+        clean[job.case.id] = run(job)[1]
+        found.append(survey(job, time.perf_counter() - started, clean[job.case.id]))
+    return pickle.dumps((found, clean))
 
 
 def main(parent: Parent) -> None:
@@ -280,28 +337,22 @@ def main(parent: Parent) -> None:
     for file in UNDER_TEST:
         importlib.import_module("harness." + file.removesuffix(".py").replace("/", "."))
     jobs = list(request.jobs)
-    clean: dict[str, Outputs] = {}
-    seconds: dict[str, float] = {}
-    for job in jobs:
-        started = time.perf_counter()
-        clean[job.case.id] = run(job)[1]
-        seconds[job.case.id] = time.perf_counter() - started
+    parts = [jobs[number :: request.workers] for number in range(request.workers)]
+    looks = [pickle.loads(part) for _, part in in_forks(parts, look, request.workers) if part]
+    surveyed = {case.id: case for cases, _ in looks for case in cases}
+    clean = {name: outputs for _, kept in looks for name, outputs in kept.items()}
+    inputs: list[equivalence.Drawn] = []
+    if request.proves:
+        inputs = equivalence.schedules() + equivalence.drawn_inputs({str(ROOT / file): file for file in UNDER_TEST})
     # Forks share the objects that are there, also after a garbage collection.
     gc.freeze()
-    parts = [jobs[number :: request.workers] for number in range(request.workers)]
-
-    def look(part: list[Job]) -> list[SurveyedCase]:
-        _limit_memory()
-        return [survey(job, seconds[job.case.id], clean[job.case.id]) for job in part]
-
-    surveyed = {case.id: case for _, cases in in_forks(parts, look, request.workers) for case in cases or ()}
     unused = [case.model_dump(mode="json", exclude={"lines"}) for case in surveyed.values() if case.why_not]
     parent.reply(Reply(progress={"unused": unused}))
     usable = [job for job in jobs if job.case.id in surveyed and not surveyed[job.case.id].why_not]
     mutants = [mutant for mutant in drawn(request.count, request.seed) if mutant.name not in request.done]
 
     def try_one(mutant: Mutant) -> MutantResult:
-        return trial(mutant, cases_for(mutant, surveyed, usable), surveyed, clean)
+        return trial(mutant, cases_for(mutant, surveyed, usable), surveyed, clean, inputs)
 
     for mutant, tried in in_forks(mutants, try_one, request.workers):
         result = tried or became(mutant, "killed", by="crash", reason="the process died")

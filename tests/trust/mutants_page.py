@@ -17,7 +17,7 @@ import yaml
 
 from harness.core.mutants import MutantResult
 from harness.report.markdown import table
-from harness.store.mutants import score, tables
+from harness.store.mutants import column, score, tables
 from harness.store.run_folder import RunStore
 
 REASONS = Path(__file__).with_name("mutants.yaml")
@@ -29,28 +29,35 @@ Reasons = dict[str, dict[str, str]]
 def document(stores: list[RunStore]) -> str:
     reasons: Reasons = yaml.safe_load(REASONS.read_text(encoding="utf-8")) or {}
     every = list({result.name: result for store in stores for result in store.mutants()}.values())
-    left = [one for one in every if one.status not in ("killed", "equivalent")]
+    left = [one for one in every if column(one) not in ("judgement", "exception", "equivalent")]
     for one in every:
         if one not in left and _why(one, reasons) != NOT_EXPLAINED:
             print(f"{REASONS.name}: {one.name} is {one.status}: {one.change}; remove its reason", file=sys.stderr)
     shown = [table(*one) for one in tables(every)[:3]]
     rows = [
-        (f"`{one.file}:{one.line}`", one.function, one.operator, f"`{one.change}`", one.status, _why(one, reasons))
+        (f"`{one.file}:{one.line}`", one.function, one.operator, f"`{one.change}`", column(one), _why(one, reasons))
         for one in left
     ]
+    proofs = [(f"`{one.file}:{one.line}`", one.function, f"`{one.change}`", one.proof) for one in every if one.proof]
     blocks = [
         "# Mutants",
         "Written by `python tests/trust/mutants_page.py RUN`; nothing here is typed by hand but the reasons, "
         "in `tests/trust/mutants.yaml`.",
         "A mutant is a small change of the engine or of a built-in kernel, made in a worker's memory: an index off by "
-        "one, a copy left out, a value of the step before. It is killed if a case that executes its line fails or "
-        "crashes. It is equivalent if no output of these cases changed; such a mutant does not count. The model's own "
-        "layers are no part of this: the reference shares them, and `tests/model/test_witness.py` judges them.",
+        "one, a copy left out, a value of the step before. A judgement kills it if an oracle finds it in a case that "
+        "executes its line. Exceptions are counted apart: any run would show them. If no output of these cases moves, "
+        "the mutant runs on drawn inputs that no scenario has: 2,000 schedules without a model for the scheduler and "
+        "the pool, else up to 30 drawn cases that call its function. It is equivalent if no bit moves there either; "
+        "the proof says how often the changed value was computed, and how often it differed. Anything else is not "
+        "exercised, and counts. The model's own layers are no part of this: the reference shares them, and "
+        "`tests/model/test_witness.py` judges them.",
         f"{score(every).statement}. Seeds: {', '.join(map(_seed, stores))}. "
         f"{sum(store.plan.seconds for store in stores):.0f} s.",
         *shown,
         "## Not killed",
         table(("line", "function", "operator", "change", "status", "why"), rows),
+        "## Equivalent",
+        table(("line", "function", "change", "proof"), proofs),
     ]
     return "\n\n".join(blocks)
 
@@ -66,7 +73,7 @@ def _why(result: MutantResult, reasons: Reasons) -> str:
     return (
         known.get(numbered)
         or known.get(result.change)
-        or (result.reason if result.status == "error" else "")
+        or (result.reason if result.status in ("error", "not exercised") else "")
         or NOT_EXPLAINED
     )
 

@@ -32,16 +32,18 @@ FOUND = [
     result("killed", by="crash", file="kernels/torch/plan.py"),
     result("survived", case="fuzz[seed=0,draw=3]", change="1 -> <b>2"),
     result("not reached"),
-    *[result("equivalent")] * 5,
+    result("not exercised"),
+    *[result("equivalent", proof="no bit of an output moves")] * 4,
+    result("equivalent"),
 ]
 
 
-def test_the_score_counts_what_changes_an_output_or_is_never_run() -> None:
+def test_the_score_leaves_out_exceptions_and_what_is_proved_equivalent() -> None:
     found = score(FOUND)
-    assert (found.killed, found.counted, found.equivalent) == (8, 10, 5)
+    assert (found.killed, found.counted, found.exceptions, found.equivalent) == (7, 11, 1, 4)
     low, high = found.interval
-    assert (found.rate, round(low, 3), round(high, 3)) == (0.8, 0.49, 0.943)
-    assert found.statement.startswith("8 of 10 mutants killed: 80.0% (49.0% to 94.3%); 5 more change no output")
+    assert (round(found.rate, 3), round(low, 3), round(high, 3)) == (0.636, 0.354, 0.848)
+    assert found.statement.startswith("7 of 11 mutants killed by a judgement: 63.6% (35.4% to 84.8%); 1 more end in an")
 
 
 def test_a_score_of_nothing_is_no_division_by_zero() -> None:
@@ -49,9 +51,10 @@ def test_a_score_of_nothing_is_no_division_by_zero() -> None:
 
 
 def test_the_tables_are_by_file_by_operator_by_oracle_and_what_is_left() -> None:
-    by_file, by_operator, by_oracle, left = tables(FOUND)
-    assert by_file[1][0] == ("engine/batch.py", "14", "7", "1", "1", "0", "5", "77.8%", "45% to 94%")
-    assert by_file[1][-1][:3] == by_operator[1][-1][:3] == ("all", "15", "8")
+    by_file, by_operator, by_oracle, left, proofs = tables(FOUND)
+    assert by_file[1][0] == ("engine/batch.py", "15", "7", "0", "1", "2", "1", "0", "4", "63.6%", "35% to 85%")
+    assert by_file[1][-1][:4] == by_operator[1][-1][:4] == ("all", "16", "7", "1")
+    assert len(proofs[1]) == 4 and "not exercised" in {row[3] for row in left[1]}
     assert by_oracle[1] == [("reference", "7"), ("crash", "1")]
     assert left[1][0] == ("engine/batch.py:3 build", "wrong order", "1 -> <b>2", "survived", "fuzz[seed=0,draw=3]")
 
@@ -68,9 +71,11 @@ def store(tmp_path: Path) -> RunStore:
 def test_the_reports_show_the_score_and_escape_the_code(store: RunStore) -> None:
     write_reports(RunView(store))
     page = (store.path / "report.html").read_text(encoding="utf-8")
-    assert "8 of 10 mutants killed: 80.0%" in page
+    assert "7 of 11 mutants killed by a judgement: 63.6%" in page
     assert "1 -&gt; &lt;b&gt;2" in page and "<b>2" not in page
-    assert json.loads((store.path / "summary.json").read_text(encoding="utf-8"))["mutants"]["rate"] == 0.8
+    assert json.loads((store.path / "summary.json").read_text(encoding="utf-8"))["mutants"]["rate"] == pytest.approx(
+        7 / 11
+    )
 
 
 def test_the_page_gives_the_reason_of_a_survivor_and_names_reasons_that_are_no_longer_needed(
@@ -90,7 +95,10 @@ def test_the_page_gives_the_reason_of_a_survivor_and_names_reasons_that_are_no_l
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tool.parent), str(tool.parents[1])))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert "Seeds: 9. " in done.stdout
-    rows = [line.split(" | ")[3:] for line in done.stdout.partition("## Not killed")[2].splitlines()[4:]]
+    rows = [
+        line.split(" | ")[3:]
+        for line in done.stdout.partition("## Not killed")[2].partition("## Eq")[0].splitlines()[4:-2]
+    ]
     assert [row[2].removesuffix(" |") for row in rows if row[0] == "`0 -> 1`"] == ["its own", "the others"]
     assert {(row[0], row[2].removesuffix(" |")) for row in rows} >= {
         ("`1 -> <b>2`", "it rounds"),
@@ -133,7 +141,7 @@ def test_the_same_command_gives_the_same_table_twice(cli: Cli, tmp_path: Path) -
         command = ("selftest", "write-kv-kernel", "--mutants", "25", "--seed", "4", "-n", "2")
         code, out, _ = cli(*command, "--out", str(tmp_path / name))
         assert code == 0
-        assert "mutants killed" in out
+        assert "mutants killed by" in out
         (run,) = (tmp_path / name).iterdir()
         tables_of.append(RunStore.open(run).mutants())
         assert (run / "report.html").exists()

@@ -1,0 +1,87 @@
+"""A reply of a server that may be hostile: read to its end within a time and a size, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from harness.core.extras import httpx
+
+MOST_BYTES = 2**26
+"""The longest reply that is read, unpacked."""
+
+
+class BadReply(Exception):
+    """A reply that is too long, too slow, or no HTTP. Its text is the reason."""
+
+
+def fetched(client: httpx.Client, method: str, url: str, *, seconds: float, **more: Any) -> httpx.Response:
+    """The whole reply. Raises BadReply, and httpx.TransportError if there is none."""
+    ends = time.monotonic() + seconds
+    kept = b""
+    try:
+        with client.stream(method, url, **more) as response:
+            for part in response.iter_bytes(2**16):
+                kept += part
+                _check(len(kept), time.monotonic() > ends)
+    except httpx.DecodingError:
+        raise BadReply("the reply cannot be unpacked") from None
+    return _read(response, kept)
+
+
+async def fetched_async(
+    client: httpx.AsyncClient, method: str, url: str, *, seconds: float, **more: Any
+) -> httpx.Response:
+    """As `fetched`. Also raises TimeoutError."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds), client.stream(method, url, **more) as response:
+            async for part in response.aiter_bytes(2**16):
+                parts.append(part)
+                size += len(part)
+                _check(size, False)
+    except httpx.DecodingError:
+        raise BadReply("the reply cannot be unpacked") from None
+    return _read(response, b"".join(parts))
+
+
+async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
+    """The lines of a stream. Raises BadReply for a line without an end."""
+    kept, size = b"", 0
+    try:
+        async for part in response.aiter_bytes(2**16):
+            size += len(part)
+            *whole, kept = (kept + part).split(b"\n")
+            _check(size, False)
+            for line in whole:
+                yield line.decode(errors="replace").rstrip("\r")
+    except httpx.DecodingError:
+        raise BadReply("the reply cannot be unpacked") from None
+    yield kept.decode(errors="replace")
+
+
+def object_of(text: str | bytes) -> dict[str, Any]:
+    """The JSON object in a reply. Raises ValueError for anything else."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("no object")
+    return found
+
+
+def _check(size: int, is_late: bool) -> None:
+    if size > MOST_BYTES:
+        raise BadReply(f"the reply is longer than {MOST_BYTES >> 20} MiB")
+    if is_late:
+        raise BadReply("the reply does not end in time")
+
+
+def _read(response: httpx.Response, content: bytes) -> httpx.Response:
+    kept = {name: value for name, value in response.headers.items() if name in ("retry-after", "content-type")}
+    return httpx.Response(response.status_code, headers=kept, content=content, request=response.request)

@@ -1,0 +1,200 @@
+"""Whether a mutant that no case tells from the right code can be told at all: a property run of the changed function.
+
+The mutant runs on drawn inputs that no scenario has: schedules without a model for the scheduler and the pool, drawn
+calls of kernels, and drawn sequences of the engine. Each evaluation of the changed code notes whether its value
+differs from the right one. It is equivalent if on enough inputs no bit of an output moves; the proof says how often
+the value differed. Anything else is not exercised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+from mutant_operators import Mutant
+from pydantic import ValidationError
+from schedules import trace
+
+from harness.core.cases import Case, Job
+from harness.core.mutants import MutantResult
+from harness.core.sites import SITES
+from harness.judge.probes.notes import Notes
+from harness.judge.run_case import why_not
+from harness.judge.target import target_of
+from harness.judge.targets.engine import EngineTarget
+from harness.memory.poison.patterns import Poison, bits_view
+from harness.scenario.draws import VERSION
+from harness.scenario.expand import drawn_case
+from harness.scenario.load import load_scenarios
+
+SEED = 7_000_003
+"""Of the drawn inputs. No scenario has it."""
+NUM_DRAWS = {"fuzz": 240, "fuzz-sequences": 50, "fuzz-states": 16}
+MOST, LEAST = 30, 12
+"""Drawn cases that a mutant runs on, and that an equivalent one must have run on."""
+NUM_SCHEDULES = 2000
+SCHEDULE = "engine/schedule/"
+WIDER: tuple[dict[str, Any], ...] = (
+    {"zero_fill_output": True, "amax_rows": "batch", "quantize": "fp8_per_tensor", "graph": "full", "pad_keys": 0},
+    {"num_experts": 4, "expert_ranks": 2, "changes": [["move_experts", 0]], "epochs": 2, "graph": "full"},
+    {"capture_sizes": [4], "graph": "full", "dummy_steps": True, "pad_tokens": "trash"},
+    {"changes": [["sleep", 0], ["reload_new", 0]], "epochs": 2, "graph": "full", "capture": "lazy"},
+    {"layers": ["mla"], "adapters": [1], "changes": [["switch_adapter", 0]], "epochs": 2},
+    {"cancelled": [0], "max_num_seqs": 2},
+    {"decode_kernel": "tiled-counted", "graph": "full"},
+    {"context_chunk": 16, "context_ranks": 3, "max_batched_tokens": 16},
+)
+"""Parameters of the engine that no draw has, or not together. Every second drawn case gets some, where it stays legal."""
+Result = Hashable
+Key = tuple[str, str]
+"""A file, and the qualified name of a function."""
+
+
+@dataclass(slots=True)
+class Noted:
+    """How often the changed code was evaluated, and how often its value differed from the right one."""
+
+    evaluations: int = 0
+    different: int = 0
+
+    def note(self, right: Any, wrong: Any) -> Any:
+        """Count a pair of values. Returns the wrong one."""
+        self.evaluations += 1
+        self.different += not is_same(right, wrong)
+        return wrong
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are equal in every bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return False
+        return one is other or torch.equal(bits_view(one.contiguous()), bits_view(other.contiguous()))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return one is other or (type(one) is type(other) and bool(one == other))
+
+
+@dataclass(slots=True)
+class Drawn:
+    """One drawn input: how to run it, what the right code gave, and the functions that this called."""
+
+    name: str
+    run: Callable[[], Result]
+    right: Result = None
+    called: set[Key] = field(default_factory=set)
+
+
+def drawn_inputs(files: dict[str, str]) -> list[Drawn]:
+    """The drawn cases that the right code serves. `files` are paths of the files under test, and their names."""
+    scenarios = {one.name: one for one in load_scenarios(None)}
+    found = []
+    for name, count in NUM_DRAWS.items():
+        version = f",v={VERSION}" if name == "fuzz" else ""
+        for number in range(count):
+            case = drawn_case(scenarios[name], f"{name}[seed={SEED},draw={number}{version}]")
+            if case is not None and case.system == "engine" and number % 2:
+                case = _wider(case, WIDER[number // 2 % len(WIDER)])
+            if case is None or why_not(case, "cpu"):
+                continue
+            drawn = Drawn(case.id, partial(_outputs, Job(key=case.id, case=case)))
+            with _called(files, drawn.called):
+                drawn.right = drawn.run()
+            found.append(drawn)
+    return found
+
+
+def _wider(case: Case, more: dict[str, Any]) -> Case:
+    """The case with `more` parameters; as it is if they are not legal there."""
+    with contextlib.suppress(ValidationError):
+        wider = case.model_copy(update={"params": type(case.params).model_validate(case.params.model_dump() | more)})
+        return case if why_not(wider, "cpu") else wider
+    return case
+
+
+class _called:
+    """Adds the functions of `files` that run in a block to `found`."""
+
+    def __init__(self, files: dict[str, str], found: set[Key]) -> None:
+        self.files, self.found = files, found
+
+    def __enter__(self) -> None:
+        files, found = self.files, self.found
+
+        def on_call(frame: FrameType, event: str, arg: object) -> None:
+            if event == "call" and (file := files.get(frame.f_code.co_filename)):
+                found.add((file, frame.f_code.co_qualname.partition(".<locals>")[0]))
+
+        sys.setprofile(on_call)
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+
+def _outputs(job: Job) -> Result:
+    """All bits that a drawn case gives under NaN: outputs, guarded memory, logits, counts of each step, free blocks."""
+    torch.manual_seed(job.case.seed)
+    target, poison = target_of(job), Poison("nan", frozenset(site.name for site in SITES))
+    if not isinstance(target, EngineTarget):
+        run = target.run(poison)
+        if run.error is not None:
+            raise run.error
+        live = [one.tensor[one.live] for one in run.observed] + [guard.after for guard in run.guards]
+        return tuple(map(_bits, [*live, *(pair.second for pair in run.pairs)]))
+    poison = target._legitimate(poison)
+    notes = Notes(target._params, poison, padding_bound=target._padding_bound)
+    served = target._serve(poison, notes)
+    answers = notes.answers
+    rows = [row for kept in (answers.logits, answers.rejected) for request in sorted(kept) for row in kept[request]]
+    rows += [twin[twin_live] for one in notes.twins.replays for twin, twin_live in [(one.replayed, one.live)]]
+    counts = tuple((one.name, one.found) for one in [*served.counts, *served.counts_at_end()])
+    return (tuple(map(_bits, rows)), counts, served.engine.pool.free_blocks)
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    return bytes(bits_view(tensor.detach().contiguous()).cpu().flatten().view(torch.uint8).numpy())
+
+
+def schedules() -> list[Drawn]:
+    """The drawn schedules, and what the right code decides."""
+    made = (Drawn(f"schedule {seed}", partial(trace, seed)) for seed in range(NUM_SCHEDULES))
+    return [Drawn(one.name, one.run, hash(one.run())) for one in made]
+
+
+def tried(mutant: Mutant, result: MutantResult, inputs: SequenceOf[Drawn], noted: Noted) -> MutantResult:
+    """`result` with status `equivalent` and its proof, or `not exercised` with what was seen.
+
+    The changed code is in place, and counts with `noted`.
+    """
+    on_schedules = mutant.file.startswith(SCHEDULE)
+    used = 0
+    for drawn in _for(mutant, inputs):
+        before = noted.evaluations
+        try:
+            found = drawn.run()
+        except Exception as error:
+            return result.model_copy(update={"reason": f"{drawn.name} raises {type(error).__name__}"})
+        if (hash(found) if on_schedules else found) != drawn.right:
+            return result.model_copy(update={"reason": f"{drawn.name} gives another output"})
+        used += noted.evaluations > before
+    kind = "schedules" if on_schedules else "drawn cases"
+    seen = f"evaluated {noted.evaluations} times in {used} {kind}, the value differed {noted.different} times"
+    if used < LEAST:
+        return result.model_copy(update={"reason": seen})
+    words = "the same value" if not noted.different else "no bit of an output moves"
+    return result.model_copy(update={"status": "equivalent", "proof": f"{words}: {seen}"})
+
+
+def _for(mutant: Mutant, inputs: SequenceOf[Drawn]) -> Iterator[Drawn]:
+    if mutant.file.startswith(SCHEDULE):
+        yield from (drawn for drawn in inputs if drawn.name.startswith("schedule "))
+        return
+    able = [drawn for drawn in inputs if (mutant.file, mutant.function) in drawn.called]
+    yield from able[:: max(len(able) // MOST, 1)][:MOST]
