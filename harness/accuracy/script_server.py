@@ -193,9 +193,9 @@ class ScriptServer(ServerBackend):
     async def _cut_short(self, client: httpx.AsyncClient, body: dict[str, Any], after: int) -> Reply:
         """Read a stream, and close it once it has `after` tokens."""
         got = Reply()
-        where, more = f"{self._url}/completions", {"json": body | {"stream": True}}
+        where, body = f"{self._url}/completions", body | {"stream": True}
         try:
-            async with asyncio.timeout(self._timeout), client.stream("POST", where, **more) as response:
+            async with asyncio.timeout(self._timeout), client.stream("POST", where, json=body) as response:
                 if response.status_code != 200:
                     return Reply(error=f"HTTP {response.status_code}")
                 lines = lines_of(response)
