@@ -11,7 +11,7 @@ SUFFIXES = {".py", ".j2", ".js", ".css", ".html"}
 
 BUDGETS = {
     "harness": 43,
-    "harness/accuracy": 2253,
+    "harness/accuracy": 2310,
     "harness/cli": 2800,
     "harness/core": 5300,
     "harness/diagnose": 2839,
