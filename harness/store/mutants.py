@@ -69,11 +69,13 @@ def tables(results: Sequence[MutantResult]) -> list[Table]:
     oracles = Counter(result.by for result in results if result.status == "killed")
     killers: list[Row] = [(name, str(count)) for name, count in sorted(oracles.items(), key=lambda pair: -pair[1])]
     left: list[Row] = [
-        (_place(one), one.operator, one.change, column(one), one.reason or one.case)
+        (f"{one.file}:{one.line} {one.function}", one.operator, one.change, column(one), one.reason or one.case)
         for one in results
         if column(one) not in ("judgement", "exception", "equivalent")
     ]
-    proofs: list[Row] = [(_place(one), one.change, one.proof) for one in results if one.proof]
+    proofs: list[Row] = [
+        (f"{one.file}:{one.line} {one.function}", one.change, one.proof) for one in results if one.proof
+    ]
     # Errors under conditions have no line.
     titles = ("file", "operator") if results and results[0].line else ("conditions", "error")
     shown: list[Table] = [
@@ -92,10 +94,6 @@ def _rows(results: Sequence[MutantResult], field: str) -> list[Row]:
     for result in sorted(results, key=lambda one: str(getattr(one, field))):
         groups.setdefault(getattr(result, field), []).append(result)
     return [_row(name, group) for name, group in groups.items()] + [_row("all", results)]
-
-
-def _place(one: MutantResult) -> str:
-    return f"{one.file}:{one.line} {one.function}"
 
 
 def _row(name: str, results: Sequence[MutantResult]) -> Row:
