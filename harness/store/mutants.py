@@ -21,7 +21,6 @@ PROOF_HEAD = ("place", "change", "proof")
 
 Row = tuple[str, ...]
 Table = tuple[Row, list[Row]]
-"""The titles, and the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,8 @@ def column(result: MutantResult) -> str:
 
 def score(results: Sequence[MutantResult]) -> Score:
     counts = Counter(map(column, results))
-    apart = counts["exception"], counts["equivalent"]
-    return Score(counts["judgement"], len(results) - sum(apart), *apart)
+    exceptions, proved = counts["exception"], counts["equivalent"]
+    return Score(counts["judgement"], len(results) - exceptions - proved, exceptions, proved)
 
 
 def tables(results: Sequence[MutantResult]) -> list[Table]:
