@@ -1,4 +1,4 @@
-"""`mla-harness repro CASE --script FILE` and `--upstream DIR`: export a failing case, alone or as a report."""
+"""`mla-harness repro CASE --script FILE`: export a failing case as a script."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from harness.diagnose.script.export import Exported, first_that_shows, with_faul
 from harness.diagnose.script.render import why_not
 from harness.diagnose.session import candidates, first_failure
 from harness.diagnose.shrink import shrink
-from harness.diagnose.upstream import ISSUE, NOTES, SCRIPT, read_notes, write_report
-from harness.report.wording import num, reproduce_case
+from harness.report.wording import num
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
 
@@ -37,24 +36,6 @@ def export_script(
     exported = _exported(with_fault(wanted), pool, screen, is_pytest=is_pytest, seconds=seconds)
     write_atomic(path, exported.text)
     _print(screen, path, exported)
-
-
-def export_report(wanted: Wanted, pool: WorkerPool, screen: Console, folder: Path, *, seconds: float | None) -> None:
-    """Write the report of the failure that `wanted` names into `folder`. Raises as `_exported` does.
-
-    A bug that the harness injects is no finding, so `wanted` has no fault.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--upstream {folder}: {error.strerror}; name a folder that can be made") from None
-    notes = read_notes(folder)
-    exported = _exported(wanted, pool, screen, is_pytest=False, seconds=seconds)
-    write_report(folder, exported, notes, reproduce_case(exported.case.id, None, wanted.reproduction()))
-    _print(screen, folder / SCRIPT, exported)
-    missing = [name for name, text in notes if not text]
-    hint = f"; fill in {', '.join(missing)} in {folder / NOTES} and run this again" if missing else ""
-    screen.print(f"{folder / ISSUE}: the issue's text{hint}", markup=False, soft_wrap=True)
 
 
 def _exported(wanted: Wanted, pool: WorkerPool, screen: Console, *, is_pytest: bool, seconds: float | None) -> Exported:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.export import MAX_SHRINK_SECONDS, export_report, export_script
+from harness.cli.export import MAX_SHRINK_SECONDS, export_script
 from harness.cli.output import console, print_json
 from harness.cli.run_and_report import NOTHING_RAN
 from harness.cli.shared_options import Device, EnginePath, Json, Plugins, Scenarios, Seed, Timeout, Workers
@@ -49,9 +49,6 @@ def repro(
     script: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Export a failing case as a standalone script.")
     ] = None,
-    upstream: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write issue text and script of a failing case for its engine.")
-    ] = None,
     as_test: Annotated[bool, typer.Option("--pytest", help="Write the script as a pytest test.")] = False,
     fault: Annotated[str | None, typer.Option(metavar="NAME", help="Bug that the script shows.")] = None,
     kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Kernel that the script tests.")] = None,
@@ -70,16 +67,11 @@ def repro(
     """Show an upstream bug, without and with it; or export a failing case."""
     screen, reference = console(json), as_reference(reference)
     wanted = Wanted(device=device, seed=seed, timeout_seconds=timeout, scenarios=scenarios, engine_path=engine_path)
-    if script is not None or upstream is not None:
-        if upstream is not None and (script is not None or as_test or fault):
-            raise InputError("--upstream: a report has its own script, and no injected bug; give it alone")
+    if script is not None:
         kernels = (kernel,) if kernel else ()
         wanted = replace(wanted, selectors=(reference,), kernels=kernels, plugins=tuple(plugin or ()), fault=fault)
         with WorkerPool(workers) as pool:
-            if script is not None:
-                export_script(wanted, pool, screen, script, is_pytest=as_test, seconds=shrink_seconds)
-            elif upstream is not None:
-                export_report(wanted, pool, screen, upstream, seconds=shrink_seconds)
+            export_script(wanted, pool, screen, script, is_pytest=as_test, seconds=shrink_seconds)
         raise typer.Exit(0)
     if as_test or fault or kernel or plugin:
         raise InputError("--pytest, --fault, --kernel and --plugin are about a script; add --script FILE")

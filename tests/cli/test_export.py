@@ -109,17 +109,3 @@ def test_nothing_is_written_when_the_script_does_not_show_the_bug(
 def test_what_cannot_be_exported_is_refused_in_one_line(repro: Cli, words: tuple[str, ...], message: str) -> None:
     code, _, err = repro(*words)
     assert code == 2 and message in err and err.count("\n") == 1
-
-
-@pytest.mark.nightly
-def test_a_report_for_upstream_is_written_with_its_script(
-    cli: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    example = Path(__file__).parents[2] / "docs" / "examples" / "masks_by_multiplying.py"
-    case = "decode-kernel[kernel=mine,kv=fp32,planned=planned]"
-    words = ("repro", case, "--plugin", example, "--upstream", tmp_path / "out")
-    code, out, err = cli(*words, "--shrink-seconds", 0, "-n", 1)
-    assert (code, err) == (0, "") and "issue.md: the issue's text; fill in title, cause, fix, tests in" in out
-    assert "Mismatched elements" in (tmp_path / "out" / "issue.md").read_text()
-    code, _, err = cli(*words, "--fault", "kv.tail-masked-by-multiply")
-    assert code == 2 and "--upstream: a report has its own script, and no injected bug" in err

@@ -16,7 +16,6 @@ from harness.cli.commands import COMMANDS, Commands
 from harness.cli.main import EXIT_CODES, app
 from harness.core.catalog import FAULTS, KERNELS, ORACLES, SITES
 from harness.core.ops import OPS
-from harness.diagnose.upstream import read_notes
 from harness.scenario.load import load_scenario
 
 ROOT = Path(__file__).parents[2]
@@ -246,10 +245,3 @@ def test_what_runs_on_a_gpu_in_ci_is_yaml_with_commands_and_tags_of_the_program(
         options = {option for parameter in command(name).params for option in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= options, words
         assert {words[i + 1] for i, word in enumerate(words) if word == "-m"} <= tags
-
-
-def test_notes_for_upstream_say_what_no_run_shows() -> None:
-    folders = sorted(path for path in (ROOT / "docs" / "upstream").iterdir() if path.is_dir())
-    assert len(folders) >= 4
-    for folder in folders:
-        assert all(text for _, text in read_notes(folder)), folder

@@ -70,7 +70,6 @@ class Exported:
 
     text: str
     case: Case
-    story: Story
     check: Check
 
 
@@ -83,13 +82,13 @@ def first_that_shows(
     with the bug and passes without it.
     """
     problems: list[HarnessError] = []
-    scripts: list[tuple[str, Case, Story]] = []
+    scripts: list[tuple[str, Case]] = []
     tried = {shrunk.case.id: (shrunk.case, len(shrunk.steps))} if shrunk else {}
     for case, steps in (tried | {job.case.id: (job.case, 0)}).values():
         story = _story(job, case, _telling(result, shrunk), environment, steps)
         try:
             text = render(Export(case, job.fault, story, device=job.device, is_pytest=is_pytest))
-            scripts.append((text, case, story))
+            scripts.append((text, case))
         except HarnessError as error:
             problems.append(error)
     may_crash, seconds = result.verdict is Verdict.CRASH, job.case.params.own_timeout or SECONDS
@@ -97,9 +96,9 @@ def first_that_shows(
         checks = threads.map(
             lambda script: check(script[0], may_crash=may_crash, is_pytest=is_pytest, seconds=seconds), scripts
         )
-        for (text, case, story), done in zip(scripts, checks, strict=True):
+        for (text, case), done in zip(scripts, checks, strict=True):
             if done.holds:
-                return Exported(text, case, story, done)
+                return Exported(text, case, done)
             why = f"{case.id}: no script is written, as it does not show the bug: {done.sentence}"
             problems.append(HarnessError(why))
     raise problems[-1]
@@ -133,12 +132,11 @@ def _story(job: Job, case: Case, finding: Finding, environment: Environment, ste
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one run of a script: its exit status (negative: a signal), its last line, and what it printed."""
+    """The end of one run of a script: its exit status (negative: a signal) and its last line."""
 
     status: int
     last_line: str
     seconds_ran_out: bool = False
-    printed: str = ""
 
     @property
     def passes(self) -> bool:
@@ -226,14 +224,7 @@ def run(path: Path, *, is_pytest: bool = False, python: str | None = None, secon
         raise HarnessError(f"{words[0]}: cannot be run: {error}") from error
     if is_pytest and done.returncode not in (0, 1):
         return Outcome(done.returncode, f"SyntaxError or nothing collected: {_last(done.stdout)}")
-    last = _last_error(done.stdout if is_pytest else done.stderr)
-    ended = done.stderr[done.stderr.rfind(last) :].splitlines() if done.returncode and last else []
-    printed = done.stdout + "\n".join(line for line in ended if not _LOGGED_BY_RANK.match(line))
-    return Outcome(done.returncode, last, printed=printed)
-
-
-_LOGGED_BY_RANK = re.compile(r"\[rank\d+\]:\[")
-"""torch.distributed logs behind the error, when a process that failed ends."""
+    return Outcome(done.returncode, _last_error(done.stdout if is_pytest else done.stderr))
 
 
 def _last_error(text: str) -> str:
