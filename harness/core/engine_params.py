@@ -49,6 +49,9 @@ class KernelParams(Params):
     context_kernel: str = "torch"
     merge_kernel: str = "torch"
     sparse_kernel: str = "gather"
+    logits_kernel: str = "torch"
+    topk_kernel: str = "torch"
+    map_kernel: str = "torch"
     write_kernel: str = "torch"
     quantize_kernel: str = "torch"
     route_kernel: str = "torch"
@@ -286,7 +289,7 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
             "quantize_kernel": self.quantize == "fp8_per_tensor",
             "blocks_kernel": self.quantize == "mxfp8",
             "route_kernel": self.num_experts > 0,
-            "sparse_kernel": "sparse" in self.layers,
+            **{f"{stage}_kernel": "sparse" in self.layers for stage in ("sparse", "logits", "topk", "map")},
             "context_kernel": has_context and "mla" in self.layers,
             "merge_kernel": has_context and "mla" in self.layers,
         }
@@ -358,6 +361,9 @@ ENGINE_KERNELS: dict[str, str] = {
     "decode_kernel": "mla_decode",
     "plan_kernel": "mla_decode_plan",
     "sparse_kernel": "mla_decode_sparse",
+    "logits_kernel": "index_logits",
+    "topk_kernel": "select_topk",
+    "map_kernel": "map_indices",
     "context_kernel": "context_attention",
     "merge_kernel": "merge_attn_states",
     "write_kernel": "write_kv",

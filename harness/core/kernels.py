@@ -6,6 +6,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from harness.core.index_params import IndexLogitsParams
 from harness.core.op_params import RecordFormat
 from harness.core.params import Params, ParamsT
 from harness.core.registry import attribute_at
@@ -29,6 +30,7 @@ class KernelSpec:
     - `gives_lse`: its log-sum-exp is written. Without one, its `lse` is not judged.
     - `needs_finite_tail`: it masks unused KV slots by multiplying, so the owner of the cache must keep them finite.
     - `needs_valid_table`: it looks up table entries of empty requests, so each must be the number of a block.
+    - `keeps_ties`: a `select_topk` that gives the same set for equal logits in each launch. Others give any right set.
     - `capturable`: a CUDA graph can hold it. It reads no device value on the host.
     - `takes`: the optional keywords of the op that it has, such as `window`, `kv_lora_rank`, or `workspace`, words that
       are zero on entry and on return. A `route_experts` with `num_live` leaves rows past it unwritten.
@@ -56,6 +58,7 @@ class KernelSpec:
     gives_lse: bool = True
     needs_finite_tail: bool = False
     needs_valid_table: bool = False
+    keeps_ties: bool = True
     capturable: bool = True
     takes: tuple[str, ...] = ()
     chunked: bool = False
@@ -93,7 +96,9 @@ class KernelSpec:
 
     def why_not_params(self, params: Params) -> str:
         """Why this kernel cannot run the calls of a case with these parameters, as one clause; empty if it can."""
-        if params.cache_type is not None and params.cache_type not in self.kv:
+        # The cache of an engine's parameters is that of its latents.
+        is_its_cache = self.op != "index_logits" or isinstance(params, IndexLogitsParams)
+        if is_its_cache and params.cache_type is not None and params.cache_type not in self.kv:
             return f"{self.name} reads a cache of {', '.join(self.kv)}, not of {params.cache_type}"
         if missing := [
             word for word in params.KEYWORDS if getattr(params, word) is not None and word not in self.takes
@@ -171,6 +176,14 @@ KERNELS: tuple[KernelSpec, ...] = (
     _torch("mla_decode_sparse", "gather",
            "one gathered row of slots a token; selects those that are there; leaves rows without any unwritten",
            "decode:mla_decode_sparse", kv=("fp32", "bf16", "fp8_e4m3", "fp8_ds_mla")),
+    _torch("index_logits", "torch", "gathers whole pages; writes the columns of a row's keys alone",
+           "index:index_logits", kv=("fp32", "bf16", "indexer_planar")),
+    _torch("select_topk", "torch", "masks what is past a row's length; writes every element", "index:select_topk",
+           takes=("out",)),
+    _torch("map_indices", "torch", "looks up no entry for -1; a row for each row of positions", "index:map_indices",
+           takes=("out",)),
+    _triton("map_indices", "triton", "one launch; masked loads of the table; a row for each row of positions",
+            "map_indices:map_indices", takes=("out",)),
     _torch("mla_decode_plan", "tiled",
            "at most 4 pieces a request, of equal size in the batch; fixed shapes, made on the device",
            "plan:mla_decode_plan", chunked=True, cuda_twin="triton"),

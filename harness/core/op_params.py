@@ -7,13 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from harness.core.ops import PAGE_SIZE, latent_rank
-from harness.core.params import Count, KvType, Length, Params
+from harness.core.call_params import FlatLayout, KernelParams
+from harness.core.index_params import IndexLogitsParams, MapIndicesParams, SelectTopkParams
+from harness.core.ops import latent_rank
+from harness.core.params import Count, KvType, Length
 from harness.core.shapes import CacheLayout
 
-FlatLayout = Literal["contiguous", "block_major", "padded_pages", "large"]
-"""How the pages of a cache lie in memory; see :mod:`harness.kernels.ops.cache_layouts`. Only a block table shows the
-blocks of a manager, a flat slot does not."""
 PageOrder = Literal["random", "rising", "falling", "repeated", "prefix", "same"]
 """How the pages of a request lie, and which it shares; see :func:`harness.kernels.ops.decode_conditions.arranged`."""
 DecodeValues = Literal["plain", "zero", "ties", "one_key", "large"]
@@ -29,29 +28,6 @@ def rank_problem(kv_lora_rank: int, rope_dim: int) -> Iterator[str]:
             f"kv_lora_rank {kv_lora_rank} is not the largest power of two below kv_lora_rank + qk_rope_head_dim "
             f"({kv_lora_rank + rope_dim})"
         )
-
-
-class KernelParams(Params):
-    """Common to all ops: the kernel under test."""
-
-    kernel: str = "torch"
-    fence: Literal["none", "before", "after"] = Field(
-        default="none", description="inputs begin (before) or end (after) at memory without access"
-    )
-    predecessor: Literal["none", "slow"] = Field(
-        default="none", description="slow: the kernel in front starts the next one at once, and writes its inputs late"
-    )
-    page_size: ClassVar[int] = PAGE_SIZE
-
-    @property
-    def num_launches(self) -> int:
-        """Launches on the same inputs."""
-        return 1
-
-    @property
-    def dtype(self) -> str:
-        """The type of queries, keys and latents: float32 beside a float32 cache, else bfloat16."""
-        return "fp32" if self.cache_type == "fp32" else "bf16"
 
 
 class MlaDecodeParams(KernelParams):
@@ -325,6 +301,9 @@ class ReadRecordsParams(RecordParams):
 KERNEL_PARAMS: dict[str, type[KernelParams]] = {
     "mla_decode": MlaDecodeParams,
     "mla_decode_sparse": MlaDecodeSparseParams,
+    "index_logits": IndexLogitsParams,
+    "select_topk": SelectTopkParams,
+    "map_indices": MapIndicesParams,
     "context_attention": ContextAttentionParams,
     "merge_attn_states": MergeAttnStatesParams,
     "write_kv": WriteKvParams,

@@ -2,7 +2,8 @@
 
 Letters: B requests, S query tokens a request, T tokens, H heads, P page size, R latent rank (`kv_lora_rank`),
 E rope dim, D = R + E, V value dim, N blocks, M block-table columns, X experts, k experts a token, C context tokens
-(in `quantize_blocks` bytes of a row), G scales a row in S rows, W elements of a row that a record holds.
+(in `quantize_blocks` bytes of a row), G scales a row in S rows, W elements of a row that a record holds, L = M * P
+positions of index logits.
 """
 
 from __future__ import annotations
@@ -90,6 +91,43 @@ OPS: Registry[Op] = Registry(
             activations=("q",),
             arguments="q [T, H, D], kv_cache [N, P, D], types as in mla_decode; indices int32, a slot is page * P + "
             "place",
+        ),
+        Op(
+            "index_logits",
+            ("q", "weights", "kv_cache", "block_table", "seq_lens"),
+            (),
+            (Output("logits", "T L", "sparse.logits"),),
+            "scores of an indexer (DeepSeek-V3.2) over paged keys: the sum over its X heads of weight * relu(query . "
+            "key); the S query tokens of a request are its last ones, and see the keys up to themselves; what a row "
+            "holds past its last key is undefined",
+            activations=("q",),
+            arguments="q [B, S, X, I] in the type of the cache, e4m3 beside records; weights [B, S, X] float32, with "
+            "all scales but the keys' folded in; kv_cache [N, P, I] float32 or bfloat16, or uint8 records "
+            "`indexer_planar`; block_table [B, M] and seq_lens [B] int32; logits float32, row b * S + s",
+        ),
+        Op(
+            "select_topk",
+            ("logits", "seq_lens"),
+            ("topk",),
+            (Output("indices", "T K", "sparse.topk"),),
+            "the positions of the K largest logits of each row, -1 where a row is shorter than K; in any order, and of "
+            "equal logits any; logits at or past a row's length influence nothing; `out` are the first rows of a "
+            "longer buffer",
+            optional=("out",),
+            arguments="logits [B * S, L] float32; seq_lens [B] int32, and query token s of S sees seq_lens[b] - S + s "
+            "+ 1 positions; indices int32",
+        ),
+        Op(
+            "map_indices",
+            ("positions", "block_table", "requests"),
+            ("page_size",),
+            (Output("slots", "T K", "sparse.topk"),),
+            "the slot of the pool of each position of a token's request, as mla_decode_sparse reads them; -1 stays -1, "
+            "wherever it stands; no other row than the T of `positions` is written; `out` are the first rows of a "
+            "longer buffer",
+            optional=("out",),
+            arguments="positions [T, K] int32; block_table [B, M] int32; requests [T or more] int32, the row of the "
+            "table for each token of the batch; slots int32, page * P + place",
         ),
         Op(
             "mla_decode_plan",

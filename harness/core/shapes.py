@@ -15,6 +15,7 @@ _HEADS = ("num_heads", "qk_head_dim", "v_head_dim")
 SIZES: dict[str, tuple[str, ...]] = {
     "mla_decode": (*_LATENT, "num_heads", "query_len", "page_size", "layout", "dtype"),
     "mla_decode_sparse": (*_LATENT, "num_heads", "page_size", "layout", "dtype"),
+    "index_logits": ("num_heads", "query_len", "page_size", "layout"),
     "context_attention": (*_HEADS, "dtype"),
     "merge_attn_states": ("num_heads", "v_head_dim", "dtype"),
     "write_kv": (*_LATENT, "page_size", "layout", "dtype"),

@@ -93,6 +93,9 @@ class Kernels:
     mla_decode: BoundKernel
     mla_decode_plan: BoundKernel
     mla_decode_sparse: BoundKernel
+    index_logits: BoundKernel
+    select_topk: BoundKernel
+    map_indices: BoundKernel
     context_attention: BoundKernel
     merge_attn_states: BoundKernel
     write_kv: BoundKernel

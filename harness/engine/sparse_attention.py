@@ -11,8 +11,8 @@ from harness.core.seams import seam
 from harness.engine.batch import Batch
 from harness.engine.kernels import ActivationQuantizer, Kernels
 from harness.engine.memory import PagedMemory
-from harness.engine.model.mla import Indexer, MLAAttention
-from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
+from harness.engine.model.mla import MLAAttention
+from harness.engine.schedule.config import PAGE_SIZE
 from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
 from harness.memory.poison.patterns import Poison
@@ -31,50 +31,34 @@ def store_index_keys(keys: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
 
 
 def select_tokens(
-    indexer: Indexer, x: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, num_decode_tokens: int, poison: Poison
+    kernels: Kernels, logits: Tensor, lengths: Tensor, topk: int, num_decodes: int, poison: Poison
 ) -> Tensor:
-    """The positions [T, K] int32 that each query attends to, K = `topk`; -1 where there are fewer tokens.
+    """The positions [T, K] int32 that each query attends to, -1 where there are fewer tokens.
 
-    x [T, hidden]; index keys `cache` [N, P, I]; tables [T, M] int32 and lengths [T] of each query's request, its own
-    token included. Decodes and prompts share one buffer, decodes first.
+    logits [T, M * P] of queries of `lengths` [T] int32. Decodes and prompts share one buffer, decodes first.
     """
-    logits = index_logits(indexer, x, cache, tables, lengths, poison)
-    n, k = num_decode_tokens, indexer.topk
-    selected = poison.empty(x.shape[0], k, dtype=torch.int32, site="sparse.topk", device=x.device)
-    selected[n:] = take_topk(logits[n:], lengths[n:], k, poison)
-    if n:
-        tiles = poison.empty(-(-n // TILE) * TILE, k, dtype=torch.int32, site="sparse.topk", device=x.device)
-        tiles[:n] = take_topk(logits[:n], lengths[:n], k, poison)
-        store_decode_rows(selected, tiles, n)
+    parts: list[Tensor] = [
+        kernels.select_topk(logits[rows], lengths[rows], topk=topk)
+        for rows in (slice(num_decodes), slice(num_decodes, None))
+        if len(logits[rows])
+    ]
+    if not num_decodes:
+        return parts[0]
+    joined: Tensor = launch(join_rows, parts[0], parts[1] if len(parts) > 1 else None, poison)
+    return joined
+
+
+def join_rows(decodes: Tensor, prompts: Tensor | None, poison: Poison) -> Tensor:
+    """One buffer [T, K] int32 of the rows of `decodes` [n, K], handled in whole tiles, and those of `prompts`."""
+    n, k = decodes.shape
+    total = n + (0 if prompts is None else len(prompts))
+    selected = poison.empty(total, k, dtype=torch.int32, site="sparse.topk", device=decodes.device)
+    if prompts is not None:
+        selected[n:] = prompts
+    tiles = poison.empty(-(-n // TILE) * TILE, k, dtype=torch.int32, site="sparse.topk", device=decodes.device)
+    tiles[:n] = decodes
+    store_decode_rows(selected, tiles, n)
     return selected
-
-
-def index_logits(indexer: Indexer, x: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, poison: Poison) -> Tensor:
-    """The indexer's scores [T, M * P] float32 of the pages of each query, unwritten past a row's length.
-
-    Entries of `tables` past the last page are not looked up.
-    """
-    is_page = torch.arange(tables.shape[1], device=x.device) * PAGE_SIZE < lengths[:, None]
-    blocks = check_indices(torch.where(is_page, tables, NULL_BLOCK), cache.shape[0], "block_table of the indexer")
-    keys = cache[blocks].flatten(1, 2)
-    logits = poison.empty(*keys.shape[:2], dtype=torch.float32, site="sparse.logits", device=x.device)
-    written = torch.arange(keys.shape[1], device=x.device) < lengths[:, None]
-    # Keys past the length are uninitialised memory. Their scores are computed and dropped.
-    return logits.copy_(torch.where(written, indexer.scores(x, keys).float(), logits))
-
-
-@seam("sparse.topk-from-unwritten")
-def take_topk(logits: Tensor, lengths: Tensor, topk: int, poison: Poison) -> Tensor:
-    """The positions [T, K] int32 of the K largest of the first `lengths` [T] logits of each row, -1 for none.
-
-    Every element is written, also when logits are NaN and comparisons choose nothing (PR 49896).
-    """
-    out = torch.full((logits.shape[0], topk), -1, dtype=torch.int32, device=logits.device)
-    positions = torch.arange(logits.shape[1], device=logits.device)
-    best = logits.masked_fill(positions >= lengths[:, None], -torch.inf).topk(min(topk, logits.shape[1]), dim=-1)
-    chosen = torch.where(best.indices < lengths[:, None], best.indices, -1)
-    out[:, : chosen.shape[1]] = chosen.to(torch.int32)
-    return out
 
 
 @seam("sparse.padding-overwrites-prefill")
@@ -84,14 +68,6 @@ def store_decode_rows(selected: Tensor, tiles: Tensor, num_decode_tokens: int) -
     The padded rows of `tiles` must not be stored: the prompts' rows follow in the same buffer (PR 32175).
     """
     selected[:num_decode_tokens] = tiles[:num_decode_tokens]
-
-
-def pool_slots(selected: Tensor, tables: Tensor) -> Tensor:
-    """The slots [T, K] int32 of the `selected` positions [T, K] of requests with `tables` [T, M]; -1 stays."""
-    is_token = selected >= 0
-    column = torch.where(is_token, selected // PAGE_SIZE, 0)
-    blocks = tables.gather(1, check_indices(column, tables.shape[1], "sparse.topk column"))
-    return torch.where(is_token, blocks * PAGE_SIZE + selected % PAGE_SIZE, -1).to(torch.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -115,9 +91,12 @@ class PagedSparseMLA:
         index_cache = memory.index_keys(self.layer)
         launch(store_index_keys, indexer.keys(x), index_cache, batch.stored_slots)
         tables, lengths = rows_of_tokens(batch)
-        selected = launch(select_tokens, indexer, x, index_cache, tables, lengths, batch.num_decode_tokens, self.poison)
+        queries, weights = indexer.queries(x)
+        logits = self.kernels.index_logits(queries[:, None], weights[:, None], index_cache, tables, lengths)
+        selected = select_tokens(self.kernels, logits, lengths, indexer.topk, batch.num_decode_tokens, self.poison)
         q = torch.cat((attention.absorb_q(q_nope), q_pe), dim=-1)
-        indices = launch(pool_slots, selected, tables)
+        rows = torch.arange(len(tables), dtype=torch.int32, device=tables.device)
+        indices = self.kernels.map_indices(selected, tables, rows, page_size=PAGE_SIZE)
         out, _ = self.kernels.mla_decode_sparse(q, cache, indices, scale=attention.softmax_scale, kv_scale=kv_scale)
         values = attention.expand_v(out)
         projected: Tensor = attention.o_proj(self.quantize(values.flatten(1), batch))
@@ -135,4 +114,4 @@ def rows_of_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
         row = torch.tensor(request.blocks + batch.table_pad[len(request.blocks) :], dtype=torch.int32)
         tables.append(row.to(batch.positions.device).expand(request.end - request.start, -1))
         lengths.append(batch.positions[request.start : request.end] + 1)
-    return torch.cat(tables), torch.cat(lengths)
+    return torch.cat(tables), torch.cat(lengths).to(torch.int32)

@@ -22,7 +22,7 @@ def hint(spec: KernelSpec, function: Callable[..., Any], args: tuple[Any, ...], 
     Empty if the kernel declares its shapes, was called at these sizes, or raises there too.
     """
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    if spec.shapes is not None or spec.op not in SIZES or len(tensors) != len(args):
+    if spec.shapes is not None or not hasattr(inputs, spec.op) or spec.op not in SIZES or len(tensors) != len(args):
         return ""
     given = _sizes(spec.op, args)
     known = _sizes_of_deepseek_call(spec.op)

@@ -14,10 +14,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from harness.core.call_params import FlatLayout
 from harness.core.cases import PoisonPlan
 from harness.core.catalog import KERNELS, SYSTEMS
 from harness.core.engine_params import ENGINE_KERNELS
-from harness.core.op_params import FlatLayout, RecordFormat
+from harness.core.op_params import RecordFormat
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import Params
 from harness.core.shapes import CacheLayout
@@ -245,7 +246,7 @@ def _engine(rng: Random) -> Given:
     # A scale over padding needs written rows, and nothing writes padded rows of sparse layers.
     can_cover = bool(pad_keys) and not dp_rank_tokens and "sparse" not in layers
     return {
-        **{field: _kernel(rng, op) for field, op in ENGINE_KERNELS.items()},
+        **{field: _kernel(rng, op) for field, op in ENGINE_KERNELS.items() if op in _OPS or "plan" in op},
         "layers": layers,
         "kv": rng.choice(KV_TYPES),
         "num_experts": rng.choice([0, 0, 4]),

@@ -21,6 +21,9 @@ PATTERNS = ("nan", "inf", "max", "random")
 SITES: dict[str, tuple[str, ...]] = {
     "mla_decode": ("output", "lse", "workspace", "kv.tail", "kv.free", "kv.null", "block_table.pad"),
     "mla_decode_sparse": ("output", "lse", "workspace", "kv.free", "kv.null"),
+    "index_logits": ("sparse.logits", "workspace", "kv.tail", "kv.free", "kv.null", "block_table.pad"),
+    "select_topk": ("sparse.topk", "sparse.logits", "workspace"),
+    "map_indices": ("sparse.topk", "block_table.pad"),
     "context_attention": ("output", "lse", "workspace"),
     "merge_attn_states": ("output", "lse", "context.output", "context.lse"),
     "write_kv": ("kv.free", "kv.null", "graph.pad_rows"),

@@ -11,11 +11,10 @@ import torch
 from harness.core.cases import Job, PoisonPlan
 from harness.core.catalog import ORACLES, SITES
 from harness.core.records import Case, Verdict
-from harness.engine import sparse_attention
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
-from harness.kernels.torch import decode
+from harness.kernels.torch import decode, index
 from harness.memory.poison.patterns import Poison
 
 # The decode of a sound kernel of three pieces made 7 of 640 logits differ by 1.66 times the bound: rounding decided a
@@ -106,13 +105,13 @@ def test_a_selection_of_the_worst_tokens_in_the_second_epoch_names_the_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.set_num_threads(1)
-    best, calls = sparse_attention.take_topk, [0]
+    best, calls = index.take_topk, [0]
 
-    def worst_later(logits, lengths, topk, poison):  # type: ignore[no-untyped-def]
+    def worst_later(logits, lengths, before):  # type: ignore[no-untyped-def]
         calls[0] += 1
-        return best(-logits if calls[0] > 9 else logits, lengths, topk, poison)
+        return best(-logits if calls[0] > 9 else logits, lengths, before)
 
-    monkeypatch.setattr(sparse_attention, "take_topk", worst_later)
+    monkeypatch.setattr(index, "take_topk", worst_later)
     run = EngineTarget(case({"dummy_steps": False, "flush": False})).run(Poison("zeros", frozenset()))
     (pair,) = [pair for pair in run.pairs if pair.oracle == "cold_warm"]
     assert pair.divergence is not None and calls[0] == 18, "nine calls an epoch"

@@ -22,6 +22,7 @@ PADS = {"context.pad"}
 RAGGED = {"kernel": "torch-ragged"}
 PLANAR = {"kv": "indexer_planar", "seq_lens": [64]}
 INLINE = {"kv": "indexer_interleaved", "layers": 2}
+LAYERS = {"kv": "indexer_planar", "layout": "block_major", "num_heads": 2}
 EMPTY = {"kernel": "tiled-identity", "seq_lens": [5, 0, 70], **SMALL}
 
 # fault, op, params that show it, oracle, site in a finding of that oracle, sites to poison
@@ -59,6 +60,14 @@ CAUGHT = [
     ("scale.row-groups-mix-rows", "quantize_blocks", {}, "finite", None, {"scale.pad"}),
     ("scale.row-groups-mix-rows", "quantize_blocks", {}, "reference", None, set()),
     ("scale.orphan-rows-to-expert-zero", "quantize_blocks", {"expert_rows": [2, 1]}, "finite", None, {"scale.pad"}),
+    ("sparse.scales-of-first-layer", "index_logits", LAYERS, "finite", None, {"kv.neighbor"}),
+    ("sparse.scales-of-first-layer", "index_logits", LAYERS, "reference", None, set()),
+    ("sparse.width-by-size", "index_logits", {"num_heads": 2, "page_stride": 2**29}, "reference", None, set()),
+    ("sparse.topk-from-unwritten", "select_topk", {}, "sentinel", None, {"sparse.logits", "sparse.topk"}),
+    ("sparse.ties-by-arrival", "select_topk", {"values": ["zero"], "launches": 2}, "repeats", None, set()),
+    ("sparse.rows-of-batch-width", "select_topk", {"seq_lens": [3, 9]}, "reference", "sparse.topk", set()),
+    ("sparse.conversion-of-whole-batch", "map_indices", {}, "sentinel", "sparse.topk", set()),
+    ("sparse.minus-one-looked-up", "map_indices", {}, "reference", "sparse.topk", set()),
     ("records.shuffled-written-flat", "write_records", {"kv": "indexer_shuffled"}, "sentinel", "kv.free", set()),
     ("records.shuffled-written-flat", "write_records", {"kv": "indexer_shuffled"}, "finite", None, {"kv.new"}),
     ("records.shuffled-written-flat", "read_records", {"kv": "indexer_shuffled"}, "reference", None, set()),

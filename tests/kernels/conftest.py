@@ -10,6 +10,7 @@ import torch
 
 from harness.core.cases import Case
 from harness.core.catalog import ORACLES, SITES
+from harness.core.op_params import KERNEL_PARAMS
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence
 from harness.judge.targets.kernel import KernelTarget
@@ -42,7 +43,8 @@ def judge() -> Judge:
         if crash:
             return crash
         findings: list[Finding] = []
-        for name in ("finite", "sentinel", "reference", "non_interference"):
+        floats = ("finite",) if "floats" in KERNEL_PARAMS[op].model_validate(params).gives() else ()
+        for name in (*floats, "sentinel", "reference", "non_interference"):
             judgement = ORACLES.get(name).judge(evidence)
             assert judgement.looked_at > 0, f"{name} looked at nothing"
             findings += judgement.findings

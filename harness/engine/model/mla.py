@@ -40,11 +40,13 @@ class Indexer(nn.Module):
 
     def scores(self, x: Tensor, keys: Tensor) -> Tensor:
         """x: [..., T, hidden], keys: [..., C, I] or, different for each query, [..., T, C, I] -> [..., T, C]."""
-        q = self.q_proj(x).unflatten(-1, (self.num_heads, -1))
+        q, weights = self.queries(x)
         products = q @ (keys if keys.ndim > x.ndim else keys.unsqueeze(-3)).transpose(-1, -2)
-        scaled = products.relu() * self.weights_proj(x).unsqueeze(-1)
-        out: Tensor = scaled.sum(-2) * self.head_dim**-0.5
-        return out
+        return (products.relu() * weights.unsqueeze(-1)).sum(-2)
+
+    def queries(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [..., T, hidden] -> queries [..., T, X, I], and the weights of their heads [..., T, X], scale included."""
+        return self.q_proj(x).unflatten(-1, (self.num_heads, -1)), self.weights_proj(x) * self.head_dim**-0.5
 
 
 def absorbed_parts(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -115,6 +115,22 @@ BOUNDS: Registry[Bound] = Registry("bound", (
         "two scores, worst seen on Hopper 0.16 and 0.12 in L2",
         least_scale=1.0,
     ),
+    *_bounds(
+        "index_logits.fp32 index_logits.bf16", _FP32, 16, 6e-5, 1e-5,
+        "float32 sums of 128 products and of 64 heads; worst seen 1.3e-6 of the row's scale and 5e-7 in L2",
+        least_scale=1e-3,
+    ),
+    *_bounds(
+        "index_logits.indexer_planar", _FP32, 16, 6e-5, 1e-5,
+        "products of two e4m3 are exact in float32, and sums as for bf16", least_scale=1e-3,
+    ),
+    # Tensor cores of Hopper add products of e4m3 in registers of about 14 bits (DeepSeek-V3, section 3.3.2).
+    *_bounds(
+        "index_logits.indexer_planar.in_fp8", _FP32, 16, 0.004, 0.002,
+        "four groups of 32 products are cut to 2^-13 of their largest, which is at most 8 times a product of unit "
+        "variance, so a dot product of 128 is off by 4 * 2^-13 * 8 of 11, 3.5e-4 of itself, in one direction",
+        least_scale=1e-3,
+    ),
     *_bounds("write_kv.fp32", _FP32, 0, 0, 1e-12, "a copy into a cache of its own type: exact"),
     *_bounds("write_kv.bf16", _BF16, 0, 0, 1e-12, "a copy into a cache of its own type: exact"),
     *_bounds(

@@ -33,6 +33,7 @@ from harness.memory.graph.launch import launch_unseen
 INPUTS = {
     "mla_decode": ("q",),
     "mla_decode_sparse": ("q",),
+    "index_logits": ("q", "weights"),
     "context_attention": ("q", "k", "v"),
     "merge_attn_states": ("suffix_out", "suffix_lse"),
     "write_kv": ("kv_c", "k_pe"),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.call_params import KernelParams
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.conditions.table import shown_by
@@ -20,7 +21,6 @@ from harness.core.errors import SystemUnderTestError
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import (
     ContextAttentionParams,
-    KernelParams,
     MergeAttnStatesParams,
     MlaDecodeParams,
     MlaDecodeSparseParams,
@@ -32,6 +32,7 @@ from harness.core.ops import PAGE_SIZE, SCALED_BLOCK
 from harness.judge.run_records import Guard, Observed, Run
 from harness.judge.target import Target
 from harness.judge.targets.expert_calls import align_experts, route_experts
+from harness.judge.targets.index_calls import INDEX_CALLS
 from harness.judge.targets.kernel_call import (
     Guarded,
     KernelCall,
@@ -343,6 +344,7 @@ def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCa
 _BUILDERS: dict[str, Callable[[Any, Setting], KernelCall]] = {
     "mla_decode": _mla_decode,
     "mla_decode_sparse": _mla_decode_sparse,
+    **INDEX_CALLS,
     "context_attention": _context_attention,
     "merge_attn_states": _merge_attn_states,
     "write_kv": _write_kv,

@@ -64,9 +64,10 @@ def shape_of(output: Output, dims: dict[str, int]) -> Shape:
 def check_outputs(
     spec: KernelSpec, result: Any, shapes: tuple[tuple[Shape, ...], ...], dtypes: tuple[torch.dtype, ...], device: str
 ) -> tuple[Tensor, ...]:
-    """The outputs as a tuple of tensors. `shapes` lists for each output the shapes it may have.
+    """Copies of the outputs, as further launches may write there again.
 
-    Raises BadOutput with the wrong output, its property, and the promised one.
+    `shapes` lists for each output the shapes it may have. Raises BadOutput with the wrong output, its
+    property, and the promised one.
     """
     declared = OPS.get(spec.op).outputs
     if not declared:
@@ -79,7 +80,7 @@ def check_outputs(
         problem = _problem(value, allowed, dtype, device)
         if problem:
             raise BadOutput(spec, f"{output.name} {problem}")
-    return tuple(value.detach() for value in values)
+    return tuple(value.detach().clone() for value in values)
 
 
 def _problem(value: Any, allowed: tuple[Shape, ...], dtype: torch.dtype, device: str) -> str | None:
@@ -133,6 +134,8 @@ class KernelCall:
     chosen: Callable[[tuple[Tensor, ...]], list[ChosenExperts]] = lambda outputs: []
     by_request: list[Tensor] = field(default_factory=list)
     """Arguments with one row for each request, the lengths last. A graph is captured with these rows reordered."""
+    same: Callable[[Tensor], Tensor] = lambda output: output
+    """What of the first output equal inputs must give again, with a row for each request: by default all of it."""
     plan: Callable[[bool], Any] | None = None
     """Makes `metadata`; called with whether a graph captures it."""
 

@@ -11,6 +11,7 @@ from harness.core.kernels import KernelSpec
 from harness.judge.run_records import Pair, ReplayedStep
 from harness.judge.targets.kernel_call import KernelCall, invoke
 from harness.kernels.call import BoundKernel
+from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.recording import new_pool
 from harness.memory.poison.patterns import Poison
 
@@ -37,10 +38,11 @@ def replayed(spec: KernelSpec, poison: Poison, call: KernelCall) -> tuple[tuple[
     for number, values in enumerate(contents):
         _store(values, call.by_request)
         graph.replay()
-        outputs = tuple(output.clone() for output in graph.outputs)
+        outputs = tuple(output.clone() for output in tensors_of(graph.outputs))
         eager = invoke(spec, poison, call.args, call.keywords(is_captured=False))
         live = call.live_requests().cpu()
-        steps.append(ReplayedStep(number, "the output of the graph", outputs[0].cpu(), eager[0].cpu(), live))
+        found, twin = (call.same(_first(result)).cpu() for result in (outputs, eager))
+        steps.append(ReplayedStep(number, "the output of the graph", found, twin, live))
     return outputs, steps
 
 
@@ -61,8 +63,15 @@ def repeated(
         between(number)
         again = invoke(spec, poison, call.args, call.keywords(is_captured=False))
         live, name = call.live_requests().cpu(), f"out of launch {number}"
-        pairs.append(Pair("repeats", name, first[0].cpu(), again[0].cpu(), live, "", "request"))
+        then, now = (call.same(_first(result)).cpu() for result in (first, again))
+        pairs.append(Pair("repeats", name, then, now, live, "", "request"))
     return pairs
+
+
+def _first(result: Any) -> Tensor:
+    """The first output of a kernel that returns one tensor or several."""
+    first: Tensor = result if isinstance(result, Tensor) else result[0]
+    return first
 
 
 def _store(values: list[Tensor], arguments: list[Tensor]) -> None:

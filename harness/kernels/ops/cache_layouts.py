@@ -8,6 +8,7 @@ stride of dim 0 is a page's, not a manager block's (PR 51718). `padded_pages` ha
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
 
@@ -52,7 +53,7 @@ def empty_cache(
         # Half of the pages begin past 2**31 elements. Whole pages lie in the gaps, as in a real pool.
         page_stride = page_stride or page * -(-(2**31) // (num_blocks // 2 * page))
     if page_stride:
-        return _reserved(num_blocks, head_dim, dtype, page_stride)
+        return spread((num_blocks, PAGE_SIZE, head_dim), dtype, page_stride)
     if layout == "padded_pages":
         return torch.zeros(num_blocks, page + PADDING, dtype=dtype)[:, :page].view(-1, PAGE_SIZE, head_dim)
     if layout in ("block_major", "manager_blocks"):
@@ -103,14 +104,19 @@ def pages_in_block(layout: CacheLayout) -> int:
     return PAGES_OF_MANAGER_BLOCK if layout == "manager_blocks" else 1
 
 
-def _reserved(num_blocks: int, head_dim: int, dtype: torch.dtype, page_stride: int) -> Tensor:
-    page = PAGE_SIZE * head_dim
-    if page_stride < page:
-        raise InputError(f"page_stride={page_stride}: a page has {page} elements; give at least as many, or 0")
-    size = ((num_blocks - 1) * page_stride + page) * dtype.itemsize
+def spread(shape: tuple[int, ...], dtype: torch.dtype, stride: int) -> Tensor:
+    """Zeros of `shape` with entries of dim 0 `stride` elements apart. Memory between them is not used.
+
+    Raises InputError for a stride smaller than an entry, or if there is not enough address space.
+    """
+    count, *inner = shape
+    entry = math.prod(inner)
+    if stride < entry:
+        raise InputError(f"a stride of {stride}: a page or row has {entry} elements; give at least as many, or 0")
+    size = ((count - 1) * stride + entry) * dtype.itemsize
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except (OSError, ValueError) as error:
-        raise InputError(f"page_stride={page_stride}: no {size} bytes of address space here ({error})") from None
+        raise InputError(f"a stride of {stride}: no {size} bytes of address space here ({error})") from None
     flat = torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
-    return flat.as_strided((num_blocks, PAGE_SIZE, head_dim), (page_stride, head_dim, 1))
+    return flat.as_strided(shape, (stride, *torch.empty(inner, device="meta").stride()))

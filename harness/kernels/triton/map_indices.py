@@ -1,0 +1,44 @@
+"""`map_indices` in Triton: positions of a token's request as slots of the pool, -1 kept."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from harness.memory.triton_interpreter import prepare
+
+INTERPRETED = prepare()
+
+
+@triton.jit
+def _map(
+    positions, block_table, requests, out, num_pages, width, page_size, stride_position, stride_table, stride_out,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    position = tl.load(positions + token * stride_position + lane, mask=lane < width, other=-1)
+    page = position // page_size
+    found = (position >= 0) & (page < num_pages)
+    row = block_table + tl.load(requests + token).to(tl.int64) * stride_table
+    block = tl.load(row + page, mask=found, other=0)
+    slot = tl.where(found, block * page_size + position % page_size, -1)
+    tl.store(out + token * stride_out + lane, slot, mask=lane < width)
+
+
+def map_indices(
+    positions: Tensor, block_table: Tensor, requests: Tensor, *, page_size: int, out: Tensor | None = None
+) -> Tensor:
+    """As :func:`harness.kernels.torch.index.map_indices` with its shapes; a position past the table gives -1."""
+    slots = torch.empty_like(positions) if out is None else out
+    rows, width = positions.shape
+    if rows:
+        block = min(128, triton.next_power_of_2(width))
+        _map[(rows, triton.cdiv(width, block))](
+            positions, block_table, requests, slots, block_table.shape[1], width, page_size,
+            positions.stride(0), block_table.stride(0), slots.stride(0), BLOCK=block,
+        )  # fmt: skip
+    return slots
