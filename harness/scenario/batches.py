@@ -32,12 +32,16 @@ def covering_calls(
     triples: float,
     seed: str,
     most: int = 400,
+    serve: Callable[[Given], Sequence[str]] | None = None,
+    known: Sequence[str] = (),
 ) -> tuple[list[Given], Shown]:
     """Calls that show every allowed pair and the share `triples` of the triples, and what they show.
 
-    Of the drawn calls, the one with the most new combinations for its `cost` is kept. A pair counts as PAIR triples.
+    Of the drawn calls, the one with the most new combinations for its `cost` is kept. A pair counts as 50 triples.
+    Where `show` is an estimate, `serve` returns what a kept call really shows. Other calls show the `known` points.
     """
     random, found, shown = Random(seed), [], Shown(space)
+    shown.add(known)
     for _ in range(most):
         met, every = shown.counts(3)
         unmet = list(shown.unmet(2))
@@ -59,7 +63,7 @@ def covering_calls(
                 best = (value, given, points)
         if best is not None and best[0] > 0:
             found.append(best[1])
-            shown.add(best[2])
+            shown.add(best[2] if serve is None else serve(best[1]))
     return found, shown
 
 

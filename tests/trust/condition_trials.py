@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import engine_condition_errors as engine
 import torch
 from condition_errors import ERRORS, with_error
 from mutant_trials import Outputs, difference, in_forks, run
 
 from harness.core.cases import Job
+from harness.core.conditions.engine import SPACE
 from harness.core.conditions.model import Combination, words
 from harness.core.conditions.table import SPACES, key_of
 from harness.core.kernels import KernelSpec
@@ -28,6 +30,7 @@ from harness.core.records import FAILED, CaseResult, Verdict
 from harness.kernels.plugins import load_plugins
 from harness.run.protocol import Parent, Reply, run_child
 
+ENGINE = SPACE.op
 MOST_CASES = 25
 MOST_WORDS = 300
 STRENGTHS = {2: "pairs", 3: "triples"}
@@ -54,7 +57,10 @@ class Trial:
         return any(wanted <= set(space.decoded(word).items()) for word in result.shown.get(key_of(space), ()))
 
     def inject(self) -> None:
-        """Make every kernel of the op wrong, for the rest of this process."""
+        """Make every kernel of the op wrong, or the engine, for the rest of this process."""
+        if self.op == ENGINE:
+            engine.inject(self.combination, self.kind)
+            return
         load: Callable[[KernelSpec], Callable[..., Any]] = KernelSpec.load
 
         def wrong(spec: KernelSpec) -> Callable[..., Any]:
@@ -92,8 +98,14 @@ def drawn(count: int, seed: int, ops: list[str]) -> list[Trial]:
     for number in range(count):
         op = rng.choice(ops)
         combination = rng.choice(_combinations(op, 2 + number % 2))
-        found.append(Trial(op, combination, rng.choice(sorted(ERRORS[op])), rng.random() < 0.3))
+        kinds = engine.kinds_for(combination) if op == ENGINE else sorted(ERRORS[op])
+        found.append(Trial(op, combination, rng.choice(kinds), rng.random() < 0.3 and op != ENGINE))
     return found
+
+
+def _op(job: Job) -> str:
+    """The op of a case, or `engine`."""
+    return job.case.op or job.case.system
 
 
 def attempt(trial: Trial, jobs: list[Job], clean: dict[str, tuple[CaseResult, Outputs, float]]) -> MutantResult:
@@ -124,7 +136,7 @@ def main(parent: Parent) -> None:
     load_plugins(())
     clean: dict[str, tuple[CaseResult, Outputs, float]] = {}
     for job in request.jobs:
-        if job.case.op in ERRORS:
+        if _op(job) in (*ERRORS, ENGINE):
             started = time.perf_counter()
             clean[job.key] = (*run(job), time.perf_counter() - started)
     unused = [
@@ -134,7 +146,7 @@ def main(parent: Parent) -> None:
     ]
     parent.reply(Reply(progress={"unused": [case.model_dump(mode="json") for case in unused]}))
     usable = [job for job in request.jobs if job.key in clean and clean[job.key][0].verdict is Verdict.PASS]
-    ops = sorted({job.case.op for job in usable if job.case.op})
+    ops = sorted({_op(job) for job in usable})
     trials = [trial for trial in drawn(request.count, request.seed, ops) if trial.name not in request.done]
     for op in ops:
         for strength in STRENGTHS:
@@ -142,7 +154,7 @@ def main(parent: Parent) -> None:
     gc.freeze()
 
     def try_one(trial: Trial) -> MutantResult:
-        return attempt(trial, [job for job in usable if job.case.op == trial.op], clean)
+        return attempt(trial, [job for job in usable if _op(job) == trial.op], clean)
 
     for trial, tried in in_forks(trials, try_one, request.workers):
         result = tried or trial.became("killed", by="crash", reason="the process died")

@@ -214,7 +214,7 @@ _CLASSES: dict[str, tuple[tuple[str, ...], str]] = {
     "plan": (("persistent", "lazy"), "where a replay has its plan from"),
     "padding": (("skip", "trash", "key"), "padded rows store nothing, store in a block of their own, or have a key"),
     "experts": (tuple(RANGES["experts"]), "routed experts"),
-    "activations": (("none", "fp8_per_tensor", "fp8_per_token", "mxfp8"), "rounding of activations"),
+    "activations": (("none", "one scale", "scale of rows"), "rounding of activations"),
     "ranks": (tuple(RANGES["ranks"]), "context-parallel ranks"),
     "output": (("new", "persistent"), "output of a decode"),
     "dummy": (("none", "before"), "a dummy step before this step"),
@@ -279,25 +279,34 @@ SPACE = Space(
         _only("behind", "decode", "phase", _DECODES, "decodes come first"),
         _only("behind", "padding", "graph", _PADDED, "only replays have padding"),
         _only("graph", _PADDED, "behind", _all("behind", "none"), "padding is behind the last request"),
-        Never({"mix": ("both",), "phase": _DECODES, "place": ("last",)}, "prompts come last"),
-        Never({"mix": ("both",), "phase": _DECODES, "behind": ("none",)}, "prompts come last"),
+        *(Never({"mix": ("both",), **decode, **end}, "prompts come last")
+          for decode in ({"phase": _DECODES}, {"output": _all("output")})
+          for end in ({"place": ("last",)}, {"behind": ("none",)})),
         Never({"mix": ("both",), "phase": _PROMPTS, "place": ("first",)}, "decodes come first"),
-        Never({"mix": ("both",), "output": _all("output"), "place": ("last",)}, "prompts come last"),
-        Never({"mix": ("both",), "output": _all("output"), "behind": ("none",)}, "prompts come last"),
         Never({"mix": ("both",), "context": _all("context"), "place": ("first",)}, "decodes come first"),
         # Replays.
         *(_only(name, _all(name), "graph", _REPLAYS, "only a replay has it") for name in ("size", "plan")),
         _only("padding", _all("padding"), "graph", _PADDED, "only replays have padding"),
+        *(_only(name, _all(name), "mix", ("decodes",), "a batch with a prompt is not replayed")
+          for name in ("size", "plan", "padding")),
+        *(_only("behind", "padding", name, kept, "a batch with a prompt is not replayed")
+          for name, kept in (("mix", ("decodes",)), ("phase", _DECODES))),
         _only("size", "larger", "batch", _all("batch", "1"), "every graph holds one request"),
-        *(Never({"graph": ("eager",), "batch": ("1",), name: classes}, "every graph holds one request")
-          for name, classes in (("mix", ("decodes",)), ("phase", _DECODES), ("output", _all("output")))),
-        *(Never({"graph": ("eager",), "place": ("only",), name: classes}, "every graph holds one request")
+        *(Never({"graph": ("eager",), **alone, name: classes}, "every graph holds one request")
+          for alone in ({"batch": ("1",)}, {"place": ("only",)})
           for name, classes in (("mix", ("decodes",)), ("phase", _DECODES), ("output", _all("output")))),
         # Phases.
         _only("phase", ("whole", "first"), "start", ("page",), "a request starts at a page"),
         _only("phase", ("whole", "first"), "growth", ("1", "2+"), _FIRST_PAGE),
         _only("phase", ("whole", "first"), "moved", ("new",), "it was in no step"),
         _only("phase", ("whole", "first"), "change", ("joined", "aborted", "cancelled"), "it joined the batch"),
+        *(_only("change", "preempted", name, kept, "a prompt loses its blocks before any decode")
+          for name, kept in (("mix", ("decodes",)), ("phase", _DECODES), ("context", ()), ("ranks", ()))),
+        _only("context", "fewer rounds", "change", ("joined", "aborted", "cancelled"), "one prompt is in progress"),
+        _only("phase", "inner", "change", _all("change", "preempted", "cancelled"), "it takes the rest of the step"),
+        *(Never({"moved": ("new",), **phase, **single}, "the budget has a place for single tokens")
+          for phase in ({"phase": ("inner", "last", "decode")}, {"life": ("resumed",)})
+          for single in ({"drafts": ("none",)}, {"layer": (STATE,)})),
         _only("change", ("none", "left"), "moved", ("kept", "moved"), "a new row is a request that joined"),
         _only("phase", ("first", "inner"), "after", ("goes on",), "a part of a prompt gives no token"),
         _only("phase", "inner", "place", ("only", "last"), "it takes the rest of the step"),
@@ -307,8 +316,8 @@ SPACE = Space(
         Never({"phase": ("first",), "behind": ("prompt",), "hit": ("none",)}, "it takes the rest of the step"),
         *(Never({"phase": ("inner",), "mix": ("prompts",), name: classes}, "it takes the rest of the step")
           for name, classes in (("batch", _all("batch", "1")), ("place", ("last",)))),
-        *(Never({"change": ("joined",), name: label, "moved": ("kept", "moved")}, "it joined the batch itself")
-          for name, label in (("batch", ("1",)), ("place", ("only",)))),
+        *(Never({"change": ("joined",), **alone, "moved": ("kept", "moved")}, "it joined the batch itself")
+          for alone in ({"batch": ("1",)}, {"place": ("only",)})),
         # Context.
         _only("context", _all("context"), "phase", _PROMPTS, "only prompts read context"),
         _only("context", ("none", "beside"), "phase", ("whole", "first"), "a later chunk has context"),

@@ -19,6 +19,8 @@ from harness.engine.schedule.sequence import ScheduledSequence, Sequence
 from harness.engine.schedule.sequence import Step as Scheduled
 from harness.memory.graph.interface import Graph
 
+SCALES = {"none": "none", "fp8_per_tensor": "one scale", "fp8_per_token": "scale of rows", "mxfp8": "scale of rows"}
+
 
 class StepConditions(Probe):
     """`points` has the coded points of all steps. Options that hold for a whole engine are read from `params`.
@@ -51,8 +53,8 @@ class StepConditions(Probe):
             "layers": layers, "limits": {kind: limit for kind, limit in limits.items() if kind in kinds},
             "experts": max((len(experts.ranks) for experts in model.routed_experts()), default=0),
             "padding": "key" if padding.num_keys else "skip" if padding.trash_block is None else "trash",
-            "num_drafts": params.speculative_tokens, "activations": params.quantize, "ranks": params.context_ranks,
-            "context_chunk": params.context_chunk, "plan": params.capture,
+            "num_drafts": params.speculative_tokens, "activations": SCALES[params.quantize],
+            "ranks": params.context_ranks, "context_chunk": params.context_chunk, "plan": params.capture,
             "persistent_output": params.zero_fill_output,
         }  # fmt: skip
 
