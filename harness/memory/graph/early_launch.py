@@ -2,7 +2,7 @@
 
 With programmatic dependent launch (PDL) a kernel may begin as soon as each block of its predecessor allows it. It must
 wait (`griddepcontrol.wait`) before it reads what the predecessor writes, and before it writes what that one reads
-(vllm-project/vllm#45448, flashinfer-ai/flashinfer#4199). The predecessor here allows it at once, holds for
+(flashinfer-ai/flashinfer#4199). The predecessor here allows it at once, holds for
 HOLD_NANOSECONDS, and only then copies, as in NVIDIA/cccl#5249. How a kernel launches is read from the edges of a
 captured graph.
 """
