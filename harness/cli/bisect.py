@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,15 +21,16 @@ import typer
 from rich.console import Console
 from rich.measure import Measurement
 
+from harness.cli.option_records import RunningCases, with_options
 from harness.cli.output import console, print_json
-from harness.cli.shared_options import Device, Json, Scenarios, Seed, Tags, Timeout, Workers
+from harness.cli.shared_options import Tags
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.report.bisect import Column, Row, in_order, is_good, reasons, rows, to_object
 from harness.report.console import table
 from harness.report.wording import printable
 from harness.run.child import Child, ChildDied
-from harness.run.planning import Wanted, load
+from harness.run.planning import load
 from harness.run.requests import CommandLine
 from harness.scenario.selection import select
 from harness.store.run_folder import RunStore
@@ -37,52 +39,56 @@ START_SECONDS = 60.0
 """How long an interpreter gets to say its version."""
 
 
-def bisect(
-    selectors: Annotated[
-        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As in `run`, or one tag.")
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class BisectOptions(RunningCases):
+    """Options of `mla-harness bisect`."""
+
+    selectors: Annotated[list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As in `run`, or one tag.")] = (
+        None
+    )
     python: Annotated[
         list[str] | None,
         typer.Option("--python", metavar="PYTHON", help="Interpreter, or folder of a venv; may be repeated."),
-    ] = None,
+    ] = None
     site: Annotated[
         list[Path] | None,
         typer.Option(
             "--site", "--engine-path", metavar="DIR", help="Folder of packages to import first; may be repeated."
         ),
-    ] = None,
-    faults: Annotated[bool, typer.Option("--faults", help="Also inject each declared fault.")] = False,
-    parallel: Annotated[int, typer.Option(metavar="N", min=1, help="Versions at a time.")] = 1,
-    tags: Tags = None,
-    device: Device = "auto",
-    seed: Seed = 0,
-    timeout: Timeout = 60.0,
-    workers: Workers = None,
-    scenarios: Scenarios = None,
-    json: Json = False,
-) -> None:
+    ] = None
+    faults: Annotated[bool, typer.Option("--faults", help="Also inject each declared fault.")] = False
+    parallel: Annotated[int, typer.Option(metavar="N", min=1, help="Versions at a time.")] = 1
+    tags: Tags = None
+
+    def words(self, named: list[str], tags: list[str]) -> list[str]:
+        """The arguments of the command that runs each version."""
+        options = [*named, "--device", self.device, "--seed", str(self.seed), "--timeout", str(self.timeout)]
+        options += [word for tag in tags for word in ("-m", tag)]
+        options += ["-n", str(self.workers)] if self.workers else []
+        options += ["--scenarios", str(self.scenarios.resolve())] if self.scenarios else []
+        return ["selftest" if self.faults else "run", *options]
+
+
+@with_options(BisectOptions)
+def bisect(context: typer.Context, given: BisectOptions) -> None:
     """Run the same scenarios under several versions, and find the first bad one."""
-    subjects = _subjects(python or [], site or [])
-    named, tags = _selection(selectors or [], tags or [], load(Wanted(scenarios=scenarios)))
-    select(load(Wanted(scenarios=scenarios)), named, tags=tags)
-    options = [*named, "--device", device, "--seed", str(seed), "--timeout", str(timeout)]
-    options += [word for tag in tags for word in ("-m", tag)]
-    options += ["-n", str(workers)] if workers else []
-    options += ["--scenarios", str(scenarios.resolve())] if scenarios else []
-    screen = console(json)
+    subjects, known = _subjects(given.python or [], given.site or []), load(given.wanted())
+    named, tags = _selection(given.selectors or [], given.tags or [], known)
+    select(known, named, tags=tags)
+    screen = console(given.json)
     asked: dict[int, Column] = {}
     try:
         with screen.status("") as status:
-            for position, column in _ask_all(subjects, ["selftest" if faults else "run", *options], parallel):
+            for position, column in _ask_all(subjects, given.words(named, tags), given.parallel):
                 asked[position] = column
-                status.update(f"{len(asked)} of {len(subjects)} versions, {parallel} at a time")
+                status.update(f"{len(asked)} of {len(subjects)} versions, {given.parallel} at a time")
     except KeyboardInterrupt:
         if asked:
             _print(screen, _sorted(asked))
         raise
     columns = _sorted(asked)
     _print(screen, columns)
-    if json:
+    if given.json:
         print_json(to_object(columns))
     raise typer.Exit(is_good(columns))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,9 @@ from rich.console import Console
 from harness.accuracy.answer_log import RunHeader
 from harness.accuracy.backends import parse_model
 from harness.cli import run_and_report
+from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import console, print_json
-from harness.cli.shared_options import Branch, Commit, Json, Out, Resume, ServedModel, command_line
+from harness.cli.shared_options import Resume, ServedModel, command_line
 from harness.core.catalog import MODELS
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
@@ -23,77 +25,82 @@ from harness.report.terminal import EpochProgress, print_run
 from harness.run.child import ChildDied
 from harness.run.model_process import ModelProcess
 from harness.store.epochs import choose_baseline, create, judged
-from harness.store.run_folder import DEFAULT_RUNS, RunStore
+from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
 
 FORMS = "|".join(f"{model.name}:{model.where}" for model in MODELS)
 
 
-def epochs(
-    context: typer.Context,
+@dataclass(frozen=True, kw_only=True)
+class EpochsOptions(LeavingRuns):
+    """Options of `mla-harness epochs`."""
+
     task: Annotated[
         str | None, typer.Option("--task", metavar="TASK", help="For example gsm8k, aime25, gsm_symbolic.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar=FORMS, help="Model or server to ask.")] = None,
+    ] = None
+    model: Annotated[str | None, typer.Option(metavar=FORMS, help="Model or server to ask.")] = None
     epochs: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=1000, help="Ask each question N times [default: 5].")
-    ] = None,
+    ] = None
     concurrency: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=4096, help="Parallel requests [default: 32].")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N questions.")] = None,
+    ] = None
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N questions.")] = None
     data_dir: Annotated[
         Path | None, typer.Option(resolve_path=True, metavar="DIR", help="Read DIR/TASK/test.jsonl, not the hub.")
-    ] = None,
-    filter: Annotated[str | None, typer.Option(metavar="NAME", help="Filter of the task [default: its first].")] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Seed of the questions' order [default: 0].")
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")] = None,
-    kv: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="KV cache: fp32, bf16, fp8_e4m3; not for servers.")
-    ] = None,
-    graph: Annotated[str | None, typer.Option(metavar="none|full", help="CUDA graphs; not for servers.")] = None,
+    ] = None
+    filter: Annotated[str | None, typer.Option(metavar="NAME", help="Filter of the task [default: its first].")] = None
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of the questions' order [default: 0].")] = (
+        None
+    )
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")] = None
+    kv: Annotated[str | None, typer.Option(metavar="TYPE", help="KV cache: fp32, bf16, fp8_e4m3; not for servers.")] = (
+        None
+    )
+    graph: Annotated[str | None, typer.Option(metavar="none|full", help="CUDA graphs; not for servers.")] = None
     num_blocks: Annotated[
         int | None, typer.Option(metavar="N", min=4, help="Blocks of the KV pool; only for engine.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Only for engine [default: cpu].")] = None,
-    served_model: ServedModel = None,
+    ] = None
+    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Only for engine [default: cpu].")] = None
+    served_model: ServedModel = None
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of a server's answer [default: 120].")
-    ] = None,
+    ] = None
     repeat: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Also ask a server N prompts twice, one at a time.")
-    ] = None,
-    least: Annotated[
-        float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least accuracy of an epoch.")
-    ] = None,
+    ] = None
+    least: Annotated[float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least accuracy of an epoch.")] = (
+        None
+    )
     baseline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Baseline, or folder of baselines, to compare with.")
-    ] = None,
-    out: Out = None,
-    resume: Resume = None,
-    commit: Commit = "",
-    branch: Branch = "",
-    json: Json = False,
-) -> None:
+    ] = None
+    resume: Resume = None
+
+    def params(self) -> ModelParams:
+        """What to ask. Raises InputError for options that do not go together."""
+        given = {name: getattr(self, name) for name in ModelParams.model_fields}
+        given["data_dir"] = self.data_dir and str(self.data_dir)
+        return _checked({name: value for name, value in given.items() if value is not None})
+
+
+@with_options(EpochsOptions)
+def epochs(context: typer.Context, given: EpochsOptions) -> None:
     """Ask a model the same questions several times, and judge each epoch."""
-    if store := run_and_report.to_resume(context, resume, out, "epochs"):
+    if store := run_and_report.to_resume(context, given.resume, given.out, "epochs"):
         params = ModelParams.model_validate(store.plan.options["epochs"])
     else:
-        given = {name: context.params[name] for name in ModelParams.model_fields}
-        given["data_dir"] = data_dir and str(data_dir)
-        params = _checked({name: value for name, value in given.items() if value is not None})
-    screen = console(json)
+        params = given.params()
+    screen = console(given.json)
     with ModelProcess(params) as process:
         with screen.status("loading the task and the model"):
             ready = process.wait_until_ready()
         if store is None:
             header = RunHeader.model_validate(ready["header"])
-            store = create(out or DEFAULT_RUNS, header, params, choose_baseline(header, baseline), command_line())
-        store.note_source(run_and_report.source_under_test(commit, branch))
+            store = create(given.root, header, params, choose_baseline(header, given.baseline), command_line())
+        store.note_source(run_and_report.source_under_test(given.commit, given.branch))
         store.note_environment(ready["environment"])
-        code = _perform(store, process, params, screen, resume=resume is not None, as_json=json)
+        code = _perform(store, process, params, screen, given)
     raise typer.Exit(code)
 
 
@@ -118,9 +125,7 @@ def _perform(
     process: ModelProcess,
     params: ModelParams,
     screen: Console,
-    *,
-    resume: bool,
-    as_json: bool,
+    given: EpochsOptions,
 ) -> int:
     """Ask the questions, then judge, store, report and print what there is. Returns the exit code."""
     died: ChildDied | None = None
@@ -129,7 +134,7 @@ def _perform(
         nonlocal died
         with EpochProgress(screen, params.epochs) as live:
             try:
-                for reply in process.ask(store.path, resume=resume):
+                for reply in process.ask(store.path, resume=given.resume is not None):
                     if reply.progress is not None:
                         live.update(reply.progress)
             except ChildDied as error:
@@ -141,7 +146,7 @@ def _perform(
 
     def report() -> int:
         print_run(screen, RunView(store))
-        if as_json:
+        if given.json:
             print_json(summarise(store))
         if died is not None:
             print(f"{died}; continue with: {run_and_report.command_to_resume(store)}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -15,51 +15,71 @@ from harness.cli import shared_options
 from harness.run.planning import Wanted
 from harness.store.run_folder import DEFAULT_RUNS
 
-OptionsT = TypeVar("OptionsT", bound="MakingRuns")
+OptionsT = TypeVar("OptionsT")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MakingRuns:
-    """Options of each command that plans cases, runs them, and leaves a run folder."""
+class Printing:
+    """Options of each command with a result that a program may read."""
 
-    selectors: shared_options.Selectors = None
-    tags: shared_options.Tags = None
+    json: shared_options.Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningCases(Printing):
+    """Options of each command that runs cases."""
+
     device: shared_options.Device = "auto"
     seed: shared_options.Seed = 0
-    out: shared_options.Out = None
-    resume: shared_options.Resume = None
     timeout: shared_options.Timeout = 60.0
     workers: shared_options.Workers = None
-    per_gpu: shared_options.PerGpu = 1
-    executor: shared_options.Executor = shared_options.LOCAL
-    ray_address: shared_options.RayAddress = None
     scenarios: shared_options.Scenarios = None
-    exhaustive: shared_options.Exhaustive = False
+
+    def wanted(self, **more: Any) -> Wanted:
+        """What to run; `more` are further fields of :class:`Wanted`."""
+        return Wanted(
+            device=self.device, seed=self.seed, timeout_seconds=self.timeout, scenarios=self.scenarios, **more
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeavingRuns(Printing):
+    """Options of each command that leaves a run folder."""
+
+    out: shared_options.Out = None
     commit: shared_options.Commit = ""
     branch: shared_options.Branch = ""
-    json: shared_options.Json = False
 
     @property
     def root(self) -> Path:
         """The folder of all run folders."""
         return self.out or DEFAULT_RUNS
 
+
+@dataclass(frozen=True, kw_only=True)
+class MakingRuns(RunningCases, LeavingRuns):
+    """Options of each command that plans cases, runs them, and leaves a run folder."""
+
+    selectors: shared_options.Selectors = None
+    tags: shared_options.Tags = None
+    resume: shared_options.Resume = None
+    per_gpu: shared_options.PerGpu = 1
+    executor: shared_options.Executor = shared_options.LOCAL
+    ray_address: shared_options.RayAddress = None
+    exhaustive: shared_options.Exhaustive = False
+
     def wanted(self, **more: Any) -> Wanted:
         """What to run; `more` are further fields of :class:`Wanted`."""
-        names: dict[str, Any] = {
-            "selectors": tuple(self.selectors or ()),
-            "tags": tuple(self.tags or ()),
-            "device": self.device,
-        }
-        more |= {"seed": self.seed, "timeout_seconds": self.timeout, "scenarios": self.scenarios}
-        return Wanted(**names, **more)
+        return super().wanted(selectors=tuple(self.selectors or ()), tags=tuple(self.tags or ()), **more)
 
 
 def with_options(record: type[OptionsT]) -> Callable[[Callable[[typer.Context, OptionsT], None]], Callable[..., None]]:
-    """Give a command of a context and a `record` the parameters that typer makes of the record's fields."""
+    """Give a command of a context and a `record` typer's parameters for the record's fields, its own first."""
     hints = get_type_hints(record, include_extras=True)
-    hints["context"], kind = typer.Context, inspect.Parameter.KEYWORD_ONLY
-    defaults = {"context": inspect.Parameter.empty} | {field.name: field.default for field in fields(record)}
+    hints["context"], kind, empty = typer.Context, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    given = {one.name: one.default for one in fields(record)}  # type: ignore[arg-type]
+    names = [name for owner in record.__mro__ for name in vars(owner).get("__annotations__", ()) if name in given]
+    defaults = {"context": empty} | {name: empty if given[name] is MISSING else given[name] for name in names}
     options = [inspect.Parameter(name, kind, default=value, annotation=hints[name]) for name, value in defaults.items()]
 
     def wrap(command: Callable[[typer.Context, OptionsT], None]) -> Callable[..., None]:

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.export import MAX_SHRINK_SECONDS, export_script
+from harness.cli.option_records import RunningCases, with_options
 from harness.cli.output import console, print_json
 from harness.cli.run_and_report import NOTHING_RAN
-from harness.cli.shared_options import Device, EnginePath, Json, Plugins, Scenarios, Seed, Timeout, Workers
+from harness.cli.shared_options import EnginePath, Plugins
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
@@ -42,48 +43,47 @@ MAX_CASES = 16
 """Cases shown of a scenario: more cases of a large matrix show nothing new."""
 
 
-def repro(
+@dataclass(frozen=True, kw_only=True)
+class ReproOptions(RunningCases):
+    """Options of `mla-harness repro`."""
+
     reference: Annotated[
         str, typer.Argument(metavar="PR", help="36540, OWNER/NAME#36540 or its address; else a case id.")
-    ],
+    ]
     script: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Export a failing case as a standalone script.")
-    ] = None,
-    as_test: Annotated[bool, typer.Option("--pytest", help="Write the script as a pytest test.")] = False,
-    fault: Annotated[str | None, typer.Option(metavar="NAME", help="Bug that the script shows.")] = None,
-    kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Kernel that the script tests.")] = None,
-    plugin: Plugins = None,
-    device: Device = "auto",
-    seed: Seed = 0,
-    timeout: Timeout = 60.0,
-    workers: Workers = None,
-    scenarios: Scenarios = None,
-    engine_path: EnginePath = None,
+    ] = None
+    as_test: Annotated[bool, typer.Option("--pytest", help="Write the script as a pytest test.")] = False
+    fault: Annotated[str | None, typer.Option(metavar="NAME", help="Bug that the script shows.")] = None
+    kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Kernel that the script tests.")] = None
+    plugin: Plugins = None
+    engine_path: EnginePath = None
     shrink_seconds: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case [default: at most 20].")
-    ] = None,
-    json: Json = False,
-) -> None:
+    ] = None
+
+
+@with_options(ReproOptions)
+def repro(context: typer.Context, given: ReproOptions) -> None:
     """Show an upstream bug, without and with it; or export a failing case."""
-    screen, reference = console(json), as_reference(reference)
-    wanted = Wanted(device=device, seed=seed, timeout_seconds=timeout, scenarios=scenarios, engine_path=engine_path)
-    if script is not None:
-        kernels = (kernel,) if kernel else ()
-        wanted = replace(wanted, selectors=(reference,), kernels=kernels, plugins=tuple(plugin or ()), fault=fault)
-        with WorkerPool(workers) as pool:
-            export_script(wanted, pool, screen, script, is_pytest=as_test, seconds=shrink_seconds)
+    screen, reference = console(given.json), as_reference(given.reference)
+    wanted = given.wanted(engine_path=given.engine_path)
+    if given.script is not None:
+        judged = {"kernels": (given.kernel,) if given.kernel else (), "plugins": tuple(given.plugin or ())}
+        wanted = replace(wanted, selectors=(reference,), fault=given.fault, **judged)
+        with WorkerPool(given.workers) as pool:
+            export_script(wanted, pool, screen, given.script, is_pytest=given.as_test, seconds=given.shrink_seconds)
         raise typer.Exit(0)
-    if as_test or fault or kernel or plugin:
+    if given.as_test or given.fault or given.kernel or given.plugin:
         raise InputError("--pytest, --fault, --kernel and --plugin are about a script; add --script FILE")
     chosen = _scenarios_of(reference, load(wanted))
-    with WorkerPool(workers) as pool:
-        shown = _Reproduction(
-            screen, pool, wanted, reference, MAX_SHRINK_SECONDS if shrink_seconds is None else shrink_seconds
-        )
+    seconds = MAX_SHRINK_SECONDS if given.shrink_seconds is None else given.shrink_seconds
+    with WorkerPool(given.workers) as pool:
+        shown = _Reproduction(screen, pool, wanted, reference, seconds)
         codes = [shown.show(scenario) for scenario in chosen]
     # A scenario that was skipped as a whole decides the code only if all of them were.
     code = next((worst for worst in (1, 3, 0) if worst in codes), 2)
-    if json:
+    if given.json:
         print_json({"ok": code == 0, "scenarios": shown.cases, "faults": shown.faults})
     if code == 2:
         print(NOTHING_RAN, file=sys.stderr)

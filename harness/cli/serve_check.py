@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,9 @@ import typer
 
 from harness.accuracy.script_check import ORACLE, SCENARIO, TOLERANCE, ScriptCheck
 from harness.cli import run_and_report
+from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import print_json
-from harness.cli.shared_options import Branch, Commit, Json, Out, ServedModel, command_line
+from harness.cli.shared_options import ServedModel, command_line
 from harness.core.cases import Case, Job
 from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
@@ -20,36 +22,35 @@ from harness.report.run_view import RunView
 from harness.report.write import write_reports
 from harness.run.child import ask
 from harness.run.scripts import load_script
-from harness.store.run_folder import DEFAULT_RUNS, RunStore
-
-URL = Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server, such as http://host:8000/v1.")]
+from harness.store.run_folder import RunStore
 
 
-def serve_check(
-    context: typer.Context,
-    url: URL,
-    served_model: ServedModel = None,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of one answer.")] = 120.0,
+@dataclass(frozen=True, kw_only=True)
+class ServeCheckOptions(LeavingRuns):
+    """Options of `mla-harness serve-check`."""
+
+    url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server, such as http://host:8000/v1.")]
+    served_model: ServedModel = None
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of one answer.")] = 120.0
     script: Annotated[
         str | None,
         typer.Option(
             metavar="NAME", help="Take the steps of a script: abort, cache-reuse, lengths, ...; or FILE.yaml."
         ),
-    ] = None,
-    tolerance: Annotated[
-        float, typer.Option(metavar="NATS", min=0, help="Allowed change of a log probability.")
-    ] = TOLERANCE,
+    ] = None
+    tolerance: Annotated[float, typer.Option(metavar="NATS", min=0, help="Allowed change of a log probability.")] = (
+        TOLERANCE
+    )
     weights: Annotated[
         str | None, typer.Option(metavar="PATH", help="With --script reload: the checkpoint to load.")
-    ] = None,
+    ] = None
     against: Annotated[
         str | None, typer.Option(metavar="URL", help="With --weights: a server that was started with them.")
-    ] = None,
-    out: Out = None,
-    commit: Commit = "",
-    branch: Branch = "",
-    json: Json = False,
-) -> None:
+    ] = None
+
+
+@with_options(ServeCheckOptions)
+def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
     """Check how a running server keeps its state, by a script of requests.
 
     Scripts: cache-reuse, preempt, abort, lengths, sleep, reload, or a file. Each answer must have the tokens of the
@@ -57,13 +58,13 @@ def serve_check(
     preemption, ...) did happen. Needs no access to the server's process. A key is read from the environment variable
     OPENAI_API_KEY. Exit code 0 if all is well, 1 if not, 2 if the script could show nothing.
     """
-    request, started = _request(context.params), time.monotonic()
+    request, started = _request(asdict(given)), time.monotonic()
     answer = ask("harness.run.serve_check", request, name="the process that asks")
     result = CaseResult.model_validate(answer["result"])
-    store = _stored(result, request, out or DEFAULT_RUNS, time.monotonic() - started)
-    store.note_source(run_and_report.source_under_test(commit, branch))
-    write_reports(RunView(store))
-    if json:
+    store = _stored(result, request, given.root, time.monotonic() - started)
+    store.note_source(run_and_report.source_under_test(given.commit, given.branch))
+    write_reports(RunView(store), run_and_report.trends_in(store))
+    if given.json:
         print_json(answer["found"] | {"directory": str(store.path)})
     else:
         print(*answer["lines"], f"report: {store.path / 'report.html'}", sep="\n")

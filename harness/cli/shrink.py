@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from harness.cli import shared_options
+from harness.cli.option_records import RunningCases, with_options
 from harness.cli.output import console, print_json
 from harness.core.records import ShrinkStep
 from harness.diagnose.session import candidates, declared_oracle, first_failure
 from harness.diagnose.shrink import shrink as search
 from harness.report.terminal import print_shrunk
 from harness.report.wording import reproduce_case
-from harness.run.planning import Planner, Wanted
+from harness.run.planning import Planner
 from harness.run.runner import WorkerPool
 
-Seconds = Annotated[float, typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for smaller cases.")]
+
+@dataclass(frozen=True, kw_only=True)
+class ShrinkOptions(RunningCases):
+    """Options of `mla-harness shrink`."""
+
+    selector: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario (its first failing case).")]
+    fault: shared_options.Fault = None
+    kernel: shared_options.Kernel = None
+    plugin: shared_options.Plugins = None
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.0, help="Time for smaller cases.")] = 60.0
 
 
-def shrink(
-    selector: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario (its first failing case).")],
-    fault: shared_options.Fault = None,
-    kernel: shared_options.Kernel = None,
-    plugin: shared_options.Plugins = None,
-    seconds: Seconds = 60.0,
-    device: shared_options.Device = "auto",
-    seed: shared_options.Seed = 0,
-    timeout: shared_options.Timeout = 60.0,
-    workers: shared_options.Workers = None,
-    scenarios: shared_options.Scenarios = None,
-    json: shared_options.Json = False,
-) -> None:
+@with_options(ShrinkOptions)
+def shrink(context: typer.Context, given: ShrinkOptions) -> None:
     """Find the smallest case that fails for the same reason."""
-    kernels = (kernel,) if kernel else ()
-    wanted = Wanted((selector,), (), device, kernels, tuple(plugin or ()), fault, seed, timeout, scenarios)
-    screen = console(json)
-    with WorkerPool(workers) as pool:
+    judged = {"kernels": (given.kernel,) if given.kernel else (), "plugins": tuple(given.plugin or ())}
+    wanted, screen = given.wanted(selectors=(given.selector,), fault=given.fault, **judged), console(given.json)
+    with WorkerPool(given.workers) as pool:
         with screen.status("looking for a failing case"):
             job, result = first_failure(pool, candidates(Planner(wanted, pool)))
-        screen.print(f"shrinking {job.case.id}" + (f" with {fault}" if fault else ""), markup=False, soft_wrap=True)
+        with_bug = f" with {given.fault}" if given.fault else ""
+        screen.print(f"shrinking {job.case.id}{with_bug}", markup=False, soft_wrap=True)
         with screen.status("trying smaller cases") as status:
-            oracle = declared_oracle(wanted, job)
-            shrunk = search(
-                pool, job, result, oracle=oracle, seconds=seconds, on_step=lambda step: status.update(step_line(step))
-            )
+            oracle, show = declared_oracle(wanted, job), lambda step: status.update(step_line(step))
+            shrunk = search(pool, job, result, oracle=oracle, seconds=given.seconds, on_step=show)
     print_shrunk(screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, wanted.reproduction()))
-    if json:
+    if given.json:
         print_json(shrunk.model_dump(mode="json"))
 
 

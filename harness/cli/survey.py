@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json as jsonlib
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from harness.cli import run_and_report, shared_options
+from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import console, print_json
 from harness.core.catalog import ENGINES
 from harness.core.errors import InputError
@@ -29,54 +32,63 @@ SETS = "survey.json"
 """The smallest sets of options that fail, each with its command."""
 
 
-def survey(
-    context: typer.Context,
+@dataclass(frozen=True, kw_only=True)
+class SurveyOptions(LeavingRuns):
+    """Options of `mla-harness survey`."""
+
     engine: Annotated[
         str | None, typer.Argument(metavar="ENGINE", help="An engine with a scenario ENGINE-survey [default: vllm].")
-    ] = None,
+    ] = None
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for the smallest sets of options.")
-    ] = 600.0,
-    out: shared_options.Out = None,
-    resume: shared_options.Resume = None,
-    workers: shared_options.Workers = None,
-    per_gpu: shared_options.PerGpu = 1,
-    scenarios: shared_options.Scenarios = None,
-    json: shared_options.Json = False,
-) -> None:
+        float, typer.Option(metavar="SECONDS", min=0.0, help="Time for the smallest sets of options.")
+    ] = 600.0
+    resume: shared_options.Resume = None
+    workers: shared_options.Workers = None
+    per_gpu: shared_options.PerGpu = 1
+    scenarios: shared_options.Scenarios = None
+
+
+@with_options(SurveyOptions)
+def survey(context: typer.Context, given: SurveyOptions) -> None:
     """Try options of an engine together, as released, and find which lose answers."""
+    engine, screen = given.engine, console(given.json)
     if engine is not None and engine not in ENGINES:
         raise InputError(f"survey {engine}: unknown engine; {nearest(engine, ENGINES.names())}")
     scenario = f"{engine or 'vllm'}-survey"
-    wanted = Wanted((scenario,), ("nightly",), "auto", (), (), None, 0, 600.0, scenarios)
-    screen = console(json)
-    if store := run_and_report.to_resume(context, resume, out, "run"):
+    wanted = Wanted((scenario,), ("nightly",), timeout_seconds=600.0, scenarios=given.scenarios)
+    if store := run_and_report.to_resume(context, given.resume, given.out, "run"):
         planned = {job.case.scenario for job in store.plan.jobs}
         if engine is not None and planned != {scenario}:
             raise InputError(f"--resume: the run is of {', '.join(sorted(planned))}; leave out {engine}")
     found: list[OptionSet] = []
-    with run_and_report.pool_for(shared_options.LOCAL, None, workers, per_gpu) as pool:
-        store = store or run_and_report.planned(out, wanted, Planner(wanted, pool).jobs())
+    with run_and_report.pool_for(shared_options.LOCAL, None, given.workers, given.per_gpu) as pool:
+        store = store or run_and_report.planned(given.root, wanted, Planner(wanted, pool).jobs())
+        store.note_source(run_and_report.source_under_test(given.commit, given.branch))
 
         def work() -> None:
             with LiveProgress(screen, len(store.unfinished(is_exhaustive=True))) as live:
                 run_jobs(store, pool, live)
             with screen.status("looking for the smallest sets of options"):
-                found.extend(_sets(store, pool, seconds))
+                found.extend(_sets(store, pool, given.seconds))
 
         def report() -> int:
-            print_run(screen, RunView(store))
-            screen.print(sets_table(store.results(), found))
-            sets = [to_object(one) for one in found]
-            write_atomic(store.path / CSV, csv_text(store, found))
-            write_atomic(store.path / SETS, jsonlib.dumps(sets, indent=1) + "\n")
-            if json:
-                print_json(sets)
-            all_skipped = run_and_report.is_all_skipped([result.verdict for result in store.results()])
-            return 2 if all_skipped else exit_code(store.results())
+            return _report(store, screen, found, as_json=given.json)
 
         code = run_and_report.work_and_report(store, work, stop=pool.close, report=report)
     raise typer.Exit(code)
+
+
+def _report(store: RunStore, screen: Console, found: list[OptionSet], *, as_json: bool) -> int:
+    """Print the run and the smallest sets, and write them into the run folder. Returns the exit code."""
+    print_run(screen, RunView(store))
+    screen.print(sets_table(store.results(), found))
+    sets = [to_object(one) for one in found]
+    write_atomic(store.path / CSV, csv_text(store, found))
+    write_atomic(store.path / SETS, jsonlib.dumps(sets, indent=1) + "\n")
+    if as_json:
+        print_json(sets)
+    all_skipped = run_and_report.is_all_skipped([result.verdict for result in store.results()])
+    return 2 if all_skipped else exit_code(store.results())
 
 
 def _sets(store: RunStore, pool: Pool, seconds: float) -> list[OptionSet]:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, Protocol, Self
+from typing import IO, Any, BinaryIO, NamedTuple, Protocol, Self, cast
 
 from harness.core.cause_codes import Code
 from harness.core.crash_stack import shortened
@@ -33,6 +33,8 @@ STACK_SECONDS = 0.5
 END_SECONDS = 5.0
 """How long a child that has closed its replies gets to be gone."""
 TICK_SECONDS = 0.2
+MEASURED = "COVERAGE_PROCESS_CONFIG"
+"""The environment variable that coverage.py sets for the children of a process that it measures."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """The environment of a child that works on small matrices: one thread for each numeric library."""
 CRASH_TITLE = "Fatal Python error: "
@@ -300,6 +302,11 @@ class Child:
         """End the process and its group, and close its files. Safe to call twice."""
         if self._log.closed:
             return
+        if MEASURED in os.environ:
+            # Coverage is written at the end of a process that is not killed.
+            with contextlib.suppress(BrokenPipeError):
+                cast(IO[bytes], self._process.stdin).close()
+            self.wait(END_SECONDS)
         self._kill()
         os.close(self._stream)
         self._log.close()
