@@ -179,7 +179,7 @@ def _ask(interpreter: str, site: Path | None, command: list[str], children: list
             column.summary = jsonlib.loads(summary.read_text(encoding="utf-8"))
             column.faults = [fault.model_dump(mode="json") for fault in store.faults()]
             column.skipped_faults = [
-                {"fault": result.fault, "case": result.id, "reason": result.reason}
+                {"fault": result.fault, "case": result.id, "reason": result.reason, "cause": result.cause}
                 for result in store.tried().values()
                 if result.verdict is Verdict.SKIP
             ]

@@ -141,5 +141,7 @@ def _object(store: RunStore, *, is_good: bool) -> dict[str, Any]:
         "totals": summary["totals"],
         "not_clean": [case for case in summary["cases"] if case["verdict"] not in ("pass", "skip", "known")],
         "faults": [fault.model_dump(mode="json") for fault in store.faults()],
-        "skipped_faults": [{"fault": r.fault, "case": r.id, "reason": r.reason} for r in _skipped(store)],
+        "skipped_faults": [
+            {"fault": r.fault, "case": r.id, "reason": r.reason, "cause": r.cause} for r in _skipped(store)
+        ],
     }

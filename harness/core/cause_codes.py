@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 
 class Code(StrEnum):
@@ -61,7 +62,18 @@ class Code(StrEnum):
 
     # Cases that prove nothing.
     UNABLE = "unable"
-    """The machine, or a kernel of the case, cannot run it."""
+    """It cannot run here, for a reason without a code of its own."""
+    NO_DEVICE = "no_device"
+    """The machine lacks the device, or its GPU is of another kind."""
+    NOT_INSTALLED = "not_installed"
+    UNSUPPORTED = "unsupported"
+    """A kernel has no such size, cache type, argument or graph."""
+    AS_RELEASED = "as_released"
+    """The release has the bug that would be injected."""
+    NO_PATCH = "no_patch"
+    """No patch injects the bug into this release."""
+    BROKEN_TABLES = "broken_tables"
+    """The tables of its engine do not load."""
     REFUSED = "refused"
     """An engine refuses the options."""
     NEVER_CALLED = "never_called"
@@ -77,3 +89,34 @@ class Code(StrEnum):
     KNOWN = "known"
     KNOWN_GONE = "known_gone"
     """A known failure passes."""
+
+    # How the memory to blame was found.
+    ALONE = "alone"
+    """Each site to blame makes the case fail alone."""
+    ONLY_SITE = "only_site"
+    """No other site was poisoned."""
+    NECESSARY = "necessary"
+    """The case passes without any one of the sites to blame."""
+    TOGETHER = "together"
+    """Some of the sites are enough, and no one of them is needed."""
+    WITHOUT_POISON = "without_poison"
+    """The case fails without poison; its findings may name memory."""
+    NOT_REPEATED = "not_repeated"
+    """The same inputs give different results."""
+
+
+class Reason(str):
+    """Why something cannot run here: a sentence with its code. It is empty if it can."""
+
+    cause: Code
+
+    def __new__(cls, sentence: str, cause: Code) -> Self:
+        """A reason for people, `sentence`, and for the program, `cause`."""
+        reason = super().__new__(cls, sentence)
+        reason.cause = cause
+        return reason
+
+
+def cause_of(reason: str) -> Code:
+    """The code of a reason, or UNABLE for one that has none."""
+    return reason.cause if isinstance(reason, Reason) else Code.UNABLE

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from harness.core.cause_codes import Code, Reason
 from harness.core.errors import InputError
 
 __all__ = [
@@ -73,7 +74,8 @@ def why_not(packages: Iterable[str]) -> str:
     if not missing:
         return ""
     extras = ",".join(sorted({extra for _, extra in missing}))
-    return f"{', '.join(name for name, _ in missing)} not installed: pip install '.[{extras}]'"
+    names = ", ".join(name for name, _ in missing)
+    return Reason(f"{names} not installed: pip install '.[{extras}]'", Code.NOT_INSTALLED)
 
 
 def why_module_missing(error: ModuleNotFoundError) -> str:

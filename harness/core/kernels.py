@@ -6,6 +6,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from harness.core.cause_codes import Code, Reason
 from harness.core.index_params import IndexLogitsParams
 from harness.core.op_params import RecordFormat
 from harness.core.params import Params, ParamsT
@@ -42,7 +43,7 @@ class KernelSpec:
     - `cuda_twin`: the kernel of the same op that replaces it on CUDA. It reads no device value on the host, so a graph
       can capture it.
     - `compile_seconds`: how long its first call on a machine may compile; added to the time limit of a case.
-    - `requires`: "module:function" of a check, device -> reason why it cannot run, or None.
+    - `requires`: "module:function" of a check, device -> reason why it cannot run, or an empty string.
     - `unusable`: why it can run nowhere: the tables of its engine do not load.
     """
 
@@ -78,34 +79,37 @@ class KernelSpec:
     def why_not(self, device: str) -> str:
         """Why this kernel cannot run on `device` here, as one clause; empty where it can. Loads no kernel code."""
         if self.unusable:
-            return self.unusable
+            return Reason(self.unusable, Code.BROKEN_TABLES)
         if device not in self.devices:
-            return f"{self.name} runs on {', '.join(self.devices)}, not on {device}"
-        return (attribute_at(self.requires)(device) or "") if self.requires else ""
+            return Reason(f"{self.name} runs on {', '.join(self.devices)}, not on {device}", Code.NO_DEVICE)
+        reason: str = attribute_at(self.requires)(device) if self.requires else ""
+        return reason
 
     def why_not_graph(self, device: str) -> str:
         """Why no captured graph can hold this kernel on `device`, as one clause; empty if one can."""
         if device == "cpu" or (self.capturable and not self.cuda_twin):
             return ""
-        return f"{self.name} reads device values on the host, which a captured CUDA graph cannot"
+        why = f"{self.name} reads device values on the host, which a captured CUDA graph cannot"
+        return Reason(why, Code.UNSUPPORTED)
 
     def lacks(self, word: str) -> str:
         """The reason why cases that give the optional keyword `word` are skipped."""
         mend = f"; add `{word}=None` to its signature, and they are judged" if self.origin.endswith(".py") else ""
-        return f"{self.name} has no argument `{word}`, which these cases give{mend}"
+        return Reason(f"{self.name} has no argument `{word}`, which these cases give{mend}", Code.UNSUPPORTED)
 
     def why_not_params(self, params: Params) -> str:
         """Why this kernel cannot run the calls of a case with these parameters, as one clause; empty if it can."""
         # The cache of an engine's parameters is that of its latents.
         is_its_cache = self.op != "index_logits" or isinstance(params, IndexLogitsParams)
         if is_its_cache and params.cache_type is not None and params.cache_type not in self.kv:
-            return f"{self.name} reads a cache of {', '.join(self.kv)}, not of {params.cache_type}"
+            why = f"{self.name} reads a cache of {', '.join(self.kv)}, not of {params.cache_type}"
+            return Reason(why, Code.UNSUPPORTED)
         if missing := [
             word for word in params.KEYWORDS if getattr(params, word) is not None and word not in self.takes
         ]:
             return self.lacks(missing[0])
         problem = misfit(self.shapes or ANY, sizes_of(self.op, params))
-        return f"{self.name} {problem}" if problem else ""
+        return Reason(f"{self.name} {problem}", Code.UNSUPPORTED) if problem else ""
 
     def fit(self, params: ParamsT, fixed: Container[str]) -> ParamsT:
         """`params` with the nearest sizes, cache type and optional keywords that this kernel accepts.

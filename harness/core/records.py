@@ -271,6 +271,7 @@ class Blame(Record):
     """Which memory was to blame for a failure, and how that was found."""
 
     sites: tuple[str, ...] = ()
+    cause: str = Field(default="", description="how it was found: a Code. Old records have none")
     how: str = ""
     trials: dict[str, str] = Field(default={})
     """Poisoned sites -> verdict of that trial, in the order of the trials."""

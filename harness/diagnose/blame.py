@@ -17,6 +17,7 @@ from collections.abc import Container, Sequence
 
 from harness.core.cases import Job
 from harness.core.catalog import ORACLES
+from harness.core.cause_codes import Code
 from harness.core.records import Blame, CaseResult
 from harness.diagnose.reduce import primary, same_failure, without_each
 from harness.run.pool import Pool
@@ -52,35 +53,39 @@ def fails_alike(result: CaseResult, trial: CaseResult) -> bool:
 def conclude(job: Job, result: CaseResult, trials: Sequence[CaseResult]) -> Blame:
     """The blame that the finished rounds of `trials` allow for the failed `result` of `job`."""
     verdicts = {_label(job.poisoned_sites, trial.sites or ()): trial.verdict.value for trial in trials}
-    sites, how = _sites_to_blame(job.poisoned_sites, result, trials)
-    return Blame(sites=sites, how=how, trials=verdicts)
+    sites, cause, how = _sites_to_blame(job.poisoned_sites, result, trials)
+    return Blame(sites=sites, cause=cause, how=how, trials=verdicts)
 
 
 def _sites_to_blame(
     sites: tuple[str, ...], result: CaseResult, trials: Sequence[CaseResult]
-) -> tuple[tuple[str, ...], str]:
-    """The sites to blame, and a sentence that says why."""
+) -> tuple[tuple[str, ...], Code, str]:
+    """The sites to blame, the code of how they were found, and a sentence that says why."""
     failed = {trial.sites for trial in trials if fails_alike(result, trial)}
     passed = {trial.sites for trial in trials} - failed
     if sites in passed:
-        return (), "differs from call to call with the same inputs: repeated as it was, the case passes"
+        how = "differs from call to call with the same inputs: repeated as it was, the case passes"
+        return (), Code.NOT_REPEATED, how
     oracle = primary(result.findings).oracle
     if () in failed or not sites:
         own = [finding.site for finding in result.findings if finding.oracle == oracle and finding.site]
         named = tuple(dict.fromkeys(own or [finding.site for finding in result.findings if finding.site]))
         if not named:
-            return (), "wrong without poison: not memory"
-        return named, f"`{oracle}` fires without poison too; its findings name {_words(named)}"
+            return (), Code.WITHOUT_POISON, "wrong without poison: not memory"
+        how = f"`{oracle}` fires without poison too; its findings name {_words(named)}"
+        return named, Code.WITHOUT_POISON, how
     if len(sites) == 1:
-        return sites, f"{sites[0]} is the only poisoned site, and without it the case is clean"
+        return sites, Code.ONLY_SITE, f"{sites[0]} is the only poisoned site, and without it the case is clean"
     alone = tuple(site for site in sites if (site,) in failed)
     if alone:
-        return alone, f"`{oracle}` fires when only {_words(alone, 'or')} is poisoned, and not without poison"
+        how = f"`{oracle}` fires when only {_words(alone, 'or')} is poisoned, and not without poison"
+        return alone, Code.ALONE, how
     # Of two sites that do not fail alone, both are necessary.
     necessary = tuple(site for site, rest in zip(sites, without_each(sites), strict=True) if rest in passed)
     if necessary:
-        return necessary, f"no single site makes it fail; `{oracle}` needs {_words(necessary)} to be poisoned"
-    return sites, "no single site makes it fail, and none is needed: several together are to blame"
+        how = f"no single site makes it fail; `{oracle}` needs {_words(necessary)} to be poisoned"
+        return necessary, Code.NECESSARY, how
+    return sites, Code.TOGETHER, "no single site makes it fail, and none is needed: several together are to blame"
 
 
 def _trial(job: Job, result: CaseResult, sites: tuple[str, ...]) -> Job:

@@ -36,6 +36,7 @@ from collections.abc import Container
 import torch
 from packaging.version import InvalidVersion, Version
 
+from harness.core.cause_codes import Code, Reason
 from harness.core.systems import EngineSpec
 from harness.run.environment import engine_version
 
@@ -59,14 +60,17 @@ def why_not_installed(engine: EngineSpec) -> str:
     """Why the engine cannot be imported here, with the command that installs it; empty if it can."""
     if installed_version(engine) is not None:
         return ""
-    return f"{engine.title} is not installed (pip install {engine.install or engine.distribution})"
+    how = f"pip install {engine.install or engine.distribution}"
+    return Reason(f"{engine.title} is not installed ({how})", Code.NOT_INSTALLED)
 
 
 def why_no_kernels(engine: EngineSpec, device: str) -> str:
     """Why no CUDA kernel of the engine runs on `device` here; empty if no reason is known."""
     if device != "cuda":
-        return f"{engine.title}'s kernels run on cuda, not on {device}"
-    return why_not_installed(engine) or ("" if torch.cuda.is_available() else "no CUDA device on this machine")
+        return Reason(f"{engine.title}'s kernels run on cuda, not on {device}", Code.NO_DEVICE)
+    if reason := why_not_installed(engine):
+        return reason
+    return "" if torch.cuda.is_available() else Reason("no CUDA device on this machine", Code.NO_DEVICE)
 
 
 def why_not_built(majors: Container[int], words: str) -> str:
@@ -75,4 +79,4 @@ def why_not_built(majors: Container[int], words: str) -> str:
     Needs a CUDA device.
     """
     major, minor = torch.cuda.get_device_capability()
-    return "" if major in majors else f"built for {words}; this GPU is {major}.{minor}"
+    return "" if major in majors else Reason(f"built for {words}; this GPU is {major}.{minor}", Code.NO_DEVICE)

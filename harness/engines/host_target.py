@@ -12,6 +12,7 @@ from typing import ClassVar, cast
 import torch
 
 from harness.core.cases import Case
+from harness.core.cause_codes import Code, Reason
 from harness.core.errors import InputError, KernelError
 from harness.core.params import Record
 from harness.core.systems import EngineSpec
@@ -91,10 +92,11 @@ class HostTarget(Target):
         host = cls.host
         version = base.installed_version(host.engine)
         if version is None:
-            return f"{host.engine.title} is not installed ({host.extra} && {host.install})"
+            how = f"{host.extra} && {host.install}"
+            return Reason(f"{host.engine.title} is not installed ({how})", Code.NOT_INSTALLED)
         missing = [name for name in host.needed if find_spec(name) is None]
         if missing:
-            return host.lacks(", ".join(missing))
+            return Reason(host.lacks(", ".join(missing)), Code.NOT_INSTALLED)
         return patch_for(host.patches, fault, version).why_not(version) if fault else ""
 
     def run(self, poison: Poison) -> Run:

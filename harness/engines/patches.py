@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
+from harness.core.cause_codes import Code, Reason
 from harness.core.errors import InputError
 from harness.core.registry import nearest
 from harness.core.systems import EngineSpec
@@ -51,9 +52,11 @@ class Patch:
     def why_not(self, version: str) -> str:
         """Why the bug cannot be injected into `version`, by its number alone; empty if it can be tried."""
         if self.as_released and release_of(version) < release_of(self.as_released):
-            return f"{self.engine.title} {version} has this bug as released; its fix came with {self.as_released}"
+            why = f"{self.engine.title} {version} has this bug as released; its fix came with {self.as_released}"
+            return Reason(why, Code.AS_RELEASED)
         if not release_of(self.first) <= release_of(version) < release_of(self.last):
-            return f"written for {self.engine.title} {self.first} up to, not including, {self.last}; this is {version}"
+            why = f"written for {self.engine.title} {self.first} up to, not including, {self.last}; this is {version}"
+            return Reason(why, Code.NO_PATCH)
         return ""
 
     def apply(self, version: str) -> None:

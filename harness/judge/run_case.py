@@ -14,7 +14,7 @@ import torch
 
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
 from harness.core.catalog import FAULTS
-from harness.core.cause_codes import Code
+from harness.core.cause_codes import Code, Reason, cause_of
 from harness.core.errors import HarnessError, Refused, line_of
 from harness.core.extras import MissingPackage, why_module_missing
 from harness.core.records import CaseResult, Verdict
@@ -47,12 +47,12 @@ def outcome_of(job: Job) -> Outcome:
     except Refused as error:
         return Outcome(Verdict.SKIP, str(error), Code.REFUSED)
     except MissingPackage as error:
-        return Outcome(Verdict.SKIP, str(error), Code.UNABLE)
+        return Outcome(Verdict.SKIP, str(error), Code.NOT_INSTALLED)
     except HarnessError as error:
         return Outcome(Verdict.ERROR, str(error), Code.HARNESS, at=_raised_at(error))
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (reason := why_module_missing(error)):
-            return Outcome(Verdict.SKIP, reason, Code.UNABLE)
+            return Outcome(Verdict.SKIP, reason, Code.NOT_INSTALLED)
         reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
         log = traceback.format_exc()[-LOG_TAIL:]
         return Outcome(Verdict.ERROR, reason, Code.HARNESS, at=_raised_at(error), log=log)
@@ -65,7 +65,7 @@ def _raised_at(error: Exception) -> str:
 def _outcome(job: Job) -> Outcome:
     load_plugins(job.plugins)
     if reason := why_not(job.case, job.device, job.fault):
-        return Outcome(Verdict.SKIP, reason, Code.UNABLE)
+        return Outcome(Verdict.SKIP, str(reason), cause_of(reason))
     torch.manual_seed(job.case.seed)
     answer = ANSWERS[type(job.ask)]
     if job.fault is None or class_of(job.case).injects_faults:
@@ -89,9 +89,9 @@ def _unreached(job: Job) -> Outcome:
 def why_not(case: Case, device: str, fault: str | None = None) -> str:
     """Why this machine or a kernel of the case cannot run it, in a sentence; empty if it can."""
     if case.kind.unusable:
-        return case.kind.unusable
+        return Reason(case.kind.unusable, Code.BROKEN_TABLES)
     if device == "cuda" and not torch.cuda.is_available():
-        return "no CUDA device on this machine"
+        return Reason("no CUDA device on this machine", Code.NO_DEVICE)
     for parameter, op in case.kind.kernels_of(case.op).items():
         spec = find_kernel(op, getattr(case.params, parameter))
         if reason := spec.why_not(device):

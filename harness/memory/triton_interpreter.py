@@ -13,6 +13,8 @@ import importlib.util
 import os
 from typing import Any
 
+from harness.core.cause_codes import Code, Reason
+
 REPAIRED_VERSIONS = ("3.7.1",)
 """The versions of Triton that this repair was tested with."""
 
@@ -23,12 +25,14 @@ def unavailable(device: str) -> str:
     Imports neither torch nor Triton, so that lists stay instant.
     """
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed (pip install triton==3.7.1)"
+        return Reason("Triton is not installed (pip install triton==3.7.1)", Code.NOT_INSTALLED)
     interpreting = interpreter_is_on()
     if device == "cpu" and not interpreting:
-        return "a Triton kernel runs on a CPU only under TRITON_INTERPRET=1, set before the process starts"
+        why = "a Triton kernel runs on a CPU only under TRITON_INTERPRET=1, set before the process starts"
+        return Reason(why, Code.NO_DEVICE)
     if device != "cpu" and interpreting:
-        return "TRITON_INTERPRET=1 is set, so Triton kernels run on the CPU only; unset it to use the GPU"
+        why = "TRITON_INTERPRET=1 is set, so Triton kernels run on the CPU only; unset it to use the GPU"
+        return Reason(why, Code.NO_DEVICE)
     return _unknown_version() if interpreting else ""
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.catalog import ENGINES
+from harness.core.cause_codes import Code
 from harness.core.systems import engine_versions
 
 FAILED = ("fail", "crash")
 BAD = (*FAILED, "known")
 """A known failure is bad in its version, and fails no run."""
-AS_RELEASED = "has this bug as released"
 
 
 @dataclass(slots=True)
@@ -172,5 +172,5 @@ def _fault_cell(column: Column, case: str, fault: str) -> str:
             return f"caught {result['by'][0]}" if result["caught"] else "MISSED"
     for result in column.skipped_faults:
         if (result["case"], result["fault"]) == (case, fault):
-            return "as released" if AS_RELEASED in result["reason"] else "skip"
+            return "as released" if result["cause"] == Code.AS_RELEASED else "skip"
     return "-"

@@ -105,7 +105,7 @@ def _canonical_case(result: CaseResult, blame: Blame | None) -> dict[str, Any]:
     return {
         **result.model_dump(mode="json", include={"id", "fault", "verdict", "reason"}),
         "findings": [_finding(finding) for finding in result.findings],
-        "blame": blame.model_dump(mode="json") if blame else None,
+        "blame": blame.model_dump(mode="json", exclude={"cause"}) if blame else None,
         "accuracy": _answers(result.accuracy),
     }
 

@@ -6,6 +6,7 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
+from harness.core.cause_codes import Code
 from harness.core.oracles import TELLING_ORDER
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.diagnose.blame import conclude, fails_alike, plan_trials
@@ -52,25 +53,25 @@ def test_the_single_site_that_fails_alone_is_blamed():
     assert found.trials == {
         "nothing": "pass", "output": "pass", "kv.tail": "pass", "router.ids": "fail", "workspace": "pass",
     }  # fmt: skip
-    assert found.how == "`finite` fires when only router.ids is poisoned, and not without poison"
+    assert found.cause == Code.ALONE and "only router.ids" in found.how
 
 
 @pytest.mark.parametrize("sites", [("output",), ("output", "kv.tail"), SITES])
 def test_a_case_that_passes_when_it_is_repeated_blames_no_memory(sites):
     calls = iter([finite()])
     found, rounds = blame(lambda poisoned: next(calls, ()), sites)
-    assert found.sites == () and found.how.startswith("differs from call to call with the same inputs")
+    assert (found.sites, found.cause) == ((), Code.NOT_REPEATED)
     assert rounds[-1] == [sites] and found.trials["the same again"] == "pass"
 
 
 def test_two_sites_that_each_fail_alone_are_both_blamed():
     found, _ = blame(lambda sites: finite() if sites & {"output", "kv.tail"} else ())
-    assert found.sites == ("output", "kv.tail")
+    assert (found.sites, found.cause) == (("output", "kv.tail"), Code.ALONE)
 
 
 def test_two_sites_that_fail_only_together_are_found_by_leaving_one_out():
     found, rounds = blame(lambda sites: finite() if {"output", "workspace"} <= sites else ())
-    assert found.sites == ("output", "workspace")
+    assert (found.sites, found.cause) == (("output", "workspace"), Code.NECESSARY)
     assert len(rounds) == 3
     assert found.trials["all but output"] == "pass"
     assert found.trials["all but kv.tail"] == "fail"
@@ -80,13 +81,12 @@ def test_a_case_that_fails_with_nothing_poisoned_is_blamed_by_what_its_findings_
     found, rounds = blame(lambda sites: finite("graph.pad_rows"))
     assert found.sites == ("graph.pad_rows",)
     assert rounds == [[()]]
-    assert "without poison" in found.how
+    assert found.cause == Code.WITHOUT_POISON
 
 
 def test_a_case_that_fails_with_nothing_poisoned_and_names_nothing_blames_nothing():
     found, _ = blame(lambda sites: finite(None))
-    assert found.sites == ()
-    assert found.how == "wrong without poison: not memory"
+    assert (found.sites, found.cause) == ((), Code.WITHOUT_POISON)
 
 
 def test_another_oracle_firing_with_nothing_poisoned_is_another_reason():
@@ -106,7 +106,7 @@ def test_a_crash_is_a_reason_like_any_other():
 
 def test_one_poisoned_site_is_to_blame_if_it_fails_again():
     found, rounds = blame(lambda sites: finite() if sites else (), sites=("kv.tail",))
-    assert found.sites == ("kv.tail",)
+    assert (found.sites, found.cause) == (("kv.tail",), Code.ONLY_SITE)
     assert rounds == [[()], [("kv.tail",)]]
 
 
@@ -119,13 +119,12 @@ def test_two_sites_that_fail_only_together_are_both_necessary_if_they_fail_again
 def test_when_any_two_of_three_fail_none_is_necessary_and_all_are_named():
     found, _ = blame(lambda sites: finite() if len(sites) >= 2 else (), sites=("output", "lse", "workspace"))
     assert found.sites == ("output", "lse", "workspace")
-    assert "none is needed" in found.how
+    assert found.cause == Code.TOGETHER
 
 
 def test_a_case_without_poisoned_sites_has_been_its_own_trial():
     found, rounds = blame(lambda sites: finite("kv.null"), sites=())
-    assert (found.sites, rounds) == (("kv.null",), [])
-    assert "without poison" in found.how
+    assert (found.sites, found.cause, rounds) == (("kv.null",), Code.WITHOUT_POISON, [])
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.SKIP, Verdict.ERROR])

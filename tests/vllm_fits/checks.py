@@ -21,6 +21,7 @@ from typing import Any, get_args
 import griffe
 
 from harness.core.catalog import ENGINES, KERNELS
+from harness.core.cause_codes import Code, cause_of
 from harness.core.files import FIXTURES
 from harness.core.kernels import KernelSpec
 from harness.engines.base import release_of
@@ -217,7 +218,7 @@ def _fault(release: Release, fault: str) -> Fit:
     part = f"bug `{fault}`"
     patch = patch_for(fault, release.version)
     if reason := patch.why_not(release.version):
-        return Fit(part, skipped="has it as released" if "as released" in reason else reason)
+        return Fit(part, skipped="has it as released" if cause_of(reason) == Code.AS_RELEASED else reason)
     return Fit(part, len(patch.edits), tuple(_refused(release, patch)))
 
 

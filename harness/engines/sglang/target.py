@@ -13,6 +13,7 @@ import torch
 from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
+from harness.core.cause_codes import Code, Reason
 from harness.core.errors import HarnessError, KernelError
 from harness.core.records import FirstNan
 from harness.engines import base
@@ -65,14 +66,14 @@ class SglangTarget(Target):
             return reason
         version = str(base.installed_version(ENGINE))
         if not torch.cuda.is_available():
-            return "SGLang serves on CUDA, and there is no CUDA device on this machine"
+            return Reason("SGLang serves on CUDA, and there is no CUDA device on this machine", Code.NO_DEVICE)
         if reason := extras.why_not(extras.ACCURACY):
             return reason
         params = case.params_as(SglangParams)
         if majors := BUILT_FOR.get(params.backend):
             words = f"compute capability {' and '.join(map(str, majors))}"
             if reason := base.why_not_built(majors, words):
-                return f"{params.backend} is {reason}"
+                return Reason(f"{params.backend} is {reason}", Code.NO_DEVICE)
         if params.kv_canary != "none" and base.release_of(version) < WITH_CANARY:
             return f"SGLang {version} has no kv_canary"
         if not (canary(params) / "config.json").is_file():

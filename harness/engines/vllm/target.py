@@ -14,6 +14,7 @@ import torch
 from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
+from harness.core.cause_codes import Code, Reason
 from harness.core.errors import KernelError, Refused
 from harness.core.params import Record
 from harness.core.records import CaseResult, FirstNan, Verdict
@@ -67,14 +68,15 @@ class VllmTarget(Target):
         version = str(base.installed_version(ENGINE))
         release = base.release_of(version)
         if not torch.cuda.is_available():
-            return "vLLM serves on CUDA, and there is no CUDA device on this machine"
+            return Reason("vLLM serves on CUDA, and there is no CUDA device on this machine", Code.NO_DEVICE)
         if reason := extras.why_not(extras.ACCURACY):
             return reason
         params = case.params_as(VllmParams)
         if params.backend in BLACKWELL:
             major, minor = torch.cuda.get_device_capability()
             if major != 10:
-                return f"{params.backend} is built for data-center Blackwell (10.0, 10.3); this GPU is {major}.{minor}"
+                why = f"{params.backend} is built for data-center Blackwell (10.0, 10.3); this GPU is {major}.{minor}"
+                return Reason(why, Code.NO_DEVICE)
         if params.backend == "TRITON_MLA" and params.graph == "full" and release < TRITON_IN_FULL_GRAPHS:
             return f"vLLM {version} refuses full graphs with TRITON_MLA"
         if params.quantization != "none" and release[:2] == (0, 22) and find_spec("humming") is None:
