@@ -63,7 +63,7 @@ def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
     result = CaseResult.model_validate(answer["result"])
     store = _stored(result, request, given.root, time.monotonic() - started)
     store.note_source(run_and_report.source_under_test(given.commit, given.branch))
-    write_reports(RunView(store), run_and_report.trends_in(store))
+    write_reports(RunView(store))
     if given.json:
         print_json(answer["found"] | {"directory": str(store.path)})
     else:

@@ -10,6 +10,7 @@ import pytest
 
 from harness.accuracy.backends import Answer, Identity
 from harness.accuracy.epochs import REPEATS_FILE, unrepeated
+from harness.core.cause_codes import Code
 from harness.store.epochs import judged
 from harness.store.run_folder import RunStore
 
@@ -107,7 +108,7 @@ def test_a_run_with_repeats_is_judged_by_both_oracles(
     assert {finding.oracle for finding in result.findings} == {"accuracy"}
     (run / REPEATS_FILE).write_text("[1]")
     found = [finding for finding in judged(store).findings if finding.oracle == "repeats"]
-    assert [finding.message for finding in found] == ["1 of 2 greedy answers differ the second time: prompts 1"]
+    assert [finding.cause for finding in found] == [Code.DIFFERS] and "1 of 2" in found[0].message
 
 
 def test_without_a_script_serve_check_names_the_command_that_asks_questions(

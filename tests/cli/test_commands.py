@@ -94,9 +94,7 @@ def test_selftest_fails_when_a_fault_is_not_caught_as_declared(
     file = scenarios / "merge.yaml"
     assert declared in file.read_text()
     file.write_text(file.read_text().replace(declared, wrong))
-    code, out, err = cli("selftest", "merge", "--scenarios", scenarios, "-n", 1)
-    if code == 2:
-        pytest.skip(f"the loader refuses such a declaration itself: {err.strip()}")
+    code, out, _ = cli("selftest", "merge", "--scenarios", scenarios, "-n", 1)
     assert code == 1
     assert "MISSED merge.ignore-context-count" in out and why in out and "faults caught: 0 of 1" in out
 

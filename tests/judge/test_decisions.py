@@ -10,6 +10,7 @@ import torch
 
 from harness.core.cases import Job, PoisonPlan
 from harness.core.catalog import ORACLES, SITES
+from harness.core.cause_codes import Code
 from harness.core.records import Case, Verdict
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Evidence, Run
@@ -116,7 +117,7 @@ def test_a_selection_of_the_worst_tokens_in_the_second_epoch_names_the_decision(
     (pair,) = [pair for pair in run.pairs if pair.oracle == "cold_warm"]
     assert pair.divergence is not None and calls[0] == 18, "nine calls an epoch"
     findings = ORACLES.get("cold_warm").judge(Evidence(case({}), [run])).findings
-    assert any("rounding does not explain it: the token selection of layer 0" in found.message for found in findings)
+    assert any(found.cause == Code.DIVERGED and "selection of layer 0" in found.message for found in findings)
 
 
 def test_another_device_compares_runs_up_to_the_divergence() -> None:
@@ -135,4 +136,4 @@ def test_another_device_compares_runs_up_to_the_divergence() -> None:
     assert excused.findings == [] and "generated token 2" in excused.notes[0]
     later.token_shortfalls = torch.full_like(first.token_shortfalls, torch.inf)
     (found,) = oracle.judge(Evidence(case({}), [run, other], repeat=lambda: run)).findings
-    assert "rounding does not explain it: generated token 2" in found.message
+    assert found.cause == Code.DIVERGED and "generated token 2" in found.message

@@ -90,7 +90,7 @@ def test_a_replay_that_differs_from_the_eager_call_is_seen() -> None:
 
     with replaced(grows):
         found = run(graph="full")
-    assert "differs from the same step run eagerly" in messages("replay", found)[0]
+    assert "eagerly" in messages("replay", found)[0]
 
 
 @pytest.mark.usefixtures("equal_values")
@@ -105,7 +105,7 @@ def test_a_launch_with_other_bits_is_seen() -> None:
     with replaced(drifts):
         found = run(launches=4)
     assert messages("repeats", found)[0].startswith("out of launch ")
-    assert "differs from the first launch on equal inputs" in messages("repeats", found)[0]
+    assert "the first launch" in messages("repeats", found)[0]
 
 
 @pytest.mark.parametrize("entries", ["filled", "zero", "out_of_range"])

@@ -10,6 +10,7 @@ import torch
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
+from harness.core.cause_codes import Code
 from harness.core.errors import IllegalAddress, KernelError, UnknownNameError
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
@@ -134,7 +135,7 @@ def test_what_a_kernel_raises_is_a_finding_of_the_crash_oracle() -> None:
     run = KernelTarget(case).run(poison())
     assert isinstance(run.error, KernelError)
     (finding,) = judged_by(case)["crash"]
-    assert "mla_decode/raises raised ZeroDivisionError: this kernel divides by zero" in finding.message
+    assert (finding.cause, finding.error, finding.kernel) == (Code.RAISED, "ZeroDivisionError", "mla_decode/raises")
 
 
 def test_an_illegal_address_ends_the_run_and_names_the_table() -> None:
@@ -182,7 +183,7 @@ def test_a_kernel_that_returns_its_lse_in_base_2_is_said_to_do_so() -> None:
     KERNELS.add(KernelSpec("mla_decode", "base-2", "", base_2))
     (finding,) = judged_by(decode_case(kernel="base-2"), ("nan",))["reference"]
     assert finding.tensor == "lse"
-    assert "each value is 1.4427 times the expected one, log2(e): it is in base 2" in finding.message
+    assert "it is in base 2" in finding.message
 
 
 def test_the_kernel_runs_before_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.cause_codes import Code, cause_of
 from harness.core.ops import OPS
 from harness.engines import base
 from harness.engines.flashinfer import mla as flashinfer_mla
@@ -56,7 +57,7 @@ def test_the_gpu_that_is_lacking_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(flashinfer_mla.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
-    assert flashinfer_mla.on_hopper("cuda") == "built for Hopper (9.0); this GPU is 10.0"
+    assert cause_of(flashinfer_mla.on_hopper("cuda")) == Code.NO_DEVICE
     assert flashinfer_mla.on_ampere("cuda") == ""
     monkeypatch.setattr(flashinfer_mla.importlib.util, "find_spec", lambda name: None)
     assert "FlashInfer is not installed" in str(flashinfer_mla.on_ampere("cuda"))

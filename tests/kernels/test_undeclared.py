@@ -49,7 +49,7 @@ def test_a_kernel_that_fails_at_one_head_is_asked_to_declare_its_heads() -> None
 
 
 def test_a_kernel_that_raises_everywhere_or_declares_its_shapes_keeps_its_own_message() -> None:
-    assert message(never_right) == "mla_decode/mine raised RuntimeError: no such device"
+    assert message(never_right).endswith("RuntimeError: no such device")
     assert message(made_for_576, shapes=ANY).startswith("mla_decode/mine raised RuntimeError: expanded size")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.core.cause_codes import Code
 from harness.judge.oracles.agreement import tokens
 from harness.judge.oracles.contracts import conserved, policy
 from harness.judge.run_records import Count, Run
@@ -53,7 +54,7 @@ def test_the_largest_logit_is_no_finding(evidence, observe, logits):
 def test_another_token_or_none_of_the_vocabulary_is_found(evidence, observe, logits, taken):
     (finding,) = judged(evidence, observe, taken, logits).findings
     assert finding.where == "request 1"
-    assert f"the first is {taken[1]}, where the engine's largest is of 0 and the reference's of 0" in finding.message
+    assert finding.cause == Code.WRONG_TOKEN and f"the first is {taken[1]}" in finding.message
 
 
 def test_a_token_of_the_engine_that_the_reference_puts_beyond_the_bound_is_found(evidence, observe, logits):

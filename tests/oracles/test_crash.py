@@ -21,7 +21,7 @@ def test_a_run_that_an_exception_ended_fires(evidence, error):
 def test_the_message_is_one_line(evidence):
     error = KernelError("mla_decode/mine raised RuntimeError: first\nsecond\nthird")
     message = judge(evidence(Run("nan", error=error))).findings[0].message
-    assert message == "mla_decode/mine raised RuntimeError: first … (pattern nan)"
+    assert "first …" in message and "second" not in message and "\n" not in message
 
 
 def test_a_finding_names_the_line_that_raised(evidence):

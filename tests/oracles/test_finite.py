@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.core.cause_codes import Code
 from harness.judge.oracles.values import finite as judge
 from harness.judge.run_records import Run
 from harness.memory.poison.patterns import bits_view, sentinel_bits
@@ -75,7 +76,7 @@ def test_a_nan_computed_from_poison_names_its_site(observe, evidence, expected):
     tensor[1] = (-(poison * 0 + 1)).reshape(2, 8)
     finding = judge(evidence(Run("nan", [observe(tensor)]))).findings[0]
     assert finding.site == "kv.tail"
-    assert "computed from the poison of kv.tail" in finding.message
+    assert finding.cause == Code.NAN
 
 
 def test_a_nan_without_a_payload_takes_the_site_of_its_row(observe, evidence, expected):

@@ -18,7 +18,7 @@ def test_one_run_alone_is_nothing_looked_at(observe, evidence):
 
 def test_every_classic_wrong_answer_in_one_of_two_runs_fires(observe, evidence, expected, spoil):
     findings = judge(evidence(Run("nan", [observe()]), Run("zeros", [observe(spoil(expected.float()))]))).findings
-    assert any("depends on memory that must not matter" in finding.message for finding in findings)
+    assert findings and {finding.oracle for finding in findings} == {"non_interference"}
 
 
 def test_a_difference_of_one_bit_in_one_element_fires(observe, evidence, expected):

@@ -26,7 +26,7 @@ def test_answers_that_agree_bit_by_bit_are_silent(evidence):
 def test_every_classic_wrong_answer_fires(evidence, spoil):
     findings = judge(evidence(Run("nan", pairs=[pair(spoil(LOGITS))]))).findings
     assert len(findings) == 1
-    assert "beside 2 padded requests change when padded rows are added" in findings[0].message
+    assert findings[0].oracle == "padding" and "2 padded" in findings[0].message
 
 
 def test_the_last_bit_of_one_element_fires(evidence):

@@ -18,6 +18,7 @@ import pytest
 
 from harness.cli.main import exit_code_of
 from harness.core.cases import Case, Job
+from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
 from harness.run import ray_pool
@@ -167,7 +168,7 @@ def test_a_case_that_ends_every_node_is_a_crash_and_the_run_goes_on(
     monkeypatch.setattr(ray_pool, "AVOIDED_SECONDS", 0.1)
     with on_ray(cluster) as pool:
         result, after = pool.run_in_order([job("end", "end_the_node"), job("after")])
-    assert result.verdict is Verdict.CRASH and result.reason == "3 nodes were lost while they ran it"
+    assert (result.verdict, result.findings[0].cause) == (Verdict.CRASH, Code.LOST_NODES)
     assert len(result.lost_nodes) == 3 and [finding.oracle for finding in result.findings] == ["crash"]
     assert after.verdict is Verdict.PASS and not after.lost_nodes
 

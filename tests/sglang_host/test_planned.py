@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from harness.core.cases import Case, Job
+from harness.core.cause_codes import Code, cause_of
 from harness.core.records import Verdict
 from harness.engines import base, host_target
 from harness.engines.sglang.host_target import SglangHostTarget
@@ -36,7 +37,8 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.5.23")
     monkeypatch.setattr(host_target, "find_spec", lambda name: None if name == "orjson" else object())
     case = next(iter(CASES.values()))
-    assert SglangHostTarget.why_not(case) == "SGLang's Python needs orjson (pip install '.[sglang-host]')"
+    reason = SglangHostTarget.why_not(case)
+    assert cause_of(reason) == Code.NOT_INSTALLED and "orjson" in reason
 
 
 def test_a_fault_for_other_releases_is_a_skip_with_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +46,7 @@ def test_a_fault_for_other_releases_is_a_skip_with_its_range(monkeypatch: pytest
     monkeypatch.setattr(host_target, "find_spec", lambda name: object())
     case = CASES["sglang-host-radix-cache[page_size=1]"]
     reason = SglangHostTarget.why_not(case, fault="sglang.freed-view-of-row")
-    assert "written for SGLang 0.5.18 up to, not including, 0.5.24" in reason
+    assert cause_of(reason) == Code.NO_PATCH and "0.5.18" in reason and "0.5.24" in reason
 
 
 def test_flashmla_needs_its_page_size() -> None:

@@ -16,6 +16,7 @@ import torch
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
+from harness.core.cause_codes import Code, Reason
 from harness.core.cuda_failures import is_device_failure
 from harness.core.engine_params import EngineParams
 from harness.core.errors import HarnessError, KernelError, SystemUnderTestError, line_of
@@ -73,9 +74,10 @@ class EngineTarget(Target):
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
         params = case.params_as(EngineParams)
         if device == "cuda" and (params.quantize, params.graph) == ("mxfp8", "full"):
-            return "quantize_blocks/torch reads its offsets on the host, which a captured CUDA graph cannot"
+            why = "quantize_blocks/torch reads its offsets on the host, which a captured CUDA graph cannot"
+            return Reason(why, Code.UNSUPPORTED)
         if reason := why_not_together(model_config(params), params):
-            return reason
+            return Reason(reason, Code.UNSUPPORTED)
         kernel = KERNELS.get(f"mla_decode/{params.decode_kernel}")
         if "window" in params.layers and "window" not in kernel.takes:
             return kernel.lacks("window")
