@@ -69,8 +69,8 @@ def repro(context: typer.Context, given: ReproOptions) -> None:
     screen, reference = console(given.json), as_reference(given.reference)
     wanted = given.wanted(engine_path=given.engine_path)
     if given.script is not None:
-        judged = {"kernels": (given.kernel,) if given.kernel else (), "plugins": tuple(given.plugin or ())}
-        wanted = replace(wanted, selectors=(reference,), fault=given.fault, **judged)
+        kernels, plugins = (given.kernel,) if given.kernel else (), tuple(given.plugin or ())
+        wanted = replace(wanted, selectors=(reference,), kernels=kernels, plugins=plugins, fault=given.fault)
         with WorkerPool(given.workers) as pool:
             export_script(wanted, pool, screen, given.script, is_pytest=given.as_test, seconds=given.shrink_seconds)
         raise typer.Exit(0)
