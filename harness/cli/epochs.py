@@ -50,13 +50,9 @@ class EpochsOptions(LeavingRuns):
         Path | None, typer.Option(resolve_path=True, metavar="DIR", help="Read DIR/TASK/test.jsonl, not the hub.")
     ] = None
     filter: Annotated[str | None, typer.Option(metavar="NAME", help="Filter of the task [default: its first].")] = None
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of the questions' order [default: 0].")] = (
-        None
-    )
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of the order [default: 0].")] = None
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")] = None
-    kv: Annotated[str | None, typer.Option(metavar="TYPE", help="KV cache: fp32, bf16, fp8_e4m3; not for servers.")] = (
-        None
-    )
+    kv: Annotated[str | None, typer.Option(metavar="TYPE", help="Cache: fp32, bf16, fp8_e4m3; no servers.")] = None
     graph: Annotated[str | None, typer.Option(metavar="none|full", help="CUDA graphs; not for servers.")] = None
     num_blocks: Annotated[
         int | None, typer.Option(metavar="N", min=4, help="Blocks of the KV pool; only for engine.")
@@ -69,9 +65,7 @@ class EpochsOptions(LeavingRuns):
     repeat: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Also ask a server N prompts twice, one at a time.")
     ] = None
-    least: Annotated[float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least accuracy of an epoch.")] = (
-        None
-    )
+    least: Annotated[float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least accuracy.")] = None
     baseline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Baseline, or folder of baselines, to compare with.")
     ] = None
