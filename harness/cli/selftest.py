@@ -58,8 +58,8 @@ def selftest(context: typer.Context, given: SelftestOptions) -> None:
             store = _mutants().planned_trials(wanted, pool, count, **how)
         store = store or _planned(wanted, pool, given.root, no_clean=given.no_clean, num_draws=given.controls)
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
-        if trials := store.plan.trials:
-            raise typer.Exit(_mutants().try_mutants(store, trials, workers=workers, as_json=given.json))
+        if store.plan.trials:
+            raise typer.Exit(_mutants().try_mutants(store, workers=workers, as_json=given.json))
         raise typer.Exit(finish(store, pool, is_exhaustive=given.exhaustive, as_json=given.json))
 
 

@@ -12,7 +12,6 @@ from harness.report.terminal_history import change_groups, count_line, flaky_lin
 from harness.report.wording import accuracy_title, known_line, num, one_line
 from harness.store.history.compare import Comparison
 from harness.store.history.trends import Trends
-from harness.store.mutants import score
 from harness.store.summary import totals
 
 MAX_LISTED = 20
@@ -34,7 +33,6 @@ def render(view: RunView, comparison: Comparison | None = None, trends: Trends |
         _failures(view),
         _known(view),
         _faults(view.faults),
-        _mutants(view),
         _accuracy(view.accuracy),
         _flaky(trends),
     ]
@@ -45,15 +43,6 @@ def _headline(view: RunView) -> str:
     sentence, colour = view.headline
     mark = "\u2705" if colour in ("pass", "known") else "\u274c"
     return f"## {mark} {_escaped(one_line(view.plan.command, 120))}: {_escaped(sentence)}"
-
-
-def _mutants(view: RunView) -> list[str]:
-    """The score, and the mutants that were not killed."""
-    results = view.mutants
-    left = [one for one in results if one.status not in ("killed", "equivalent")]
-    lines = [f"- {_escaped(f'{one.file}:{one.line}')} {_code(one.change)}: {one.status}" for one in left[:MAX_LISTED]]
-    rest = [f"- and {len(left) - MAX_LISTED} more"] if len(left) > MAX_LISTED else []
-    return [f"**Mutants**: {score(results).statement}", "", *lines, *rest] if results else []
 
 
 def _facts(view: RunView) -> list[str]:

@@ -19,7 +19,6 @@ from harness.report.case_view import CaseView, case_data, embedded, of_fault, of
 from harness.report.causes import facts, kernel_of
 from harness.report.run_view import RunView
 from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable, ref_url
-from harness.store.mutants import tables
 from harness.store.summary import accuracy_records, totals
 
 FOLDER = Path(__file__).parent
@@ -86,7 +85,6 @@ def render(view: RunView) -> str:
         "faults": faults,
         "measured": _measured([*((anchors[result.key], result) for result in results), *faults]),
         "num_hidden": max(0, len(view.accuracy) - MAX_MEASURED),
-        "mutants": tables(view.mutants),
         "environment": _facts(view),
         "data": Markup(embedded(case_data(pairs, view.plan.options, view.plan.environment))),
         **own_code(),

@@ -15,7 +15,6 @@ from pydantic import Field, ValidationError
 from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.files import append_line, read_json_lines, write_atomic
-from harness.core.mutants import MutantResult, Trials
 from harness.core.params import STORED, Record
 from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.scenario.schema import FaultUse
@@ -62,7 +61,7 @@ class RunPlan(Record):
     sanitizer: str | None = None
     """The tool of compute-sanitizer that watches the case."""
     shard: ShardNote | None = None
-    trials: Trials | None = None
+    trials: dict[str, Any] | None = None
     """The request of a run of mutants, which has no jobs of its own."""
     environment: dict[str, Any] = Field(default={})
     seconds: float = 0.0
@@ -143,12 +142,6 @@ class RunStore:
 
     def add_shrunk(self, shrunk: Shrunk) -> None:
         self._append("shrunk.jsonl", shrunk)
-
-    def add_mutant(self, result: MutantResult) -> None:
-        self._append("mutants.jsonl", result)
-
-    def mutants(self) -> list[MutantResult]:
-        return self._read("mutants.jsonl", MutantResult)
 
     def finished(self) -> dict[str, CaseResult]:
         """The results on disk by job key; a later result of a job replaces an earlier one."""

@@ -8,9 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from harness.core.cases import Job
-from harness.core.mutants import MutantResult
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
-from harness.store.mutants import score
 from harness.store.run_folder import RunStore
 
 FAULT_FIELDS = {"fault", "scenario", "case", "caught", "by", "blamed", "seconds", "reason"}
@@ -40,7 +38,7 @@ def by_scenario(results: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
 
 def summarise(store: RunStore) -> dict[str, Any]:
     """The summary of a run: totals, each case with its findings, and each injected fault."""
-    plan, results, faults, mutants = store.plan, store.results(), store.faults(), store.mutants()
+    plan, results, faults = store.plan, store.results(), store.faults()
     jobs, blames = store.jobs_by_key(), store.blames()
     return {
         "run_id": plan.run_id,
@@ -52,14 +50,7 @@ def summarise(store: RunStore) -> dict[str, Any]:
         "cases": [_case(result, jobs[result.key], blames.get(result.key)) for result in results],
         "faults": [fault.model_dump(mode="json", include=FAULT_FIELDS) for fault in faults],
         "accuracy": [record.model_dump(mode="json") for record in accuracy_records([*results, *faults])],
-        **({"mutants": _mutants(mutants)} if mutants else {}),
     }
-
-
-def _mutants(results: Sequence[MutantResult]) -> dict[str, Any]:
-    found = score(results)
-    shown = [one.model_dump(mode="json", exclude={"schema_version"}) for one in results]
-    return {"rate": found.rate, "interval": found.interval, "statement": found.statement, "mutants": shown}
 
 
 def accuracy_records(results: Sequence[CaseResult | FaultResult]) -> list[AccuracyRecord]:

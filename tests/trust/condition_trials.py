@@ -17,6 +17,7 @@ from typing import Any
 import engine_condition_errors as engine
 import torch
 from condition_errors import ERRORS, with_error
+from mutant_records import MutantResult, SurveyedCase, Trials
 from mutant_trials import Outputs, difference, in_forks, run
 
 from harness.core.cases import Job
@@ -24,7 +25,6 @@ from harness.core.conditions.engine import SPACE
 from harness.core.conditions.model import Combination, words
 from harness.core.conditions.table import SPACES, key_of
 from harness.core.kernels import KernelSpec
-from harness.core.mutants import MutantResult, SurveyedCase, Trials
 from harness.core.ops import OPS
 from harness.core.records import FAILED, CaseResult, Verdict
 from harness.kernels.plugins import load_plugins

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 from mutant_operators import Mutant
+from mutant_records import MutantResult
 from pydantic import ValidationError
 from schedules import trace
 
 from harness.core.cases import Case, Job
-from harness.core.mutants import MutantResult
 from harness.core.sites import SITES
 from harness.judge.probes.notes import Notes
 from harness.judge.run_case import why_not

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from mutant_records import MutantResult, SurveyedCase, Trials, add_mutant, mutants_of, score, tables
 from rich.console import Console
 
 from harness.cli import run_and_report, shared_options
 from harness.cli.output import console, print_json
 from harness.core.checkout import TRUST, on_path
 from harness.core.errors import InputError
-from harness.core.mutants import MutantResult, SurveyedCase, Trials
 from harness.report.console import table
 from harness.report.wording import one_line, printable
 from harness.run.child import ONE_THREAD, Child
@@ -19,7 +19,6 @@ from harness.run.environment import num_usable_cores
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.scenario.selection import select
-from harness.store.mutants import score, tables
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
 
@@ -49,16 +48,23 @@ def planned_trials(
         conditions=conditions,
         proves=not wanted.selectors,
     )
-    return RunStore.create(out, (), command=shared_options.command_line(), options=how, is_selftest=True, trials=trials)
+    return RunStore.create(
+        out,
+        (),
+        command=shared_options.command_line(),
+        options=how,
+        is_selftest=True,
+        trials=trials.model_dump(mode="json"),
+    )
 
 
-def try_mutants(store: RunStore, trials: Trials, *, workers: int | None, as_json: bool) -> int:
+def try_mutants(store: RunStore, *, workers: int | None, as_json: bool) -> int:
     """Try the mutants of a run that are left. Returns the exit code: 0, or 3 without a score."""
-    screen = console(as_json)
+    screen, trials = console(as_json), Trials.model_validate(store.plan.trials)
     unused: list[SurveyedCase] = []
 
     def work() -> None:
-        done = tuple(result.name for result in store.mutants())
+        done = tuple(result.name for result in mutants_of(store))
         request = trials.model_copy(update={"done": done, "workers": workers or trials.workers})
         live = screen.status(f"looking at {len(trials.jobs)} cases")
         with live as status, Child(MODULES[trials.conditions], name=NAME, environ=ONE_THREAD | on_path(TRUST)) as child:
@@ -67,15 +73,17 @@ def try_mutants(store: RunStore, trials: Trials, *, workers: int | None, as_json
                 found = reply.progress or {}
                 unused.extend(SurveyedCase.model_validate(case) for case in found.get("unused", ()))
                 if "mutant" in found:
-                    store.add_mutant(MutantResult.model_validate(found["mutant"]))
-                    status.update(score(store.mutants()).statement)
+                    add_mutant(store, MutantResult.model_validate(found["mutant"]))
+                    status.update(score(mutants_of(store)).statement)
 
     def report() -> int:
-        results = store.mutants()
+        results = mutants_of(store)
         _print(screen, results, unused)
         screen.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
         if as_json:
-            print_json(summarise(store))
+            found, every = score(results), [one.model_dump(mode="json", exclude={"schema_version"}) for one in results]
+            shown = {"rate": found.rate, "interval": found.interval, "statement": found.statement, "mutants": every}
+            print_json(summarise(store) | {"mutants": shown})
         return 0 if results else 3
 
     return run_and_report.work_and_report(store, work, stop=lambda: None, report=report)

@@ -28,9 +28,9 @@ from typing import Any, TypeVar
 import equivalence
 import torch
 from mutant_operators import KEEP_LAST, NOTE, Mutant, mutants_of, mutated
+from mutant_records import MutantResult, Status, SurveyedCase, Trials
 
 from harness.core.cases import Job
-from harness.core.mutants import MutantResult, Status, SurveyedCase, Trials
 from harness.core.records import FAILED, CaseResult, Verdict
 from harness.judge.run_case import outcome_of
 from harness.kernels.plugins import load_plugins

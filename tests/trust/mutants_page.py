@@ -14,10 +14,9 @@ import sys
 from pathlib import Path
 
 import yaml
+from mutant_records import MutantResult, column, mutants_of, score, tables
 
-from harness.core.mutants import MutantResult
 from harness.report.markdown import table
-from harness.store.mutants import column, score, tables
 from harness.store.run_folder import RunStore
 
 REASONS = Path(__file__).with_name("mutants.yaml")
@@ -28,7 +27,7 @@ Reasons = dict[str, dict[str, str]]
 
 def document(stores: list[RunStore]) -> str:
     reasons: Reasons = yaml.safe_load(REASONS.read_text(encoding="utf-8")) or {}
-    every = list({result.name: result for store in stores for result in store.mutants()}.values())
+    every = list({result.name: result for store in stores for result in mutants_of(store)}.values())
     left = [one for one in every if column(one) not in ("judgement", "exception", "equivalent")]
     for one in every:
         if one not in left and _why(one, reasons) != NOT_EXPLAINED:
@@ -63,7 +62,7 @@ def document(stores: list[RunStore]) -> str:
 
 
 def _seed(store: RunStore) -> str:
-    tried, asked = len(store.mutants()), int(store.plan.options["mutants"])
+    tried, asked = len(mutants_of(store)), int(store.plan.options["mutants"])
     return str(store.plan.options["seed"]) + (f" ({tried} of {asked} tried)" if tried < asked else "")
 
 

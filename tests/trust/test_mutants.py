@@ -13,9 +13,9 @@ import mutant_trials as trials
 import pytest
 import torch
 from mutant_operators import OPERATORS, Mutant, mutants_of, mutated
+from mutant_records import MutantResult
 
 from harness.core.cases import Job
-from harness.core.mutants import MutantResult
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
 from harness.scenario.selection import select
