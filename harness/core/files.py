@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,8 +41,13 @@ def write_atomic(path: Path, text: str) -> None:
         raise
 
 
+SYNC_SECONDS = 1.0
+"""How much of a run a machine that loses its power may forget. A process that ends loses nothing."""
+_synced: dict[Path, float] = {}
+
+
 def append_line(path: Path, line: str) -> None:
-    """Append one line and flush it to disk. A torn last line is ended first."""
+    """Append one line. It is flushed to disk at most once in SYNC_SECONDS. A torn last line is ended first."""
     with path.open("a+b") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size:
@@ -50,7 +56,9 @@ def append_line(path: Path, line: str) -> None:
                 stream.write(b"\n")
         stream.write(line.encode() + b"\n")
         stream.flush()
-        os.fsync(stream.fileno())
+        if time.monotonic() - _synced.get(path, -SYNC_SECONDS) >= SYNC_SECONDS:
+            os.fsync(stream.fileno())
+            _synced[path] = time.monotonic()
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -127,7 +127,7 @@ class RunStore:
         self._change_plan(seconds=round(self.plan.seconds + seconds, 3))
 
     def add(self, result: CaseResult) -> None:
-        """Append one result; it is on disk when this returns."""
+        """Append one result; a process that ends does not lose it."""
         self._append("results.jsonl", result)
 
     def add_tried(self, result: CaseResult) -> None:

@@ -46,6 +46,19 @@ def test_logits_are_those_before_each_generated_token() -> None:
     assert distance(reference, dense(model.double(), sequences)) < 1e-9
 
 
+def test_a_remembered_reference_is_of_the_same_tokens_and_nothing_that_a_judge_changes() -> None:
+    model, sequences = made(num_experts=0)
+    reference = DenseReference(model, 0.0)
+    first, decisions = reference.judged(sequences, {})
+    first.zero_()
+    decisions[0].token_margins = torch.ones(3)
+    again, unchanged = reference.judged(sequences, {})
+    assert distance(again, dense(model.double(), sequences)) < 1e-9
+    assert unchanged[0].token_margins.tolist() == [0, 0, 0]
+    sequences[0].tokens[2] += 1
+    assert distance(reference.logits(sequences, {}), dense(model.double(), sequences)) < 1e-9
+
+
 def test_experts_that_are_not_tied_are_the_reference_own() -> None:
     model, sequences = made(num_experts=4)
     own = DenseReference(model, 0.0).logits(sequences, {})

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import harness
 from harness.core.catalog import SITES
 from harness.core.errors import IllegalAddress, KernelError
 from harness.core.kernels import KernelSpec
 from harness.kernels.call import BoundKernel
-from harness.memory.poison.allocations import AllocationPoison
+from harness.memory.poison.allocations import AllocationPoison, only_writes
 from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 ALL = frozenset(SITES.names())
@@ -46,6 +49,27 @@ def test_a_site_that_is_not_poisoned_gives_zeros(number: int) -> None:
     with AllocationPoison(Poison("nan", ALL - {"workspace"})):
         tensor = FACTORIES[number]()
     assert bool((tensor == 0).all())
+
+
+def test_a_part_that_only_writes_is_not_seen_and_the_rest_of_its_kernel_is() -> None:
+    given = torch.zeros(3)
+    with AllocationPoison(Poison("nan", ALL)) as mode:
+        only_writes(lambda: given.add_(1))()
+        after = torch.empty(3)
+    assert given.tolist() == [1, 1, 1]
+    assert len(mode.allocations) == 1 and bool((bits_view(after) == SCRATCH).all())
+
+
+def test_no_part_that_only_writes_allocates() -> None:
+    parts = {
+        f"{path.name}:{function.name}": re.findall(
+            r"torch\.empty|\.new_empty|\.resize|torch\.Tensor\(", ast.unparse(function)
+        )
+        for path in Path(harness.__path__[0]).rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef) and "only_writes" in map(ast.unparse, function.decorator_list)
+    }
+    assert "decode.py:_attend" in parts and not any(parts.values())
 
 
 def test_the_lines_that_allocated_what_is_still_unwritten_are_known() -> None:

@@ -20,6 +20,7 @@ from harness.core.seams import seam
 from harness.kernels.torch.plan import MAX_SPLITS, SplitPlan, mla_decode_plan, num_pages, pages_per_chunk
 from harness.kernels.torch.records import ds_mla_rows
 from harness.memory.bounds import check_indices
+from harness.memory.poison.allocations import only_writes
 
 _MINUS_INF = float("-inf")
 
@@ -71,16 +72,18 @@ def mla_decode(
     if counters is not None:
         # Every block of the grid looks up its request's counter, before it knows whether there is work for it.
         check_indices(plan.work[:, 0], num_requests, "metadata.work request")
-    partial_out, partial_lse = _attend(call, plan)
+    num_rows, rank = num_query_tokens * num_heads, latent_rank(head_dim)
+    partial_out = torch.empty((num_requests * plan.room, num_rows, rank), dtype=torch.float32, device=plan.work.device)
+    partial_lse = torch.empty((num_requests * plan.room, num_rows), dtype=torch.float32, device=plan.work.device)
+    _attend(call, plan, partial_out, partial_lse)
     arrived = plan.num_splits if counters is None else count_arrivals(counters, plan.num_splits)
-    rows, rows_lse = _combine(partial_out, partial_lse, arrived.clamp(min=0), plan.room)
-    rows = (rows * call.cache_scale).view(out_shape).to(out.dtype)
     written = torch.ones_like(out[..., 0, 0], dtype=torch.bool) if write_empty_rows else call.key_limits() > 0
     if counters is not None:
         # A request whose last piece never arrives is not combined.
         written &= (arrived >= 0)[:, None]
-    out[written] = rows[written]
-    lse.transpose(1, 2)[written] = rows_lse.view(out_shape[:3])[written]
+    rows, rows_lse = _combine(partial_out, partial_lse, arrived.clamp(min=0), plan.room)
+    _write(out, (rows * call.cache_scale).view(out.shape), written)
+    _write(lse.transpose(1, 2), rows_lse.view(out_shape[:3]), written)
     return out, lse
 
 
@@ -169,13 +172,12 @@ def _words_at(workspace: Tensor, count: int) -> Tensor:
     return workspace.as_strided((count,), (1,))
 
 
-def _attend(call: _Call, plan: SplitPlan) -> tuple[Tensor, Tensor]:
-    """Partial attention of each planned piece: [B * room, S * H, R] and its lse [B * room, S * H], both scratch."""
+@only_writes
+def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tensor) -> None:
+    """Write the partial attention of each planned piece, [B * room, S * H, R], and its lse [B * room, S * H]."""
     num_requests, num_query_tokens, num_heads, head_dim = call.q.shape
     work, unit = plan.work, pages_per_chunk(call.kv_cache.element_size()) if plan.in_chunks else 1
     rows, rank = num_query_tokens * num_heads, latent_rank(head_dim)
-    partial_out = torch.empty((num_requests * plan.room, rows, rank), dtype=torch.float32, device=work.device)
-    partial_lse = torch.empty((num_requests * plan.room, rows), dtype=torch.float32, device=work.device)
     items = (work[:, 1] < work[:, 2]).nonzero().flatten()
     request = check_indices(work[items, 0], num_requests, "metadata.work request")
     scratch = request * plan.room + check_indices(items % MAX_SPLITS, plan.room, "metadata: piece in the scratch")
@@ -202,7 +204,6 @@ def _attend(call: _Call, plan: SplitPlan) -> tuple[Tensor, Tensor]:
         state.add(active, scores, mask_unused_values(values, used) if call.mask_values else values)
     partial_out[scratch] = state.accumulated / torch.where(state.total == 0, 1.0, state.total)[..., None]
     partial_lse[scratch] = _finite_or_zero(state.maximum) + state.total.log()
-    return partial_out, partial_lse
 
 
 @dataclass(slots=True)
@@ -249,6 +250,7 @@ def _load_tile(call: _Call, request: Tensor, page: Tensor) -> Tensor:
     return table.index_select(0, raw.flatten().int()).view(raw.shape)
 
 
+@only_writes
 def _combine(partial_out: Tensor, partial_lse: Tensor, num_splits: Tensor, room: int) -> tuple[Tensor, Tensor]:
     """Merge the pieces of each request: out [B, S * H, R] and lse [B, S * H]; rows without keys are 0 and -inf."""
     num_requests = num_splits.shape[0]
@@ -263,6 +265,12 @@ def _combine(partial_out: Tensor, partial_lse: Tensor, num_splits: Tensor, room:
     selected = pieces.masked_fill(~used[..., None, None], 0.0)
     accumulated = (selected * weights[..., None]).sum(dim=1)
     return divide_by_sum(accumulated, total), shift + total.log()
+
+
+@only_writes
+def _write(out: Tensor, rows: Tensor, written: Tensor) -> None:
+    """Store `rows` [B, S, ...] in the rows of `out` that are `written` [B, S]."""
+    out[written] = rows[written].to(out.dtype)
 
 
 def _finite_or_zero(maximum: Tensor) -> Tensor:

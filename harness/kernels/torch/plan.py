@@ -8,6 +8,7 @@ import torch
 
 from harness.core.ops import PAGE_SIZE
 from harness.core.seams import seam
+from harness.memory.poison.allocations import only_writes
 
 MAX_SPLITS = 4
 """The most pieces of a request; fixed, so that a plan's shape depends on the batch size only."""
@@ -52,15 +53,21 @@ def mla_decode_plan(seq_lens: torch.Tensor, *, num_heads: int, kv_itemsize: int 
     num_requests, device = seq_lens.shape[0], seq_lens.device
     work = torch.empty(num_requests * MAX_SPLITS, 3, dtype=torch.int32, device=device)
     num_splits = torch.empty(num_requests, dtype=torch.int32, device=device)
+    _cut(seq_lens, work.view(num_requests, MAX_SPLITS, 3), num_splits, kv_itemsize)
+    return SplitPlan(work, num_splits, scratch_room(num_splits), kv_itemsize is not None)
+
+
+@only_writes
+def _cut(seq_lens: torch.Tensor, items: torch.Tensor, num_splits: torch.Tensor, kv_itemsize: int | None) -> None:
+    """Write the items [B, MAX_SPLITS, 3] and their numbers [B]."""
     unit = 1 if kv_itemsize is None else pages_per_chunk(kv_itemsize)
     chunks = (num_pages(seq_lens) + unit - 1).div(unit, rounding_mode="floor")
     per_split = (chunks.amax() + MAX_SPLITS - 1).div(MAX_SPLITS, rounding_mode="floor").clamp(min=1)
-    begin = torch.arange(MAX_SPLITS, device=device) * per_split
+    begin = torch.arange(MAX_SPLITS, device=seq_lens.device) * per_split
     end = torch.minimum(begin + per_split, chunks[:, None])
     used = begin < end
-    write_items(work.view(num_requests, MAX_SPLITS, 3), begin.expand_as(end), end, used)
+    write_items(items, begin.expand_as(end), end, used)
     num_splits.copy_(used.sum(dim=1))
-    return SplitPlan(work, num_splits, scratch_room(num_splits), kv_itemsize is not None)
 
 
 @seam("plan.surplus-blocks")

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from harness.core.seams import seam
 from harness.memory.bounds import check_indices
+from harness.memory.poison.allocations import only_writes
 
 _E4M3_MAX = 448.0
 
 
+@only_writes
 def write_kv(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *, kv_scale: float | Tensor | None = None
 ) -> None:

