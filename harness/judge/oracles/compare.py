@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy
 import torch
 
 from harness.core.finding_words import place
@@ -253,7 +254,7 @@ def _rows(rows: torch.Tensor, wrong: torch.Tensor) -> tuple[int, ...]:
 
 def _index(rows: torch.Tensor, at: tuple[int, int], shape: torch.Size) -> tuple[int, ...]:
     """The index in the whole tensor of the element `at` (live row, flat position in the row)."""
-    inner = torch.unravel_index(torch.tensor(at[1]), shape[1:]) if shape[1:] else ()
+    inner = numpy.unravel_index(at[1], tuple(shape[1:])) if shape[1:] else ()
     return (int(rows[at[0]]), *map(int, inner))
 
 
