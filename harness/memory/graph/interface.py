@@ -27,11 +27,8 @@ def _collect(value: Any, found: list[Tensor]) -> None:
     """Add the tensors in `value`. A capture asks for each op, where torch's own walk costs ten times as much."""
     if isinstance(value, Tensor):
         found.append(value)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _collect(item, found)
-    elif isinstance(value, dict):
-        for item in value.values():
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
             _collect(item, found)
     else:
         found += [item for item in getattr(value, "__dict__", {}).values() if isinstance(item, Tensor)]
