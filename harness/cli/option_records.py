@@ -66,7 +66,6 @@ class MakingRuns(RunningCases, LeavingRuns):
     per_gpu: shared_options.PerGpu = 1
     executor: shared_options.Executor = shared_options.LOCAL
     ray_address: shared_options.RayAddress = None
-    exhaustive: shared_options.Exhaustive = False
 
     def wanted(self, **more: Any) -> Wanted:
         """What to run; `more` are further fields of :class:`Wanted`."""

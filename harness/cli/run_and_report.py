@@ -37,7 +37,7 @@ from harness.store.source import Source, read_source
 NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons above"
 RAY = "ray"
 
-_HOW_TO_RUN = ("resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "exhaustive")
+_HOW_TO_RUN = ("resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds")
 _OF_A_SURVEY = ("engine", "seconds")
 _HOW_LONG_AND_LOUD = ("first_failure", "max_failures", "quiet", "verbose")
 NOT_OF_THE_PLAN = frozenset(
@@ -91,7 +91,6 @@ def work_on(
     pool: Pool,
     screen: Console,
     *,
-    is_exhaustive: bool = False,
     shrink_seconds: float = 0.0,
     max_failures: int | None = None,
     loudness: int = 0,
@@ -101,10 +100,10 @@ def work_on(
     A `loudness` of -1 prints a line for each failure, 1 for each case. Raises Stopped at the end if cases are left
     after `max_failures` bad ones.
     """
-    num_left = len(store.unfinished(is_exhaustive=is_exhaustive)) + len(store.untried_controls())
+    num_left = len(store.unfinished()) + len(store.untried_controls())
     progress = EachCase if loudness > 0 else LiveProgress
     with progress(screen, num_left, every_failure=loudness < 0) as live:
-        run_jobs(store, pool, live, is_exhaustive=is_exhaustive, max_failures=max_failures)
+        run_jobs(store, pool, live, max_failures=max_failures)
     with screen.status("looking for the memory to blame"):
         judge_faults(store, pool)
         diagnose(store, pool, shrink_seconds=shrink_seconds)

@@ -60,7 +60,7 @@ def selftest(context: typer.Context, given: SelftestOptions) -> None:
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
         if store.plan.trials:
             raise typer.Exit(_mutants().try_mutants(store, workers=workers, as_json=given.json))
-        raise typer.Exit(finish(store, pool, is_exhaustive=given.exhaustive, as_json=given.json))
+        raise typer.Exit(finish(store, pool, as_json=given.json))
 
 
 def _mutants() -> Any:
@@ -80,7 +80,7 @@ def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool, num_draw
     return run_and_report.planned(root, wanted, planner.jobs_of(cases), controls=controls, is_selftest=True)
 
 
-def finish(store: RunStore, pool: Pool, *, as_json: bool, is_exhaustive: bool = False) -> int:
+def finish(store: RunStore, pool: Pool, *, as_json: bool) -> int:
     """Run what is left of a planned selftest, and print it. Returns the exit code."""
     screen = console(as_json)
 
@@ -92,7 +92,7 @@ def finish(store: RunStore, pool: Pool, *, as_json: bool, is_exhaustive: bool = 
         return code
 
     def work() -> None:
-        run_and_report.work_on(store, pool, screen, is_exhaustive=is_exhaustive)
+        run_and_report.work_on(store, pool, screen)
 
     return run_and_report.work_and_report(store, work, stop=pool.close, report=report)
 

@@ -49,9 +49,6 @@ Out = Annotated[
 Resume = Annotated[
     str | None, typer.Option("--resume", metavar="RUN", help="Continue a run: its directory, its id, or 'latest'.")
 ]
-Exhaustive = Annotated[
-    bool, typer.Option("--exhaustive", help="Also run cases that would repeat three crashes for one reason.")
-]
 Fault = Annotated[str | None, typer.Option("--fault", metavar="NAME", help="Inject this known bug (see `list`).")]
 Kernel = Annotated[
     str | None, typer.Option("--kernel", metavar="NAME", help="Use this kernel in all selected cases with its op.")

@@ -66,7 +66,7 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
 
         def work() -> None:
-            with LiveProgress(screen, len(store.unfinished(is_exhaustive=True))) as live:
+            with LiveProgress(screen, len(store.unfinished())) as live:
                 run_jobs(store, pool, live)
             with screen.status("looking for the smallest sets of options"):
                 found.extend(_sets(store, pool, given.seconds))

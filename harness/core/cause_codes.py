@@ -81,7 +81,7 @@ class Code(StrEnum):
     NOT_REACHED = "not_reached"
     """No run came to the code of the injected fault."""
     LEFT_OUT = "left_out"
-    """It would have repeated a crash."""
+    """Of older runs: it would have repeated a crash."""
     BLIND = "blind"
     """An oracle judged no element."""
     HARNESS = "harness"

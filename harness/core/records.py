@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from harness.core.cases import Case, Job, KnownFailure
-from harness.core.cause_codes import Code
 from harness.core.params import Record
 
 SCHEMA_VERSION = 1
@@ -255,11 +254,6 @@ class CaseResult(Record):
         case = job.case
         names = {"key": job.key, "id": case.id, "scenario": case.scenario, "refs": case.refs, "fault": job.fault}
         return cls(**names, sites=job.sites, verdict=verdict, **more)
-
-    @property
-    def was_left_out(self) -> bool:
-        """Whether the case was not run, as it would have repeated a crash."""
-        return self.cause == Code.LEFT_OUT
 
     @property
     def has_failed(self) -> bool:

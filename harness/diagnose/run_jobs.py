@@ -12,7 +12,6 @@ from harness.core.cause_codes import Code
 from harness.core.records import BAD, FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.diagnose.blame import find_blame
 from harness.diagnose.session import Limits, Session
-from harness.run.crash_groups import CrashGroups
 from harness.run.pool import Pool
 from harness.scenario.schema import FaultUse
 from harness.store.run_folder import RunStore
@@ -30,31 +29,24 @@ KNOWN_ORACLE = "known"
 """The `oracle` of the finding that a known failure is gone."""
 
 
-def run_jobs(
-    store: RunStore, pool: Pool, progress: Progress, *, is_exhaustive: bool = True, max_failures: int | None = None
-) -> None:
-    """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until `max_failures`.
-
-    Unless it is exhaustive, cases that would repeat a crash are not run (:class:`CrashGroups`). Their results are kept
-    when the run is continued, but an exhaustive run has them run.
-    """
+def run_jobs(store: RunStore, pool: Pool, progress: Progress, *, max_failures: int | None = None) -> None:
+    """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until `max_failures`."""
     environment = pool.start()
     store.note_environment(environment.model_dump(mode="json"))
     planned = store.jobs_by_key()
     controls = {control.job.key: control for control in store.untried_controls()}
     # A long case must not be the last to start, as all other workers would wait for it.
     jobs = sorted(
-        [*store.unfinished(is_exhaustive=is_exhaustive), *(control.job for control in controls.values())],
+        [*store.unfinished(), *(control.job for control in controls.values())],
         key=lambda job: not job.case.kind.asks_canary,
     )
-    groups = None if is_exhaustive else CrashGroups(planned.values(), store.finished().values())
     num_bad = 0
     held_back = {job.key: found for job in jobs if (found := quarantined(job, environment.engines))}
     for key, result in held_back.items():
         (store.add_tried if key in controls else store.add)(result)
         progress.on_result(result, announce=key not in controls)
     launched = [store.placed(job) for job in jobs if job.key not in held_back]
-    with closing(pool.run(launched, progress.on_start, groups)) as results:
+    with closing(pool.run(launched, progress.on_start)) as results:
         for result in results:
             if result.key in controls:
                 store.add_tried(result)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
 from typing import Any, Self
 
 from harness.core.cases import Job
 from harness.core.records import CaseResult
-from harness.run.crash_groups import CrashGroups
 from harness.run.environment import Environment
 from harness.run.worker import DEFAULT_EXECUTE
 
@@ -49,28 +47,17 @@ class Pool(ABC):
         Raises InputError if a file does not load, kills the worker or hangs it.
         """
 
-    def run(
-        self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None, groups: CrashGroups | None = None
-    ) -> Generator[CaseResult]:
-        """Yield one result for each job, as they end. `groups` holds back jobs that would repeat a crash.
+    def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Generator[CaseResult]:
+        """Yield one result for each job, as they end.
 
         A worker gets its next job only after the caller asked for the next result, so a caller can write a result to
         disk before that worker goes on.
         """
-        waiting = deque(jobs)
-        if groups is None:
-            yield from self._run(waiting, on_start)
-            return
-        yield from groups.take_from(waiting)
-        with closing(self._run(waiting, on_start)) as results:
-            for result in results:
-                groups.note(result)
-                yield result
-                yield from groups.take_from(waiting)
+        yield from self._run(deque(jobs), on_start)
 
     @abstractmethod
     def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
-        """Take jobs from `waiting` until it is empty, and yield their results. Between results it may lose jobs."""
+        """Take jobs from `waiting` until it is empty, and yield their results."""
 
     def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:
         """All results, in the order of the jobs."""

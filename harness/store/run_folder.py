@@ -153,9 +153,9 @@ class RunStore:
         why = "not run: the run ended before this case"
         return [finished.get(job.key) or CaseResult.of(job, Verdict.NOT_RUN, reason=why) for job in self.plan.jobs]
 
-    def unfinished(self, *, is_exhaustive: bool = False) -> list[Job]:
-        """The jobs that a resumed run still has to do; in an exhaustive run also jobs left out as repeated crashes."""
-        done = {key for key, result in self.finished().items() if not (is_exhaustive and result.was_left_out)}
+    def unfinished(self) -> list[Job]:
+        """The jobs that a resumed run still has to do."""
+        done = self.finished()
         return [job for job in self.plan.jobs if job.key not in done]
 
     def tried(self) -> dict[str, CaseResult]:

@@ -11,7 +11,6 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, Verdict
 from harness.run import ray_pool
-from harness.run.crash_groups import CrashGroups
 from harness.run.environment import Environment, Gpu
 from harness.run.ray_cluster import ActorLost, Slot
 from harness.run.ray_pool import RayPool
@@ -122,20 +121,6 @@ def test_cases_on_a_gpu_run_on_slots_with_one_and_vllm_too() -> None:
     results = {result.key: result.reason for result in pool.run(jobs)}
     assert cluster.spawned[0].has_gpu, "what a machine can run is asked where there is a GPU"
     assert {results[key] for key in ("cuda 0", "cuda 1", "cuda 2", "serve")} == {"a gpu"}
-
-
-def test_repeated_crashes_are_held_back_on_a_cluster_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, _ = pool_on([slot("a")], {"a": ready()})
-    of = RayPool._result_of
-
-    def crashing(self: RayPool, worker: Any, job: Job, waiting: deque[Job]) -> CaseResult | None:
-        found = of(self, worker, job, waiting)
-        return found and found.model_copy(update={"verdict": Verdict.CRASH})
-
-    monkeypatch.setattr(RayPool, "_result_of", crashing)
-    jobs = [job(f"n{n}") for n in range(6)]
-    verdicts = [result.verdict for result in pool.run(jobs, None, CrashGroups(jobs))]
-    assert verdicts == [Verdict.CRASH] * 3 + [Verdict.SKIP] * 3
 
 
 def test_no_more_workers_are_started_than_there_are_jobs_for_or_than_n_allows() -> None:

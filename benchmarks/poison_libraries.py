@@ -1,6 +1,6 @@
 """Run tests of libraries with `__torch_function__` or `__torch_dispatch__` plain, under zeros and under nan.
 
-    python tools/poison_libraries.py FOLDER > table.md
+    python benchmarks/poison_libraries.py FOLDER > table.md
 
 FOLDER holds the source tree of each library that is to be tried, named as in `LIBRARIES`. The libraries themselves are
 importable, without a torch of their own. Prints a row of the table in docs/poison-pytest.md for each.
