@@ -33,7 +33,7 @@ _SGLANG = {
     "prompt_tokens": "prefix_cache_queries",
     "num_retracted_requests": "num_preemptions",
 }
-"""SGLang's names of counters, with those of vLLM."""
+"""SGLang's names of counters, beside vLLM's."""
 _COUNTED = ("prefix_cache_hits", "prefix_cache_queries", "num_preemptions", "generation_tokens")
 
 
@@ -121,7 +121,7 @@ class ScriptServer(ServerBackend):
                 counts, cache = self._read_metrics()
                 if counts.get("num_requests_running", 0) + counts.get("num_requests_waiting", 0) == 0:
                     return Metrics(counts, cache)
-            # The gauges are those of the last step, which may be before an abort.
+            # The gauges show the last step, which may be before an abort.
             self.ask([Request("one token", (FIRST_TOKEN,), 1, "own")])
         raise Refused(f"{self._root}: requests still run {IDLE_SECONDS:.0f} s after the last answer")
 

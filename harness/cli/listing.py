@@ -117,7 +117,7 @@ def show(
 
 
 def _register(wanted: Wanted) -> list[str]:
-    """The names of the kernels to judge; those of plug-ins are described by a worker."""
+    """The names of the kernels to judge; a worker describes the kernels of plug-ins."""
     if not wanted.plugins and not wanted.kernels:
         return []
     # A list without plug-ins is instant.

@@ -91,6 +91,8 @@ class BatchParams(Params):
 class GraphParams(Params):
     """The graphs that replay decodes."""
 
+    GRAPH: ClassVar[str] = "graph"
+
     graph: Literal["none", "full"] = "none"
     capture: Literal["persistent", "lazy"] = Field(
         default="persistent",
@@ -303,6 +305,8 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
 
 class EpochsParams(ServingParams):
     """Common to all accuracy measurements of a scenario: the canary, how it is served, how it is asked."""
+
+    TIMEOUT: ClassVar[str] = "timeout_seconds"
 
     OPEN_SIZES: ClassVar[frozenset[str]] = frozenset(itertools.chain(*SIZES.values()))
     """The model that answers has the sizes."""

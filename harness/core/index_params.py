@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -47,6 +47,8 @@ zeros of both signs."""
 
 class SelectTopkParams(KernelParams):
     """One call of `select_topk`."""
+
+    GRAPH: ClassVar[str] = "graph"
 
     seq_lens: tuple[Length, ...] = (15, 16, 17, 0, 1, 90)
     query_len: Count = 1

@@ -33,6 +33,8 @@ def rank_problem(kv_lora_rank: int, rope_dim: int) -> Iterator[str]:
 class MlaDecodeParams(KernelParams):
     """One call of `mla_decode`."""
 
+    GRAPH: ClassVar[str] = "graph"
+
     KEYWORDS: ClassVar[tuple[str, ...]] = ("window",)
 
     kernel: str = "tiled"

@@ -7,7 +7,7 @@ parameters cannot be made, so a failure is never the fault of the case.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -39,6 +39,10 @@ class Params(Record):
     """Parameters that are optional keywords of the kernel. None stands for a call without it."""
     OPEN_SIZES: ClassVar[frozenset[str]] = frozenset()
     """Sizes of a kernel's call that the parameters do not fix; see :data:`harness.core.shapes.SIZES`."""
+    GRAPH: ClassVar[str] = ""
+    """The parameter that says how graphs are used, `none` for no graph; empty if the case can have none."""
+    TIMEOUT: ClassVar[str] = ""
+    """The parameter with the time limit of the case in seconds; empty if the run decides it."""
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each thing that is wrong with the combination of these values."""
@@ -65,7 +69,7 @@ class Params(Record):
     @property
     def has_graph(self) -> bool:
         """Whether the case captures a graph."""
-        return getattr(self, "graph", "none") != "none"
+        return bool(self.GRAPH) and getattr(self, self.GRAPH) != "none"
 
     @property
     def cache_type(self) -> str | None:
@@ -80,7 +84,7 @@ class Params(Record):
     @property
     def own_timeout(self) -> float | None:
         """The time limit of the case in seconds, or None if the run decides it."""
-        return cast("float | None", getattr(self, "timeout_seconds", None))
+        return getattr(self, self.TIMEOUT) if self.TIMEOUT else None
 
     @property
     def num_gpus(self) -> int:

@@ -100,7 +100,7 @@ class Registry(Generic[EntryT]):
 
     @contextlib.contextmanager
     def scoped(self, *entries: EntryT) -> Iterator[None]:
-        """Within the block, `entries` stand beside the others or replace those of their names.
+        """Within the block, `entries` stand beside the others or replace entries of the same name.
 
         After the block the registry is as it was before.
         """

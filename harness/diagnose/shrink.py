@@ -1,7 +1,7 @@
 """The smallest case that still fails for the same reason, found by one reduction after another.
 
 A smaller case counts if
-- it fails for the same reason: the same oracle, site and sentence;
+- it fails for the same reason: the same oracle, site and cause;
 - it passes without the fault, if one is injected;
 - it does not fail for this reason without poison, unless the first case does too.
 The last two rules exclude cases that are too small to run.

@@ -1,1 +1,1 @@
-"""Kernels under test: the built-in ones in torch, and what it takes to bring one's own."""
+"""Kernels under test: the built-in ones in torch, and how to bring your own."""

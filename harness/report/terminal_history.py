@@ -101,7 +101,7 @@ def print_case(console: Console, name: str, found: Trends, results: Sequence[Ent
 
 
 def print_comparison(console: Console, found: Comparison, causes: Causes = ()) -> None:
-    """The groups of changes, then how much is unchanged. `causes` are those of the newer run, with their commands."""
+    """The groups of changes, then how much is unchanged. `causes` are of the newer run, with their commands."""
     for title, run in (("before", found.before), ("after ", found.after)):
         console.print(f"{title} {_describe(run)}", soft_wrap=True)
     if not found.is_like_with_like:

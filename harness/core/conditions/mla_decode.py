@@ -87,7 +87,7 @@ def read(
     window: int | None = None,
     **_: Any,
 ) -> list[Point]:
-    """A point for each request. The tensors are those of :data:`harness.core.ops.OPS`."""
+    """A point for each request. The tensors are as in :data:`harness.core.ops.OPS`."""
     num_requests, num_tokens, num_heads, head_dim = q.shape
     stride, lengths, table = kv_cache.stride(0), seq_lens.tolist(), block_table.tolist()
     pages = [row[: -(-n // PAGE_SIZE)] for row, n in zip(table, lengths, strict=True)]

@@ -17,7 +17,7 @@ from harness.memory.moves.streams import Event, Span, Streams
 
 @dataclass(slots=True, eq=False)
 class MovedRequest:
-    """A request. Its tokens are those of sequence `number`, the first `num_shared` of sequence 0.
+    """A request. Its tokens are the tokens of sequence `number`, the first `num_shared` of sequence 0.
 
     `ready` has an event for each layer and group that is on its way.
     """

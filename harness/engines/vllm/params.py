@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,8 @@ from harness.engines.served_params import ServedParams
 
 class VllmParams(ServedParams):
     """A canary served by vLLM in its own process."""
+
+    GRAPH: ClassVar[str] = "graph"
 
     canary: Literal["mla", "hybrid", "moe"] = Field(default="mla", description="the checkpoint under fixtures/")
     runner: Literal["v1", "v2"] = Field(default="v1", description="vLLM's model runner")
@@ -68,6 +70,9 @@ class VllmParams(ServedParams):
 
 class VllmHostParams(Params):
     """A part of vLLM's own Python, run on a CPU on inputs of the harness."""
+
+    GRAPH: ClassVar[str] = "graph"
+    TIMEOUT: ClassVar[str] = "timeout_seconds"
 
     part: Literal[
         "new-blocks",

@@ -13,7 +13,7 @@ from harness.memory.moves.streams import Span
 
 @dataclass(frozen=True, slots=True)
 class Misplaced:
-    """Bytes that are not those of the token that is read there."""
+    """Bytes of another token than the one that is read there."""
 
     site: str
     tensor: str

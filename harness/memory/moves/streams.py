@@ -20,7 +20,7 @@ Span = tuple[str, int, int, int]
 
 @dataclass(slots=True)
 class Operation:
-    """A launch: `number` counts the launches of all streams, `place` those of its stream from 1 on."""
+    """A launch: `number` counts the launches of all streams, `place` the launches of its stream, from 1 on."""
 
     name: str
     stream: str

@@ -1,4 +1,4 @@
-"""A NIXL agent on a CPU: it keeps descriptors and copies by address, in a seeded order, and fails when told to."""
+"""A NIXL agent on a CPU: it keeps descriptors and copies by address, in a seeded order, and fails on request."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class _Backend:
     def run_prefill_context_chunk(
         self, *, q: Tensor, k: Tensor, v: Tensor, chunk_idx: int = 0, chunk: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """New tokens over a chunk of context: [T, H, V] and [H, T]. Since 0.28.0 those of `chunk` alone."""
+        """New tokens over a chunk of context: [T, H, V] and [H, T]. Since 0.28.0 tokens of `chunk` alone."""
         if chunk is None:
             starts, keys = self._metadata.query_start_loc, self._metadata.chunked_context.cu_seq_lens[chunk_idx]
         else:
