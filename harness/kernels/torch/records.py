@@ -112,7 +112,7 @@ def linear_scales(scales: Tensor) -> Tensor:
 
 
 def swizzled_scales(scales: Tensor) -> Tensor:
-    """The block scales [N, P, 8] with the scales of 4 tokens interleaved, for SM100's attention: [N, P / 4, 4, 4, 2]."""
+    """The block scales [N, P, 8], interleaved by 4 tokens for SM100's attention: [N, P / 4, 4, 4, 2]."""
     num_blocks, page_size, width = scales.shape
     return scales.view(num_blocks, page_size // 4, 4, width // 4, 4).permute(0, 1, 4, 2, 3)
 
