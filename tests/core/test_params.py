@@ -81,6 +81,6 @@ def test_a_stored_case_that_a_newer_rule_refuses_can_still_be_read() -> None:
 def test_each_model_names_its_parameters_of_graphs_and_time() -> None:
     models = {spec.model(op) for spec in SYSTEMS for op in (spec.ops() or [None]) if spec.name != "model"}
     for model in models:
-        assert model.GRAPH == ("graph" if "graph" in model.model_fields else ""), model
+        assert ("graph" if "graph" in model.model_fields else "") == model.GRAPH, model
         if "timeout_seconds" in model.model_fields:
             assert model.TIMEOUT == "timeout_seconds" or "own_timeout" in vars(model.__mro__[1]), model
