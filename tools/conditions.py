@@ -5,18 +5,25 @@ The batches come from :mod:`harness.scenario.batches`. What a call shows is read
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
+import torch
 import yaml
 
-from harness.core.conditions.model import Shown
+from harness.core.catalog import KERNELS
+from harness.core.conditions.model import Shown, Space
 from harness.core.conditions.table import SPACES, shown_by
 from harness.core.op_params import KERNEL_PARAMS, MlaDecodeParams
-from harness.core.ops import PAGE_SIZE
-from harness.kernels.ops import inputs
+from harness.core.ops import OPS, PAGE_SIZE
+from harness.kernels.ops import expert_inputs, inputs, record_inputs
+from harness.kernels.ops.record_formats import RECORDS
 from harness.scenario.batches import covering_calls, decode_call
+from harness.scenario.calls import drawn_call
+from harness.scenario.load import load_scenarios, shipped_directory
 
 HEAD = """# yaml-language-server: $schema=scenario.v1.schema.json
 # Written by: python tools/conditions.py {op}
@@ -37,14 +44,48 @@ matrix:
 """
 
 
-def show_decode(given: dict[str, Any]) -> tuple[str, ...]:
-    """The points of a call with these parameters."""
-    params = MlaDecodeParams.model_validate(given)
-    made = inputs.mla_decode(params, 1)
-    keywords = {"scale": made.scale, "kv_scale": made.kv_scale, "window": params.window}
-    arguments = (made.q, made.kv_cache, made.block_table, made.seq_lens)
-    (points,) = shown_by("mla_decode", arguments, keywords | {"metadata": params.planned or None}).values()
-    return points
+REAL = """# yaml-language-server: $schema=scenario.v1.schema.json
+# Written by: python tools/conditions.py --real {op}
+name: {name}
+summary: "{op} on a GPU: every installed kernel, every pair of conditions, at real sizes"
+tags: [matrix-conditions, {tag}]
+device: cuda
+system: kernel
+op: {op}
+poison: {{patterns: [nan]}}
+oracles: [finite, sentinel, reference]
+matrix:
+  kernel: [all]
+{kv}  call:
+"""
+INPUTS = (inputs, expert_inputs, record_inputs)
+# What records hold is not read, and encoding it is slow.
+record_inputs._storage = lambda params, blocks, _: (
+    torch.empty(blocks, params.layers, PAGE_SIZE, RECORDS[params.kv].num_bytes, dtype=torch.uint8),
+    None,
+)
+
+
+def show(op: str, given: dict[str, Any]) -> tuple[tuple[str, ...], float]:
+    """The points of a call with these parameters, and about the milliseconds that its case takes."""
+    torch.set_num_threads(1)
+    params = KERNEL_PARAMS[op].model_validate(given)
+    make = next(getattr(module, op) for module in INPUTS if hasattr(module, op))
+    made = make(params, 0)
+    row, spec = OPS.get(op), KERNELS.get(f"{op}/{params.kernel}")
+    keywords = {name: getattr(made, name) for name in row.keywords if hasattr(made, name)}
+    if op == "mla_decode":
+        keywords |= {"window": getattr(params, "window", None), "metadata": getattr(params, "planned", False) or None}
+    if "num_live" in spec.takes:
+        keywords["num_live"] = made.num_live
+    arguments = [getattr(made, name) for name in row.positional]
+    (points,) = shown_by(op, arguments, keywords).values()
+    if op == "mla_decode":
+        return points, decode_cost(given)
+    elements = sum(a.numel() for a in arguments)
+    return points, 25 + elements / 3e4 + len(made.unowned) * 0.02 + 0.2 * len(
+        SPACES[op].read(**dict(zip(row.positional, arguments, strict=True)), **keywords)
+    )
 
 
 def decode_cost(given: dict[str, Any]) -> float:
@@ -59,13 +100,34 @@ def decode_cost(given: dict[str, Any]) -> float:
     return 40 + len(params.seq_lens) * params.query_len * 0.3 + work / 4e5 + 9 * megabytes
 
 
-OPS = {"mla_decode": ("decode-conditions", "decode", decode_call, show_decode, decode_cost, 0.93)}
+NAMES = {
+    "mla_decode": ("decode-conditions", "decode", 0.93),
+    "mla_decode_sparse": ("sparse-conditions", "sparse", 0.905),
+    "context_attention": ("context-conditions", "prefill", 0.905),
+    "merge_attn_states": ("merge-conditions", "prefill", 0.905),
+    "write_kv": ("write-kv-conditions", "write", 0.905),
+    "write_records": ("record-writer-conditions", "write", 0.905),
+    "read_records": ("record-reader-conditions", "records", 0.905),
+    "route_experts": ("router-conditions", "router", 0.905),
+    "align_experts": ("alignment-conditions", "router", 0.905),
+    "quantize_fp8": ("quantize-conditions", "scales", 0.905),
+    "quantize_blocks": ("block-conditions", "scales", 0.905),
+}
+"""Op -> the name of its scenario, a tag, and the share of the triples that its calls show."""
 
 
 def document(op: str) -> str:
     """The scenario of an op as YAML."""
-    name, tag, draw, show, cost, share = OPS[op]
-    calls, shown = covering_calls(SPACES[op], draw, show, cost, triples=share, seed=op)
+    name, tag, share = NAMES[op]
+    draw = decode_call if op == "mla_decode" else functools.partial(drawn_call, op)
+    costs: list[float] = []
+
+    def points(given: dict[str, Any]) -> tuple[str, ...]:
+        found, cost = show(op, given)
+        costs.append(cost)
+        return found
+
+    calls, shown = covering_calls(SPACES[op], draw, points, lambda given: costs[-1], triples=share, seed=op)
     report(shown)
     (pairs, all_pairs), (triples, all_triples) = shown.counts(2), shown.counts(3)
     counted = {"pairs": pairs, "all_pairs": all_pairs, "triples": triples, "all_triples": all_triples}
@@ -87,7 +149,75 @@ def _flow(op: str, given: dict[str, Any]) -> str:
     return yaml.safe_dump(kept, default_flow_style=True, width=10**6, sort_keys=False).strip()
 
 
+SIZES = ("kv_lora_rank", "qk_rope_head_dim", "qk_head_dim", "v_head_dim")
+AXES = ("kv", "window", "kernel")
+"""Parameters that are axes of the matrix on a GPU, or that few kernels take."""
+BIG = {("block", "32768+"): "a pool of that many elements takes gigabytes of memory"}
+OF_SIZES = ("kv", "window", "latent", "sizes", "width")
+"""Dimensions that follow from these and from the sizes."""
+
+
+def real_call(op: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a call at real sizes, for any type of cache. Pools past 2^31 elements are `large`."""
+    found = {name: value for name, value in given.items() if name not in SIZES + AXES}
+    if found.pop("page_stride", 0) and "layout" not in found:
+        found["layout"] = "large"
+    if found.get("high_blocks", 0) > 200:
+        found["high_blocks"] = 200
+    return found
+
+
+def real_space(op: str) -> Space:
+    """The space of an op without the dimensions of sizes and of what only some kernels take."""
+    space = SPACES[op]
+    gone = OF_SIZES if op != "quantize_fp8" else AXES
+    rules = tuple(rule for rule in space.rules if not set(gone) & set(rule.classes))
+    refused = {label: why for label, why in BIG.items() if op == "mla_decode"}
+    return replace(
+        space, dimensions=tuple(d for d in space.dimensions if d.name not in gone), rules=rules, refused=refused
+    )
+
+
+def real_document(op: str) -> str:
+    """The scenario of an op at real sizes, for a GPU: of the calls of its array as few as show the same pairs.
+
+    Kernels that read contiguous pools alone skip other calls, so these are chosen first.
+    """
+    name, tag, _ = NAMES[op]
+    space = real_space(op)
+    (scenario,) = (s for s in load_scenarios(shipped_directory()) if s.name == name)
+    found: list[tuple[dict[str, Any], set[str], float]] = []
+    for given in scenario.matrix["call"].values():
+        call = real_call(op, given)
+        small = {size: given[size] for size in SIZES if size in given}
+        for one in [call] if "layout" not in call else [{k: v for k, v in call.items() if k != "layout"}, call]:
+            points, cost = show(op, one | small)
+            coded = {space.coded(SPACES[op].decoded(point)) for point in points}
+            found.append((one, coded, cost + 20))
+    whole, calls = Shown(space), []
+    for is_packed in (True, False):
+        left = [one for one in found if not is_packed or "layout" not in one[0]]
+        shown = Shown(space) if is_packed else whole
+        while left:
+            best = max(left, key=lambda one: shown.gain(one[1])[0] / one[2])
+            if not shown.gain(best[1])[0]:
+                break
+            left.remove(best)
+            shown.add(best[1])
+            whole.add(best[1])
+            calls.append(best[0])
+    report(whole)
+    cache_types = {"mla_decode": ("fp32", "bf16", "fp8_e4m3")} | {
+        other: SPACES[other].dimensions[[d.name for d in SPACES[other].dimensions].index("kv")].classes
+        for other in ("mla_decode_sparse", "write_kv", "write_records", "read_records")
+    }
+    kv = f"  kv: [{', '.join(cache_types[op])}]\n" if op in cache_types else ""
+    head = REAL.format(op=op, name=f"kernel-matrix-conditions-{name.removesuffix('-conditions')}", tag=tag, kv=kv)
+    return head + "".join(f"    c{number:02}: {_flow(op, given)}\n" for number, given in enumerate(calls))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in OPS:
-        sys.exit(f"usage: python tools/conditions.py {'|'.join(OPS)}")
-    print(document(sys.argv[1]), end="")
+    *real, op = sys.argv[1:] or [""]
+    if op not in NAMES or real not in ([], ["--real"]):
+        sys.exit(f"usage: python tools/conditions.py [--real] {'|'.join(NAMES)}")
+    print(real_document(op) if real else document(op), end="")

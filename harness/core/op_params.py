@@ -15,10 +15,20 @@ from harness.core.shapes import CacheLayout
 
 PageOrder = Literal["random", "rising", "falling", "repeated", "prefix", "same"]
 """How the pages of a request lie, and which it shares; see :func:`harness.kernels.ops.decode_conditions.arranged`."""
+SparseOrder = Literal["random", "rising", "falling", "some", "same", "holes"]
 DecodeValues = Literal["plain", "zero", "ties", "one_key", "large"]
 """The scores of a request's keys: all 0, equal largest ones, one key that outweighs the others, a score of 1.5e4."""
+RowValues = Literal["plain", "zero", "tiny", "large"]
+"""The size of a row's elements: as drawn, all 0, a thousandth, 16,384 times as large."""
+SlotOrder = Literal["random", "rising", "falling", "from_first", "from_last"]
+"""The slots of the tokens of a call: scattered, one behind the other, or so from the first or last slot of a page."""
+Padded = Literal["end", "between"]
+ROW_VALUES = Field(default=(), description="size of each row; repeated for more rows")
 PAGES_OF_MANAGER_BLOCK = 4
 """Pages of one block of the manager in the layout `manager_blocks`."""
+
+
+HighBlocks = Annotated[int, Field(ge=0, le=2**20, description="unused blocks below the blocks of the call")]
 
 
 def rank_problem(kv_lora_rank: int, rope_dim: int) -> Iterator[str]:
@@ -63,9 +73,7 @@ class MlaDecodeParams(KernelParams):
     page_order: tuple[PageOrder, ...] = Field(
         default=(), description="order of each request's pages, or which it shares; repeated for more requests"
     )
-    high_blocks: Annotated[int, Field(ge=0, le=2**20)] = Field(
-        default=0, description="unused blocks below the blocks of the requests"
-    )
+    high_blocks: HighBlocks = 0
     values: tuple[DecodeValues, ...] = Field(
         default=(), description="scores of each request's keys; repeated for more requests"
     )
@@ -108,6 +116,10 @@ class MlaDecodeSparseParams(KernelParams):
     kv: KvType | Literal["fp8_ds_mla"] = "bf16"
     num_chosen: tuple[Length, ...] = (16, 0, 1, 5)
     topk: Count = 16
+    slot_order: tuple[SparseOrder, ...] = Field(
+        default=(), description="each token's slots: their order, those of the token before, or -1 between them"
+    )
+    values: tuple[DecodeValues, ...] = Field(default=(), description="scores of each token's slots; repeated")
     num_blocks: Annotated[int, Field(ge=2, le=4096)] = 4
     num_heads: Count = 16
     kv_lora_rank: Count = 512
@@ -135,6 +147,7 @@ class ContextAttentionParams(KernelParams):
     num_heads: Count = 4
     qk_head_dim: Count = 192
     v_head_dim: Count = 128
+    values: tuple[DecodeValues, ...] = Field(default=(), description="scores of each request's keys; repeated")
 
     def problems(self) -> Iterator[str]:
         queries, contexts = self.query_lens, self.context_lens
@@ -144,6 +157,10 @@ class ContextAttentionParams(KernelParams):
             yield "query_lens holds a request without new tokens"
         if not any(contexts):
             yield "context_lens has no token; give one request some context"
+
+
+MergeSide = Literal["both", "prefix_above", "suffix_above", "no_prefix", "no_suffix", "neither"]
+"""The sides of a row: both, both with an lse 200 above the other's, or not both."""
 
 
 class MergeAttnStatesParams(KernelParams):
@@ -167,6 +184,9 @@ class MergeAttnStatesParams(KernelParams):
     )
     num_heads: Count = 4
     v_head_dim: Count = 128
+    sides: tuple[MergeSide, ...] = Field(
+        default=(), description="the sides that each row with context has, in place of the counts; repeated"
+    )
 
 
 class WriteKvParams(KernelParams):
@@ -179,6 +199,11 @@ class WriteKvParams(KernelParams):
     kv_lora_rank: Count = 512
     qk_rope_head_dim: Count = 64
     layout: FlatLayout = "contiguous"
+    slot_order: SlotOrder = "random"
+    padded_at: Padded = "end"
+    high_blocks: HighBlocks = 0
+    contiguous: bool = Field(default=True, description="false: the latents are slices of a wider tensor")
+    values: tuple[RowValues, ...] = ROW_VALUES
 
     @property
     def cache_type(self) -> str:
@@ -206,6 +231,10 @@ class QuantizeFp8Params(KernelParams):
     num_live: Annotated[int, Field(ge=1, le=100_000)] = 5
     zero_rows: Length = Field(default=0, description="first rows that hold zeros")
     width: Count = 256
+    values: tuple[RowValues, ...] = ROW_VALUES
+    peaks: tuple[Literal["first", "inner", "last"], ...] = Field(
+        default=(), description="where the largest element of each row is; repeated for more rows"
+    )
 
 
 class RouteExpertsParams(KernelParams):
@@ -217,6 +246,9 @@ class RouteExpertsParams(KernelParams):
     num_live: Count | None = Field(default=None, description="tokens that are live; all when left out")
     num_experts: Count = 16
     num_experts_per_tok: Count = 4
+    values: tuple[Literal["plain", "one", "large", "flat", "negative"], ...] = Field(
+        default=(), description="logits of each token, without ties; repeated for more tokens"
+    )
 
     def gives(self) -> frozenset[str]:
         return super().gives() | {"experts"}
@@ -232,6 +264,7 @@ class AlignExpertsParams(KernelParams):
     num_used: Count = 16
     num_experts_per_tok: Count = 4
     block_size: Count = 16
+    is_spread: bool = Field(default=False, description="the chosen experts lie among the others")
 
     def gives(self) -> frozenset[str]:
         return frozenset()
@@ -245,6 +278,7 @@ class QuantizeBlocksParams(KernelParams):
     orphan_rows: Length = Field(default=3, description="rows behind the rows of all experts, which belong to none")
     zero_rows: Length = Field(default=0, description="first rows that hold zeros")
     width: Count = 64
+    values: tuple[RowValues, ...] = ROW_VALUES
 
     BLOCKS: ClassVar[dict[str, int]] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
     """Elements of a block, as in :mod:`harness.kernels.ops.block_formats`, which needs torch."""
@@ -277,6 +311,7 @@ class RecordParams(KernelParams):
     layers: Annotated[int, Field(ge=1, le=8)] = Field(
         default=1, description="layers whose blocks lie side by side in one allocation; the cache is the last's part"
     )
+    high_blocks: HighBlocks = 0
 
     @property
     def cache_type(self) -> str:
@@ -288,12 +323,19 @@ class WriteRecordsParams(RecordParams):
 
     num_tokens: Count = 9
     num_padded: Length = 3
+    slot_order: SlotOrder = "random"
+    padded_at: Padded = "end"
+    values: tuple[RowValues, ...] = ROW_VALUES
 
 
 class ReadRecordsParams(RecordParams):
     """One call of `read_records` for requests of these lengths."""
 
     seq_lens: tuple[Length, ...] = (5, 64, 65)
+    table_pad: Annotated[int, Field(ge=0, le=64)] = 1
+    page_order: tuple[PageOrder, ...] = Field(
+        default=(), description="order of each request's pages, or which it shares; repeated for more requests"
+    )
 
     def problems(self) -> Iterator[str]:
         if not any(self.seq_lens):

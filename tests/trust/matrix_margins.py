@@ -31,7 +31,7 @@ POISON_AXES = ("pattern", "site")
 def calls(device: str, seed: int) -> Iterator[Case]:
     """One case of each call of the matrix: cases that differ in their poison alone are the same call."""
     for scenario in load_scenarios(None):
-        if not scenario.name.startswith("kernel-matrix"):
+        if "kernel-matrix" not in scenario.tags:
             continue
         seen = set()
         for case in expand(scenario, seed=seed):

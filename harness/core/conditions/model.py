@@ -16,6 +16,7 @@ from typing import Any
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 NO_CLASS = "-"
+MOST_EXAMPLES = 64
 
 Point = Mapping[str, str | None]
 Combination = tuple[tuple[str, str], ...]
@@ -31,13 +32,28 @@ def words(combination: Iterable[tuple[str, str]]) -> str:
 class Dimension:
     """One property of a call or of its units.
 
-    `examples` has for a class parameters that show it, if a kernel may refuse them: one is enough for it to go.
+    `examples` has for a class parameters that show it: a kernel that refuses each of them refuses the class. A value of
+    a parameter that is a list stands for one unit. A class of `numbers` is shown by each of its numbers as `param`.
+    `words` are optional keywords of the kernel that every call of a class has.
     """
 
     name: str
     classes: tuple[str, ...]
     summary: str
     examples: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    numbers: Mapping[str, range] = field(default_factory=dict)
+    param: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, number: int) -> str:
+        """The class of a number."""
+        return next(label for label, numbers in self.numbers.items() if number in numbers)
+
+    def shown_by(self, label: str) -> Sequence[Mapping[str, Any]]:
+        """Parameters that show a class, if it follows from one parameter."""
+        if label in self.examples or not self.param:
+            return self.examples.get(label, ())
+        return [{self.param: number} for number in self.numbers[label][:MOST_EXAMPLES]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.core.conditions import engine, mla_decode
+from harness.core.conditions import attention, engine, experts, mla_decode, writes
 from harness.core.conditions.model import Space
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS
 
-SPACES: dict[str, Space] = {space.op: space for space in (mla_decode.SPACE, engine.SPACE)}
+SPACES: dict[str, Space] = {
+    space.op: space for space in (mla_decode.SPACE, *attention.SPACES, *writes.SPACES, *experts.SPACES, engine.SPACE)
+}
 """Op, or `engine` for the steps of the reference engine -> its space."""
 
 
@@ -37,13 +39,11 @@ def space_for(spec: KernelSpec) -> Space:
     space, model = SPACES[spec.op], KERNEL_PARAMS[spec.op]
     refused = {}
     for dimension in space.dimensions:
-        for label, examples in dimension.examples.items():
-            found = [spec.why_not_params(model.model_validate(_legal(example))) for example in examples]
-            if found and all(found):
+        for label in dimension.classes:
+            word, examples = dimension.words.get(label), dimension.shown_by(label)
+            found = [spec.why_not_params(model.model_construct(**example)) for example in examples]
+            if word and word not in spec.takes:
+                refused[dimension.name, label] = spec.lacks(word)
+            elif found and all(found):
                 refused[dimension.name, label] = found[0]
     return replace(space, refused=refused) if refused else space
-
-
-def _legal(example: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of an example. Lengths grow with the query tokens, so that it is legal."""
-    return {**example, "seq_lens": [example["query_len"]]} if "query_len" in example else dict(example)

@@ -9,12 +9,12 @@ from harness.core.op_params import AlignExpertsParams, RouteExpertsParams
 from harness.core.ops import aligned_sizes
 from harness.judge.run_records import ChosenExperts, Observed
 from harness.judge.targets.kernel_call import KernelCall, Setting, prepared
-from harness.kernels.ops import expert_inputs, inputs, reference
+from harness.kernels.ops import expert_inputs, reference
 
 
 def route_experts(params: RouteExpertsParams, setting: Setting) -> KernelCall:
     """A call of `route_experts`, beside its reference."""
-    given, kept = prepared(inputs.route_experts(params, setting.seed), setting)
+    given, kept = prepared(expert_inputs.route_experts(params, setting.seed), setting)
     live = torch.arange(params.num_tokens) < given.num_live
     # A kernel that gets the number of live tokens promises nothing about the others. Without it, it routes them all.
     promised = live if "num_live" in setting.spec.takes else torch.ones_like(live)

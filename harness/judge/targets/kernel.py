@@ -48,8 +48,8 @@ from harness.judge.targets.kernel_graph import repeated, replayed
 from harness.judge.targets.record_calls import read_records, write_records
 from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, slow_reader
 from harness.kernels.call import BoundKernel
+from harness.kernels.ops import expert_inputs, reference
 from harness.kernels.ops import inputs as op_inputs
-from harness.kernels.ops import reference
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
 from harness.kernels.ops.cache_layouts import KV_DTYPES
 from harness.kernels.plugins import find_kernel
@@ -260,7 +260,8 @@ def _merge_attn_states(params: MergeAttnStatesParams, setting: Setting) -> Kerne
 
 def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
     given, kept = prepared(op_inputs.write_kv(params, setting.seed), setting)
-    slots = kept.slot_mapping[kept.slot_mapping >= 0]
+    is_live = kept.slot_mapping >= 0
+    slots = kept.slot_mapping[is_live]
     others = torch.ones(given.kv_cache.shape[0] * PAGE_SIZE, dtype=torch.bool, device=slots.device)
     others[slots] = False
     others[:PAGE_SIZE] = False
@@ -276,7 +277,7 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
         want = reference.stored_latents(kept.kv_c, kept.k_pe, given.kv_cache.dtype, kept.kv_scale)
         live = torch.ones(slots.shape[0], dtype=torch.bool, device=slots.device)
         stored = slots_of(given.kv_cache, slots)
-        return [Observed("kv_cache", stored, live, want[: slots.shape[0]], f"write_kv.{params.kv}", "token")]
+        return [Observed("kv_cache", stored, live, want[is_live], f"write_kv.{params.kv}", "token")]
 
     null = slice(op_inputs.NULL_BLOCK, op_inputs.NULL_BLOCK + 1)
     before, numbers = slots_of(kept.kv_cache, others), others.nonzero().flatten().tolist()
@@ -316,7 +317,7 @@ def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
 
 
 def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCall:
-    given, kept = prepared(op_inputs.quantize_blocks(params, setting.seed), setting)
+    given, kept = prepared(expert_inputs.quantize_blocks(params, setting.seed), setting)
     form = FORMATS[params.block_format]
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:

@@ -18,7 +18,8 @@ from harness.kernels.ops.record_formats import RECORDS, decode, places, stored
 def write_records(params: WriteRecordsParams, setting: Setting) -> KernelCall:
     """A call that stores rows. No byte of another record, layer or block may change."""
     given, kept = prepared(record_inputs.write_records(params, setting.seed), setting)
-    slots, form = kept.slot_mapping[: params.num_tokens], RECORDS[params.kv]
+    is_live, form = kept.slot_mapping >= 0, RECORDS[params.kv]
+    slots = kept.slot_mapping[is_live]
     others = torch.ones(kept.storage.flatten(2).shape, dtype=torch.bool)
     others[(slots // PAGE_SIZE)[:, None], -1, places(params.kv, PAGE_SIZE)[slots % PAGE_SIZE]] = False
     others[NULL_BLOCK] = False
@@ -26,7 +27,7 @@ def write_records(params: WriteRecordsParams, setting: Setting) -> KernelCall:
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         """The cache [blocks, page, bytes] of the call, decoded at its slots; there are no outputs."""
         rows = decode(stored(given.cache.cpu(), slots, params.kv), params.kv, kept.scale)
-        want, live = kept.x[: params.num_tokens].double(), torch.ones(len(slots), dtype=torch.bool)
+        want, live = kept.x[is_live].double(), torch.ones(len(slots), dtype=torch.bool)
         bound, exact = f"write_records.{params.kv.partition('_')[0]}", form.quantized
         halves = (("quantized", slice(0, exact), bound), ("exact", slice(exact, None), "write_records.exact"))
         return [

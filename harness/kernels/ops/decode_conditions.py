@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle, islice
 
 import torch
 from torch import Tensor
@@ -41,6 +40,17 @@ def arranged(owned: Sequence[list[int]], words: Sequence[str]) -> list[list[int]
     return found
 
 
+def arranged_slots(slots: Tensor, before: Tensor, word: str) -> Tensor:
+    """The slots [n] int32 of a token in the order of its word. `some`, `same`: the first, or all, are as `before`."""
+    if word in ("rising", "falling"):
+        return slots.sort(descending=word == "falling").values
+    if word in ("some", "same"):
+        kept = before[: 1 if word == "some" else len(slots)]
+        others = slots[~torch.isin(slots, kept)]
+        return torch.cat((kept, others))[: len(slots)]
+    return slots
+
+
 def plant_keys(b: int, word: str, latents: Tensor, length: int, num_tokens: int, pages: Sequence[int]) -> None:
     """Give the keys of request b their element 0, in place: latents [slots, D] of `length` tokens."""
     latents[:, 0] = 0.0
@@ -57,15 +67,23 @@ def plant_keys(b: int, word: str, latents: Tensor, length: int, num_tokens: int,
     latents[first : place + 1, 0] = LEVEL - b % LEVELS / 64
 
 
-def plant_queries(words: Sequence[str], q: Tensor, scale: float) -> None:
-    """Give the queries q [B, S, H, D] of each request the scores of its word, in place.
+def plant_queries(words: Sequence[str], q: Tensor, scale: float, owners: Sequence[int] | None = None) -> None:
+    """Give the queries q [B, ..., D] of each request the scores of its word, in place.
 
     One element of such a query is not 0, or none, so scores are exact in any order of adding, and equal ones are equal.
+    `owners` has the request of each row of q; without it row b is request b.
     """
-    for b, word in enumerate(islice(cycle(words), len(q))):
+    for row, b in zip(q, owners if owners is not None else range(len(q)), strict=True):
+        word = words[b % len(words)]
         if word != "plain":
-            q[b] = 0.0
-            q[b, ..., 0] = SCORES[word] / (LEVEL - b % LEVELS / 64) / scale
+            row[...] = 0.0
+            row[..., 0] = SCORES[word] / (LEVEL - b % LEVELS / 64) / scale
+
+
+def plant_in(b: int, word: str, keys: Tensor, places: Sequence[int]) -> None:
+    """Give the keys [n, ...] of unit b their element 0, in place: a level to the last of `places`, or the last two."""
+    if word not in ("plain", "zero") and len(places):
+        keys[list(places[-1 - (word == "ties") :]), ..., 0] = LEVEL - b % LEVELS / 64
 
 
 def written_places(pages: Sequence[int], own: Sequence[int]) -> Tensor:

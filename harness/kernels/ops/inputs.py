@@ -6,6 +6,7 @@ The caller poisons the entries of `unowned` in order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,14 +17,12 @@ from harness.core.op_params import (
     MergeAttnStatesParams,
     MlaDecodeParams,
     MlaDecodeSparseParams,
-    QuantizeBlocksParams,
     QuantizeFp8Params,
-    RouteExpertsParams,
     WriteKvParams,
 )
 from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.core.shapes import CacheLayout
-from harness.kernels.ops import cache_layouts, decode_conditions
+from harness.kernels.ops import cache_layouts, decode_conditions, row_conditions
 from harness.kernels.ops.record_formats import cached_latents
 
 NULL_BLOCK = 0
@@ -116,24 +115,6 @@ class QuantizeInputs(Inputs):
     num_live: int
 
 
-@dataclass(slots=True)
-class RouteInputs(Inputs):
-    """Arguments of `route_experts`."""
-
-    logits: Tensor
-    num_experts_per_tok: int
-    num_live: int
-
-
-@dataclass(slots=True)
-class BlockInputs(Inputs):
-    """Arguments of `quantize_blocks`."""
-
-    x: Tensor
-    expert_offsets: Tensor
-    block_format: str
-
-
 def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     """Requests with pages scattered over the pool in random order. Raises InputError for sizes that no cache has."""
     head_dim = _checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
@@ -205,18 +186,33 @@ def mla_decode_sparse(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
     kv_dtype, q_dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
     kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
     latents = torch.randn(params.num_blocks, PAGE_SIZE, head_dim, generator=generator)
-    kv_cache = cache_layouts.laid_out(cached_latents(latents, kv_dtype, kv_scale), params.layout)
     indices = torch.full((len(params.num_chosen), params.topk), -1, dtype=torch.int32)
+    before = torch.empty(0, dtype=torch.int32)
     for token, count in enumerate(params.num_chosen):
-        slots = PAGE_SIZE + torch.randperm(num_slots, generator=generator)[:count]
-        indices[token, :count] = slots.to(torch.int32)
+        slots = (PAGE_SIZE + torch.randperm(num_slots, generator=generator)[:count]).to(torch.int32)
+        word = params.slot_order[token % len(params.slot_order)] if params.slot_order else "random"
+        before = slots = decode_conditions.arranged_slots(slots, before, word)
+        indices[token, :count] = slots
+        if word == "holes" and count:
+            indices[token, [count - 1, -1]] = indices[token, [-1, count - 1]]
+    if params.values:
+        latents[..., 0] = 0.0
+        for token, slots in enumerate(indices):
+            kind = params.values[token % len(params.values)]
+            decode_conditions.plant_in(token, kind, latents.view(-1, head_dim), slots[slots >= 0].tolist())
+    kv_cache = cache_layouts.laid_out(cached_latents(latents, kv_dtype, kv_scale), params.layout)
     used = torch.zeros(params.num_blocks * PAGE_SIZE, dtype=torch.bool)
     used[indices[indices >= 0].long()] = True
-    spare = (~used[PAGE_SIZE:]).nonzero().flatten() + PAGE_SIZE
     unowned = [Unowned("kv.null", kv_cache[NULL_BLOCK])]
-    unowned += [Unowned("kv.free", kv_cache[int(slot) // PAGE_SIZE, int(slot) % PAGE_SIZE]) for slot in spare]
+    for page, slots in enumerate(used.view(-1, PAGE_SIZE)[1:], 1):
+        free = (~slots).nonzero().flatten().tolist()
+        views = [kv_cache[page]] if len(free) == PAGE_SIZE else [kv_cache[page, slot] for slot in free]
+        unowned += [Unowned("kv.free", view) for view in views]
+    q = _queries((len(params.num_chosen), params.num_heads, head_dim), q_dtype, generator, contiguous=True)
+    if params.values:
+        decode_conditions.plant_queries(params.values, q, head_dim**-0.5)
     return SparseInputs(
-        q=_queries((len(params.num_chosen), params.num_heads, head_dim), q_dtype, generator, contiguous=True),
+        q=q,
         kv_cache=kv_cache,
         indices=indices,
         scale=head_dim**-0.5,
@@ -231,12 +227,20 @@ def context_attention(params: ContextAttentionParams, seed: int) -> ContextInput
     generator = torch.Generator().manual_seed(seed)
     num_tokens, num_keys = sum(params.query_lens), sum(params.context_lens)
     keys = (num_keys, params.num_heads)
+    q = randn((num_tokens, params.num_heads, params.qk_head_dim), torch.bfloat16, generator)
+    k = randn((*keys, params.qk_head_dim), torch.bfloat16, generator)
+    if params.values:
+        k[..., 0], ends = 0.0, list(accumulate(params.context_lens))
+        for b, (end, length) in enumerate(zip(ends, params.context_lens, strict=True)):
+            decode_conditions.plant_in(b, params.values[b % len(params.values)], k, range(end - length, end))
+        owners = [b for b, count in enumerate(params.query_lens) for _ in range(count)]
+        decode_conditions.plant_queries(params.values, q, params.qk_head_dim**-0.5, owners)
     return ContextInputs(
-        q=_randn((num_tokens, params.num_heads, params.qk_head_dim), torch.bfloat16, generator),
-        k=_randn((*keys, params.qk_head_dim), torch.bfloat16, generator),
-        v=_randn((*keys, params.v_head_dim), torch.bfloat16, generator),
-        query_start_loc=_offsets(params.query_lens),
-        chunk_start_loc=_offsets(params.context_lens),
+        q=q,
+        k=k,
+        v=randn((*keys, params.v_head_dim), torch.bfloat16, generator),
+        query_start_loc=offsets(params.query_lens),
+        chunk_start_loc=offsets(params.context_lens),
         scale=params.qk_head_dim**-0.5,
     )
 
@@ -248,14 +252,22 @@ def merge_attn_states(params: MergeAttnStatesParams, seed: int) -> MergeInputs:
     generator = torch.Generator().manual_seed(seed)
     out_shape, lse_shape = (num_tokens, params.num_heads, params.v_head_dim), (params.num_heads, num_tokens)
     pads: list[Unowned] = []
-    prefix_out = _columns(_randn(out_shape, torch.bfloat16, generator), params.padded == "both", pads)
-    prefix_lse = _randn(lse_shape, torch.float32, generator) * 2 + params.lse_gap * (-1) ** torch.arange(num_tokens)
+    prefix_out = _columns(randn(out_shape, torch.bfloat16, generator), params.padded == "both", pads)
+    prefix_lse = randn(lse_shape, torch.float32, generator) * 2 + params.lse_gap * (-1) ** torch.arange(num_tokens)
     first_empty = merged - params.empty_prefix_rows
     prefix_lse[:, first_empty:merged] = float(params.empty_lse)
-    suffix_out = _columns(_randn(out_shape, torch.bfloat16, generator), params.padded != "none", pads)
-    suffix_lse = _randn(lse_shape, torch.float32, generator) * 2
+    suffix_out = _columns(randn(out_shape, torch.bfloat16, generator), params.padded != "none", pads)
+    suffix_lse = randn(lse_shape, torch.float32, generator) * 2
     first_without_suffix = merged - params.empty_suffix_rows
     suffix_lse[:, first_without_suffix:merged] = float(params.empty_lse)
+    for t in range(merged if params.sides else 0):
+        word = params.sides[t % len(params.sides)]
+        for name, lse, out in (("prefix", prefix_lse, prefix_out), ("suffix", suffix_lse, suffix_out)):
+            if word == f"{name}_above":
+                lse[:, t] += 200.0
+            elif word in (f"no_{name}", "neither"):
+                lse[:, t] = float(params.empty_lse)
+                pads.append(Unowned("context.output", out[t]))
     return MergeInputs(
         prefix_out=prefix_out,
         prefix_lse=prefix_lse,
@@ -277,60 +289,52 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
     head_dim = _checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     num_live = params.num_tokens - params.num_padded
     num_pages = 2 + -(-num_live // PAGE_SIZE)
+    first_page = 1 + params.high_blocks
     kv_dtype, dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
     kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
-    others = torch.randn(1 + num_pages + 1, PAGE_SIZE, head_dim, generator=generator)
+    others = torch.randn(first_page + num_pages + 1, PAGE_SIZE, head_dim, generator=generator)
     kv_cache = cache_layouts.laid_out(cached_latents(others, kv_dtype, kv_scale), params.layout)
-    slots = PAGE_SIZE + torch.randperm(num_pages * PAGE_SIZE, generator=generator)[:num_live]
-    kv_c = _randn((params.num_tokens, params.kv_lora_rank), dtype, generator)
-    k_pe = _randn((params.num_tokens, params.qk_rope_head_dim), dtype, generator)
+    slots = row_conditions.ordered_slots(num_live, num_pages, params.slot_order, generator)
+    is_padded = row_conditions.padded_rows(params.num_tokens, params.num_padded, params.padded_at)
+    widths = (params.kv_lora_rank, params.qk_rope_head_dim)
+    if params.contiguous:
+        kv_c, k_pe = (randn((params.num_tokens, width), dtype, generator) for width in widths)
+    else:
+        kv_c, k_pe = randn((params.num_tokens, sum(widths)), dtype, generator).split_with_sizes(widths, dim=1)
     for latents in (kv_c, k_pe):
         latents[: params.large_rows] *= 2.0**14  # Nearly all are then past 448, the largest number of e4m3.
+        row_conditions.resize_rows(latents, params.values)
     return WriteInputs(
         kv_c=kv_c,
         k_pe=k_pe,
         kv_cache=kv_cache,
-        slot_mapping=torch.cat((slots, torch.full((params.num_padded,), -1, dtype=torch.int64))),
+        slot_mapping=row_conditions.slot_mapping(first_page * PAGE_SIZE + slots, is_padded),
         kv_scale=kv_scale,
         unowned=[
             Unowned("kv.null", kv_cache[NULL_BLOCK]),
             Unowned("kv.free", kv_cache[-1]),
-            Unowned("graph.pad_rows", kv_c[num_live:]),
-            Unowned("graph.pad_rows", k_pe[num_live:]),
+            *(Unowned("graph.pad_rows", part) for x in (kv_c, k_pe) for part in padding(x, is_padded)),
             *_beside(kv_cache, params.layout),
         ],
         layout=params.layout,
     )
 
 
+def padding(x: Tensor, is_padded: Tensor) -> list[Tensor]:
+    """Views of the rows of x [T, ...] that are padding, by is_padded [T] bool: one of all, if these are the last."""
+    rows = is_padded.nonzero().flatten().tolist()
+    first_at_end = len(x) - len(rows)
+    return [x[first_at_end:]] if not rows or rows[0] == first_at_end else [x[row] for row in rows]
+
+
 def quantize_fp8(params: QuantizeFp8Params, seed: int) -> QuantizeInputs:
     """Activations [T, K] bfloat16; rows past `num_live` are padding."""
     generator = torch.Generator().manual_seed(seed)
-    x = _randn((params.num_tokens, params.width), torch.bfloat16, generator)
+    x = randn((params.num_tokens, params.width), torch.bfloat16, generator)
     x[: params.zero_rows] = 0.0
+    row_conditions.resize_rows(x, params.values)
+    row_conditions.move_peaks(x, params.peaks)
     return QuantizeInputs(x, params.num_live, unowned=[Unowned("scale.pad", x[params.num_live :])])
-
-
-def route_experts(params: RouteExpertsParams, seed: int) -> RouteInputs:
-    """Logits [T, X] float32 without ties, spread enough for weights to differ."""
-    generator = torch.Generator().manual_seed(seed)
-    num_live = params.num_tokens if params.num_live is None else params.num_live
-    logits = _randn((params.num_tokens, params.num_experts), torch.float32, generator) * 2
-    unowned = [Unowned("graph.pad_rows", logits[num_live:])]
-    return RouteInputs(logits, params.num_experts_per_tok, num_live, unowned=unowned)
-
-
-def quantize_blocks(params: QuantizeBlocksParams, seed: int) -> BlockInputs:
-    """Rows [T, K] bfloat16 sorted by expert, then rows of no expert."""
-    generator = torch.Generator().manual_seed(seed)
-    num_live = sum(params.expert_rows)
-    num_rows = num_live + params.orphan_rows
-    # Rows differ much in size, so that the scale of another row shows.
-    sizes = torch.exp2(torch.randint(-3, 4, (num_rows, 1), generator=generator).float())
-    x = (sizes * torch.randn(num_rows, params.width, generator=generator)).to(torch.bfloat16)
-    x[: params.zero_rows] = 0.0
-    unowned = [Unowned("scale.pad", x[num_live:])]
-    return BlockInputs(x, _offsets(params.expert_rows), params.block_format, unowned=unowned)
 
 
 def _checked_head_dim(rank: int, rope_dim: int) -> int:
@@ -352,7 +356,8 @@ def _activation_dtype(kv: str) -> torch.dtype:
     return torch.float32 if kv == "fp32" else torch.bfloat16
 
 
-def _randn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def randn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Normal numbers of a shape and type, rounded from float32."""
     return torch.randn(shape, generator=generator).to(dtype)
 
 
@@ -370,9 +375,10 @@ def _columns(values: Tensor, is_padded: bool, pads: list[Unowned]) -> Tensor:
 def _queries(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, *, contiguous: bool) -> Tensor:
     """Queries of spread 2, so that softmax prefers some keys; unless contiguous, the columns of a wider tensor."""
     if contiguous:
-        return 2 * _randn(shape, dtype, generator)
-    return (2 * _randn((*shape[:-1], shape[-1] + 8), dtype, generator))[..., : shape[-1]]
+        return 2 * randn(shape, dtype, generator)
+    return (2 * randn((*shape[:-1], shape[-1] + 8), dtype, generator))[..., : shape[-1]]
 
 
-def _offsets(lengths: tuple[int, ...]) -> Tensor:
+def offsets(lengths: tuple[int, ...]) -> Tensor:
+    """[n + 1] int32: where each of n units begins, and the end."""
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)

@@ -9,9 +9,13 @@ from torch import Tensor
 
 from harness.core.op_params import ReadRecordsParams, RecordParams, WriteRecordsParams
 from harness.core.ops import PAGE_SIZE
+from harness.kernels.ops import decode_conditions, row_conditions
 from harness.kernels.ops.cache_layouts import KV_SCALE
-from harness.kernels.ops.inputs import NULL_BLOCK, Inputs, Unowned
+from harness.kernels.ops.inputs import NULL_BLOCK, Inputs, Unowned, padding
 from harness.kernels.ops.record_formats import RECORDS, encode, spans, store
+
+TINY = 2.0**-8
+"""What a tiny row is multiplied by: the scale of 16 of its elements is still a normal number of e4m3."""
 
 
 @dataclass(slots=True)
@@ -55,21 +59,25 @@ def write_records(params: WriteRecordsParams, seed: int) -> WriteRecordsInputs:
     """Tokens for scattered slots, which nothing has written yet, in blocks that hold records of others."""
     generator = torch.Generator().manual_seed(seed)
     num_pages = 2 + -(-params.num_tokens // PAGE_SIZE)
-    storage, scale = _storage(params, 1 + num_pages + 1, generator)
-    slots = PAGE_SIZE + torch.randperm(num_pages * PAGE_SIZE, generator=generator)[: params.num_tokens]
+    first_page = 1 + params.high_blocks
+    storage, scale = _storage(params, first_page + num_pages + 1, generator)
+    slots = row_conditions.ordered_slots(params.num_tokens, num_pages, params.slot_order, generator)
+    slots += first_page * PAGE_SIZE
     x = _rows(params, params.num_tokens + params.num_padded, generator)
+    row_conditions.resize_rows(x, params.values, TINY)
+    is_padded = row_conditions.padded_rows(len(x), params.num_padded, params.padded_at)
     cache = storage[:, -1]
     return WriteRecordsInputs(
         storage,
         params.kv,
         scale,
         x=x,
-        slot_mapping=torch.cat((slots, torch.full((params.num_padded,), -1, dtype=torch.int64))),
+        slot_mapping=row_conditions.slot_mapping(slots, is_padded),
         unowned=[
             Unowned("kv.null", cache[NULL_BLOCK]),
             Unowned("kv.free", cache[-1]),
             *(Unowned("kv.new", span) for span in spans(cache, slots, params.kv)),
-            Unowned("graph.pad_rows", x[params.num_tokens :]),
+            *(Unowned("graph.pad_rows", part) for part in padding(x, is_padded)),
         ],
     )
 
@@ -77,22 +85,25 @@ def write_records(params: WriteRecordsParams, seed: int) -> WriteRecordsInputs:
 def read_records(params: ReadRecordsParams, seed: int) -> ReadRecordsInputs:
     """Requests with scattered pages; their unused slots, and all pages of others, are unowned."""
     generator = torch.Generator().manual_seed(seed)
-    pages = [-(-length // PAGE_SIZE) for length in params.seq_lens]
-    num_blocks = 1 + sum(pages) + 2
-    storage, scale = _storage(params, num_blocks, generator)
+    counts = [-(-length // PAGE_SIZE) for length in params.seq_lens]
+    num_blocks = 1 + sum(counts) + 2
+    storage, scale = _storage(params, num_blocks + params.high_blocks, generator)
     cache = storage[:, -1]
-    order = (1 + torch.randperm(num_blocks - 1, generator=generator)).to(torch.int32)
-    table = torch.zeros(len(pages), max(pages) + 1, dtype=torch.int32)
+    order = 1 + params.high_blocks + torch.randperm(num_blocks - 1, generator=generator)
+    pages = [part.tolist() for part in order[: sum(counts)].split_with_sizes(counts)]
+    if params.page_order:
+        pages = decode_conditions.arranged(pages, params.page_order)
+    used = decode_conditions.slots_used(pages, params.seq_lens)
+    table = torch.zeros(len(pages), max(counts) + params.table_pad, dtype=torch.int32)
     unowned = [Unowned("kv.null", cache[NULL_BLOCK])]
-    used = 0
-    for b, (length, count) in enumerate(zip(params.seq_lens, pages, strict=True)):
-        table[b, :count] = order[used : used + count]
-        used += count
-        unowned.append(Unowned("block_table.pad", table[b, count:]))
-        if length % PAGE_SIZE:
-            tail = int(table[b, count - 1]) * PAGE_SIZE + torch.arange(length % PAGE_SIZE, PAGE_SIZE)
+    for b, own in enumerate(pages):
+        table[b, : len(own)] = torch.tensor(own, dtype=torch.int32)
+        unowned.append(Unowned("block_table.pad", table[b, len(own) :]))
+    for page, count in used.items():
+        if count < PAGE_SIZE:
+            tail = page * PAGE_SIZE + torch.arange(count, PAGE_SIZE)
             unowned += [Unowned("kv.tail", span) for span in spans(cache, tail, params.kv)]
-    unowned += [Unowned("kv.free", cache[int(block)]) for block in order[used:]]
+    unowned += [Unowned("kv.free", cache[block]) for block in order.tolist() if block not in used]
     starts = torch.tensor([0, *params.seq_lens]).cumsum(0).to(torch.int32)
     return ReadRecordsInputs(storage, params.kv, scale, block_table=table, cu_seq_lens=starts, unowned=unowned)
 
@@ -101,10 +112,12 @@ def _storage(params: RecordParams, num_blocks: int, generator: torch.Generator) 
     """Blocks [N, L, P, bytes] full of records, and the scale of the whole cache, if the format has one."""
     form = RECORDS[params.kv]
     scale = KV_SCALE if form.is_scaled else None
-    storage = torch.empty(num_blocks, params.layers, PAGE_SIZE, form.num_bytes, dtype=torch.uint8)
-    slots = torch.arange(num_blocks * PAGE_SIZE)
+    storage = torch.zeros(num_blocks, params.layers, PAGE_SIZE, form.num_bytes, dtype=torch.uint8)
+    slots = torch.arange((num_blocks - params.high_blocks) * PAGE_SIZE)
+    # Between the null block and the blocks of the call, records are zeros.
+    places = slots + (slots >= PAGE_SIZE) * params.high_blocks * PAGE_SIZE
     for layer in range(params.layers):
-        store(encode(_rows(params, len(slots), generator), params.kv, scale), storage[:, layer], slots, params.kv)
+        store(encode(_rows(params, len(slots), generator), params.kv, scale), storage[:, layer], places, params.kv)
     return storage, scale
 
 

@@ -1,0 +1,258 @@
+"""The draw of a call of any op from its conditions: parameters of the call, and of each of its unlike units.
+
+What shows a class is read from the dimensions. A class that several units decide together, such as a place or an equal
+neighbour, is arranged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.core.conditions.model import Dimension, Space
+from harness.core.conditions.table import SPACES
+from harness.core.op_params import KERNEL_PARAMS
+
+Given = dict[str, Any]
+Wanted = dict[str, str]
+"""Dimension -> class that a unit of the call shall show."""
+
+MOST_ELEMENTS = 400_000
+"""Elements of the queries and keys of a call of `context_attention`."""
+MOST_CYCLED = 13
+"""Words of a list that is repeated for more units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What the dimensions of an op do not say: how to draw its calls.
+
+    - `count`: the dimension of the number of units.
+    - `lists`: parameters with one entry for each unit; other lists are repeated.
+    - `empty`: the parameters of an empty unit.
+    - `weights`: dimension -> how often each class is drawn; the first classes are more frequent without.
+    - `settle`: makes the parameters legal; gets what the first unit wants.
+    """
+
+    count: str
+    lists: tuple[str, ...] = ()
+    empty: Mapping[str, int] | None = None
+    settle: Callable[[Random, Given, Wanted], None] = lambda random, given, first: None
+    weights: Mapping[str, Sequence[float]] | None = None
+
+
+def _padded(name: str) -> Callable[[Random, Given, Wanted], None]:
+    """Tokens without a slot, and how `num_tokens` counts them."""
+
+    def settle(random: Random, given: Given, first: Wanted) -> None:
+        tokens = given["num_tokens"]
+        padding = first.get("padding") or random.choice(("none", "end", "between", "between"))
+        if first.get("row") == "padded" and padding == "none":
+            padding = "end" if first.get("place") == "last" else "between"
+        padded = 0 if padding == "none" or tokens == 1 else random.choice((1, tokens // 3, tokens // 2)) or 1
+        given |= {"num_padded": padded, "padded_at": "end" if padding == "none" else padding}
+        if name == "write_records":
+            given["num_tokens"] = tokens - padded
+
+    return settle
+
+
+def _sparse(random: Random, given: Given, first: Wanted) -> None:
+    most = max(given["num_chosen"])
+    if not most:
+        given["num_chosen"][-1] = most = 1
+    if first.get("list") == "full" or "width" not in first:
+        given["topk"] = most if first.get("list") == "full" or random.random() < 0.3 else max(most, given["topk"])
+    given["num_chosen"] = [min(n, given["topk"]) for n in given["num_chosen"]]
+    if given["kv"] == "fp8_ds_mla":
+        given |= {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+
+def _context(random: Random, given: Given, first: Wanted) -> None:
+    queries, contexts = given["query_lens"], given["context_lens"]
+    if not any(contexts):
+        contexts[-1] = 64
+    for b in random.sample(range(len(queries)), len(queries)):
+        # Long units of many heads cost more than they show.
+        if given["num_heads"] * (sum(queries) + sum(contexts)) * given["qk_head_dim"] > MOST_ELEMENTS and b:
+            queries[b], contexts[b] = min(queries[b], random.choice((1, 2, 16))), min(contexts[b], 2)
+
+
+def _merge(random: Random, given: Given, first: Wanted) -> None:
+    tokens = given["num_tokens"]
+    count = first.get("count") or random.choice(("none", "some", "some", "all", "all"))
+    if "count" not in first and {"sign", "gap"} & set(first):
+        count = "all" if first.get("place") in ("last", "only") else "some"
+    some = random.choice((1, tokens - 1, (tokens + 1) // 2)) or 1
+    given["num_with_context"] = {"none": 0, "some": some, "all": tokens}[count]
+
+
+def _records(random: Random, given: Given, first: Wanted) -> None:
+    """Lengths from the end and the number of pages that each request wants."""
+    if not any(given["seq_lens"]):
+        given["seq_lens"][-1] = 70
+
+
+def _route(random: Random, given: Given, first: Wanted) -> None:
+    given["num_experts_per_tok"] = min(given["num_experts_per_tok"], given["num_experts"])
+    live = first.get("live") or random.choice(("not given", "all", "some", "some"))
+    tokens = given["num_tokens"]
+    if live == "not given":
+        given["num_live"] = None
+    else:
+        given |= {"kernel": "torch-live", "num_live": tokens if live == "all" or tokens < 2 else (tokens + 1) // 2}
+
+
+def _align(random: Random, given: Given, first: Wanted) -> None:
+    experts, tokens, block = given["num_experts"], given["num_tokens"], given["block_size"]
+    per_token = given["num_experts_per_tok"] = min(given["num_experts_per_tok"], experts)
+    run = first.get("run")
+    if run in ("block", "blocks", "past", "part") and "tokens" not in first and random.random() < 0.8:
+        extra = {"block": 0, "blocks": block, "past": 1, "part": -1}[run]
+        given["num_tokens"] = tokens = max(1, block + extra)
+    # Few used experts have long runs; all of them, few empty neighbours.
+    used = random.choice((per_token, per_token + 1, experts // 2, experts))
+    if run in ("block", "blocks", "past"):
+        used = random.choice((per_token, per_token, max(per_token, tokens * per_token // block)))
+    given |= {"num_used": min(max(used, per_token), experts), "is_spread": random.random() < 0.7}
+
+
+def _quantize(random: Random, given: Given, first: Wanted) -> None:
+    tokens = given["num_tokens"]
+    live = first.get("live") or random.choice(("all", "some", "some", "one"))
+    given["num_live"] = {"all": tokens, "some": max((tokens + 1) // 2, 1), "one": 1}[live]
+    amax = first.get("amax") or random.choice(("plain", "plain", "large", "zero"))
+    names = {"plain": ("plain", "zero", "tiny"), "large": ("plain", "zero", "tiny", "large"), "zero": ("zero",)}[amax]
+    given["values"] = [w if w in names else random.choice(names) for w in given.get("values", ["plain"])]
+
+
+def _blocks(random: Random, given: Given, first: Wanted) -> None:
+    block = 16 if given["block_format"] == "nvfp4" else 32
+    given["width"] = block if first.get("width") == "one" or "width" not in given else given["width"]
+
+
+_ROWS = dict.fromkeys(("tokens",), (3, 6, 3, 5, 2, 1))
+DRAWS: dict[str, Draws] = {
+    "mla_decode_sparse": Draws("tokens", ("num_chosen",), {"num_chosen": 0}, _sparse,
+                               {"chosen": (1, 2, 4, 2, 3, 1, 1), "latent": (10, 1), "kv": (3, 3, 3, 1),
+                                "tokens": (2, 5, 5, 2, 0.7), "block": (5, 1)}),
+    "context_attention": Draws("batch", ("query_lens", "context_lens"), {"context_lens": 0}, _context,
+                               {"queries": (4, 6, 2, 3, 1, 1), "context": (2, 3, 5, 2, 1, 1, 1), "sizes": (6, 1)}),
+    "merge_attn_states": Draws("tokens", (), None, _merge, {**_ROWS, "width": (6, 1)}),
+    "write_kv": Draws("tokens", (), None, _padded("write_kv"), {**_ROWS, "latent": (8, 1), "block": (4, 1)}),
+    "write_records": Draws("tokens", (), None, _padded("write_records"), {**_ROWS, "block": (3, 1)}),
+    "read_records": Draws("batch", ("seq_lens",), {"seq_lens": 0}, _records, {"block": (3, 1)}),
+    "route_experts": Draws("tokens", (), None, _route, _ROWS),
+    "align_experts": Draws("experts", (), None, _align, {**_ROWS, "experts": (2, 6, 3, 4, 1, 1)}),
+    "quantize_fp8": Draws("tokens", (), None, _quantize, _ROWS),
+    "quantize_blocks": Draws("experts", ("expert_rows",), {"expert_rows": 0}, _blocks,
+                             {"run": (3, 6, 2, 1, 1), "experts": (2, 5, 4, 1)}),
+}  # fmt: skip
+"""Op -> how its calls are drawn. `mla_decode` has a draw of its own, in :mod:`harness.scenario.batches`."""
+
+
+def drawn_call(op: str, random: Random, wanted: Iterator[Wanted], largest: int = 140) -> Given:
+    """The parameters of a call of `op` with at most `largest` units.
+
+    The first of `wanted` decides what all units share, and each unit takes one that goes with that.
+    """
+    space, how, model = SPACES[op], DRAWS[op], KERNEL_PARAMS[op]
+    plain = model().model_dump()
+    first = next(wanted)
+    given: Given = {}
+    units: list[Given] = []
+    for d in space.dimensions:
+        if not _is_of_unit(d, plain) and (shows := d.shown_by(first.get(d.name) or _label(random, d, how))):
+            given |= _nearest(random, shows)
+    count = given.get(space_count(space, how).param) or _count(random, space, how, first)
+    count = min(count, largest)
+    if first.get("place") in ("middle", "last") and count < 3:
+        count = 3 if how.count not in first else count
+    if "num_tokens" in plain and how.count == "tokens":
+        given["num_tokens"] = count
+    elif how.count == "experts" and "num_experts" in plain:
+        given["num_experts"] = count
+    requests = [first, *islice(wanted, min(count, 128) - 1)]
+    place = {"last": count - 1, "middle": count // 2}.get(first.get("place", ""), 0)
+    if place < len(requests):
+        requests[0], requests[place] = requests[place], requests[0]
+    for want in requests:
+        unit: Given = {}
+        for d in space.dimensions:
+            shows = d.shown_by(want.get(d.name) or _label(random, d, how)) if _is_of_unit(d, plain) else ()
+            if shows and (d.name in want or not set(shows[0]) & set(unit)):
+                unit |= random.choice(shows)
+        units.append(unit)
+    if op == "read_records":
+        for unit, want in zip(units, requests, strict=True):
+            unit["seq_lens"] = _length(random, want)
+    _beside(random, how, requests, units)
+    for name in sorted({name for unit in units for name in unit}):
+        values = [unit[name] for unit in units if name in unit]
+        given[name] = values if name in how.lists else values[:MOST_CYCLED]
+    how.settle(random, given, first)
+    try:
+        return model.model_validate(model.settled(plain | given)).model_dump(include=set(given))
+    except ValidationError:
+        return drawn_call(op, random, wanted, largest)
+
+
+def space_count(space: Space, how: Draws) -> Dimension:
+    return next(d for d in space.dimensions if d.name == how.count)
+
+
+def _count(random: Random, space: Space, how: Draws, first: Wanted) -> int:
+    d = space_count(space, how)
+    numbers = d.numbers[first.get(d.name) or _label(random, d, how)]
+    return random.choice(numbers[:64])
+
+
+def _is_of_unit(d: Dimension, plain: Given) -> bool:
+    """Whether parameters of one unit show the classes of a dimension: their values are entries of lists."""
+    names = {d.param} if d.param else {name for shows in d.examples.values() for example in shows for name in example}
+    return any(isinstance(plain.get(name), tuple) for name in names)
+
+
+def _label(random: Random, d: Dimension, how: Draws) -> str:
+    return random.choices(d.classes, (how.weights or {}).get(d.name))[0]
+
+
+def _nearest(random: Random, shows: Sequence[Mapping[str, Any]]) -> Given:
+    """One of the parameters that show a class: more often one of the first, which are small."""
+    return dict(shows[min(int(random.expovariate(0.3)), len(shows) - 1)])
+
+
+def _beside(random: Random, how: Draws, requests: Sequence[Wanted], units: list[Given]) -> None:
+    """Empty and equal neighbours, where a unit wants them."""
+    for b, want in enumerate(requests):
+        around, neighbour = want.get("around", ""), want.get("neighbour", "")
+        if how.empty and around in ("empty before", "empty both") and b:
+            units[b - 1] |= how.empty
+        if how.empty and around in ("empty after", "empty both") and b + 1 < len(units):
+            units[b + 1] |= how.empty
+        equal = neighbour == "equal" or (not neighbour and not want and random.random() < 0.2)
+        if equal and b:
+            same = {name: units[b][name] for name in how.lists if name in units[b]}
+            if around == "live" or any(same.values()):
+                units[b - 1] |= same
+
+
+def _length(random: Random, want: Wanted) -> int:
+    """A length of a request of records."""
+    from harness.core.conditions.writes import PAGES, REQUEST_ENDS
+    from harness.core.ops import PAGE_SIZE
+
+    if want.get("end") == "empty" or want.get("pages") == "none" or (not want and random.random() < 0.15):
+        return 0
+    least = {"mixed": "3-4"}.get(want.get("order", ""), "2" if "order" in want or want.get("shared") == "some" else "1")
+    labels = PAGES.classes[1:]
+    drawn = max(least, random.choices(labels, (4, 3, 2, 0.3))[0], key=labels.index)
+    pages = random.choice(PAGES.numbers[want.get("pages") or drawn][:4])
+    end = want.get("end") or random.choice(REQUEST_ENDS[1:])
+    slots = {"first": 1, "last": PAGE_SIZE - 1, "whole": PAGE_SIZE}.get(end) or random.randint(2, PAGE_SIZE - 2)
+    return (pages - 1) * PAGE_SIZE + slots
