@@ -18,7 +18,7 @@ BUDGETS = {
     "harness/engine": 5831,
     "harness/engines": 9170,
     "harness/judge": 6100,
-    "harness/kernels": 4000,
+    "harness/kernels": 4060,
     "harness/memory": 3750,
     "harness/pytest": 1245,
     "harness/report": 3080,
