@@ -13,7 +13,7 @@ from harness.core.checkout import ROOT, on_path
 from harness.core.errors import InputError
 from harness.core.extras import ACCURACY, require
 from harness.run.child import ask
-from harness.run.requests import TrainCanary
+from harness.run.requests import RandomCanary, TrainCanary
 
 app = new_app(help="Train canaries: tiny models that measure inference, not ability.")
 
@@ -71,3 +71,25 @@ def train(
 
 def _print(progress: dict[str, Any]) -> None:
     print(progress["line"], flush=True)
+
+
+@app.command("random", cls=Command)
+def random(
+    architecture: Annotated[str, typer.Argument(metavar="ARCH", help="An architecture of transformers: deepseek_v32.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the checkpoint.")],
+    seed: Seed = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Without how far rounding moves each token, which takes minutes.")
+    ] = False,
+) -> None:
+    """Write a tiny checkpoint with random weights, and its truth by transformers on a CPU.
+
+    The truth is the log probability of each token of some prompts in float32, and how far rounding moves it.
+    """
+    require(("transformers",))
+    if not (ROOT / "canaries").is_dir():
+        raise InputError("canary random: needs a checkout of the project")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out}: is there already; name a new folder")
+    request = RandomCanary(architecture=architecture, out=str(out), seed=seed, quick=quick)
+    ask("canaries.random_model", request, name="the reference", environ=on_path(ROOT), on_progress=_print)

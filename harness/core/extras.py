@@ -23,6 +23,7 @@ PACKAGES = {
     "safetensors": ("safetensors", "accuracy"),
     "tokenizers": ("tokenizers", "accuracy"),
     "pandas": ("pandas", "reports"),
+    "transformers": ("transformers", "dev"),
     "griffe": ("griffelib", "dev"),
     "pytest": ("pytest", "pytest"),
     "pluggy": ("pluggy", "pytest"),

@@ -53,6 +53,15 @@ class TrainCanary(Record):
     limit: int | None
 
 
+class RandomCanary(Record):
+    """For `canaries.random_model`: an architecture of transformers, and the new folder of its checkpoint."""
+
+    architecture: str
+    out: str
+    seed: int
+    quick: bool
+
+
 class CommandLine(Record):
     """For `harness.cli.bisect_child`: the arguments of `mla-harness`."""
 

@@ -226,3 +226,12 @@ def quantize_row_blocks(x: Tensor, *, num_live: int | Tensor | None = None) -> t
     """`sglang_per_token_group_quant_fp8` of all rows of x [T, K] bf16: x8 [T, K] e4m3, scale [T, K / 128]."""
     x8, scale = importlib.import_module(_FP8).sglang_per_token_group_quant_fp8(x.contiguous(), SCALED_BLOCK)
     return x8, scale
+
+
+def fast_topk(logits: Tensor, seq_lens: Tensor, *, topk: int) -> Tensor:
+    """`fast_topk_v2` of logits [B * S, L] float32: positions [B * S, 2048] int32. It has a length for each row."""
+    num_tokens = len(logits) // len(seq_lens)
+    steps = torch.arange(1 - num_tokens, 1, device=logits.device, dtype=seq_lens.dtype)
+    lengths = (seq_lens[:, None] + steps).clamp(min=0).flatten()
+    found: Tensor = importlib.import_module("sgl_kernel").fast_topk_v2(logits, lengths, topk)
+    return found

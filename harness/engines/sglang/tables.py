@@ -86,6 +86,8 @@ KERNELS = (
             shapes=ANY),
     _kernel("align_experts", "sglang", "sgl_kernel.moe_align_block_size; fills all of its buffer with T * k",
             "align_experts", shapes=ANY),
+    _kernel("select_topk", "sglang-fast-topk", "sgl_kernel.fast_topk_v2, for 2,048 of a row", "fast_topk", shapes=ANY,
+            keeps_ties=False),
     _kernel("write_kv", "sglang-triton", "set_mla_kv_buffer_triton", "write_kv", shapes=SLOTS,
             capturable=False),
     _kernel("quantize_fp8", "sglang", "scaled_fp8_quant with one scale", "quantize_fp8", shapes=ANY,

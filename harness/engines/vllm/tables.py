@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.core.faults import FaultSpec
 from harness.core.kernels import KernelSpec
-from harness.core.shapes import ANY, DEEPSEEK
+from harness.core.shapes import ANY, DEEPSEEK, Shapes
 from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
 ENGINE = EngineSpec(
@@ -74,6 +74,7 @@ FAULTS = (
 )  # fmt: skip
 
 
+INDEXER = Shapes(name="own", num_heads=(32, 64), page_size=(64,))
 ONE_TOKEN = DEEPSEEK.model_copy(update={"name": "own", "query_len": (1,)})
 CONTIGUOUS = DEEPSEEK.model_copy(update={"name": "own", "layout": ("contiguous",)})
 
@@ -89,6 +90,19 @@ def _records(op: str, name: str, summary: str, impl: str, requires: str, *format
     impl, requires = f"harness.engines.vllm.record_kernels:{impl}", f"harness.engines.vllm.kernels:{requires}"
     promises |= {"devices": ("cuda",), "origin": "vllm", "shapes": DEEPSEEK}
     return KernelSpec(op, name, summary, impl, requires=requires, kv=formats, **promises)
+
+
+def _topk(name: str, summary: str, requires: str = "on_any", **promises: Any) -> KernelSpec:
+    """A top-k of the indexer. None but torch's promises which of equal scores it takes."""
+    impl, requires = f"harness.engines.vllm.index_kernels:{name}_topk", f"harness.engines.vllm.kernels:{requires}"
+    fields: dict[str, Any] = {
+        "keeps_ties": False,
+        "takes": ("out",),
+        "devices": ("cuda",),
+        "origin": "vllm",
+        **promises,
+    }
+    return KernelSpec("select_topk", f"vllm-{name.replace('_', '-')}", summary, impl, requires=requires, **fields)
 
 
 KERNELS: tuple[KernelSpec, ...] = (
@@ -135,6 +149,18 @@ KERNELS: tuple[KernelSpec, ...] = (
              "indexer_planar"),
     _records("read_records", "vllm-indexer-shuffled", "ROCm's reader of the indexer's cache, in Triton",
              "read_indexer_shuffled", "on_any", "indexer_shuffled"),
+    KernelSpec("index_logits", "vllm-deepgemm", "DeepGEMM's paged logits of e4m3 queries, with a plan of their own",
+               "harness.engines.vllm.index_kernels:deepgemm_logits", devices=("cuda",), kv=("indexer_planar",),
+               shapes=INDEXER, fp8_products="fp8", requires="harness.engines.vllm.kernels:on_hopper_or_blackwell",
+               origin="vllm", compile_seconds=120.0),
+    _topk("cooperative", "a cluster of blocks a row, for up to 64 rows; vLLM's choice there", "on_hopper"),
+    _topk("persistent", "radix select; vLLM's choice for more rows"),
+    _topk("per_row", "a block a row; vLLM's choice for other K"),
+    _topk("flashinfer", "FlashInfer's top_k_ragged_transform", compile_seconds=120.0),
+    _topk("torch", "vLLM's own reference", keeps_ties=True),
+    KernelSpec("map_indices", "vllm-triton", "triton_convert_req_index_to_global_index",
+               "harness.engines.vllm.index_kernels:map_indices", devices=("cuda",), shapes=ANY, takes=("out",),
+               requires="harness.engines.vllm.kernels:on_any", origin="vllm"),
     _records("mla_decode_sparse", "vllm-flashmla-sparse", "FlashMLA sparse decode over fp8_ds_mla records",
              "flashmla_sparse", "on_hopper_or_blackwell", "fp8_ds_mla", fp8_products="bf16"),
 )  # fmt: skip

@@ -1,0 +1,161 @@
+"""How far vLLM is from transformers on random checkpoints, by architecture, backend, cache and graphs.
+
+    python benchmarks/random_checkpoints.py CHECKPOINTS OUT [--jobs 6] [--seconds 540] [--only TEXT]
+
+CHECKPOINTS holds folders that `mla-harness canary random ARCH` wrote, named by architecture. Each case is a process of
+its own with plain vLLM: log probabilities of the prompts, then 32 generated tokens. OUT gets `CASE.json` with them, for
+`mla-harness canary logprobs`, and `CASE.log`. The table at the end has the distances from the truth: median, 99 %
+quantile, and the median past token 512, where an indexer begins to select. A case that fails has its last words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+EAGER = {"enforce_eager": True}
+FULL = {"compilation_config": {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4, 8]}}
+GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "default": {}, "full": FULL}
+SPARSE = ("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90", "FLASH_ATTN_MLA_SPARSE")
+SELECTED = 512
+
+
+def cases() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name -> architecture and arguments of `LLM`. What matters most comes first."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def add(architecture: str, backend: str, cache: str, graphs: str, **more: Any) -> None:
+        name = "-".join((architecture, backend.lower() or "auto", cache, graphs, *more))
+        options: dict[str, Any] = dict(GRAPHS[graphs])
+        options |= {"attention_backend": backend} if backend else {}
+        options |= {"kv_cache_dtype": cache} if cache != "auto" else {}
+        options |= {"max_num_batched_tokens": 96, "enable_chunked_prefill": True} if "chunks" in more else {}
+        found[name] = (architecture, options)
+
+    for backend in SPARSE:
+        add("deepseek_v32", backend, "auto", "eager")
+    add("deepseek_v32", SPARSE[0], "fp8_ds_mla", "eager")
+    for architecture in ("deepseek_v2", "glm_moe_dsa", "deepseek_v4", "kimi_linear", "longcat_flash"):
+        add(architecture, "", "auto", "eager")
+    for backend in SPARSE:
+        add("deepseek_v32", backend, "auto", "full")
+        add("glm_moe_dsa", backend, "auto", "default")
+    add("deepseek_v32", SPARSE[0], "fp8_ds_mla", "full")
+    add("deepseek_v32", SPARSE[0], "auto", "eager", chunks=True)
+    add("deepseek_v4", "", "auto", "default")
+    add("kimi_linear", "", "auto", "default")
+    for backend in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA"):
+        add("deepseek_v2", backend, "auto", "full")
+    for backend in ("FLASHMLA", "TRITON_MLA"):
+        add("deepseek_v2", backend, "fp8", "full")
+    add("deepseek_v32", SPARSE[0], "auto", "default")
+    add("deepseek_v32", SPARSE[1], "auto", "eager", chunks=True)
+    return found
+
+
+def ask(checkpoint: Path, options: dict[str, Any], out: Path) -> None:
+    """In a child: load vLLM, and write what it says of the prompts and of what it generates."""
+    from vllm import LLM, SamplingParams
+
+    known = json.loads((checkpoint / "prompts.json").read_text())
+    base = {
+        "skip_tokenizer_init": True, "max_model_len": 1024, "gpu_memory_utilization": 0.1, "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 512 << 20, "max_num_batched_tokens": 2048, "enable_prefix_caching": False, "seed": 0,
+    }  # fmt: skip
+    llm = LLM(str(checkpoint), **(base | options))
+    asked: list[Any] = [{"prompt_token_ids": tokens} for tokens in known["sequences"]]
+    only = SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0)
+    of_prompts = [
+        [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], tokens[1:], strict=True)]
+        for answer, tokens in zip(llm.generate(asked, only, use_tqdm=False), known["sequences"], strict=True)
+    ]
+    more = SamplingParams(temperature=0, max_tokens=32, detokenize=False, logprobs=0, ignore_eos=True)
+    generated = [answer.outputs[0] for answer in llm.generate(asked, more, use_tqdm=False)]
+    out.write_text(
+        json.dumps(
+            {
+                "logprobs": of_prompts,
+                "generated": [list(answer.token_ids) for answer in generated],
+                "generated_logprobs": [
+                    [entry[token].logprob for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+                    for answer in generated
+                ],
+            }
+        )
+    )
+
+
+def start(name: str, case: tuple[str, dict[str, Any]], args: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """The process of a case, in a session of its own, so that its engine ends with it."""
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }  # fmt: skip
+    folder, options = args.checkpoints / case[0], json.dumps(case[1])
+    command = [sys.executable, __file__, str(folder), str(args.out / f"{name}.json"), "--case", options]
+    with (args.out / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+
+
+def quantile(values: list[float], share: float) -> str:
+    """A quantile of the sorted values, or a dash for none."""
+    ordered = sorted(values)
+    return f"{ordered[min(len(ordered) - 1, int(share * len(ordered)))]:.4f}" if ordered else "-"
+
+
+def row(name: str, architecture: str, args: argparse.Namespace) -> str:
+    """A line of the table: the distances of a case, or its last words."""
+    found = args.out / f"{name}.json"
+    if not found.is_file():
+        lines = (args.out / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        words = [line for line in lines if "Error" in line or "error" in line] or lines
+        return f"{name:58} FAILED {words[-1][:150] if words else 'no output'}"
+    truth = json.loads((args.checkpoints / architecture / "prompts.json").read_text())["logprobs"]
+    answers = json.loads(found.read_text())["logprobs"]
+    pairs = [list(zip(ours, theirs, strict=True)) for ours, theirs in zip(answers, truth, strict=True)]
+    far = [abs(a - b) for sequence in pairs for a, b in sequence]
+    late = [abs(a - b) for sequence in pairs for a, b in sequence[SELECTED:]]
+    bad = sum(not math.isfinite(value) for value in far)
+    shown = (quantile(far, 0.5), quantile(far, 0.99), quantile(late, 0.5))
+    return f"{name:58} median {shown[0]}  99% {shown[1]}  past {SELECTED} {shown[2]}  not finite {bad}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoints", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--case")
+    args = parser.parse_args()
+    if args.case is not None:
+        ask(args.checkpoints, json.loads(args.case), args.out)
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    chosen = {name: case for name, case in cases().items() if args.only in name}
+    waiting, running, begun = list(chosen), dict[str, subprocess.Popen[bytes]](), time.monotonic()
+    while (waiting or running) and time.monotonic() - begun < args.seconds:
+        while waiting and len(running) < args.jobs:
+            name = waiting.pop(0)
+            running[name] = start(name, chosen[name], args)
+        for name in [name for name, process in running.items() if process.poll() is not None]:
+            del running[name]
+            print(f"{time.monotonic() - begun:4.0f} s  {row(name, chosen[name][0], args)}", flush=True)
+        time.sleep(1)
+    for process in running.values():
+        os.killpg(process.pid, 9)
+    print("\n".join(["", *(row(name, case[0], args) for name, case in chosen.items() if name not in waiting)]))
+    for name in waiting:
+        print(f"{name:58} not started")
+
+
+if __name__ == "__main__":
+    main()
