@@ -55,7 +55,7 @@ def history(
     results = [run.entries.get(name) for run in chosen] if "[" in name else []
     if json:
         own = {"results": [result and asdict(result) for result in results]} if results else {}
-        every = {field: [asdict(one) for one in getattr(found, field)] for field in ("scenarios", "cases", "faults")}
+        every = {"cases": [asdict(case) for case in found.cases]}
         shown = every | own if name else {"flaky": [asdict(case) for case in found.flaky]}
         print_json({"runs": [run_object(run) for run in found.runs]} | shown)
     elif results:

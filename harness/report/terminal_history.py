@@ -36,7 +36,7 @@ _GROUP_STYLES = {
     "fixed": "green",
     "no longer judged": "yellow",
 }
-_STYLES = {letter: STYLES[verdict] for verdict, letter in LETTERS.items()}
+_STYLES = {letter: STYLES.get(verdict, "") for verdict, letter in LETTERS.items()}
 
 
 def print_runs(console: Console, found: Trends) -> None:
@@ -59,24 +59,24 @@ def print_scenario(console: Console, name: str, found: Trends) -> None:
     """One scenario: a row for each run, then the cases and faults that were not always the same."""
     if not _has_runs(console, found):
         return
-    trend = found.scenarios[0] if found.scenarios else None
-    has_known = trend is not None and any(trend.num_known)
-    verdicts = ("pass", "fail", "skip", "known") if has_known else ("pass", "fail", "skip")
-    table = _table("run", "started (UTC)", "commit", "branch", *verdicts, "s", "accuracy")
-    for index, run in list(enumerate(found.runs))[-MAX_ROWS:]:
-        if trend is None:
-            table.add_row(*_place(run))
-            continue
-        columns = (trend.num_passed, trend.num_failed, trend.num_skipped, trend.num_known)
-        counts = [count_text(verdict, column[index]) for verdict, column in zip(verdicts, columns, strict=False)]
-        table.add_row(*_place(run), *counts, _number(trend.seconds[index], 1), _number(trend.accuracies[index], 4))
+    kinds = {"pass": ("pass",), "fail": ("fail", "crash", "error"), "skip": ("skip",), "known": ("known",)}
+    counted = [[one for one in run.cases if one.scenario == name] for run in found.runs]
+    if not any(one.verdict == "known" for own in counted for one in own):
+        del kinds["known"]
+    table = _table("run", "started (UTC)", "commit", "branch", *kinds, "s", "accuracy")
+    for run, own in list(zip(found.runs, counted, strict=True))[-MAX_ROWS:]:
+        counts = [count_text(kind, sum(one.verdict in words for one in own)) for kind, words in kinds.items()]
+        ran = [one for one in own if one.verdict != "skip"]
+        lowest = min((one.accuracy for one in ran if one.accuracy is not None), default=None)
+        seconds = sum(one.seconds for one in ran) if ran else None
+        table.add_row(*_place(run), *counts, _number(seconds, 1), _number(lowest, 4))
     console.print(table)
     _print_changing(console, name, found)
-    for fault in found.faults:
-        num_tried = len(fault.outcomes.replace(".", ""))
-        caught = fault.outcomes.count("y")
-        style = "green" if caught == num_tried else "bold red"
-        console.print(f"fault {fault.fault} caught in {caught} of {num(num_tried, 'run')}", style=style)
+    for case in found.cases:
+        caught, missed = case.verdicts.count("y"), case.verdicts.count("n")
+        if caught + missed:
+            where = f"fault {case.key.rpartition('!')[2]} caught in {caught} of {num(caught + missed, 'run')}"
+            console.print(where, style="bold red" if missed else "green")
     _print_flaky(console, found)
 
 
@@ -222,10 +222,9 @@ def _has_runs(console: Console, found: Trends) -> bool:
 
 
 def _print_changing(console: Console, name: str, found: Trends) -> None:
-    changing = [
-        case for case in found.cases if len(set(case.verdicts) - {".", "s"}) > 1 or set(case.verdicts) & {*"fcek"}
-    ]
-    steady = len(found.cases) - len(changing)
+    cases = [case for case in found.cases if not set(case.verdicts) & {*"yn"}]
+    changing = [case for case in cases if len(set(case.verdicts) - {".", "s"}) > 1 or set(case.verdicts) & {*"fcek"}]
+    steady = len(cases) - len(changing)
     if changing:
         table = _table("case", _legend(changing), "median s")
         for case in changing[:MAX_LISTED]:

@@ -42,8 +42,6 @@ def test_verdicts_seconds_and_accuracies_are_aligned_with_the_runs_oldest_first(
     assert {case.key: case.verdicts for case in found.cases} == {"a[x=1]": "pce", "a[x=2]": "s.p"}
     assert found.cases[0].seconds == (0.25, 0.25, 0.25)
     assert {case.key: case.seconds for case in found.cases}["a[x=2]"] == (None, None, 0.25), "a skip takes no time"
-    (scenario,) = found.scenarios
-    assert (scenario.num_passed, scenario.num_failed, scenario.num_skipped) == ((1, 0, 1), (0, 1, 1), (1, 0, 0))
     (only,) = [case for case in over_all(path).cases if case.key == "m[x=1]"]
     assert only.accuracies == (None, None, 0.5, None), "the lowest epoch is told"
 
@@ -111,13 +109,13 @@ def test_the_flakiest_case_comes_first(filled: Fill, make_run: MakeRun) -> None:
     assert [case.key for case in over_all(filled(*runs)).flaky] == ["b", "a"]
 
 
-def test_faults_have_trends_of_their_own(filled: Fill, make_run: MakeRun) -> None:
+def test_faults_are_followed_as_cases_are(filled: Fill, make_run: MakeRun) -> None:
     path = filled(
         make_run(1, {"a[x=1]": "pass"}, faults=(fault("kv.tail", "a[x=1]", True),)), make_run(2, {"a[x=1]": "pass"}),
         make_run(3, {}, faults=(fault("kv.tail", "a[x=1]", False),)),
     )  # fmt: skip
     found = trends_over([*path][::-1], "a")
-    assert [(one.fault, one.case, one.outcomes) for one in found.faults] == [("kv.tail", "a[x=1]", "y.n")]
+    assert [(one.key, one.verdicts) for one in found.cases] == [("a[x=1]", "pp."), ("a[x=1]!kv.tail", "y.n")]
     assert [(run.num_caught, len(run.faults)) for run in found.runs] == [(1, 1), (0, 0), (0, 1)]
     assert up_to(path, "run-0003").runs[0].run_id == "run-0001", "a fault in common is something in common"
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
 
-from harness.store.history.entry import CAUGHT, Entry, RunEntry
+from harness.store.history.entry import CAUGHT, MISSED, Entry, RunEntry
 from harness.store.history.runs import PastRuns
 
-LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e", "known": "k"}
+LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e", "known": "k", CAUGHT: "y", MISSED: "n"}
 ABSENT = "."
 """In place of a verdict: the case was not in that run."""
 NUM_RUNS = 30
@@ -49,41 +48,11 @@ class CaseTrend:
 
 
 @dataclass(frozen=True, slots=True)
-class ScenarioTrend:
-    """A scenario's cases together; everything is aligned with the runs."""
-
-    scenario: str
-    num_passed: tuple[int, ...]
-    num_failed: tuple[int, ...]
-    """Failed, crashed, or not to be judged."""
-    num_skipped: tuple[int, ...]
-    seconds: tuple[float | None, ...]
-    accuracies: tuple[float | None, ...]
-    """The lowest epoch of any case."""
-    num_known: tuple[int, ...]
-    """Failed as known."""
-
-
-@dataclass(frozen=True, slots=True)
-class FaultTrend:
-    """A fault injected in one case; everything is aligned with the runs."""
-
-    fault: str
-    case: str
-    scenario: str
-    outcomes: str
-    """`y` caught, `n` not caught, a dot for a run without the fault."""
-    seconds: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Trends:
-    """Runs, oldest first, and the cases and faults in them."""
+    """Runs, oldest first, and the cases in them, those with a fault last."""
 
     runs: tuple[RunEntry, ...]
-    scenarios: tuple[ScenarioTrend, ...]
     cases: tuple[CaseTrend, ...]
-    faults: tuple[FaultTrend, ...] = ()
 
     @property
     def flaky(self) -> tuple[CaseTrend, ...]:
@@ -103,28 +72,15 @@ def trends_of(run: RunEntry, runs: PastRuns, *, num_runs: int = NUM_RUNS) -> Tre
 
 
 def trends_over(runs: Sequence[RunEntry], name: str = "", *, keys: Iterable[str] | None = None) -> Trends:
-    """The cases and faults over `runs`, which are in order of time.
-
-    `name` selects one scenario or case, `keys` some cases and faults.
-    """
+    """The cases over `runs`, which are in order of time. `name` selects one scenario or case, `keys` some of them."""
     chosen = dict.fromkeys(key for run in runs for key in run.entries) if keys is None else dict.fromkeys(keys)
-    by_kind: dict[bool, dict[str, list[Entry | None]]] = {False: {}, True: {}}
-    scenarios: dict[str, list[list[Entry | None]]] = {}
-    # `run --fault` and `selftest` write the same key: a verdict of a case in one, an outcome of a fault in the other.
-    for key, is_fault in product(chosen, (False, True)):
-        found = [run.entries.get(key) for run in runs]
-        row = [entry if entry and entry.is_fault == is_fault else None for entry in found]
+    found = []
+    for key in sorted(chosen, key=lambda key: "!" in key):
+        row = [run.entries.get(key) for run in runs]
         first = next((entry for entry in row if entry), None)
         if first and name in ("", first.scenario, key):
-            by_kind[is_fault][key] = row
-            if not is_fault:
-                scenarios.setdefault(first.scenario, []).append(row)
-    return Trends(
-        runs=tuple(runs),
-        scenarios=tuple(_of_scenario(scenario, rows) for scenario, rows in scenarios.items()),
-        cases=tuple(_of_case(key, row, runs) for key, row in by_kind[False].items()),
-        faults=tuple(_of_fault(key, row) for key, row in sorted(by_kind[True].items())),
-    )
+            found.append(_of_case(key, first.scenario, row, runs))
+    return Trends(tuple(runs), tuple(found))
 
 
 def _ran(entry: Entry | None) -> Entry | None:
@@ -132,44 +88,12 @@ def _ran(entry: Entry | None) -> Entry | None:
     return entry if entry and entry.verdict != "skip" else None
 
 
-def _seconds(row: Sequence[Entry | None]) -> tuple[float | None, ...]:
-    return tuple(entry.seconds if (entry := _ran(one)) else None for one in row)
-
-
-def _accuracies(row: Sequence[Entry | None]) -> tuple[float | None, ...]:
-    return tuple(entry.accuracy if (entry := _ran(one)) else None for one in row)
-
-
-def _of_case(key: str, row: Sequence[Entry | None], runs: Sequence[RunEntry]) -> CaseTrend:
+def _of_case(key: str, scenario: str, row: Sequence[Entry | None], runs: Sequence[RunEntry]) -> CaseTrend:
     letters = "".join(LETTERS[entry.verdict] if entry else ABSENT for entry in row)
-    scenario = next(entry.scenario for entry in row if entry)
-    return CaseTrend(key, scenario, letters, _seconds(row), _accuracies(row), _flakiness(row, runs))
-
-
-def _of_fault(key: str, row: Sequence[Entry | None]) -> FaultTrend:
-    case, _, fault = key.rpartition("!")
-    outcomes = "".join(ABSENT if entry is None else "y" if entry.verdict == CAUGHT else "n" for entry in row)
-    scenario = next(entry.scenario for entry in row if entry)
-    return FaultTrend(fault, case, scenario, outcomes, _seconds(row))
-
-
-def _of_scenario(scenario: str, rows: Sequence[Sequence[Entry | None]]) -> ScenarioTrend:
-    by_run = [[entry for entry in column if entry] for column in zip(*rows, strict=True)]
-
-    def count(*verdicts: str) -> tuple[int, ...]:
-        return tuple(sum(entry.verdict in verdicts for entry in entries) for entries in by_run)
-
-    ran = [[entry for entry in entries if _ran(entry)] for entries in by_run]
-    measured = [[entry.accuracy for entry in entries if entry.accuracy is not None] for entries in ran]
-    return ScenarioTrend(
-        scenario=scenario,
-        num_passed=count("pass"),
-        num_failed=count("fail", "crash", "error"),
-        num_skipped=count("skip"),
-        seconds=tuple(round(sum(entry.seconds for entry in entries), 3) if entries else None for entries in ran),
-        accuracies=tuple(min(values, default=None) for values in measured),
-        num_known=count("known"),
-    )
+    ran = [_ran(one) for one in row]
+    seconds = tuple(entry.seconds if entry else None for entry in ran)
+    lowest = tuple(entry.accuracy if entry else None for entry in ran)
+    return CaseTrend(key, scenario, letters, seconds, lowest, _flakiness(row, runs))
 
 
 def _flakiness(row: Sequence[Entry | None], runs: Sequence[RunEntry]) -> Flakiness | None:
@@ -178,7 +102,8 @@ def _flakiness(row: Sequence[Entry | None], runs: Sequence[RunEntry]) -> Flakine
     for entry, run in zip(row, runs, strict=True):
         # Without a commit it is unknown whether the code was the same.
         if _ran(entry) and entry and run.source.commit:
-            alike = (run.source.commit, run.source.changes, run.variant, entry.seed, entry.device)
+            # `run --fault` and `selftest` write the same key: a verdict in one, an outcome in the other.
+            alike = (run.source.commit, run.source.changes, run.variant, entry.seed, entry.device, entry.is_fault)
             groups.setdefault(alike, Counter())[entry.verdict] += 1
     repeated = [counts for counts in groups.values() if counts.total() > 1]
     num_mixed = sum(len(counts) > 1 for counts in repeated)
