@@ -17,8 +17,8 @@ from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import console, print_json
 from harness.cli.shared_options import Resume, ServedModel, command_line
 from harness.core.catalog import MODELS
-from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
+from harness.core.model_params import ModelParams
 from harness.diagnose.run_jobs import exit_code
 from harness.report.run_view import RunView
 from harness.report.terminal import EpochProgress, print_run

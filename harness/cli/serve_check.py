@@ -15,8 +15,8 @@ from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import print_json
 from harness.cli.shared_options import ServedModel, command_line
 from harness.core.cases import Case, Job
-from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
+from harness.core.model_params import ModelParams
 from harness.core.records import CaseResult, Verdict
 from harness.report.run_view import RunView
 from harness.report.write import write_reports

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Set
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from harness.core.op_params import rank_problem
 from harness.core.ops import PAGE_SIZE
@@ -143,6 +143,11 @@ class WorkloadParams(Params):
     speculative_tokens: Annotated[int, Field(ge=0, le=7)] = Field(
         default=0, description="drafts that each decoding request verifies in a step, as further query tokens"
     )
+    speculative: Literal["ngram", "mtp", "eagle"] = Field(
+        default="ngram",
+        description="where drafts come from: equal tokens before, or a module with a layer of its own that knows the "
+        "answers by heart",
+    )
     flush: bool = Field(default=False, description="at the end all caches are flushed and all requests run again")
     cancelled: tuple[Length, ...] = Field(
         default=(),
@@ -211,6 +216,7 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
             left = self.num_blocks - 2
             yield f"num_blocks {self.num_blocks} leaves {left} blocks, a request needs {self.blocks_needed}"
         yield from self._change_problems()
+        yield from self._drafter_problems()
         yield from conflicts(self, set(self.layers), self.num_experts)
         yield from rank_problem(self.kv_lora_rank, self.qk_rope_head_dim)
 
@@ -234,6 +240,25 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
             yield "adapters are for models of dense mla layers"
         if len(self.adapters) > len(self.requests):
             yield "adapters has at most one entry for each request"
+
+    @property
+    def has_module(self) -> bool:
+        """Whether a module with a layer of its own drafts."""
+        return self.speculative != "ngram"
+
+    def _drafter_problems(self) -> Iterator[str]:
+        if not self.has_module:
+            return
+        if self.speculative_tokens != 1:
+            yield f"speculative {self.speculative} guesses one token; set speculative_tokens to 1"
+        if self.drafter or self.changes or self.adapters or self.flush or self.prefix_caching:
+            yield "speculative with drafter, changes, adapters, flush or prefix_caching: the module is of one model"
+        if self.num_experts or "sparse" in self.layers:
+            yield "speculative with experts or sparse layers: where scores are tied, rounding decides what it learns"
+        if any(chain[0].isdigit() for chain in self.chains):
+            yield "speculative learns answers by heart, and chains go on with an answer"
+        if sum(count for _, count in self.requests) > self.hidden_size // 2:
+            yield "speculative learns at most half as many tokens by heart as hidden_size; generate fewer"
 
     @classmethod
     def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -281,6 +306,7 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
             "warm": (self.prefix_caching and self.epochs > 1) or self._starts_after_changes(),
             "flush": self.flush,
             "experts": self.num_experts > 0,
+            "module": self.has_module,
             "mixed": len(self._stored_types()) > 1,
         }
         return super().gives() | {name for name, is_there in found.items() if is_there}
@@ -329,36 +355,6 @@ class AccuracyParams(EpochsParams):
 
     def gives(self) -> frozenset[str]:
         return super().gives() | {"answers"}
-
-
-class ModelParams(Params):
-    """The request of `mla-harness epochs`, with everything that `--resume` needs."""
-
-    task: str
-    model: str
-    epochs: int = 5
-    concurrency: int = 32
-    limit: int | None = None
-    data_dir: str | None = None
-    filter: str | None = None
-    seed: int = 0
-    max_tokens: int | None = None
-    kv: str | None = None
-    graph: str | None = None
-    num_blocks: int | None = None
-    device: str | None = None
-    served_model: str | None = None
-    timeout: float | None = None
-    least: float | None = None
-    repeat: int = 0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _flat(cls, values: Any) -> Any:
-        """Runs of version 0.1 keep the settings of a kind of model under `options`."""
-        if not isinstance(values, dict) or "options" not in values:
-            return values
-        return {name: value for name, value in values.items() if name != "options"} | values["options"]
 
 
 ENGINE_KERNELS: dict[str, str] = {

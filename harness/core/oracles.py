@@ -10,13 +10,13 @@ from harness.core.registry import attribute_at
 
 Need = Literal[
     "", "floats", "requests", "graph", "batches", "patterns", "answers", "warm", "flush", "mixed", "experts", "repeats",
-    "moves", "script",
+    "moves", "script", "module",
 ]  # fmt: skip
 
 TELLING_ORDER = (
     "crash", "address", "conserved", "policy", "replay", "padding", "zeroed", "distinct_experts", "landed", "ordered",
-    "sentinel", "finite", "reference", "tokens", "cold_warm", "flush", "repeats", "non_interference", "accuracy",
-    "streams", "answers", "sequences",
+    "sentinel", "finite", "reference", "tokens", "acceptance", "cold_warm", "flush", "repeats", "non_interference",
+    "accuracy", "streams", "answers", "sequences",
 )  # fmt: skip
 """Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a stale address or plan,
 uninitialised memory), then a symptom."""
@@ -46,7 +46,7 @@ class OracleSpec:
     graph, `batches` an engine's batches in it, `patterns` two poison patterns or more, `answers` a task's questions,
     `warm` prompts that come again to an engine with prefix caching, `flush` a flush, `mixed` layers of different types
     that share one pool, `experts` tokens that are routed to experts, `repeats` several launches on equal inputs,
-    `moves` a cache that is moved, `script` a script of requests.
+    `moves` a cache that is moved, `script` a script of requests, `module` a drafter that knows the answers by heart.
     """
 
     name: str
@@ -72,6 +72,7 @@ ORACLES: tuple[OracleSpec, ...] = (
     _oracle("agreement:tokens", "each token is the largest logit of its row, and of the reference's", "requests"),
     _oracle("contracts:conserved", "no request and no page is lost or counted twice", "requests"),
     _oracle("contracts:policy", "requests, budget and graphs are chosen by this engine's own policy", "requests"),
+    _oracle("contracts:acceptance", "each draft of a drafter that knows the answers by heart is accepted", "module"),
     _oracle("bitwise:non_interference", "live rows are bitwise equal under two different poisons", "patterns"),
     _oracle(
         "bitwise:replay",

@@ -151,7 +151,7 @@ SYSTEMS: tuple[SystemSpec, ...] = (
     SystemSpec(
         "model",
         "a task's questions asked of a model by `mla-harness epochs`",
-        params="harness.core.engine_params:ModelParams",
+        params="harness.core.model_params:ModelParams",
         devices=("cpu",),
         in_scenarios=False,
     ),

@@ -94,6 +94,7 @@ class Batch:
     window_slots [T] int64, the same for window layers. `table_pad` [M] fills the block table of a prompt past its
     pages. `backend_slots` [T] int64 is the attention backend's copy of a graph's slot_mapping, made when metadata is
     built. Without it the backend reads slot_mapping. `adapters` [T] int64 is the slot of each token's adapter.
+    `next_tokens` [T] int64 is the known token behind each one, -1 where the target has to choose it, for a drafter.
     """
 
     hidden: Tensor
@@ -105,6 +106,7 @@ class Batch:
     table_pad: tuple[int, ...] = ()
     backend_slots: Tensor | None = None
     adapters: Tensor | None = None
+    next_tokens: Tensor | None = None
 
     @property
     def stored_slots(self) -> Tensor:
@@ -185,10 +187,22 @@ def build(
         prefill=tuple(prefill),
         window_slots=torch.tensor(window_slots, device=device) if window_slots else None,
         table_pad=(table_filler(poison),) * num_columns,
+        next_tokens=torch.tensor([token for item in ordered for token in known_next_tokens(item)], device=device),
         adapters=torch.tensor([item.sequence.slot for item in ordered for _ in range(item.num_new_tokens)]).to(device)
         if has_adapters
         else None,
     )
+
+
+@seam("drafter.unverified-token-in-pages")
+def known_next_tokens(item: ScheduledSequence) -> list[int]:
+    """The token behind each token of a request in this step, -1 where the target has to choose it.
+
+    Behind a chunk of a prompt it is the next token of the prompt, not what the target would choose (PR 55055).
+    """
+    sequence, start = item.sequence, item.sequence.num_computed_tokens
+    known = sequence.tokens[start + 1 : start + 1 + item.num_new_tokens]
+    return known + [-1] * (item.num_new_tokens - len(known))
 
 
 def logit_rows(ordered: list[ScheduledSequence]) -> Tensor:
@@ -289,6 +303,8 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
         static.decode.window_table[:num_live] = live.decode.window_table
     if static.adapters is not None and live.adapters is not None:
         static.adapters[:rows], static.adapters[rows:] = live.adapters, 0
+    if static.next_tokens is not None and live.next_tokens is not None:
+        static.next_tokens[:rows], static.next_tokens[rows:] = live.next_tokens, 0
     reset_padded_slots(static, rows, padding_slot(padding))
     pad_requests(static.decode, num_live, table_filler(poison), padding.num_keys)
     for padded in (static.hidden[rows:], static.positions[rows:]):
@@ -297,11 +313,12 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
     build_backend(static)
 
 
-@seam("pad.private-slot-copy")
+@seam("pad.private-slot-copy", "dummy.state-of-last-step")
 def fill_dummy(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
     """Copy a dummy batch into the static inputs: its slots first, then the backend's copy of the slots.
 
-    In the other order the backend's copy has the slots of the step before, and the graph stores to them.
+    In the other order the backend's copy has the slots of the step before, and the graph stores to them. The rows of
+    states are reset with them (PR 49757).
     """
     fill_static(static, dummy, poison, padding)
 
@@ -357,4 +374,5 @@ def dummy_batch(
         window_slots=slots.clone() if has_window else None,
         backend_slots=slots.clone(),
         adapters=torch.zeros_like(slots) if has_adapters else None,
+        next_tokens=torch.zeros_like(slots),
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.engine.drafts import SuffixDrafts
+from harness.engine.model.next_token import NextTokenModule
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe, Sampled
 from harness.engine.runner import ModelRunner
@@ -19,7 +20,7 @@ from harness.engine.schedule.config import why_not_together
 from harness.engine.schedule.events import verified
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
-from harness.engine.speculation import confirmed, greedy_tokens
+from harness.engine.speculation import confirmed, greedy_tokens, row_behind
 from harness.memory.bounds import raise_bad_indices
 from harness.memory.poison.patterns import Poison
 
@@ -28,11 +29,17 @@ class Engine:
     """Greedy decoding of many requests over one block pool.
 
     `params` chooses caches, kernels, graphs and limits; `max_model_len` limits the tokens of a request. The same
-    arguments and requests give the same bits. `probe` sees every event.
+    arguments and requests give the same bits. `probe` sees every event. `module` drafts, if `params` ask for one.
     """
 
     def __init__(
-        self, model: CausalLM, params: EngineParams, poison: Poison, max_model_len: int, probe: Probe | None = None
+        self,
+        model: CausalLM,
+        params: EngineParams,
+        poison: Poison,
+        max_model_len: int,
+        probe: Probe | None = None,
+        module: NextTokenModule | None = None,
     ) -> None:
         if reason := why_not_together(model.config, params):
             raise InputError(f"{reason}; leave one of them out")
@@ -53,7 +60,7 @@ class Engine:
         with torch.no_grad():
             # Drafts are stored before they are verified.
             longest = max_model_len + params.speculative_tokens
-            self.runner = ModelRunner(model, params, self.pool, poison, longest, self.probe)
+            self.runner = ModelRunner(model, params, self.pool, poison, longest, self.probe, module)
         self.scheduler = Scheduler(
             self.pool,
             params.max_batched_tokens,
@@ -99,16 +106,23 @@ class Engine:
         """Give each request the tokens that its rows of `logits` [n, vocab] choose."""
         # One device read for the whole batch. A row of NaN yields some token, as in a real sampler.
         tokens = greedy_tokens(logits).tolist()
+        drafted = self.runner.draft_logits
+        guesses = None if drafted is None else drafted.argmax(dim=-1).tolist()
         sampled = []
         end = 0
         for item in step.scheduled:
             start, end = end, end + item.num_rows
-            given = self._advance(item, tokens[start:end])
-            sampled.append(Sampled(item.sequence, logits[start:end], given))
+            verified = list(item.sequence.drafts)
+            given = self._advance(item, tokens[start:end], None if guesses is None else guesses[start:end])
+            rows = None if drafted is None else drafted[start:end]
+            sampled.append(Sampled(item.sequence, logits[start:end], given, rows, verified))
         return sampled
 
-    def _advance(self, item: ScheduledSequence, tokens: list[int]) -> list[int]:
-        """Append the target's choices `tokens` after a request's rows. Returns the tokens that were appended."""
+    def _advance(self, item: ScheduledSequence, tokens: list[int], guesses: list[int] | None) -> list[int]:
+        """Append the target's choices `tokens` after a request's rows. Returns the tokens that were appended.
+
+        `guesses` are the module's for the tokens behind them.
+        """
         sequence = item.sequence
         if sequence.drafts:
             given = confirmed(sequence.drafts, tokens)
@@ -120,7 +134,9 @@ class Engine:
             given = tokens[-1:] if sequence.num_uncomputed_tokens == 0 else []
         sequence.tokens += given
         is_drafted = self._query_len > 1 and sequence.is_decoding and not sequence.is_finished
-        sequence.drafts = self._drafts.propose(sequence) if is_drafted else []
+        sequence.drafts = []
+        if is_drafted:
+            sequence.drafts = self._drafts.propose(sequence) if guesses is None else [guesses[row_behind(given)]]
         return given
 
     def _without_cancelled(self, step: Step) -> Step:

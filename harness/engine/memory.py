@@ -32,13 +32,17 @@ class CacheLayout:
     """The place of each layer's part of a block, for a model. A block holds a page of any group or a state.
 
     `slot_of_layer[i]` is the slot of layer i. Full and sparse layers have `kv_dtype` and `kv_scale`, window layers
-    `window_dtype` and `window_scale`. `index_dim` is the width of an index key, 0 without sparse layers.
+    `window_dtype` and `window_scale`. `index_dim` is the width of an index key, 0 without sparse layers. `num_drafters`
+    more layers with full attention come behind the model's.
     """
 
-    def __init__(self, config: ModelConfig, kv: KvType, num_blocks: int, window_kv: KvType | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, kv: KvType, num_blocks: int, window_kv: KvType | None = None, num_drafters: int = 0
+    ) -> None:
         window_kv = window_kv or kv
         self.num_blocks = num_blocks
-        self.group_of_layer = groups = tuple(GROUP_OF[kind] for kind in config.layer_types)
+        of_model = tuple(GROUP_OF[kind] for kind in config.layer_types)
+        self.group_of_layer = groups = of_model + (GROUP_OF["mla"],) * num_drafters
         self.slot_of_layer = tuple(groups[:layer].count(group) for layer, group in enumerate(groups))
         self.num_slots = max(self.slot_of_layer) + 1
         self.kv_dtype, self.window_dtype = KV_DTYPES[kv], KV_DTYPES[window_kv]

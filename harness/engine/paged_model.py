@@ -17,7 +17,9 @@ from harness.engine.memory import PagedMemory
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import MoE
 from harness.engine.model.mla import Adapters, MLAAttention, absorbed_parts
+from harness.engine.model.next_token import NextTokenModule
 from harness.engine.model.transformer import CausalLM, DecoderLayer
+from harness.engine.next_tokens import DraftMLA, ModuleDrafter, draft_plane
 from harness.engine.sparse_attention import PagedSparseMLA
 from harness.memory.poison.patterns import Poison
 
@@ -26,14 +28,15 @@ from harness.memory.poison.patterns import Poison
 class Forwarded:
     """The result of a forward: hidden [T, hidden] before the final norm, and logits [T, vocab].
 
-    `expert_ids` has the experts [T, k] int32 of each MoE layer, `selected` the positions [T, K] int32 that each token
-    attended to in each sparse layer, -1 for none.
+    `drafted` are the logits [T, vocab] of a module that drafts. `expert_ids` has the experts [T, k] int32 of each MoE
+    layer, `selected` the positions [T, K] int32 that each token attended to in each sparse layer, -1 for none.
     """
 
     hidden: Tensor
     logits: Tensor
     expert_ids: list[Tensor]
     selected: list[Tensor] = field(default_factory=list)
+    drafted: Tensor | None = None
 
 
 class PagedModel:
@@ -49,6 +52,7 @@ class PagedModel:
         kernels: Kernels,
         poison: Poison,
         around_forward: Callable[[int], AbstractContextManager[object]] = nullcontext,
+        drafter: NextTokenModule | None = None,
     ) -> None:
         self.model = model
         self.kernels = kernels
@@ -70,6 +74,14 @@ class PagedModel:
             self._attention.append(self._paged(layer.self_attn, index, params, poison))
             moe = layer.mlp if isinstance(layer.mlp, MoE) else None
             self._experts.append(RoutedExperts(moe, kernels, poison, params.expert_ranks, moves) if moe else None)
+
+        self.drafter = None if drafter is None else self._paged_drafter(drafter, params)
+
+    def _paged_drafter(self, module: NextTokenModule, params: EngineParams) -> ModuleDrafter:
+        assert isinstance(module.layer.self_attn, MLAAttention)
+        more = (self.kernels, self._quantize, params.context_chunk, params.context_ranks)
+        attention = DraftMLA(module.layer.self_attn, draft_plane(len(self._attention)), *more)
+        return ModuleDrafter(module, self.model.embed_tokens.weight, attention)
 
     def _paged(
         self, attention: MLAAttention | KimiDeltaAttention, index: int, params: EngineParams, poison: Poison
@@ -130,7 +142,9 @@ class PagedModel:
                 mixed, ids = experts(normed, batch, self._quantize)
                 expert_ids.append(ids)
                 x = x + mixed
-        return Forwarded(x, self.model.compute_logits(x), expert_ids, selected)
+        logits = self.model.compute_logits(x)
+        drafted = None if self.drafter is None else self.drafter.forward(batch, memory, x, logits)
+        return Forwarded(x, logits, expert_ids, selected, drafted)
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.model.layers if isinstance(layer, DecoderLayer)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -25,12 +25,15 @@ from harness.memory.graph.launch import LaunchProbe
 class Sampled:
     """What a step gave a request: its `logits` [n, vocab], and the `tokens` that the first rows gave.
 
-    A part of a prompt gives no token. Rows behind the tokens belong to rejected drafts.
+    A part of a prompt gives no token. Rows behind the tokens belong to rejected drafts. `drafted` [n, vocab] are the
+    logits of a module that drafts, and `drafts` the ones that the step verified.
     """
 
     sequence: Sequence
     logits: Tensor
     tokens: list[int]
+    drafted: Tensor | None = None
+    drafts: list[int] = field(default_factory=list)
 
 
 class Probe(LaunchProbe):

@@ -12,6 +12,7 @@ from harness.engine.batch import Batch, Padding
 from harness.engine.capture import DecodeGraphs, LazyPlans, PersistentPlans, Plans, reachable_sizes
 from harness.engine.kernels import bind
 from harness.engine.memory import CacheLayout, PagedMemory, zero_listed_blocks
+from harness.engine.model.next_token import NextTokenModule
 from harness.engine.model.transformer import CausalLM
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.poisoned import fill, fill_handed_over, fill_pool, fill_tails, free_memory_sweep
@@ -35,6 +36,7 @@ class ModelRunner:
         poison: Poison,
         max_model_len: int,
         probe: Probe,
+        module: NextTokenModule | None = None,
     ) -> None:
         self._params = params
         self._pool = pool
@@ -46,11 +48,13 @@ class ModelRunner:
         self._has_window = "window" in model.config.layer_types
         self._num_columns = num_pages(max_model_len)
         self._padding = Padding(trash_block(pool) if params.pad_tokens == "trash" else None, params.pad_keys)
-        layout = CacheLayout(model.config, params.kv, params.num_blocks, params.window_kv)
+        layout = CacheLayout(
+            model.config, params.kv, params.num_blocks, params.window_kv, num_drafters=int(module is not None)
+        )
         self.memory = PagedMemory(layout, device=device)
         fill_pool(self.memory, pool.trap_block, "kv.free", poison)
         self._sweep_free = free_memory_sweep(device, poison)
-        self.paged_model = PagedModel(model, params, bind(params, poison), poison, probe.on_forward)
+        self.paged_model = PagedModel(model, params, bind(params, poison), poison, probe.on_forward, module)
         probe.on_start(self.paged_model, self.memory, pool, self._padding)
         num_requests = max(*params.capture_sizes, params.max_num_seqs)
         shape = (num_requests, self._query_len, params.num_heads, params.kv_lora_rank)
@@ -59,6 +63,8 @@ class ModelRunner:
         self._drafter: Drafter | None = None
         if params.drafter:
             self._drafter = Drafter(model, num_requests * self._query_len, self._graph_pool)
+        self.draft_logits: Tensor | None = None
+        """The module's logits [n, vocab] for the token after the next, in the order of the newest step's logits."""
         self.drafts: Tensor | None = None
         """The drafter's guess [n] int64 after each row of the newest step's logits, not verified."""
         self._graphs: DecodeGraphs | None = None
@@ -100,9 +106,9 @@ class ModelRunner:
             size = self._graph_size(batch)
             logits = self._run_eagerly(batch, ordered) if size is None else self._replay(batch, size)
         self._probe.on_logits(logits)
-        parts = torch.split(logits, [item.num_rows for item in ordered])
-        part_of = {id(item): part for item, part in zip(ordered, parts, strict=True)}
-        return torch.cat([part_of[id(item)] for item in step.scheduled])
+        if self.draft_logits is not None:
+            self.draft_logits = in_order(self.draft_logits, ordered, step.scheduled)
+        return in_order(logits, ordered, step.scheduled)
 
     def _run_eagerly(self, batch: Batch, ordered: list[ScheduledSequence]) -> Tensor:
         if batch.decode is not None and self._output is not None:
@@ -111,6 +117,8 @@ class ModelRunner:
         self._probe.on_forwarded(forwarded)
         rows = batches.logit_rows(ordered).to(forwarded.logits.device)
         logits = forwarded.logits[rows]
+        if forwarded.drafted is not None:
+            self.draft_logits = forwarded.drafted[rows]
         if self._drafter is not None:
             self.drafts = self._drafter.forward(forwarded.hidden[rows], greedy_tokens(logits)).argmax(dim=-1)
         return logits
@@ -121,6 +129,8 @@ class ModelRunner:
         forwarded = self._graphs.replay(size)
         self._probe.on_forwarded(forwarded)
         logits = take_logits(forwarded, batch.num_decode_tokens)
+        if forwarded.drafted is not None:
+            self.draft_logits = forwarded.drafted[: batch.num_decode_tokens].clone()
         if self._drafter is not None:
             drafted = self._drafter.replay(forwarded.hidden, greedy_tokens(forwarded.logits))
             self._probe.on_drafted(self._drafter, drafted)
@@ -179,6 +189,13 @@ def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
     zero_listed_blocks(memory, step)
     for (_, target), state in zip(step.state_copies, states, strict=True):
         memory.data[:, target] = state
+
+
+def in_order(rows: Tensor, ordered: list[ScheduledSequence], wanted: tuple[ScheduledSequence, ...]) -> Tensor:
+    """Rows [n, vocab] of the requests `ordered` in the order of `wanted`."""
+    parts = torch.split(rows, [item.num_rows for item in ordered])
+    part_of = {id(item): part for item, part in zip(ordered, parts, strict=True)}
+    return torch.cat([part_of[id(item)] for item in wanted])
 
 
 @seam("pad.shared-trash-slot")

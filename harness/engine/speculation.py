@@ -34,6 +34,12 @@ def confirmed(drafts: list[int], tokens: list[int]) -> list[int]:
     return given
 
 
+@seam("drafter.row-of-partial-accept")
+def row_behind(given: list[int]) -> int:
+    """The row of the last accepted token, where the next draft is found (antirez/ds4#750)."""
+    return len(given) - 1
+
+
 class Drafter:
     """Guesses from the target's hidden state and its token, row by row.
 

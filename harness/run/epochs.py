@@ -11,8 +11,8 @@ from pathlib import Path
 from harness.accuracy.backends import Backend, open_backend, parse_model
 from harness.accuracy.epochs import REPEATS_FILE, Progress, make_header, run_epochs, unrepeated
 from harness.accuracy.tasks import load_task
-from harness.core.engine_params import ModelParams
 from harness.core.files import write_atomic
+from harness.core.model_params import ModelParams
 from harness.run.environment import describe_machine
 from harness.run.protocol import Parent, Reply, run_child
 from harness.run.requests import AskModel, LoadModel

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.core.engine_params import ModelParams
+from harness.core.model_params import ModelParams
 from harness.run.child import ONE_THREAD, Child
 from harness.run.protocol import Reply
 from harness.run.requests import AskModel, LoadModel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.cases import Case, Job
-from harness.core.engine_params import ModelParams
+from harness.core.model_params import ModelParams
 from harness.core.params import Record
 
 

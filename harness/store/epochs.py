@@ -11,10 +11,10 @@ from harness.accuracy.epochs import REPEATS_FILE
 from harness.accuracy.judge import findings_of, judge
 from harness.core.cases import Case, Job
 from harness.core.cause_codes import Code
-from harness.core.engine_params import ModelParams
 from harness.core.errors import InputError
 from harness.core.files import BASELINES, write_atomic
 from harness.core.finding_words import few
+from harness.core.model_params import ModelParams
 from harness.core.records import AccuracyLimits, CaseResult, Finding, Verdict
 from harness.store.run_folder import RunStore
 

@@ -12,6 +12,8 @@ shared pages and places are counted as well. Any engine promises this.
 
 `policy`: who runs next, how much of the budget is used, which graph replays, which page is found in the cache. Another
 right engine may choose otherwise, so a scenario that means this engine's policy names the oracle.
+
+`acceptance`: each draft of a drafter that knows the answers by heart is the token that the target chooses.
 """
 
 from __future__ import annotations
@@ -74,12 +76,21 @@ def policy(evidence: Evidence) -> Judgement:
     return _kept(evidence, "policy")
 
 
+def acceptance(evidence: Evidence) -> Judgement:
+    """Look at every draft that a step verified, of a drafter that knows the answers by heart, in every run."""
+    return _kept(evidence, "acceptance")
+
+
 def _kept(evidence: Evidence, oracle: str) -> Judgement:
     counts = ((count, run.pattern) for run in evidence.runs for count in run.counts if count.oracle == oracle)
     return Judgement.of((1, _miscounted(count, pattern)) for count, pattern in counts)
 
 
-_POLICY = {"conserved": "", "policy": " by the policy that the scenario declares; another engine may choose so"}
+_POLICY = {
+    "conserved": "",
+    "policy": " by the policy that the scenario declares; another engine may choose so",
+    "acceptance": ": the drafter knows the answers by heart, so a refused draft is an error",
+}
 
 
 def _miscounted(count: Count, pattern: str) -> Iterator[Finding]:

@@ -18,6 +18,10 @@ class Answers(Probe):
     def __init__(self) -> None:
         self.logits: dict[int, list[Tensor]] = {}
         self.rejected: dict[int, list[Tensor]] = {}
+        self.drafted: dict[int, list[tuple[int, Tensor]]] = {}
+        """Request -> the position and the logits [vocab] of each guess of a module that drafts."""
+        self.verified: list[tuple[int, int, int, int, int]] = []
+        """Step, request, position, draft and token of each draft of such a module that a step verified."""
         self.models: dict[int, list[tuple[int, tuple[int, int]]]] = {}
         self.num_steps = 0
         self.newest_step = Step((), (), (), ())
@@ -37,5 +41,14 @@ class Answers(Probe):
         for item in sampled:
             if item.tokens:
                 num_given, request = len(item.tokens), item.sequence.request
+                self._note_drafts(item)
                 self.logits.setdefault(request, []).extend(item.logits[:num_given])
                 self.rejected.setdefault(request, []).extend(item.logits[num_given:])
+
+    def _note_drafts(self, item: Sampled) -> None:
+        request, length, given = item.sequence.request, len(item.sequence.tokens), item.tokens
+        if item.drafted is None:
+            return
+        self.drafted.setdefault(request, []).append((length - 2, item.drafted[len(given) - 1]))
+        for draft in item.drafts:
+            self.verified.append((self.num_steps - 1, request, length - len(given), draft, given[0]))

@@ -77,7 +77,8 @@ class Twins(Probe):
         if self._before is None:
             return
         (inputs, copied, memory), self._before = self._before, None
-        replayed = forwarded.logits.clone()
+        # The next replay writes over its outputs.
+        replayed, drafted = forwarded.logits.clone(), None if forwarded.drafted is None else forwarded.drafted.clone()
         self._run_padded(copied, memory)
         eager = self._model.forward(copied, copy_of_memory(memory))
         assert copied.decode is not None
@@ -102,6 +103,11 @@ class Twins(Probe):
                 inputs=rows,
             )
         )
+        if drafted is not None:
+            name = f"draft logits of the graph of {len(replayed)}"
+            guesses = [run.drafted.cpu() for run in runs if run.drafted is not None]
+            step = replace(self.replays[-1], name=name, replayed=drafted.cpu(), eager=guesses[0])
+            self.drafts.append(replace(step, eager_again=guesses[1] if len(guesses) > 1 else None))
         self.bindings += self._addresses.bindings(inputs, self._step)
 
     def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
@@ -203,4 +209,5 @@ def repeated(inputs: Batch, num_live: int, count: int, slot: int) -> Batch:
         decode=replace(decode, **of_requests, output=None, metadata=DecodeMetadata()),
         window_slots=None if inputs.window_slots is None else torch.where(is_first, inputs.window_slots[rows], slot),
         adapters=None if inputs.adapters is None else inputs.adapters[rows],
+        next_tokens=None if inputs.next_tokens is None else inputs.next_tokens[rows],
     )

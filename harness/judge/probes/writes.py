@@ -15,7 +15,7 @@ from harness.engine.paged_model import PagedModel
 from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import NULL_BLOCK
-from harness.engine.schedule.sequence import ScheduledSequence, Step
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
 from harness.judge.run_records import Guard, ZeroedBlock
 
 
@@ -26,6 +26,7 @@ class StrayWrites(Probe):
         self.written: list[Guard] = []
         self.zeroed: list[ZeroedBlock] = []
         self._step = -1
+        self._sequences: list[Sequence] = []
 
     def on_start(self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding) -> None:
         self._workspace, self._memory, self._pool = model.kernels.workspace, memory, pool
@@ -47,6 +48,7 @@ class StrayWrites(Probe):
     @contextlib.contextmanager
     def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> Iterator[None]:
         self._num_counted = batch.num_decodes
+        self._sequences = [item.sequence for item in ordered]
         yield
         self.written += dirty_workspace(self._workspace, self._num_counted)
 
@@ -70,8 +72,19 @@ class StrayWrites(Probe):
         guards = []
         for block in (block for block in changed if block != self._trash_block):
             site = "kv.null" if block == NULL_BLOCK else "kv.free" if block in free else None
-            guards.append(Guard(f"block {block}", site, before[:, block].cpu(), after[:, block].clone().cpu()))
+            name = f"block {block}{self._owner(block)}"
+            guards.append(Guard(name, site, before[:, block].cpu(), after[:, block].clone().cpu(), self._layers_of))
         return guards
+
+    def _owner(self, block: int) -> str:
+        """The owner of a block among the requests of the last step, in words; empty without one."""
+        owned = ((one, (*one.blocks, *one.window_blocks, one.state_block)) for one in self._sequences)
+        return next((f" of request {one.request}" for one, blocks in owned if block in blocks), "")
+
+    def _layers_of(self, slot: int) -> str:
+        """The layers with a slot of the pool, in words. A drafter's layer comes behind the model's."""
+        layers = (str(layer) for layer, own in enumerate(self._memory.layout.slot_of_layer) if own == slot)
+        return f"layer {' or '.join(layers)}"
 
 
 def dirty_workspace(workspace: Workspace | None, num_requests: int) -> list[Guard]:

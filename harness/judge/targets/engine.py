@@ -26,10 +26,12 @@ from harness.engine import batch
 from harness.engine.changes import with_adapter
 from harness.engine.engine import Engine
 from harness.engine.memory import CacheLayout
+from harness.engine.model.next_token import NextTokenModule
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
 from harness.engine.schedule.config import PAGE_SIZE, ModelConfig, model_config, num_pages, why_not_together
 from harness.engine.schedule.sequence import Sequence
+from harness.judge.by_heart import counts_of_drafts, drafted_beside_reference, knows_by_heart
 from harness.judge.decisions import Decisions, rows_before_divergence
 from harness.judge.dense_reference import DenseReference
 from harness.judge.oracles.compare import token_margins
@@ -125,6 +127,7 @@ class EngineTarget(Target):
         run.counts = served.counts + served.counts_at_end()
         run.counts += [*counts_of_launches(params, launched), *counts_of_hits(params, epochs)]
         run.counts += counts_after_flush(params, epochs)
+        run.counts += counts_of_drafts(params, notes.answers)
         run.events = dict(engine.scheduler.events + engine.pool.events)
         run.replays, run.bindings = notes.twins.replays + notes.twins.drafts, notes.twins.bindings
         for replay in run.replays:
@@ -135,8 +138,19 @@ class EngineTarget(Target):
     def _serve(self, poison: Poison, notes: Notes) -> Served:
         """Serve all requests on a fresh engine."""
         longest = max(length(request) for request in self._params.requests)
-        engine = Engine(_model(self._config, self.device), self._params, poison, longest, notes)
-        return serve(engine, notes, self._prompts(), self._checkpoint)
+        model, prompts = _model(self._config, self.device), self._prompts()
+        engine = Engine(model, self._params, poison, longest, notes, self._module)
+        return serve(engine, notes, prompts, self._checkpoint)
+
+    @property
+    def _module(self) -> NextTokenModule | None:
+        """The drafter that knows the answers to the case's prompts by heart."""
+        params = self._params
+        if not params.has_module:
+            return None
+        counts = (count for _, count in params.requests)
+        requests = tuple((tuple(prompt), count) for prompt, count in zip(self._prompts(), counts, strict=True))
+        return knows_by_heart(_model(self._config), params.speculative, requests)
 
     def _checkpoint(self, number: int) -> CausalLM:
         return _model(self._config, self.device, number)
@@ -281,6 +295,14 @@ class EngineTarget(Target):
                 tokens=torch.tensor(tokens),
             )
         ]
+        if (module := self._module) is not None:
+            reference, asked = (
+                _reference(self._config, self._margin, 0, 0),
+                [(one.request, one.tokens) for one in sequences],
+            )
+            found, wanted, word = drafted_beside_reference(module, reference, notes.answers, asked)
+            live, name = torch.ones(len(found), dtype=torch.bool), f"draft logits of {epoch}"
+            observed.append(Observed(name, torch.stack(found).cpu(), live, torch.stack(wanted), self._bound, word))
         if rejected:
             live = torch.ones(len(rejected), dtype=torch.bool)
             name = f"logits of rejected drafts of {epoch}"

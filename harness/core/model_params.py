@@ -1,0 +1,39 @@
+"""The parameters of a measurement by `mla-harness epochs`: the model that is asked, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import model_validator
+
+from harness.core.params import Params
+
+
+class ModelParams(Params):
+    """The request of `mla-harness epochs`, with everything that `--resume` needs."""
+
+    task: str
+    model: str
+    epochs: int = 5
+    concurrency: int = 32
+    limit: int | None = None
+    data_dir: str | None = None
+    filter: str | None = None
+    seed: int = 0
+    max_tokens: int | None = None
+    kv: str | None = None
+    graph: str | None = None
+    num_blocks: int | None = None
+    device: str | None = None
+    served_model: str | None = None
+    timeout: float | None = None
+    least: float | None = None
+    repeat: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, values: Any) -> Any:
+        """Runs of version 0.1 keep the settings of a kind of model under `options`."""
+        if not isinstance(values, dict) or "options" not in values:
+            return values
+        return {name: value for name, value in values.items() if name != "options"} | values["options"]

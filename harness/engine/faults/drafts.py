@@ -1,0 +1,55 @@
+"""Faults of drafters and of idle steps. A wrong draft costs no answer, so accuracy stays as it was."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.engine.batch import NO_KEYS, Batch, Padding, fill_static
+from harness.engine.next_tokens import DraftMLA
+from harness.engine.schedule.sequence import ScheduledSequence
+from harness.memory.poison.patterns import Poison
+
+
+def slots_of_last_step(batch: Batch, attention: DraftMLA) -> Tensor:
+    """Look up the slots [T] of a dummy step in rows that still belong to the last step (PR 56734)."""
+    held = vars(attention)
+    if bool((batch.stored_slots >= 0).any()):
+        held["last_slots"] = batch.stored_slots
+    stale: Tensor = held.get("last_slots", batch.stored_slots)[: len(batch.stored_slots)]
+    return stale
+
+
+def last_layer(num_layers: int) -> int:
+    """Take the target's last layer, whose pages the drafter then writes over (sgl-project/sglang#33497)."""
+    return num_layers - 1
+
+
+def twice(out: Tensor) -> Tensor:
+    """Add up the outputs [T, H] of two ranks once more (ROCm/ATOM#1764)."""
+    return out + out
+
+
+def placeholder_as_token(known: Tensor, guessed: Tensor) -> Tensor:
+    """Feed the placeholders among the tokens [T], clamped to token 0 (PR 46899)."""
+    return known.clamp(min=0)
+
+
+def guess_behind_chunk(item: ScheduledSequence) -> list[int]:
+    """Let the target choose the token behind a chunk of a prompt, and keep it in the pages (PR 55055)."""
+    sequence, start = item.sequence, item.sequence.num_computed_tokens
+    known = sequence.tokens[start + 1 : start + item.num_new_tokens]
+    return known + [-1] * (item.num_new_tokens - len(known))
+
+
+def first_row(given: list[int]) -> int:
+    """Take the row of the first token, however many were accepted (antirez/ds4#750)."""
+    return 0
+
+
+def keep_state_rows(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
+    """Leave the rows of states as the last step gathered them, so that a dummy step writes there (PR 49757)."""
+    assert static.decode is not None
+    rows = static.decode.state_blocks.clone()
+    fill_static(static, dummy, poison, padding)
+    static.decode.state_blocks.copy_(torch.where(static.decode.seq_lens > 0, rows, static.decode.state_blocks))
