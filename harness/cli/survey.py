@@ -20,14 +20,12 @@ from harness.core.registry import nearest
 from harness.diagnose.run_jobs import exit_code, run_jobs
 from harness.diagnose.smallest_options import is_failure, smallest_sets
 from harness.report.run_view import RunView
-from harness.report.survey import csv_text, sets_table, to_object
+from harness.report.survey import sets_table, to_object
 from harness.report.terminal import LiveProgress, print_run
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.store.run_folder import RunStore
 
-CSV = "survey.csv"
-"""Each combination with its verdict and the options that explain it, in the run folder."""
 SETS = "survey.json"
 """The smallest sets of options that fail, each with its command."""
 
@@ -83,7 +81,6 @@ def _report(store: RunStore, screen: Console, found: list[OptionSet], *, as_json
     print_run(screen, RunView(store))
     screen.print(sets_table(store.results(), found))
     sets = [to_object(one) for one in found]
-    write_atomic(store.path / CSV, csv_text(store, found))
     write_atomic(store.path / SETS, jsonlib.dumps(sets, indent=1) + "\n")
     if as_json:
         print_json(sets)

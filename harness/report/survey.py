@@ -1,4 +1,4 @@
-"""A survey of an engine's options: which sets lose answers, what the engine refuses, and a row for each combination."""
+"""A survey of an engine's options: which sets lose answers, what the engine refuses, and why."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from harness.core.cases import Case
 from harness.core.records import CaseResult, OptionSet, Verdict
 from harness.core.registry import attribute_at
 from harness.report.console import table
-from harness.report.table import to_csv
 from harness.report.wording import printable
 from harness.scenario.variant import shown
-from harness.store.run_folder import RunStore
 
 MOST = 300
 """Characters of a finding or a refusal in the terminal."""
@@ -56,15 +54,3 @@ def to_object(one: OptionSet) -> dict[str, Any]:
         "is_smallest": one.is_smallest,
         "command": command_of(one.case),
     }
-
-
-def csv_text(store: RunStore, found: Sequence[OptionSet]) -> str:
-    """A row for each combination: its parameters, its verdict, and the options that explain a failure."""
-    sets, jobs, rows = {key: one for one in found for key in one.keys}, store.jobs_by_key(), []
-    for result in store.results():
-        case, one = jobs[result.key].case, sets.get(result.key)
-        row: dict[str, object] = {name: shown(value) for name, value in case.params.model_dump(mode="json").items()}
-        row |= {"verdict": result.verdict.value, "reason": result.reason, "seconds": result.seconds}
-        row |= {"fails_with": words_of(one) if one else "", "command": command_of(case)}
-        rows.append(row)
-    return to_csv(rows, list(rows[0]) if rows else [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, Finding
 from harness.report.run_view import RunView
@@ -28,7 +28,7 @@ _OF_EPOCH = set(COLUMNS) & set(EpochAccuracy.model_fields)
 
 
 def render(view: RunView) -> str:
-    """The table as CSV text."""
+    """The table as CSV text. A cell that a spreadsheet would run as a formula gets an apostrophe before it."""
     rows = []
     for result in view.results:
         blame = view.blames.get(result.key)
@@ -44,13 +44,8 @@ def render(view: RunView) -> str:
         record = result.accuracy
         rows += [row | _of_epoch(record, epoch) for epoch in record.epochs] if record and record.epochs else [row]
     known = KNOWN_COLUMNS if any(row["known_issue"] for row in rows) else ()
-    return to_csv(rows, [*COLUMNS, *known])
-
-
-def to_csv(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> str:
-    """Rows by column as CSV text. A cell that a spreadsheet would run as a formula gets an apostrophe before it."""
     text = io.StringIO()
-    table = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    table = csv.DictWriter(text, [*COLUMNS, *known], extrasaction="ignore", lineterminator="\n")
     table.writeheader()
     table.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()

@@ -229,11 +229,6 @@ class Scenario(Record):
         return self.matrix.get("kernel") == ["all"]
 
     @property
-    def names_kernels(self) -> bool:
-        """Whether it says itself which kernels its cases use."""
-        return self.fuzz is None and not {*self.params, *self.matrix}.isdisjoint(self.kind.kernels_of(self.op))
-
-    @property
     def model(self) -> type[Params]:
         """The model of the parameters of its cases."""
         return self.kind.model(self.op)

@@ -41,6 +41,11 @@ def calls_of(function: str) -> list[Call]:
         raise LookupError(f"no module {module}")
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=given)], value=ast.Call(func=made, args=[ast.Name(id=called), *_])):
+                if given == name and ast.unparse(made) == "functools.partial":
+                    name = called
     if name not in functions:
         raise LookupError(f"no function {name} in {module}")
     reader = _Reader(functions)

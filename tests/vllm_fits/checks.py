@@ -29,7 +29,7 @@ from harness.engines.patches import Patch, PatchRefused, edited_text
 from harness.engines.vllm import objects
 from harness.engines.vllm.faults import PATCHES, patch_for
 from harness.engines.vllm.objects import RELIED, Relied
-from harness.engines.vllm.options import NAMED_IN, llm_options
+from harness.engines.vllm.options import llm_options
 from harness.engines.vllm.params import VllmParams
 from tests.vllm_fits.calls import Call, calls_of, declared, mismatches, parameters
 from tests.vllm_fits.release import Release
@@ -38,6 +38,14 @@ FOLDER = Path(objects.__file__).parent
 OUR_TEXT = Release([FOLDER.parents[2]])
 """Our types are also read by their text, which has no members that `Protocol` adds."""
 FLASHINFER = "(FlashInfer that was looked into)"
+NAMED_IN = {
+    "attention_backend": "vllm.v1.attention.backends.registry:AttentionBackendEnum",
+    "compilation_config.cudagraph_mode": "vllm.config.compilation:CUDAGraphMode",
+    "kv_cache_dtype": "vllm.config.cache:CacheDType",
+    "moe_backend": "vllm.config.kernel:MoEBackend",
+    "quantization": "vllm.model_executor.layers.quantization:QuantizationMethods",
+}
+"""Where vLLM lists the values of options of `llm_options`."""
 REGISTER = "harness.engines.vllm.serve.routing:register"
 ORIGINS = ("vllm", "flashinfer")
 """The engines of the kernels that are checked: vLLM, and FlashInfer beside it."""

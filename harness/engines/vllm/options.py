@@ -27,16 +27,6 @@ def canary(params: VllmParams) -> Path:
     return FIXTURES / f"canary-{params.canary}"
 
 
-NAMED_IN = {
-    "attention_backend": "vllm.v1.attention.backends.registry:AttentionBackendEnum",
-    "compilation_config.cudagraph_mode": "vllm.config.compilation:CUDAGraphMode",
-    "kv_cache_dtype": "vllm.config.cache:CacheDType",
-    "moe_backend": "vllm.config.kernel:MoEBackend",
-    "quantization": "vllm.model_executor.layers.quantization:QuantizationMethods",
-}
-"""Where vLLM lists the values of options of `llm_options`, for `tests.vllm_fits`."""
-
-
 def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
     """Arguments of `vllm.LLM`. All memory sizes are fixed, so that several processes can share a GPU."""
     options: dict[str, Any] = {
