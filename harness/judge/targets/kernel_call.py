@@ -77,13 +77,13 @@ def check_outputs(
     if len(values) != len(declared):
         raise BadOutput(spec, f"{len(values)} values; return {len(declared)}: {names}")
     for output, value, allowed, dtype in zip(declared, values, shapes, dtypes, strict=True):
-        problem = _problem(value, allowed, dtype, device)
-        if problem:
+        if problem := _problem(value, allowed, dtype, device):
             raise BadOutput(spec, f"{output.name} {problem}")
     return tuple(value.detach().clone() for value in values)
 
 
-def _problem(value: Any, allowed: tuple[Shape, ...], dtype: torch.dtype, device: str) -> str | None:
+def _problem(value: Any, allowed: tuple[Shape, ...], dtype: torch.dtype, device: str) -> str:
+    """What is wrong with an output, as one clause; empty if nothing is."""
     if not isinstance(value, Tensor):
         return f"as {type(value).__name__}; return a torch.Tensor"
     if value.layout != torch.strided:
@@ -94,7 +94,7 @@ def _problem(value: Any, allowed: tuple[Shape, ...], dtype: torch.dtype, device:
         return f"of type {value.dtype}; {dtype} is promised"
     if value.device.type != torch.device(device).type:
         return f"on {value.device}; it belongs on {device}"
-    return None
+    return ""
 
 
 FINITE_FOR_MULTIPLYING_KERNELS = frozenset({"kv.tail", "kv.free", "kv.null"})
