@@ -29,7 +29,7 @@ class LogitInputs(CacheInputs):
 
 @dataclass(slots=True)
 class TopkInputs(Inputs):
-    """Arguments of `select_topk`, and the buffer [T + 2, K] of which `out` is the first rows."""
+    """Arguments of `select_topk`, and the buffer [T + 2, K] that begins with the rows of `out`."""
 
     logits: Tensor
     seq_lens: Tensor
@@ -39,7 +39,7 @@ class TopkInputs(Inputs):
 
 @dataclass(slots=True)
 class MapInputs(Inputs):
-    """Arguments of `map_indices`, and the buffer [T + later tokens, K] of which `out` is the first rows."""
+    """Arguments of `map_indices`, and the buffer [T + later tokens, K] that begins with the rows of `out`."""
 
     positions: Tensor
     block_table: Tensor
