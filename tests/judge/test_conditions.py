@@ -21,7 +21,7 @@ from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "num_heads": 2}
-SCENARIOS = {s.op or s.system: s for s in load_scenarios(shipped_directory()) if "conditions" in s.tags}
+SCENARIOS = {s.op: s for s in load_scenarios(shipped_directory()) if s.op and "conditions" in s.tags}
 
 
 def points(**given: Any) -> list[dict[str, str | None]]:
