@@ -6,6 +6,7 @@ and tokens are drawn. The case that is kept is served by the real engine.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from random import Random
@@ -35,6 +36,9 @@ from harness.judge.probes.group import ProbeGroup
 from harness.judge.targets.engine import EngineTarget, length
 from harness.judge.targets.serving import serve
 from harness.memory.poison.patterns import Poison
+from harness.scenario.batches import covering_calls
+from harness.scenario.expand import expand
+from harness.scenario.load import load_scenarios, shipped_directory
 
 Given = dict[str, Any]
 Wanted = dict[str, str]
@@ -268,10 +272,10 @@ def engine_case(random: Random, wanted: Iterator[Wanted]) -> Given:
 
 
 HEAD = """# yaml-language-server: $schema=scenario.v1.schema.json
-# Written by: python tools/conditions.py engine
-name: engine-conditions
-summary: "the engine: steps of unlike requests that show pairs and triples of its conditions"
-tags: [conditions, engine]
+# Drawn by: python tools/engine_conditions.py
+name: {name}
+summary: "the engine: steps of unlike requests that show {what} of its conditions"
+tags: [{tags}]
 why: >
   An engine that is wrong under a plain combination, such as the last row of a padded replay after a preemption, passes
   any list of cases that was grown bug by bug. These {count} cases show what the other scenarios leave out: with them
@@ -287,11 +291,13 @@ matrix:
 ORACLES = "finite, sentinel, reference, replay, address, padding, zeroed, distinct_experts, tokens, conserved, policy"
 
 
-def document(cases: Sequence[Given], shown: Shown) -> str:
-    """The scenario of these cases as YAML."""
+def document(cases: Sequence[Given], shown: Shown, is_nightly: bool = False) -> str:
+    """The scenario of these cases as YAML. The nightly one has what costs most for what it shows."""
+    own = ("engine-rare-conditions", "rare triples", "conditions, nightly")
+    name, what, tags = own if is_nightly else ("engine-conditions", "pairs and triples", "conditions, engine")
     (pairs, all_pairs), (triples, all_triples) = shown.counts(2), shown.counts(3)
     counts = {"pairs": pairs, "all_pairs": all_pairs, "triples": triples, "all_triples": all_triples}
-    head = HEAD.format(count=len(cases), oracles=ORACLES, sizes=_flow(SIZES), **counts)
+    head = HEAD.format(count=len(cases), oracles=ORACLES, sizes=_flow(SIZES), name=name, what=what, tags=tags, **counts)
     return head + "".join(f"    c{number:02}: {_flow(_own(given))}\n" for number, given in enumerate(cases))
 
 
@@ -303,3 +309,21 @@ def _own(given: Given) -> Given:
 
 def _flow(given: Given) -> str:
     return yaml.safe_dump(given, default_flow_style=True, width=10**6, sort_keys=False).strip()
+
+
+def others() -> list[str]:
+    """The points that the engine's other scenarios of a default run show, served with one pattern of poison."""
+    scenarios = [s for s in load_scenarios(shipped_directory()) if not {"nightly", "conditions"} & set(s.tags)]
+    cases = [case for scenario in scenarios for case in expand(scenario) if case.system == SPACE.op]
+    runs = (EngineTarget(case).run(Poison("zeros", frozenset())) for case in cases if not EngineTarget.why_not(case))
+    return [point for run in runs for point in run.shown.get(key_of(SPACE), ())]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not sys.argv[1].isdigit():
+        sys.exit("usage: python tools/engine_conditions.py NUMBER_OF_CASES")
+    kept, met = covering_calls(
+        SPACE, engine_case, show, cost, triples=0.9, seed=SPACE.op, most=int(sys.argv[1]), known=others(),
+        serve=serve_really,
+    )  # fmt: skip
+    print(document(kept, met), end="")
