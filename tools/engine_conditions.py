@@ -7,7 +7,7 @@ and tokens are drawn. The case that is kept is served by the real engine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from random import Random
 from types import SimpleNamespace
@@ -279,7 +279,7 @@ tags: [{tags}]
 why: >
   An engine that is wrong under a plain combination, such as the last row of a padded replay after a preemption, passes
   any list of cases that was grown bug by bug. These {count} cases show what the other scenarios leave out: with them
-  {pairs:,} of {all_pairs:,} allowed pairs of classes, and {triples:,} of {all_triples:,} triples. See docs/conditions.md.
+  {pairs:,} of {all_pairs:,} allowed pairs and {triples:,} of {all_triples:,} triples. See docs/conditions.md.
 system: engine
 params: {sizes}
 # Other scenarios compare patterns. Here one run of each case is enough.
