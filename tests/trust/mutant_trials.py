@@ -11,8 +11,8 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import io
 import multiprocessing
-import pickle
 import random
 import resource
 import signal
@@ -325,7 +325,10 @@ def look(jobs: list[Job]) -> bytes:
         started = time.perf_counter()
         clean[job.case.id] = run(job)[1]
         found.append(survey(job, time.perf_counter() - started, clean[job.case.id]))
-    return pickle.dumps((found, clean))
+    buffer = io.BytesIO()
+    # pickle alone writes 8-bit floats in a form that it cannot read.
+    torch.save((found, clean), buffer)
+    return buffer.getvalue()
 
 
 def main(parent: Parent) -> None:
@@ -338,7 +341,9 @@ def main(parent: Parent) -> None:
         importlib.import_module("harness." + file.removesuffix(".py").replace("/", "."))
     jobs = list(request.jobs)
     parts = [jobs[number :: request.workers] for number in range(request.workers)]
-    looks = [pickle.loads(part) for _, part in in_forks(parts, look, request.workers) if part]
+    looks = [
+        torch.load(io.BytesIO(part), weights_only=False) for _, part in in_forks(parts, look, request.workers) if part
+    ]
     surveyed = {case.id: case for cases, _ in looks for case in cases}
     clean = {name: outputs for _, kept in looks for name, outputs in kept.items()}
     inputs: list[equivalence.Drawn] = []
