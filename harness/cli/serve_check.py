@@ -19,6 +19,7 @@ from harness.core.errors import InputError
 from harness.core.model_params import ModelParams
 from harness.core.records import CaseResult, Verdict
 from harness.report.run_view import RunView
+from harness.report.wording import printable
 from harness.report.write import write_reports
 from harness.run.child import ask
 from harness.run.scripts import load_script
@@ -67,7 +68,7 @@ def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
     if given.json:
         print_json(answer["found"] | {"directory": str(store.path)})
     else:
-        print(*answer["lines"], f"report: {store.path / 'report.html'}", sep="\n")
+        print(*map(printable, answer["lines"]), f"report: {store.path / 'report.html'}", sep="\n")
     raise typer.Exit({Verdict.PASS: 0, Verdict.SKIP: 2}.get(result.verdict, 1))
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CONTROLS = ("\x1b", "\x00", "\x07", "\u202e", "Traceback")
+CONTROLS = ("\x1b", "\x00", "\x07", "\u202e", "Traceback", "--help)")
 TAG = "<img src=x"
 """What a hostile text would be on a page that does not escape it."""
 
@@ -22,7 +22,12 @@ def harness(*words: str, folder: Path, environ: dict[str, str] | None = None, li
 
 def environment(folder: Path) -> dict[str, str]:
     """The environment of such a process, with its temporary files in `folder`."""
-    return os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    return os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "MLA_HARNESS_HISTORY": "none",
+    }
 
 
 def call(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -32,7 +37,7 @@ def call(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def wrong_words(text: str) -> list[str]:
-    """The marks of a traceback or of control characters in what was printed."""
+    """The marks of a traceback, of control characters or of a refused command in what was printed."""
     return [f"prints {mark!r}" for mark in CONTROLS if mark in text]
 
 
@@ -41,7 +46,7 @@ def left_behind(session: int, out: Path) -> list[str]:
     wrong = [f"process {pid} stays" for pid in living(session)]
     for plan in out.glob("*/run.json"):
         run = plan.parent
-        for words in (["report", str(run), "--history", "none"], ["compare", str(run), str(run)]):
+        for words in (["report", str(run)], ["compare", str(run), str(run)]):
             done = call(*words, folder=out)
             if done.returncode not in (0, 1, 2) or "Traceback" in done.stderr:
                 wrong.append(f"{words[0]} fails: {done.stderr.strip()[-200:]}")

@@ -63,7 +63,7 @@ def trial(command: str, kind: str, rng: random.Random, folder: Path) -> Trial:
     _write_survey(folder / "surveyed")
     with _server(command) as url:
         words = [url if word == "URL" else word for word in COMMANDS[command]]
-        words += ["--out", str(out), "--history", "none"]
+        words += ["--out", str(out)]
         limit: tuple[str, ...] = ()
         if kind == "file limit":
             moment = f"{(size := rng.choice([2, 8, 20, 60, 150]))} KiB a file"
@@ -115,7 +115,7 @@ def _gone_on(command: str, run: Path, folder: Path) -> list[str]:
     """What is wrong with the rest of a run. `serve-check` stores a run at its end, so there is no rest."""
     if command == "serve-check":
         return []
-    words = [command, "--resume", str(run), "--history", "none", "-n", "2"]
+    words = [command, "--resume", str(run), "-n", "2"]
     process = _started(words, folder)
     stdout, stderr = process.communicate(timeout=300)
     wrong = wrong_words(stdout + stderr) + left_behind(process.pid, run.parent)

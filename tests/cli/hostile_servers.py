@@ -24,6 +24,7 @@ MOST_SECONDS, MOST_BYTES = 90.0, 3 * 2**30
 COMMANDS = {
     "epochs": ("--task", "gsm_symbolic", "--epochs", "1", "--limit", "1", "--timeout", "1"),
     "serve-check": ("--script", "lengths", "--timeout", "1"),
+    "serve-check of streams": ("--script", "abort", "--timeout", "1"),
 }
 
 
@@ -52,7 +53,7 @@ def asked(kind: str, part: str, command: str, folder: Path) -> Asked:
         url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
         out = folder / "runs"
         target = ("--model", f"server:{url}") if command == "epochs" else (url,)
-        words = (command, *target, *COMMANDS[command], "--out", str(out), "--history", "none")
+        words = (command.partition(" ")[0], *target, *COMMANDS[command], "--out", str(out))
         started = time.monotonic()
         process = subprocess.Popen(
             harness(*words, folder=folder, limit=(f"--as={MOST_BYTES}",)),
@@ -85,9 +86,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--parts", nargs="*", default=["models", "answers", "metrics"])
+    parser.add_argument("--commands", nargs="*", default=list(COMMANDS))
     parser.add_argument("--at-once", type=int, default=4)
     given = parser.parse_args()
-    wanted = [(kind, part, command) for kind in given.kinds for part in given.parts for command in COMMANDS]
+    wanted = [(kind, part, command) for kind in given.kinds for part in given.parts for command in given.commands]
     wanted = [one for one in wanted if one[1:] != ("metrics", "epochs")]
 
     def ask(one: tuple[str, str, str]) -> Asked:

@@ -33,7 +33,9 @@ ANSWER: dict[str, Any] = {
     ],
     "usage": {"completion_tokens": 1, "prompt_tokens": 1},
 }
-METRICS = "vllm:prefix_cache_hits_total 1.0\nvllm:prefix_cache_queries_total 1.0\nvllm:generation_tokens_total 1.0\n"
+METRICS = 'vllm:cache_config_info{block_size="4",num_gpu_blocks="24"} 1.0\nvllm:num_preemptions_total 1.0\n' + (
+    "vllm:prefix_cache_hits_total 1.0\nvllm:prefix_cache_queries_total 1.0\nvllm:generation_tokens_total 1.0\n"
+)
 BODIES: dict[str, bytes] = {
     "empty": b"",
     "binary": bytes(range(256)) * 64,
