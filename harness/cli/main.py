@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib.metadata
 import os
@@ -20,6 +21,8 @@ EXIT_CODES = (
     "130 interrupted."
 )
 
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+"""Errors of a full disk, or of a limit on it."""
 MANY_OBJECTS = 100_000
 """New objects before Python looks for garbage. Imports and scenarios make as many, and all of them stay."""
 
@@ -80,6 +83,8 @@ def exit_code_of(arguments: list[str]) -> int:
             context = getattr(error, "ctx", None)
             command = context.command_path.removeprefix(context.find_root().info_name) if context else ""
             return _refuse(f"{error.format_message()} (see mla-harness{command} --help)", 2)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return _refuse(f"{error.filename or 'writing'}: {error.strerror}; make room, and go on with --resume", 3)
         where = keep_for_reader(traceback.format_exc(), "traceback")
         return _refuse(f"{type(error).__name__}: {error}; traceback in {where}", 3)
 

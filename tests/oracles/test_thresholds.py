@@ -148,3 +148,19 @@ def test_a_lost_page_is_beyond_the_bounds_of_bfloat16_partials_and_sums():
     live = torch.ones(len(want.out), dtype=torch.bool)
     assert compare(fewer[0], want.out, live, bound("mla_decode.out.bf16.partials")).mismatch is not None
     assert compare(fewer[1], want.lse, live, bound("mla_decode.lse.bf16.sums")).mismatch is not None
+
+
+def test_rows_of_one_head_that_lie_on_few_keys_need_the_bound_of_products_in_fp8() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def e4m3(x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+    q, k = 2 * torch.randn(4000, 576, generator=generator), e4m3(torch.randn(4000, 5, 576, generator=generator))
+    unit = q.abs().amax(1, keepdim=True) / 448
+    scores, rounded = ((k @ x[:, :, None])[..., 0] * 576**-0.5 for x in (q, e4m3(q / unit) * unit))
+    weights = (rounded - rounded.amax(1, keepdim=True)).exp()
+    out, right = (w[:, None] @ k[..., :512] for w in (e4m3(weights) / weights.sum(1, keepdim=True), scores.softmax(1)))
+    errors = ((out - right).norm(dim=2) / right.norm(dim=2)).flatten()
+    worst = float(errors.max())
+    assert 0.1 < worst < 0.8 * bound("mla_decode.out.fp8_e4m3.in_fp8").relative_l2
