@@ -22,7 +22,9 @@ MOST_TOGETHER = 1024
 NUM_BEST = 5
 """The tokens at each place whose log probabilities are asked for: as many as every server gives."""
 DEV_MODE = "vLLM has it with VLLM_SERVER_DEV_MODE=1"
-_SAMPLE = re.compile(r"^(vllm|sglang):(\w+?)(?:_total)?(\{[^}]*\})? ([\d.]+(?:[eE][+-]?\d+)?)", re.MULTILINE)
+_SAMPLE = re.compile(
+    r"^(vllm|sglang):(\w+?)(?:_total)?(\{[^}]*\})? (\d{1,99}(?:\.\d*)?(?:[eE][+-]?\d\d?)?)\s*$", re.MULTILINE | re.ASCII
+)
 _ID = re.compile(r"token_id:(\d+)")
 Scores = list[tuple[float, int]]
 """For each token of an answer: by how many nats another token is preferred, and this token."""
@@ -171,8 +173,8 @@ class ScriptServer(ServerBackend):
             if engine == "sglang":
                 name = _SGLANG.get(name, name)
             if name == "cache_config_info":
-                given = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-                if given.get("block_size", "").isdigit() and given.get("num_gpu_blocks", "").isdigit():
+                given = dict(re.findall(r'(\w+)="(\d{1,18})"', labels, re.ASCII))
+                if given.keys() >= {"block_size", "num_gpu_blocks"}:
                     cache = Pool(int(given["block_size"]), int(given["num_gpu_blocks"]))
             else:
                 counts[name] = counts.get(name, 0.0) + float(value)

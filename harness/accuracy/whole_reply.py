@@ -20,16 +20,16 @@ class BadReply(Exception):
 
 def fetched(client: httpx.Client, method: str, url: str, *, seconds: float, **more: Any) -> httpx.Response:
     """The whole reply. Raises BadReply, and httpx.TransportError if there is none."""
-    ends = time.monotonic() + seconds
-    kept = b""
+    ends, parts, size = time.monotonic() + seconds, list[bytes](), 0
     try:
         with client.stream(method, url, **more) as response:
-            for part in response.iter_bytes(2**16):
-                kept += part
-                _check(len(kept), time.monotonic() > ends)
+            for part in response.iter_bytes():
+                parts.append(part)
+                size += len(part)
+                _check(size, time.monotonic() > ends)
     except httpx.DecodingError:
         raise BadReply("the reply cannot be unpacked") from None
-    return _read(response, kept)
+    return _read(response, b"".join(parts))
 
 
 async def fetched_async(
@@ -40,7 +40,7 @@ async def fetched_async(
     size = 0
     try:
         async with asyncio.timeout(seconds), client.stream(method, url, **more) as response:
-            async for part in response.aiter_bytes(2**16):
+            async for part in response.aiter_bytes():
                 parts.append(part)
                 size += len(part)
                 _check(size, False)
@@ -53,7 +53,7 @@ async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
     """The lines of a stream. Raises BadReply for a line without an end."""
     kept, size = b"", 0
     try:
-        async for part in response.aiter_bytes(2**16):
+        async for part in response.aiter_bytes():
             size += len(part)
             *whole, kept = (kept + part).split(b"\n")
             _check(size, False)

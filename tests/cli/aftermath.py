@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CONTROLS = ("\x1b", "\x00", "\x07", "\u202e", "Traceback", "--help)")
+CONTROLS = ("\x1b", "\x00", "\x07", "\u202e", "Traceback", "traceback in", "--help)")
 TAG = "<img src=x"
 """What a hostile text would be on a page that does not escape it."""
 

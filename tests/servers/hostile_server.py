@@ -64,7 +64,9 @@ BODIES: dict[str, bytes] = {
     ).encode(),
     "NaN": b'{"choices": [{"text": "7", "logprobs": {"tokens": ["token_id:5"], "token_logprobs": [NaN], '
     b'"top_logprobs": [{"token_id:5": Infinity}]}}], "usage": {"completion_tokens": -7}}',
-    "metrics of text": b"vllm:prefix_cache_hits_total owned\nvllm:num_requests_running ....\n",
+    "metrics of text": b"vllm:prefix_cache_hits_total owned\nvllm:num_requests_running ....\n"
+    b"vllm:num_preemptions_total 1" + b"0" * 5000 + b"\nvllm:generation_tokens_total 1e999\nsglang:page_size 1e999\n"
+    b'sglang:num_pages inf\nvllm:cache_config_info{block_size="2",num_gpu_blocks="' + b"9" * 5000 + b'"} 1\n',
 }  # fmt: skip
 STREAMED = ("huge", "endless", "slow loris", "bomb", "bad gzip", "no HTTP", "endless head", "cut off", "many lines")
 KINDS = (*BODIES, *STREAMED)

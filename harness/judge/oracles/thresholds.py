@@ -100,8 +100,8 @@ BOUNDS: Registry[Bound] = Registry("bound", (
     ),
     # Kernels that multiply e4m3 by e4m3 (FlashMLA FP8) round query and probabilities to it too. The reference reads the
     # dequantized cache, so these bounds leave out the cache's own rounding. An element of e4m3 is off by up to 2^-4 of
-    # itself, 0.026 root mean square. A score is a sum of 576 such products under a scale of 576^-0.5, and queries have a
-    # standard deviation of 2, so it is off by 0.052 at random. Its weight inherits that, and is itself rounded by 0.026
+    # itself, 0.026 root mean square. A score is a sum of 576 such products under a scale of 576^-0.5, and queries have
+    # a standard deviation of 2, so it is off by 0.052 at random. Its weight inherits that, and is rounded by 0.026
     # more: 0.058 of the output at most, as key and value errors do not line up. A row of one head that lies on few keys
     # has few of these errors, and three standard deviations of one are 0.156.
     *_bounds(
