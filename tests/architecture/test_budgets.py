@@ -11,7 +11,7 @@ SUFFIXES = {".py", ".j2", ".js", ".css", ".html"}
 
 BUDGETS = {
     "harness": 43,
-    "harness/accuracy": 2310,
+    "harness/accuracy": 2315,
     "harness/cli": 2860,
     "harness/core": 5770,
     "harness/diagnose": 2700,
