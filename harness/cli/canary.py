@@ -13,7 +13,7 @@ from harness.core.checkout import ROOT, on_path
 from harness.core.errors import InputError
 from harness.core.extras import ACCURACY, require
 from harness.run.child import ask
-from harness.run.requests import RandomCanary, TrainCanary
+from harness.run.requests import JudgedLogprobs, RandomCanary, TrainCanary
 
 app = new_app(help="Train canaries: tiny models that measure inference, not ability.")
 
@@ -93,3 +93,25 @@ def random(
         raise InputError(f"--out {out}: is there already; name a new folder")
     request = RandomCanary(architecture=architecture, out=str(out), seed=seed, quick=quick)
     ask("canaries.random_model", request, name="the reference", environ=on_path(ROOT), on_progress=_print)
+
+
+@app.command("logprobs", cls=Command)
+def logprobs(
+    checkpoint: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint that `canary random` wrote.")],
+    found: Annotated[Path, typer.Argument(metavar="FILE", help="JSON: `logprobs`, a list for each prompt.")],
+    cache: Annotated[str, typer.Option(metavar="bf16|fp8", help="Type of the engine's cache.")] = "bf16",
+    generated: Annotated[
+        bool, typer.Option("--generated", help="Judge `generated` tokens and `generated_logprobs` too; takes minutes.")
+    ] = False,
+) -> None:
+    """Judge the log probabilities of an engine by the truth of a random checkpoint."""
+    require(("transformers",))
+    for path in (checkpoint, found):
+        if not path.exists():
+            raise InputError(f"{path}: is not there")
+    if cache not in ("bf16", "fp8"):
+        raise InputError(f"--cache {cache}: choose bf16 or fp8")
+    request = JudgedLogprobs(checkpoint=str(checkpoint), found=str(found), cache=cache, generated=generated)
+    result = ask("canaries.judge_logprobs", request, name="the oracle", environ=on_path(ROOT), on_progress=_print)
+    if result["findings"]:
+        raise typer.Exit(1)

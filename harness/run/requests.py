@@ -62,6 +62,15 @@ class RandomCanary(Record):
     quick: bool
 
 
+class JudgedLogprobs(Record):
+    """For `canaries.judge_logprobs`: a random checkpoint, and the file of what an engine said of its tokens."""
+
+    checkpoint: str
+    found: str
+    cache: str
+    generated: bool
+
+
 class CommandLine(Record):
     """For `harness.cli.bisect_child`: the arguments of `mla-harness`."""
 

@@ -1,0 +1,101 @@
+"""Oracle of log probabilities: each token of an engine beside the truth of a random checkpoint.
+
+It judges what `mla-harness canary logprobs` is given, and no case of a scenario.
+
+How far rounding moves a token is measured on the reference itself, not assumed (see docs/tolerances.md): samples with
+noise of one rounding at each module, with the truth's decisions (`steady`) and with their own (`free`).
+
+A token is *fragile* if a decision can move it: its free samples spread more than `FRAGILE` times as far as the steady
+ones. Steady tokens are judged by roundings alone, fragile ones by the spread of the free samples, and both are counted.
+The median distance over the spread must not pass `RATIO` in any part of the sequences. Single tokens may be far where a
+decision falls otherwise that fell alike in all samples; so many as the samples show of each other are allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from harness.core.cause_codes import Code
+from harness.core.finding_words import place
+from harness.core.records import Finding
+from harness.judge.run_records import Judgement, TokenLogprobs
+
+FRAGILE = 4.0
+RATIO = 1.8
+"""The largest median of distance over spread. For an engine that rounds as often as the samples it is 0.74, as the
+spread is of four samples. Squares of roundings add, so 1.8 allows six times as many; transformers in bfloat16 has 1.2.
+"""
+FAR = 12.0
+"""A token is far if its distance is so many times the largest of its samples, or of their median where that is more."""
+PARTS = (0, 128, 512, 1 << 30)
+"""Where the parts of a sequence begin that are judged by themselves."""
+LEAST = 16
+"""Tokens of a part that is judged."""
+
+
+def judged(tokens: TokenLogprobs) -> Judgement:
+    """The judgement of one set of tokens, of an engine that nothing poisons."""
+    notes: list[str] = []
+    judgement = Judgement.of(_looks(tokens, "none", notes))
+    judgement.notes = notes
+    return judgement
+
+
+def _looks(tokens: TokenLogprobs, pattern: str, notes: list[str]) -> Iterator[tuple[int, list[Finding]]]:
+    distance = (tokens.found - tokens.truth).abs()
+    steady, free = (spread(samples) for samples in (tokens.steady, tokens.free))
+    is_fragile = free > FRAGILE * steady
+    notes.append(f"{tokens.name}: {int(is_fragile.sum())} of {len(distance)} tokens depend on decisions near a tie")
+    bad = ~tokens.found.isfinite()
+    if bool(bad.any()):
+        yield len(distance), [_finding(tokens, bad, Code.NAN, f"{int(bad.sum())} are not finite", pattern)]
+        return
+    for first, last in pairwise(PARTS):
+        inside = (tokens.positions >= first) & (tokens.positions < last)
+        for kind, rows, scale in (("steady", inside & ~is_fragile, steady), ("fragile", inside & is_fragile, free)):
+            if int(rows.sum()) < LEAST:
+                continue
+            ratio = float((distance[rows] / scale[rows]).median())
+            words = f"the median distance of {kind} tokens from {first} on is {ratio:.2f} spreads, {RATIO} allowed"
+            is_wrong = ratio > RATIO
+            found = [_finding(tokens, rows, Code.DIFFERS, words, pattern, ratio / RATIO)] if is_wrong else []
+            yield int(rows.sum()), found
+    far, allowed = far_tokens(distance, tokens.free), allowed_far(tokens.free)
+    if int(far.sum()) > allowed:
+        words = f"{int(far.sum())} tokens are far, {allowed} allowed"
+        yield 0, [_finding(tokens, far, Code.DIFFERS, words, pattern)]
+
+
+def spread(samples: Tensor) -> Tensor:
+    """The root mean square [n] of samples [S, n], at least a quarter of its median over the tokens."""
+    found = samples.square().mean(0).sqrt()
+    return found.clamp(min=float(found.median()) / 4)
+
+
+def far_tokens(distance: Tensor, samples: Tensor) -> Tensor:
+    """The tokens [n] bool whose distance [n] is `FAR` times the largest of their samples [S, n]."""
+    largest = samples.abs().amax(0)
+    return distance > FAR * largest.clamp(min=float(largest.median()))
+
+
+def allowed_far(samples: Tensor) -> int:
+    """How many far tokens an engine may have: twice the most that a sample of [S, n] has against the others, and 3."""
+    others = [torch.cat((samples[:j], samples[j + 1 :])) for j in range(len(samples))]
+    return 3 + 2 * max(int(far_tokens(samples[j].abs(), rest).sum()) for j, rest in enumerate(others))
+
+
+def _finding(
+    tokens: TokenLogprobs, rows: Tensor, cause: str, words: str, pattern: str, excess: float | None = None
+) -> Finding:
+    return Finding(
+        oracle="logprobs",
+        tensor=tokens.name,
+        where=place("token", tuple(rows.nonzero().flatten().tolist())),
+        cause=cause,
+        excess=excess,
+        message=f"log probabilities of {tokens.name}: {words} (pattern {pattern})",
+    )

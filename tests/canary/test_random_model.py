@@ -1,0 +1,132 @@
+"""A random checkpoint and its truth: rounding passes the oracle `logprobs`, and small errors of a model do not."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.core.errors import InputError
+from harness.judge.oracles import logprobs
+
+pytest.importorskip("transformers")
+from canaries import judge_logprobs, random_model
+
+SMALL = {
+    "vocab_size": 256, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "head_dim": 16, "index_n_heads": 4,
+    "index_head_dim": 32, "index_topk": 96, "q_lora_rank": 32, "moe_intermediate_size": 32, "intermediate_size": 64,
+}  # fmt: skip
+LENGTHS = (150, 96, 96, 90, 80)
+Change = Callable[[Any], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[Any, list[dict[str, Any]]]:
+    """A tiny DeepSeek V3.2 in float32, and the truth of a few sequences."""
+    torch.set_num_threads(1)
+    row = random_model.ARCHITECTURES["deepseek_v32"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(random_model.ARCHITECTURES, "deepseek_v32", dataclasses.replace(row, sizes=row.sizes | SMALL))
+        model = random_model.build("deepseek_v32", 0)
+    sequences = random_model.prompts(256, 0, LENGTHS)
+    return model, [random_model.with_spread(model, tokens, n, ("bf16",)) for n, tokens in enumerate(sequences)]
+
+
+def hooked(module: Any, change: Callable[[Any], Any]) -> Any:
+    return module.register_forward_hook(lambda _module, _args, output: change(output))
+
+
+def softer(model: Any) -> list[Any]:
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 1.03
+    return []
+
+
+def shifted_index_keys(model: Any) -> list[Any]:
+    return [hooked(layer.self_attn.indexer.k_norm, lambda keys: keys.roll(1, dims=1)) for layer in model.model.layers]
+
+
+def worst_tokens(model: Any) -> list[Any]:
+    for layer in model.model.layers:
+        layer.self_attn.indexer.weights_proj.weight.data.neg_()
+    return []
+
+
+def one_stale_slot(model: Any) -> list[Any]:
+    def stale(latents: Any) -> Any:
+        latents = latents.clone()
+        latents[:, 40] = latents[:, 39]
+        return latents
+
+    return [hooked(model.model.layers[0].self_attn.kv_a_layernorm, stale)]
+
+
+def served(reference: tuple[Any, list[dict[str, Any]]], change: Change | None) -> tuple[Any, float]:
+    """The judgement of the model in bfloat16 as an engine, and the share of likeliest tokens that it keeps."""
+    model, truth = reference
+    engine = copy.deepcopy(model).to(torch.bfloat16)
+    handles = change(engine) if change else []
+    found = [random_model.token_logprobs(engine, sequence["tokens"]).tolist() for sequence in truth]
+    same = [likeliest(engine, s["tokens"]) == likeliest(model, s["tokens"]) for s in truth]
+    for handle in handles:
+        handle.remove()
+    tokens = judge_logprobs.tokens_of(truth, found, "bf16", "prompt tokens")
+    return logprobs.judged(tokens), float(torch.cat(same).float().mean())
+
+
+def likeliest(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.tensor([tokens])).logits[0].argmax(-1)
+    return found
+
+
+def test_rounding_to_bfloat16_passes_and_fragile_tokens_are_counted(reference: Any) -> None:
+    judgement, same = served(reference, None)
+    assert not judgement.findings and judgement.looked_at > 400 and same > 0.95
+    assert "tokens depend on decisions near a tie" in judgement.notes[0]
+
+
+@pytest.mark.parametrize("change", [softer, shifted_index_keys, worst_tokens])
+def test_an_error_that_keeps_nine_answers_of_ten_is_found(reference: Any, change: Change) -> None:
+    judgement, same = served(reference, change)
+    assert judgement.findings and same > 0.9
+
+
+def test_one_stale_slot_of_a_layer_is_found(reference: Any) -> None:
+    assert served(reference, one_stale_slot)[0].findings
+
+
+def test_a_value_that_is_not_finite_is_found(reference: Any) -> None:
+    truth = reference[1]
+    found = [list(sequence["logprobs"]) for sequence in truth]
+    found[1][3] = float("nan")
+    judgement = logprobs.judged(judge_logprobs.tokens_of(truth, found, "bf16", "prompt tokens"))
+    assert [finding.cause for finding in judgement.findings] == ["nan"]
+
+
+def test_missing_log_probabilities_are_refused(reference: Any) -> None:
+    with pytest.raises(InputError, match="the truth has"):
+        judge_logprobs.tokens_of(reference[1], [[0.0]] * len(LENGTHS), "bf16", "prompt tokens")
+
+
+def test_replayed_decisions_are_those_of_the_truth(reference: Any) -> None:
+    model, truth = reference
+    tokens = truth[0]["tokens"]
+    with random_model.Decisions() as first:
+        wanted = random_model.token_logprobs(model, tokens)
+    with random_model.Decisions(first.chosen) as again:
+        assert torch.equal(random_model.token_logprobs(model, tokens), wanted)
+    # Two indexers, and three of a router: the best two of each group, groups, experts.
+    assert len(first.chosen) == 5
+    assert all(torch.equal(a, b) for a, b in zip(first.chosen, again.chosen, strict=True))
+
+
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="choose one of deepseek_v2"):
+        random_model.write_checkpoint("deepseek_v9", tmp_path, 0)
