@@ -47,6 +47,8 @@ BLIND = {
 }
 """Inputs that are read but not scanned: pages, and rows of tokens without context, which are never written."""
 TRANSPOSED = ("suffix_lse", "prefix_lse")
+PARTLY_WRITTEN = ("index_logits",)
+"""Ops with live rows that hold undefined elements: logits past a row's last key."""
 OF_PROMPTS = ("context_attention", "merge_attn_states")
 NOT_FINITE, NO_EXPERT, STALE = "not finite", "no expert's id", "a plan for other lengths"
 HANDED_OUT = "what hands out the logits"
@@ -205,6 +207,8 @@ class EngineRecorder(Probe):
             self._num_experts, self._ids = args[0].shape[-1], result[0]
         values = result if isinstance(result, tuple) else (result,)
         for output, value in zip(op.outputs, values, strict=False):
+            if op.name in PARTLY_WRITTEN:
+                continue
             letters = output.shape.split()
             if not isinstance(value, Tensor):
                 continue
