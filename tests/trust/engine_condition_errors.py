@@ -153,8 +153,8 @@ def units_of(combination: Combination, step: Step, sequences: list[Sequence], lo
         own = points[place * len(layers) : (place + 1) * len(layers)]
         found = {layer for layer, point in zip(layers, own, strict=True) if wanted <= set(point.items())}
         if found:
-            # Rows behind the last right draft give nothing.
-            used = request.confirmed + 1 if sequence.drafts else request.new
+            # Rows behind the last token that is given have no effect.
+            used = request.given if sequence.drafts else request.new
             yield Unit(place, first, first + used - 1, request.new - used, sequence, found)
         first += request.new
 
