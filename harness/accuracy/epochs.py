@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import time
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.accuracy.acceptance import ACCEPTANCE_FILE, CountsDrafts, Drafts
 from harness.accuracy.answer_log import ANSWER_CHARS, FILE_NAME, AccuracyRun, AnswerLog, QuestionResult, RunHeader
 from harness.accuracy.backends import Answer, Backend
 from harness.accuracy.tasks import Task
 from harness.core.errors import HarnessError
+from harness.core.files import write_atomic
 
 REPEATS_FILE = "repeats.json"
 """In a run directory: the numbers of the prompts with another second answer."""
@@ -70,9 +73,24 @@ def run_epochs(
     path = directory / FILE_NAME
     with closing(AnswerLog(path, header, resume=resume)) as log:
         for epoch in range(1, num_epochs + 1):
+            before = _drafts(backend)
             _EpochOf(lm, task, log, header, epoch, on_progress).run()
             log.sync()
+            after = _drafts(backend)
+            if before is not None and after is not None:
+                _keep_drafts(directory / ACCEPTANCE_FILE, epoch, after.since(before))
     return AccuracyRun(header, log.results, path, time.perf_counter() - started)
+
+
+def _drafts(backend: Backend) -> Drafts | None:
+    return backend.drafts() if isinstance(backend, CountsDrafts) else None
+
+
+def _keep_drafts(file: Path, epoch: int, counted: Drafts) -> None:
+    """Add an epoch. An epoch that `--resume` found complete has drafted nothing, and keeps its counts."""
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if counted.drafted or str(epoch) not in kept:
+        write_atomic(file, json.dumps(kept | {str(epoch): [counted.drafted, counted.accepted]}))
 
 
 def make_header(backend: Backend, task: Task, *, seed: int, num_epochs: int) -> RunHeader:

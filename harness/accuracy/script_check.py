@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from harness.accuracy.acceptance import Drafts, acceptance_in_words
 from harness.accuracy.script import Pool, Request, Script, Step, requests_of
 from harness.accuracy.script_server import NUM_BEST, Reply, Scores, ScriptServer
 from harness.core.cause_codes import Code
@@ -88,12 +89,17 @@ class Judged:
             f"model: {self.model}",
             f"script {self.script}: {self.verdict.value}: {self.reason}",
             f"counters of the server: {counts}",
+            *self._acceptance(),
             f"largest drift of a log probability: {self.drift:.4f} nats",
             *(f"different: {finding.where}: {finding.message}" for finding in self.findings),
             *(f"not shown: {what}" for what in self.not_shown),
             *(f"tie: {tie}" for tie in self.ties),
             *self.notes,
         ]
+
+    def _acceptance(self) -> list[str]:
+        drafted, accepted = (self.events.get(f"spec_decode_num_{kind}_tokens", 0) for kind in ("draft", "accepted"))
+        return [acceptance_in_words([Drafts(drafted, accepted)])] if drafted else []
 
     def result(self) -> CaseResult:
         """The script as a case, for run folders and reports."""

@@ -36,7 +36,14 @@ _SGLANG = {
     "num_retracted_requests": "num_preemptions",
 }
 """SGLang's names of counters, beside vLLM's."""
-_COUNTED = ("prefix_cache_hits", "prefix_cache_queries", "num_preemptions", "generation_tokens")
+_COUNTED = (
+    "prefix_cache_hits",
+    "prefix_cache_queries",
+    "num_preemptions",
+    "generation_tokens",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
+)
 
 
 @dataclass(frozen=True)

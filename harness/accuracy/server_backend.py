@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from harness.accuracy.acceptance import Drafts, drafts_in
 from harness.accuracy.backends import CANARY_NOTE, Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
 from harness.accuracy.whole_reply import BadReply, fetched, fetched_async, object_of
 from harness.core.errors import HarnessError, InputError
@@ -102,6 +103,15 @@ class ServerBackend:
 
     def close(self) -> None:
         """Nothing is held between calls."""
+
+    def drafts(self) -> Drafts | None:
+        """The server's counts of drafts, from /metrics beside /v1; None if it has no such counters."""
+        where, seconds = f"{self._url.removesuffix('/v1')}/metrics", min(self._timeout, 10.0)
+        try:
+            with httpx.Client(headers=self._headers, timeout=seconds) as client:
+                return drafts_in(fetched(client, "GET", where, seconds=seconds).text)
+        except (httpx.TransportError, BadReply):
+            return None
 
     async def _in_flight(
         self,

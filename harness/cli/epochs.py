@@ -66,6 +66,9 @@ class EpochsOptions(LeavingRuns):
         int | None, typer.Option(metavar="N", min=1, help="Also ask a server N prompts twice, one at a time.")
     ] = None
     least: Annotated[float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least accuracy.")] = None
+    least_acceptance: Annotated[
+        float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least share of accepted drafts, by a server.")
+    ] = None
     baseline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Baseline, or folder of baselines, to compare with.")
     ] = None
@@ -106,6 +109,8 @@ def _checked(given: dict[str, Any]) -> ModelParams:
     kind, _ = parse_model(given["model"])
     if "repeat" in given and kind.name != "server":
         raise InputError(f"--repeat: is of server, not of {kind.name}; ask its epochs again with --concurrency 1")
+    if "least_acceptance" in given and kind.name != "server":
+        raise InputError(f"--least-acceptance: is of server, not of {kind.name}; its metrics count the drafts")
     for name in given:
         kinds = [model.name for model in MODELS if name in model.options]
         if kinds and name not in kind.options:

@@ -29,6 +29,7 @@ class ModelParams(Params):
     timeout: float | None = None
     least: float | None = None
     repeat: int = 0
+    least_acceptance: float | None = None
 
     @model_validator(mode="before")
     @classmethod

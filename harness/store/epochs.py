@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from harness.accuracy.acceptance import ACCEPTANCE_FILE, Drafts, acceptance_in_words
 from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, RunHeader, read_run
 from harness.accuracy.baselines import Baseline, baseline_of, read_baseline
 from harness.accuracy.epochs import REPEATS_FILE
@@ -84,11 +85,16 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     limits = AccuracyLimits(accuracy=asked.least)
     record = judge(run, baseline=stored_baseline(store), limits=limits, scenario=SCENARIO, case=job.case.id)
     record = record.model_copy(update={"seconds": store.plan.seconds})
-    different = _unrepeated(store)
-    failed = Verdict.FAIL if different else record.verdict
+    different, drafts = _unrepeated(store), _drafts(store)
+    refused = _refused(drafts, asked.least_acceptance)
+    failed = Verdict.FAIL if different or refused else record.verdict
     verdict = Verdict.CRASH if died else failed
+    if drafts:
+        statement = f"{record.judgement.statement}; {acceptance_in_words(list(drafts.values()))}"
+        judgement = record.judgement.model_copy(update={"statement": statement})
+        record = record.model_copy(update={"judgement": judgement})
     reason = "; ".join(filter(None, [trouble, record.judgement.statement]))
-    findings = findings_of(record)
+    findings = findings_of(record) + refused
     if different:
         which = few([str(number) for number in different])
         message = f"{len(different)} of {asked.repeat} greedy answers differ the second time: prompts {which}"
@@ -100,7 +106,9 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
             "verdict": verdict,
             "reason": reason,
             "findings": tuple(findings) if verdict in (Verdict.FAIL, Verdict.CRASH) else (),
-            "looked_at": {"accuracy": len(run.results)} | ({"repeats": asked.repeat} if different is not None else {}),
+            "looked_at": {"accuracy": len(run.results)}
+            | ({"repeats": asked.repeat} if different is not None else {})
+            | ({"acceptance": sum(epoch.drafted for epoch in drafts.values())} if drafts else {}),
             "accuracy": record,
             "seconds": store.plan.seconds,
         }
@@ -112,3 +120,29 @@ def _unrepeated(store: RunStore) -> list[int] | None:
     file = store.path / REPEATS_FILE
     found: list[int] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     return found
+
+
+def _drafts(store: RunStore) -> dict[int, Drafts]:
+    """Epoch -> its drafts, for a server that counts them."""
+    file = store.path / ACCEPTANCE_FILE
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return {int(epoch): Drafts(*counts) for epoch, counts in sorted(found.items(), key=lambda item: int(item[0]))}
+
+
+def _refused(epochs: dict[int, Drafts], least: float | None) -> list[Finding]:
+    """A finding for each epoch below the `least` share of accepted drafts, and for a server that counts none."""
+    if least is None:
+        return []
+    if not any(drafts.drafted for drafts in epochs.values()):
+        message = "the server's /metrics count no drafts, so --least-acceptance judges nothing"
+        return [Finding(oracle="acceptance", message=message, cause=Code.INCOMPLETE)]
+    return [
+        Finding(
+            oracle="acceptance",
+            where=f"epoch {epoch}",
+            message=f"{drafts.share:.4f} of {drafts.drafted} drafts were accepted, less than {least}",
+            cause=Code.DROP,
+        )
+        for epoch, drafts in epochs.items()
+        if drafts.share < least
+    ]

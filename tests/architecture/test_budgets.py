@@ -11,7 +11,7 @@ SUFFIXES = {".py", ".j2", ".js", ".css", ".html"}
 
 BUDGETS = {
     "harness": 43,
-    "harness/accuracy": 2315,
+    "harness/accuracy": 2420,
     "harness/cli": 2880,
     "harness/core": 5770,
     "harness/diagnose": 2700,

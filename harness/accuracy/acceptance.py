@@ -1,0 +1,60 @@
+"""The share of drafts that a server accepts, by epoch, from its metrics.
+
+A wrong draft costs speed and no answer, so a drafter's broken memory shows here and not in accuracy
+(vllm-project/vllm#56734). vLLM counts drafted and accepted tokens. SGLang shows a gauge of its last steps, which says
+nothing about an epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+ACCEPTANCE_FILE = "acceptance.json"
+"""In a run directory: drafted and accepted tokens of each epoch that was asked."""
+_COUNTER = re.compile(
+    r"^vllm:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{[^}]*\})? ([\d.]+(?:[eE][+-]?\d+)?)", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """How many tokens were drafted and accepted."""
+
+    drafted: int
+    accepted: int
+
+    @property
+    def share(self) -> float:
+        """The accepted share; 1 without drafts."""
+        return self.accepted / self.drafted if self.drafted else 1.0
+
+    def since(self, before: Drafts) -> Drafts:
+        """What came after `before`."""
+        return Drafts(self.drafted - before.drafted, self.accepted - before.accepted)
+
+
+@runtime_checkable
+class CountsDrafts(Protocol):
+    """A backend that knows how many drafts were accepted."""
+
+    def drafts(self) -> Drafts | None:
+        """The counts since the model started; None for a model that does not draft, or does not say it."""
+        ...
+
+
+def drafts_in(metrics: str) -> Drafts | None:
+    """The counts in the text of /metrics, summed over engines; None without them."""
+    found = {"draft": 0.0, "accepted": 0.0}
+    matches = _COUNTER.findall(metrics)
+    for name, value in matches:
+        found[name] += float(value)
+    return Drafts(int(found["draft"]), int(found["accepted"])) if matches else None
+
+
+def acceptance_in_words(epochs: Sequence[Drafts]) -> str:
+    """`drafts accepted 0.9876, 0.0000 (of 810, 790)`."""
+    shares = ", ".join(f"{epoch.share:.4f}" for epoch in epochs)
+    return f"drafts accepted {shares} (of {', '.join(str(epoch.drafted) for epoch in epochs)})"

@@ -1,0 +1,60 @@
+"""Accepted drafts of a server beside its accuracy: counted by epoch, printed, and judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.accuracy.acceptance import Drafts, acceptance_in_words, drafts_in
+from harness.accuracy.script_check import Judged
+from harness.core.cause_codes import Code
+from harness.store.epochs import judged
+from harness.store.run_folder import RunStore
+from tests.accuracy.test_repeats import ASK
+
+
+def test_the_counters_of_all_engines_of_vllm_are_added() -> None:
+    text = "".join(
+        f'vllm:spec_decode_num_{kind}_tokens_total{{engine="{engine}"}} {count}\n'
+        for kind, count in (("draft", "1e+02"), ("accepted", "37.0"))
+        for engine in (0, 1)
+    )
+    assert drafts_in(text) == Drafts(200, 74)
+    assert drafts_in("vllm:num_requests_running 1.0\nsglang:spec_accept_length 2.5\n") is None
+    assert acceptance_in_words([Drafts(200, 74), Drafts(0, 0)]) == "drafts accepted 0.3700, 1.0000 (of 200, 0)"
+
+
+def test_serve_check_prints_the_share_of_accepted_drafts() -> None:
+    events = {"spec_decode_num_draft_tokens": 10, "spec_decode_num_accepted_tokens": 4}
+    assert "drafts accepted 0.4000 (of 10)" in Judged("m", "s", events=events).lines()
+    assert not any(line.startswith("drafts") for line in Judged("m", "s").lines())
+
+
+def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
+    start_server: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from harness.cli.main import exit_code_of
+
+    monkeypatch.chdir(tmp_path)
+    url = start_server("drafting_server.py", "[0.9, 0.0]")
+    data = [{"id": str(n), "question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"} for n in range(2)]
+    lines = [json.dumps(line | {"target": str(2 * n)}) for n, line in enumerate(data)]
+    (tmp_path / "gsm_symbolic.jsonl").write_text("\n".join([*lines, ""]))
+    words = [*ASK, f"server:{url}", "--data-dir", str(tmp_path), "--epochs", "2", "--least-acceptance", "0.8"]
+    assert exit_code_of(words) == 1
+    assert "drafts accepted 0.9000, 0.0000 (of 200, 200)" in " ".join(capsys.readouterr().out.split())
+    (run,) = (tmp_path / "reports" / "runs").iterdir()
+    (result,) = RunStore.open(run).results()
+    assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [1.0, 1.0]
+    found = [finding for finding in result.findings if finding.oracle == "acceptance"]
+    assert [(finding.where, finding.cause) for finding in found] == [("epoch 2", Code.DROP)]
+    assert result.looked_at["acceptance"] == 400
+    (run / "acceptance.json").unlink()
+    missing = [finding for finding in judged(RunStore.open(run)).findings if finding.oracle == "acceptance"]
+    assert [finding.cause for finding in missing] == [Code.INCOMPLETE]
