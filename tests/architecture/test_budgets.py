@@ -24,7 +24,7 @@ BUDGETS = {
     "harness/report": 3015,
     "harness/run": 3005,
     "harness/scenario": 2820,
-    "harness/store": 1260,
+    "harness/store": 1285,
     "tools": 800,
 }
 """Room -> its most lines: what it had on the day of this table, and 2 %. `harness` are the files beside the rooms."""
