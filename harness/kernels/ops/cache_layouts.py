@@ -112,7 +112,7 @@ def spread(shape: tuple[int, ...], dtype: torch.dtype, stride: int) -> Tensor:
     count, *inner = shape
     entry = math.prod(inner)
     if stride < entry:
-        raise InputError(f"a stride of {stride}: a page or row has {entry} elements; give at least as many, or 0")
+        raise InputError(f"a stride of {stride}: a page has {entry} elements (or a row); give at least as many, or 0")
     size = ((count - 1) * stride + entry) * dtype.itemsize
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
