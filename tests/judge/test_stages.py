@@ -111,4 +111,4 @@ def test_no_shipped_case_of_a_right_engine_has_a_wrong_stage() -> None:
     cases = [case for one in load_scenarios(shipped_directory()) for case in expand(one) if case.system == "engine"]
     able = [case for case in cases if not EngineTarget.why_not(case)]
     found = {case.id: EngineTarget(case).first_writer(Poison("nan", frozenset())).stage for case in able}
-    assert len(found) > 300 and {name: stage for name, stage in found.items() if stage} == {}
+    assert len(found) > 250 and {name: stage for name, stage in found.items() if stage} == {}
