@@ -174,9 +174,9 @@ def tried(mutant: Mutant, result: MutantResult, inputs: SequenceOf[Drawn], noted
     The changed code is in place, and counts with `noted`.
     """
     on_schedules = mutant.file.startswith(SCHEDULE)
-    used = 0
+    used = differing = 0
     for drawn in _for(mutant, inputs):
-        before = noted.evaluations
+        before, same_before = noted.evaluations, noted.different
         try:
             found = drawn.run()
         except Exception as error:
@@ -184,9 +184,11 @@ def tried(mutant: Mutant, result: MutantResult, inputs: SequenceOf[Drawn], noted
         if (hash(found) if on_schedules else found) != drawn.right:
             return result.model_copy(update={"reason": f"{drawn.name} gives another output"})
         used += noted.evaluations > before
+        differing += noted.different > same_before
     kind = "schedules" if on_schedules else "drawn cases"
-    seen = f"evaluated {noted.evaluations} times in {used} {kind}, the value differed {noted.different} times"
-    if used < LEAST:
+    seen = f"evaluated {noted.evaluations} times in {used} {kind}, the value differed {noted.different} times, in {differing}"
+    # A value that seldom differs may matter where it was not drawn.
+    if used < LEAST or 0 < differing < LEAST:
         return result.model_copy(update={"reason": seen})
     words = "the same value" if not noted.different else "no bit of an output moves"
     return result.model_copy(update={"status": "equivalent", "proof": f"{words}: {seen}"})
