@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 OUT=${OUT:-reports/gpu-conditions} DEVICE=${DEVICE:-cuda} WORKERS=${WORKERS:-6} SEEDS=${SEEDS:-20}
 MATRIX_SECONDS=${MATRIX_SECONDS:-400} MARGIN_SECONDS=${MARGIN_SECONDS:-100}
 PYTHON=${PYTHON:-python3} RUNS=${RUNS:-/tmp/conditions-runs}
-export OMP_NUM_THREADS=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export OMP_NUM_THREADS=1 COLUMNS=170 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$OUT" "$RUNS"
 harness() { timeout -k 10 "$1" "$PYTHON" -m harness.cli.main "${@:2}"; }
 where=(); [ "$DEVICE" = cuda ] && where=(--device cuda --per-gpu "$WORKERS")
@@ -19,7 +19,7 @@ harness "$MATRIX_SECONDS" run "${selected[@]}" "${where[@]}" -n "$WORKERS" -q --
   > "$OUT/matrix.log" 2>&1
 echo "matrix: exit $?, $((SECONDS - started)) s" | tee "$OUT/summary.txt"
 # A run that its time limit cut is reported as far as it came.
-harness 60 report latest --out "$RUNS" --pivot kernel/verdict > "$OUT/verdicts.txt" 2>&1
+harness 60 report latest --out "$RUNS" --pivot kernel/scenario > "$OUT/verdicts.txt" 2>&1
 harness 100 coverage --out "$RUNS" > "$OUT/coverage.txt" 2>&1
 harness 60 report latest --out "$RUNS" --markdown > "$OUT/report.md" 2>&1
 tar -czf "$OUT/run.tar.gz" -C "$RUNS" . 2>/dev/null

@@ -16,7 +16,10 @@ from pydantic import ValidationError
 
 from harness.core.conditions.model import Dimension, Space
 from harness.core.conditions.table import SPACES
+from harness.core.conditions.writes import PAGES, REQUEST_ENDS
 from harness.core.op_params import KERNEL_PARAMS
+from harness.core.ops import PAGE_SIZE
+from harness.scenario.batches import decode_call
 
 Given = dict[str, Any]
 Wanted = dict[str, str]
@@ -24,6 +27,8 @@ Wanted = dict[str, str]
 
 MOST_ELEMENTS = 400_000
 """Elements of the queries and keys of a call of `context_attention`."""
+MOST_DRAWN = 9
+"""Units of a random call."""
 MOST_CYCLED = 13
 """Words of a list that is repeated for more units."""
 
@@ -50,6 +55,9 @@ def _padded(name: str) -> Callable[[Random, Given, Wanted], None]:
     """Tokens without a slot, and how `num_tokens` counts them."""
 
     def settle(random: Random, given: Given, first: Wanted) -> None:
+        if (first.get("slot"), first.get("before")) == ("last", "same page"):
+            # Only scattered slots show that, and few of them.
+            given |= {"num_tokens": 150, "slot_order": "random"}
         tokens = given["num_tokens"]
         padding = first.get("padding") or random.choice(("none", "end", "between", "between"))
         if first.get("row") == "padded" and padding == "none":
@@ -136,11 +144,11 @@ def _blocks(random: Random, given: Given, first: Wanted) -> None:
     given["width"] = block if first.get("width") == "one" or "width" not in given else given["width"]
 
 
-_ROWS = dict.fromkeys(("tokens",), (3, 6, 3, 5, 2, 1))
+_ROWS = dict.fromkeys(("tokens",), (2, 6, 3, 1))
 DRAWS: dict[str, Draws] = {
     "mla_decode_sparse": Draws("tokens", ("num_chosen",), {"num_chosen": 0}, _sparse,
-                               {"chosen": (1, 2, 4, 2, 3, 1, 1), "latent": (10, 1), "kv": (3, 3, 3, 1),
-                                "tokens": (2, 5, 5, 2, 0.7), "block": (5, 1)}),
+                               {"chosen": (1, 2, 5, 1, 1), "latent": (10, 1), "kv": (3, 3, 3, 1),
+                                "tokens": (2, 6, 2), "block": (5, 1)}),
     "context_attention": Draws("batch", ("query_lens", "context_lens"), {"context_lens": 0}, _context,
                                {"queries": (4, 6, 2, 3, 1, 1), "context": (2, 3, 5, 2, 1, 1, 1), "sizes": (6, 1)}),
     "merge_attn_states": Draws("tokens", (), None, _merge, {**_ROWS, "width": (6, 1)}),
@@ -148,12 +156,31 @@ DRAWS: dict[str, Draws] = {
     "write_records": Draws("tokens", (), None, _padded("write_records"), {**_ROWS, "block": (3, 1)}),
     "read_records": Draws("batch", ("seq_lens",), {"seq_lens": 0}, _records, {"block": (3, 1)}),
     "route_experts": Draws("tokens", (), None, _route, _ROWS),
-    "align_experts": Draws("experts", (), None, _align, {**_ROWS, "experts": (2, 6, 3, 4, 1, 1)}),
+    "align_experts": Draws("experts", (), None, _align, {**_ROWS, "experts": (2, 6, 3, 1)}),
     "quantize_fp8": Draws("tokens", (), None, _quantize, _ROWS),
     "quantize_blocks": Draws("experts", ("expert_rows",), {"expert_rows": 0}, _blocks,
-                             {"run": (3, 6, 2, 1, 1), "experts": (2, 5, 4, 1)}),
+                             {"run": (3, 6, 2, 1, 1), "experts": (2, 6, 1)}),
 }  # fmt: skip
 """Op -> how its calls are drawn. `mla_decode` has a draw of its own, in :mod:`harness.scenario.batches`."""
+
+
+def call_of_conditions(random: Random, op: str, kernel: str) -> Given:
+    """The parameters of a small call with units of drawn triples of classes."""
+    wanted = iter(lambda: _triple(random, op), None)
+    if op != "mla_decode":
+        return {"kernel": kernel} | drawn_call(op, random, wanted, MOST_DRAWN)
+    given = decode_call(random, wanted, MOST_DRAWN)
+    # The calls of each run have pools of many blocks: these are slow.
+    return given | {"kernel": kernel, "high_blocks": min(given["high_blocks"], 130)}
+
+
+def _triple(random: Random, op: str) -> Wanted:
+    """Classes of three dimensions that go together."""
+    space = SPACES[op]
+    while True:
+        found = [(d.name, random.choice(d.classes)) for d in random.sample(space.dimensions, 3)]
+        if not space.why_not(found):
+            return dict(found)
 
 
 def drawn_call(op: str, random: Random, wanted: Iterator[Wanted], largest: int = 140) -> Given:
@@ -244,9 +271,6 @@ def _beside(random: Random, how: Draws, requests: Sequence[Wanted], units: list[
 
 def _length(random: Random, want: Wanted) -> int:
     """A length of a request of records."""
-    from harness.core.conditions.writes import PAGES, REQUEST_ENDS
-    from harness.core.ops import PAGE_SIZE
-
     if want.get("end") == "empty" or want.get("pages") == "none" or (not want and random.random() < 0.15):
         return 0
     least = {"mixed": "3-4"}.get(want.get("order", ""), "2" if "order" in want or want.get("shared") == "some" else "1")

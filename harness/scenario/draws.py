@@ -2,6 +2,7 @@
 
 A seed stands for one case in each version of the draws, and the id of a case names the version if it is not 1. So a
 change of what is drawn is a new version. Version 1 has eight of the eleven ops, and no layouts, graphs or launches.
+Version 3 draws most calls of ops from triples of their conditions.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from harness.core.ops import PAGE_SIZE
 from harness.core.params import Params
 from harness.core.shapes import CacheLayout
 from harness.core.sites import SITES
+from harness.scenario.calls import call_of_conditions
 
 Given = dict[str, Any]
 
-VERSION = 2
+VERSION = 3
 """The version of new cases."""
+BY_CONDITIONS = 0.8  # How often version 3 draws a call from conditions.
 SECOND_PATTERNS = ("zeros", "max", "inf", "random")
 KV_TYPES = ("fp32", "bf16", "fp8_e4m3")
 LAYERS = (
@@ -57,7 +60,10 @@ def draw(seed: str, version: int = 1) -> Draw:
     ops = _OPS if version == 1 else {**_OPS, **_OPS_2}
     op = rng.choice([*ops, None])
     system = "kernel" if op else "engine"
-    given = ops[op](rng) if op else _engine(rng)
+    if op and version > 2 and rng.random() < BY_CONDITIONS:
+        given = call_of_conditions(rng, op, _kernel(rng, op))
+    else:
+        given = ops[op](rng) if op else _engine(rng)
     patterns = rng.choice([("nan", second) for second in SECOND_PATTERNS] * 3 + [("inf", "max")])
     # In version 1 no case has neighbours, and one more coin would change the cases that ids stand for.
     names = [site.name for site in SITES if version > 1 or site.name != "kv.neighbor"]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import engine_condition_errors as engine
+import op_condition_errors as op_errors
 import torch
 from condition_errors import ERRORS, with_error
 from mutant_records import MutantResult, SurveyedCase, Trials
@@ -76,12 +77,12 @@ class Trial:
             arguments = dict(zip(OPS.get(self.op).positional, args, strict=True)) | keywords
             points = SPACES[self.op].read(**arguments)
             units = [unit for unit, point in enumerate(points) if set(self.combination) <= set(point.items())]
-            error = ERRORS[self.op][self.kind]
-            return (
-                with_error(kernel, arguments, units, error, self.last_head, kept)
-                if units
-                else kernel(*args, **keywords)
-            )
+            if not units:
+                return kernel(*args, **keywords)
+            if self.op in ERRORS:
+                return with_error(kernel, arguments, units, ERRORS[self.op][self.kind], self.last_head, kept)
+            error = op_errors.ERRORS[self.op][self.kind]
+            return op_errors.with_error(self.op, kernel, arguments, units, error, self.last_head)
 
         return functools.update_wrapper(call, kernel, assigned=("__name__", "__doc__"), updated=())
 
@@ -98,8 +99,9 @@ def drawn(count: int, seed: int, ops: list[str]) -> list[Trial]:
     for number in range(count):
         op = rng.choice(ops)
         combination = rng.choice(_combinations(op, 2 + number % 2))
-        kinds = engine.kinds_for(combination) if op == ENGINE else sorted(ERRORS[op])
-        found.append(Trial(op, combination, rng.choice(kinds), rng.random() < 0.3 and op != ENGINE))
+        kinds = engine.kinds_for(combination) if op == ENGINE else sorted((ERRORS | op_errors.ERRORS)[op])
+        last_head = rng.random() < 0.3 and op in op_errors.HEADED
+        found.append(Trial(op, combination, rng.choice(kinds), last_head))
     return found
 
 
@@ -136,7 +138,7 @@ def main(parent: Parent) -> None:
     load_plugins(())
     clean: dict[str, tuple[CaseResult, Outputs, float]] = {}
     for job in request.jobs:
-        if _op(job) in (*ERRORS, ENGINE):
+        if _op(job) in (*ERRORS, *op_errors.ERRORS, ENGINE):
             started = time.perf_counter()
             clean[job.key] = (*run(job), time.perf_counter() - started)
     unused = [

@@ -32,7 +32,7 @@ from harness.core.conditions.parts import (
 from harness.core.ops import PAGE_SIZE
 
 HEADS = heads()
-BATCH = ranged("batch", "requests", "1 2 5 17")
+BATCH = ranged("batch", "requests", "1 2 17")
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8}
 LATENT = Dimension("latent", ("other", "512+64"), "elements of a slot",
                    {"other": (SMALL,), "512+64": ({"kv_lora_rank": 512, "qk_rope_head_dim": 64},)})  # fmt: skip
@@ -40,9 +40,9 @@ POOL = Dimension("pool", ("packed", "apart"), "whether pages lie one behind the 
                  {"packed": ({"layout": "contiguous"},),
                   "apart": ({"layout": "block_major"}, {"layout": "padded_pages"})})  # fmt: skip
 
-TOKENS = ranged("tokens", "tokens of the call", "1 2 5 17 65")
-CHOSEN = ranged("chosen", "slots of the token", "0 1 2 16 17 64 65", "num_chosen")
-WIDTH = ranged("width", "slots that a row of the list has room for", "1 2 16 17 64 65", "topk")
+TOKENS = ranged("tokens", "tokens of the call", "1 2 17")
+CHOSEN = ranged("chosen", "slots of the token", "0 1 2 64 65", "num_chosen")
+WIDTH = ranged("width", "slots that a row of the list has room for", "1 2 64 65", "topk")
 SOME = CHOSEN.classes[1:]
 SPARSE_ORDERS, SHARED, BLOCKS = ("rising", "falling", "mixed"), ("own", "some", "all"), ("below 128", "128+")
 
@@ -190,7 +190,7 @@ def _context() -> Space:
     )  # fmt: skip
 
 
-ROWS = ranged("tokens", "tokens of the call", "1 2 16 17 64 128", "num_tokens")
+ROWS = ranged("tokens", "tokens of the call", "1 2 17 65", "num_tokens")
 SIDES = ("both", "no prefix", "no suffix", "neither", "copied")
 FAR_APART = 50.0
 """A difference of two lse from which the smaller side has no weight in float32."""

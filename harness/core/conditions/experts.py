@@ -24,9 +24,9 @@ from harness.core.conditions.parts import (
 )
 from harness.core.op_params import QuantizeBlocksParams
 
-TOKENS = ranged("tokens", "tokens of the call", "1 2 16 17 64 65", "num_tokens")
-EXPERTS = ranged("experts", "experts", "1 2 16 17 64 65", "num_experts")
-PER_TOKEN = ranged("per token", "experts of a token", "1 2 3 8 9", "num_experts_per_tok")
+TOKENS = ranged("tokens", "tokens of the call", "1 2 17 65", "num_tokens")
+EXPERTS = ranged("experts", "experts", "1 2 17 65", "num_experts")
+PER_TOKEN = ranged("per token", "experts of a token", "1 2 9", "num_experts_per_tok")
 LIVE = ("all", "some", "one")
 LOGITS = ("plain", "one", "large", "flat", "negative")
 IDS = ("first", "last", "both", "inner")
@@ -102,7 +102,7 @@ def _route() -> Space:
     )  # fmt: skip
 
 
-BLOCK = ranged("block", "choices of a block", "1 2 16 17 64 65", "block_size")
+BLOCK = ranged("block", "choices of a block", "1 2 16 64", "block_size")
 RUNS = ("none", "one", "part", "block", "blocks", "past")
 
 
@@ -166,7 +166,7 @@ def _align() -> Space:
     )  # fmt: skip
 
 
-WIDTH = ranged("width", "elements of a row", "1 128 129 256 257", "width")
+WIDTH = ranged("width", "elements of a row", "1 128 129", "width")
 AMAX = ("zero", "plain", "large")
 
 
@@ -234,7 +234,7 @@ def _quantize_fp8() -> Space:
 
 
 RUN = ranged("run", "rows of its expert", "1 2 16 128 129", "expert_rows")
-GROUPS = ranged("experts", "experts", "1 2 5 17")
+GROUPS = ranged("experts", "experts", "1 2 17")
 BLOCKS_OF_ROW = ("one", "few", "many")
 
 

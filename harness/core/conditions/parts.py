@@ -39,7 +39,7 @@ def ranged(name: str, summary: str, starts: str, param: str = "") -> Dimension:
 
 def heads() -> Dimension:
     """The classes of numbers of heads."""
-    return ranged("heads", "heads of the query", "1 2 16 17 64 128", "num_heads")
+    return ranged("heads", "heads of the query", "1 2 17 128", "num_heads")
 
 
 def choice(name: str, summary: str, param: str, **values: Any) -> Dimension:

@@ -33,7 +33,7 @@ from harness.core.conditions.parts import (
 from harness.core.op_params import RecordFormat
 from harness.core.ops import PAGE_SIZE
 
-TOKENS = ranged("tokens", "tokens of the call", "1 2 16 17 64 128", "num_tokens")
+TOKENS = ranged("tokens", "tokens of the call", "1 2 17 65", "num_tokens")
 PADDING = Dimension("padding", ("none", "end", "between"), "where tokens without a slot stand",
                     {"end": ({"padded_at": "end"},),
                      "between": ({"padded_at": "between"},)})  # fmt: skip
@@ -41,8 +41,11 @@ BEFORE = ("next slot", "same page", "other page", "padded")
 BLOCKS = ("below 128", "128+")
 BLOCK = Dimension("block", BLOCKS, "its block number", {"below 128": ({"high_blocks": 0},),
                                                         "128+": ({"high_blocks": 128},)})  # fmt: skip
-SLOT_ORDERS = {"next slot": ({"slot_order": "rising"},), "same page": ({"slot_order": "falling"},),
-               "other page": ({"slot_order": "random"},)}  # fmt: skip
+SLOT_ORDERS = {
+    "next slot": ({"slot_order": "rising"},),
+    "same page": ({"slot_order": "falling"}, {"slot_order": "random"}),
+    "other page": ({"slot_order": "random"},),
+}
 
 
 def _tokens(slots: Sequence[int], largest: Sequence[float], call: dict[str, str]) -> list[Point]:
