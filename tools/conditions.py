@@ -23,6 +23,7 @@ from harness.kernels.ops import expert_inputs, inputs, record_inputs
 from harness.kernels.ops.record_formats import RECORDS
 from harness.scenario.batches import covering_calls, decode_call
 from harness.scenario.calls import drawn_call
+from harness.scenario.expand import seed_of
 from harness.scenario.load import load_scenarios, shipped_directory
 
 HEAD = """# yaml-language-server: $schema=scenario.v1.schema.json
@@ -60,18 +61,20 @@ matrix:
 """
 INPUTS = (inputs, expert_inputs, record_inputs)
 # What records hold is not read, and encoding it is slow.
-record_inputs._storage = lambda params, blocks, _: (
-    torch.empty(blocks, params.layers, PAGE_SIZE, RECORDS[params.kv].num_bytes, dtype=torch.uint8),
-    None,
-)
+STORAGE = record_inputs._storage
 
 
-def show(op: str, given: dict[str, Any]) -> tuple[tuple[str, ...], float]:
+def _quick_storage(params: Any, blocks: int, _: Any) -> tuple[torch.Tensor, None]:
+    shape = (blocks, params.layers, PAGE_SIZE, RECORDS[params.kv].num_bytes)
+    return torch.empty(shape, dtype=torch.uint8), None
+
+
+def show(op: str, given: dict[str, Any], seed: int = 0) -> tuple[tuple[str, ...], float]:
     """The points of a call with these parameters, and about the milliseconds that its case takes."""
     torch.set_num_threads(1)
     params = KERNEL_PARAMS[op].model_validate(given)
     make = next(getattr(module, op) for module in INPUTS if hasattr(module, op))
-    made = make(params, 0)
+    made = make(params, seed)
     row, spec = OPS.get(op), KERNELS.get(f"{op}/{params.kernel}")
     keywords = {name: getattr(made, name) for name in row.keywords if hasattr(made, name)}
     if op == "mla_decode":
@@ -102,32 +105,48 @@ def decode_cost(given: dict[str, Any]) -> float:
 
 NAMES = {
     "mla_decode": ("decode-conditions", "decode", 0.93),
-    "mla_decode_sparse": ("sparse-conditions", "sparse", 0.905),
-    "context_attention": ("context-conditions", "prefill", 0.905),
-    "merge_attn_states": ("merge-conditions", "prefill", 0.905),
-    "write_kv": ("write-kv-conditions", "write", 0.905),
-    "write_records": ("record-writer-conditions", "write", 0.905),
-    "read_records": ("record-reader-conditions", "records", 0.905),
-    "route_experts": ("router-conditions", "router", 0.905),
-    "align_experts": ("alignment-conditions", "router", 0.905),
-    "quantize_fp8": ("quantize-conditions", "scales", 0.905),
-    "quantize_blocks": ("block-conditions", "scales", 0.905),
+    "mla_decode_sparse": ("sparse-conditions", "sparse", 0.901),
+    "context_attention": ("context-conditions", "prefill", 0.901),
+    "merge_attn_states": ("merge-conditions", "prefill", 0.901),
+    "write_kv": ("write-kv-conditions", "write", 0.901),
+    "write_records": ("record-writer-conditions", "write", 0.901),
+    "read_records": ("record-reader-conditions", "records", 0.901),
+    "route_experts": ("router-conditions", "router", 0.901),
+    "align_experts": ("alignment-conditions", "router", 0.901),
+    "quantize_fp8": ("quantize-conditions", "scales", 0.901),
+    "quantize_blocks": ("block-conditions", "scales", 0.901),
 }
 """Op -> the name of its scenario, a tag, and the share of the triples that its calls show."""
 
 
-def document(op: str) -> str:
-    """The scenario of an op as YAML."""
-    name, tag, share = NAMES[op]
+def found_calls(op: str, most: int = 400) -> tuple[list[dict[str, Any]], Shown]:
+    """The calls of an op, and what they show with the seeds that their cases will have."""
+    name, _, share = NAMES[op]
     draw = decode_call if op == "mla_decode" else functools.partial(drawn_call, op)
     costs: list[float] = []
+    kept: list[dict[str, Any]] = []
 
     def points(given: dict[str, Any]) -> tuple[str, ...]:
-        found, cost = show(op, given)
+        record_inputs._storage = _quick_storage
+        found, cost = show(op, given, len(costs))
         costs.append(cost)
         return found
 
-    calls, shown = covering_calls(SPACES[op], draw, points, lambda given: costs[-1], triples=share, seed=op)
+    def as_case(given: dict[str, Any]) -> tuple[str, ...]:
+        kept.append(given)
+        record_inputs._storage = STORAGE
+        return show(op, given, seed_of(f"{name}[call=c{len(kept) - 1:02}]"))[0]
+
+    space = SPACES[op]
+    return covering_calls(
+        space, draw, points, lambda given: costs[-1], triples=share, seed=op, most=most, serve=as_case
+    )
+
+
+def document(op: str) -> str:
+    """The scenario of an op as YAML."""
+    name, tag, _ = NAMES[op]
+    calls, shown = found_calls(op)
     report(shown)
     (pairs, all_pairs), (triples, all_triples) = shown.counts(2), shown.counts(3)
     counted = {"pairs": pairs, "all_pairs": all_pairs, "triples": triples, "all_triples": all_triples}

@@ -98,7 +98,11 @@ def test_planted_values_have_the_scores_that_they_promise_and_a_page_has_one_own
     assert torch.equal(keys[0][:64], keys[1][:64]) and bool(keys[0][:64].any())
 
 
-@pytest.mark.parametrize("op", SCENARIOS)
+@pytest.mark.parametrize(
+    "op",
+    [pytest.param(op, marks=() if op in ("mla_decode", "engine", "merge_attn_states") else pytest.mark.nightly)
+     for op in SCENARIOS],
+)  # fmt: skip
 def test_the_shipped_calls_show_every_pair_and_nine_triples_of_ten(op: str) -> None:
     shown = Shown(SPACES[op])
     for case in expand(SCENARIOS[op]):

@@ -114,9 +114,9 @@ def foreign(rows: Rows, before: Rows, neighbour: Rows) -> Rows:
 
 
 def swapped(rows: Rows, before: Rows, neighbour: Rows) -> Rows:
-    """The first and the last element of the last row are exchanged, in the last part that has two."""
+    """The first and the last element of the last row are exchanged, in the first part that has two."""
     found = [row.clone() for row in rows]
-    for row in reversed(found):
+    for row in found:
         last = row[-1] if row.ndim > 1 and row.shape[-1] > 1 else row
         if last.shape[-1] > 1:
             ends = last[..., [0, -1]].clone() if last.element_size() > 1 else last.view(torch.uint8)[..., [0, -1]]

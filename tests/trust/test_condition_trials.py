@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import op_condition_errors as op_errors
 import pytest
 import torch
 from condition_errors import ERRORS, with_error
@@ -15,8 +16,10 @@ from mutant_trials import run
 from harness.core.cases import Job
 from harness.core.conditions.table import SPACES
 from harness.core.kernels import KernelSpec
-from harness.core.op_params import MlaDecodeParams
+from harness.core.op_params import ContextAttentionParams, MlaDecodeParams
+from harness.core.ops import OPS
 from harness.kernels.ops import inputs
+from harness.kernels.torch.context import context_attention
 from harness.kernels.torch.decode import mla_decode
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
@@ -44,6 +47,24 @@ def test_each_error_changes_its_requests_and_no_other(kind: str) -> None:
     found = with_error(mla_decode, arguments | {"scale": made.scale}, [1], ERRORS["mla_decode"][kind], False, {})[0]
     assert torch.equal(found[[0, 2]], right[[0, 2]])
     assert not torch.allclose(found[1], right[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", op_errors.ERRORS["context_attention"])
+def test_each_error_of_another_op_changes_its_requests_and_no_other(kind: str) -> None:
+    given = {"query_lens": [3, 2, 4], "context_lens": [5, 9, 70], "num_heads": 2, "qk_head_dim": 24, "v_head_dim": 16}
+    made = inputs.context_attention(ContextAttentionParams.model_validate(given), 3)
+    names = (*OPS.get("context_attention").positional, "scale")
+    arguments = {name: getattr(made, name) for name in names}
+    right = context_attention(**arguments)[0]
+    error = op_errors.ERRORS["context_attention"][kind]
+    found = op_errors.with_error("context_attention", context_attention, arguments, [1], error, False)[0]
+    assert torch.equal(found[:3], right[:3]) and torch.equal(found[5:], right[5:])
+    assert not torch.allclose(found[3:5], right[3:5], rtol=1e-3)
+
+
+@pytest.mark.parametrize("op", op_errors.ERRORS)
+def test_each_op_has_errors_and_an_array_of_calls(op: str) -> None:
+    assert len(op_errors.ERRORS[op]) >= 3 and op in SPACES
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,10 @@ _WRITE_RECORDS = Space(
     read=read_write_records,
     optional=_OPTIONAL - {"offset"},
     dimensions=(*_token_dimensions(_RECORD_VALUES), *_RECORDS),
-    rules=_row_rules(_RECORD_VALUES),
+    rules=(
+        *_row_rules(_RECORD_VALUES),
+        Never({"kv": ("fp8_e4m3",), "values": ("tiny",)}, "a scale of the whole cache leaves nothing of tiny rows"),
+    ),
 )
 
 REQUEST_ENDS = ("empty", "first", "inner", "last", "whole")

@@ -64,7 +64,9 @@ def write_records(params: WriteRecordsParams, seed: int) -> WriteRecordsInputs:
     slots = row_conditions.ordered_slots(params.num_tokens, num_pages, params.slot_order, generator)
     slots += first_page * PAGE_SIZE
     x = _rows(params, params.num_tokens + params.num_padded, generator)
-    row_conditions.resize_rows(x, params.values, TINY)
+    # A scale of the whole cache leaves nothing of tiny rows.
+    has_scales = bool(RECORDS[params.kv].group) or not RECORDS[params.kv].quantized
+    row_conditions.resize_rows(x, params.values, TINY if has_scales else 1.0)
     is_padded = row_conditions.padded_rows(len(x), params.num_padded, params.padded_at)
     cache = storage[:, -1]
     return WriteRecordsInputs(
