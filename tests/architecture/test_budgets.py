@@ -25,7 +25,7 @@ BUDGETS = {
     "harness/run": 3005,
     "harness/scenario": 2820,
     "harness/store": 1285,
-    "tools": 800,
+    "tools": 830,
 }
 """Room -> its most lines: what it had on the day of this table, and 2 %. `harness` are the files beside the rooms."""
 
