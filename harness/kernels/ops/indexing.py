@@ -51,7 +51,7 @@ class MapInputs(Inputs):
 
 @dataclass(slots=True)
 class Pages:
-    """Pages scattered over a pool: the table [B, M] with its padding, the pages of nobody, the padded entries."""
+    """Pages scattered over a pool: the table [B, M] with its padding, the pages of no request, the padded entries."""
 
     table: Tensor
     free: Tensor

@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 
-from harness.memory.poison.cuda_kernels import fill_chunks
-from harness.memory.poison.cuda_sweep import FILL_WORD
-
 CHUNK_BYTES = 1 << 17
 Range = tuple[int, int]
 """Address and size in bytes."""
@@ -71,18 +68,21 @@ class SegmentFill:
         free = blocks_of(self._pool, segments, active=False)
         return [chunked(without(free, owned)) for owned in self._owned[:-1]]
 
-    def replay(self, steps: list[Callable[[], Any]], word: int = FILL_WORD) -> int:
+    def replay(self, steps: list[Callable[[], Any]]) -> int:
         """Run the steps with a fill between each two. Returns the number of fills.
 
         The pool is read at the first replay: all sizes are captured then, and a tensor that is freed later stays as it
         is.
         """
+        from harness.memory.poison.cuda_kernels import fill_chunks
+        from harness.memory.poison.cuda_sweep import FILL_WORD
+
         if self._tables is None:
             self._tables = [torch.tensor(rows, dtype=torch.int64).cuda() for rows in self.to_fill()]
         num_fills = 0
         for number, step in enumerate(steps):
             step()
             if number < len(self._tables) and len(self._tables[number]):
-                fill_chunks(self._tables[number], len(self._tables[number]), word)
+                fill_chunks(self._tables[number], len(self._tables[number]), FILL_WORD)
                 num_fills += 1
         return num_fills
