@@ -64,7 +64,9 @@ ARCHITECTURES = {
     "deepseek_v2": Architecture(_COMMON | _MLA | _MOE | {"q_lora_rank": None, "topk_method": "greedy"}),
     "deepseek_v32": Architecture(_COMMON | _MLA | _MOE | _INDEX, _ROUTING),
     "glm_moe_dsa": Architecture(
-        _COMMON | _MLA | _MOE | _INDEX | {"index_n_heads": 32, "mlp_layer_types": ["dense", "sparse"]}, _ROUTING
+        _COMMON | _MLA | _MOE | _INDEX | {"index_n_heads": 32, "mlp_layer_types": ["dense", "sparse"]},
+        # transformers always rotates pairs in the indexer of GLM; vLLM reads it here, and takes halves without it.
+        _ROUTING | {"indexer_rope_interleave": True},
     ),
     "deepseek_v4": Architecture(
         _COMMON
