@@ -66,6 +66,7 @@ class _Runner:
         self.params, self.probe, self.vocab, self.random = params, probe, vocab, Random(0)
         self.sizes = reachable_sizes(params.capture_sizes, params.max_num_seqs) if params.graph == "full" else []
         self.num_forwards = self.num_replays = 0
+        self.draft_logits = None
         for size in self.sizes:
             probe.on_capture(SimpleNamespace(num_decodes=size), None)  # type: ignore[arg-type]
 

@@ -22,9 +22,9 @@ TRITON = [spec for spec in KERNELS if spec.short_name == "triton"]
 HERE = Path(__file__).parent
 
 
-def test_five_ops_have_a_triton_kernel() -> None:
+def test_six_ops_have_a_triton_kernel() -> None:
     assert sorted(spec.op for spec in TRITON) == [
-        "merge_attn_states", "mla_decode", "mla_decode_plan", "quantize_fp8", "write_kv",
+        "map_indices", "merge_attn_states", "mla_decode", "mla_decode_plan", "quantize_fp8", "write_kv",
     ]  # fmt: skip
 
 

@@ -143,6 +143,7 @@ def test_sequences_are_drawn_from_their_id_alone_and_reach_every_part_of_their_w
 
 
 def test_sequences_of_states_share_them_and_change_like_other_sequences() -> None:
-    every = [case.params_as(EngineParams) for seed in range(20) for case in expand(STATES, seed=seed)]
+    ids = [f"{STATES.name}[seed={seed},draw={draw}]" for seed in range(20) for draw in range(3)]
+    every = [drawn_case(STATES, one).params_as(EngineParams) for one in ids]
     assert all("kda" in params.layers for params in every) and sum(params.prefix_caching for params in every) > 30
     assert {change for params in every for change, _ in params.changes} >= {"reload", "sleep"}

@@ -167,7 +167,7 @@ def test_the_cause_is_that_of_the_worker_which_failed_first(log: str, words: str
 
 def worker(rank: int, **changes: Any) -> dict[str, Any]:
     """What a worker says of itself whose free memory was swept, and nothing else filled."""
-    counts = {"steps": 9, "sweeps": 9, "blocks": 0, "workspaces": 0, "context_rows": 0}
+    counts = {"steps": 9, "sweeps": 9, "blocks": 0, "workspaces": 0, "context_rows": 0, "segments": 0}
     return {"rank": rank, "process": 100 + rank, "fault": "", "routing": False, **counts, **changes}
 
 
