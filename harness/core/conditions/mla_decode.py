@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from itertools import pairwise
 from typing import Any
 
 from harness.core.conditions.model import Dimension, Never, Point, Space
+from harness.core.conditions.parts import TYPES, order_of, scores_of
 from harness.core.ops import PAGE_SIZE
 
 TILE = 16
 """Slots of the smallest tile in which kernels read a page."""
-LARGE_SCORE = 1e4
 FAR = 2**31
 """The first offset in elements that does not fit a signed number of 32 bits."""
 RANGES: dict[str, dict[str, range]] = {
@@ -35,7 +33,6 @@ RANGES: dict[str, dict[str, range]] = {
     "block": {"below 128": range(128), "below 32768": range(128, 32768), "32768+": range(32768, 2**31)},
 }  # fmt: skip
 """Dimension -> class -> the numbers that it holds."""
-TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float8_e4m3fn": "fp8_e4m3"}
 
 
 def class_of(dimension: str, number: int) -> str:
@@ -50,29 +47,6 @@ def end_of(length: int) -> str:
     slots = length % PAGE_SIZE
     named = {0: "whole", 1: "first", PAGE_SIZE - 1: "last"}
     return named.get(slots) or ("inner" if slots % TILE else "tile")
-
-
-def order_of(pages: list[int]) -> str | None:
-    """In which order the pages of a request lie in the cache; None for fewer than two."""
-    if len(pages) < 2:
-        return None
-    if len(set(pages)) < len(pages):
-        return "repeated"
-    steps = {after > before for before, after in pairwise(pages)}
-    return "mixed" if len(steps) == 2 else "rising" if True in steps else "falling"
-
-
-def values_of(scores: list[float]) -> str:
-    """The kind of scores that a query has with its keys."""
-    top = max(scores)
-    if max(top, -min(scores)) >= LARGE_SCORE:
-        return "large"
-    if not any(scores):
-        return "zero"
-    if scores.count(top) > 1:
-        return "ties"
-    total = sum(math.exp(score - top) for score in scores)
-    return "one key" if len(scores) > 1 and total < 1.001 else "plain"
 
 
 def read(
@@ -125,7 +99,7 @@ def read(
                 "shared": "own" if not others else "all" if others == len(own) else "some",
                 "block": class_of("block", top),
                 "offset": "past 2^31" if (top + 1) * stride > FAR else "below",
-                "values": values_of([score * factor for score in found]),
+                "values": scores_of([score * factor for score in found]),
             }
         points.append(point)
     return points

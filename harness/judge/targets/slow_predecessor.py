@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,24 +18,13 @@ from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.judge.run_records import Guard, Observed
 from harness.judge.targets.kernel_call import KernelCall, by_rows
-from harness.kernels.call import BoundKernel, without_interception
+from harness.kernels.call import BoundKernel
 from harness.memory.graph.interface import whole_storage
 
 UNREAD = 0x5A
 """Each byte of an output before the launch."""
 Launch = Callable[[Sequence[tuple[Tensor, Tensor]]], tuple[Tensor, ...]]
 """Launches the call behind copies (source, target) of contiguous tensors. Returns the outputs."""
-
-
-def _bound(spec: KernelSpec, call: KernelCall) -> Callable[[], Any]:
-    """The call without poison of its allocations: a fill would be the predecessor of the kernel."""
-    kernel, keywords = BoundKernel(spec, None), call.keywords(is_captured=False)
-
-    def launch() -> Any:
-        with without_interception():
-            return kernel(*call.args, **keywords)
-
-    return launch
 
 
 def late_inputs(spec: KernelSpec, call: KernelCall, launch: Launch) -> Iterator[Observed]:
@@ -93,7 +82,8 @@ def behind_slow_predecessor(spec: KernelSpec, call: KernelCall) -> Launch:
     """
     from harness.memory.graph.early_launch import EarlyLaunch
 
-    function = _bound(spec, call)
+    # Without poison: a fill of an allocation would be the predecessor of the kernel.
+    function = partial(BoundKernel(spec, None), *call.args, **call.keywords(is_captured=False))
     function()
     try:
         early = EarlyLaunch(function, call.args[0].device)
