@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import io
 import random
 import threading
 import time
@@ -130,24 +131,36 @@ def attempt(trial: Trial, jobs: list[Job], clean: dict[str, tuple[CaseResult, Ou
     return result
 
 
+def look(jobs: list[Job]) -> bytes:
+    """The result of each job without an error, its outputs and its seconds, by its key: pickled by torch."""
+    clean = {}
+    for job in jobs:
+        started = time.perf_counter()
+        clean[job.key] = (*run(job), time.perf_counter() - started)
+    buffer = io.BytesIO()
+    torch.save(clean, buffer)
+    return buffer.getvalue()
+
+
 def main(parent: Parent) -> None:
     """Run the cases once, then try the errors. The cases that cannot judge, and each trial, are a progress."""
     torch.set_num_threads(1)
     request = parent.request(Trials)
     assert request is not None
     load_plugins(())
+    able = [job for job in request.jobs if _op(job) in (*ERRORS, *op_errors.ERRORS, ENGINE)]
+    parts = [able[number :: request.workers] for number in range(request.workers)]
     clean: dict[str, tuple[CaseResult, Outputs, float]] = {}
-    for job in request.jobs:
-        if _op(job) in (*ERRORS, *op_errors.ERRORS, ENGINE):
-            started = time.perf_counter()
-            clean[job.key] = (*run(job), time.perf_counter() - started)
+    for _, part in in_forks(parts, look, request.workers):
+        if part:
+            clean |= torch.load(io.BytesIO(part), weights_only=False)
     unused = [
         SurveyedCase(id=found.id, why_not=f"{found.verdict.value}: {found.reason}")
         for found, _, _ in clean.values()
         if found.verdict is not Verdict.PASS
     ]
     parent.reply(Reply(progress={"unused": [case.model_dump(mode="json") for case in unused]}))
-    usable = [job for job in request.jobs if job.key in clean and clean[job.key][0].verdict is Verdict.PASS]
+    usable = [job for job in able if job.key in clean and clean[job.key][0].verdict is Verdict.PASS]
     ops = sorted({_op(job) for job in usable})
     trials = [trial for trial in drawn(request.count, request.seed, ops) if trial.name not in request.done]
     for op in ops:

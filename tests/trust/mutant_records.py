@@ -148,9 +148,11 @@ def tables(results: Sequence[MutantResult]) -> list[Table]:
     ]
     # Errors under conditions have no line.
     titles = ("file", "operator") if results and results[0].line else ("conditions", "error")
+    strengths = [one.model_copy(update={"file": one.file.rpartition(", ")[2]}) for one in results if not one.line]
     shown: list[Table] = [
         ((titles[0], *HEAD), _rows(results, "file")),
         ((titles[1], *HEAD), _rows(results, "operator")),
+        (("strength", *HEAD), _rows(strengths, "file") if strengths else []),
         (ORACLE_HEAD, killers),
         (LEFT_HEAD, left),
         (PROOF_HEAD, proofs),

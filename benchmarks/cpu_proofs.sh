@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Long proofs on many cores, without a GPU and without a virtual environment.
+#   OUT=DIR PYTHONPATH=DIR_OF_PYDANTIC bash benchmarks/cpu_proofs.sh [conditions|conditions-before]…
+# A part is one function. Each command has its time limit, writes to $OUT, and does not stop the next.
+#   N=400 SEEDS="1 2" errors under conditions; SECONDS_EACH=300 seconds of one command; WORKERS=cores processes.
+set -u
+cd "$(dirname "$0")/.."
+OUT=${OUT:-reports/cpu-proofs} WORKERS=${WORKERS:-$(nproc)} SECONDS_EACH=${SECONDS_EACH:-300}
+PYTHON=${PYTHON:-python3} RUNS=${RUNS:-/tmp/cpu-proofs}
+N=${N:-400} SEEDS=${SEEDS:-"271828 314159"}
+export OMP_NUM_THREADS=1 COLUMNS=170 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+mkdir -p "$OUT" "$RUNS"
+command_line() { timeout -k 10 "$SECONDS_EACH" "$PYTHON" -m harness.cli.main "$@"; }
+
+timed() { # NAME LINES COMMAND…: the exit code, the seconds and the last lines; all of it goes to $OUT/NAME.log
+  local name=$1 lines=$2 started=$SECONDS code; shift 2
+  "$@" > "$OUT/$name.log" 2>&1; code=$?
+  echo "== $name: exit $code, $((SECONDS - started)) s, $WORKERS workers" | tee -a "$OUT/summary.txt"
+  tail -n "$lines" "$OUT/$name.log" | cut -c1-200
+}
+
+# What the default run catches of errors under pairs and triples of conditions, with seeds that no array has seen.
+conditions() {
+  for seed in $SEEDS; do
+    timed "conditions-$seed" 90 command_line selftest --conditions "$N" --seed "$seed" -n "$WORKERS" --out "$RUNS/now-$seed"
+    cp "$RUNS/now-$seed"/*/mutants.jsonl "$OUT/conditions-$seed.jsonl" 2>/dev/null
+  done
+}
+
+# The same errors, on the scenarios from before there were conditions. fuzz drew 200 cases of version 2 then.
+conditions_before() {
+  local newer='context-ranks|drafter-module|idle-steps|index-.*|map-indices|select-topk|partly-right-drafts|vllm-breakable-.*'
+  local before=() seed
+  for file in scenarios/*.yaml; do
+    name=$(basename "$file" .yaml)
+    [[ $name =~ ^(.*conditions.*|kernel-matrix.*|fuzz|$newer)$ ]] || before+=("$name")
+  done
+  for number in $(seq 0 199); do before+=("fuzz[seed=0,draw=$number,v=2]"); done
+  for seed in $SEEDS; do
+    timed "conditions-before-$seed" 60 command_line selftest "${before[@]}" --conditions "$N" --seed "$seed" \
+      -n "$WORKERS" --out "$RUNS/before-$seed"
+    cp "$RUNS/before-$seed"/*/mutants.jsonl "$OUT/conditions-before-$seed.jsonl" 2>/dev/null
+  done
+}
+
+for part in "${@:-conditions}"; do
+  "${part//-/_}"
+done
+exit 0
