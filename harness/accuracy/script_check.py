@@ -191,7 +191,7 @@ class _Runner:
         if step.do == "reload":
             path = self.check.weights
             if path and step.weights == "own":
-                # Without a path vLLM loads what it loaded last.
+                # Without a path the engine loads what it loaded last.
                 path = self.server.checkpoint()
             body = {"method": "reload_weights", "kwargs": {"weights_path": path} if path else {}}
             self.server.change("/collective_rpc", json=body)

@@ -23,9 +23,9 @@ BUDGETS = {
     "harness/pytest": 1245,
     "harness/report": 3015,
     "harness/run": 3005,
-    "harness/scenario": 2820,
+    "harness/scenario": 2710,
     "harness/store": 1285,
-    "tools": 830,
+    "tools": 255,
 }
 """Room -> its most lines: what it had on the day of this table, and 2 %. `harness` are the files beside the rooms."""
 

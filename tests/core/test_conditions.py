@@ -89,7 +89,7 @@ def test_every_class_goes_with_one_class_of_each_other_dimension_at_least(op: st
 
 
 def test_a_cover_reaches_every_pair_and_stops_where_no_draw_can() -> None:
-    from harness.scenario.batches import covering_calls
+    from covering_calls import covering_calls
 
     points = [dict(zip(("pages", "kv"), labels, strict=True)) for labels in product(("0", "1", "2"), ("bf16", "fp8"))]
     points += [{"pages": "2", "order": "up", "kv": kv} for kv in ("bf16", "fp8")]

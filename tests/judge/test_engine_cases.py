@@ -1,9 +1,7 @@
-"""The cases of `engine-conditions`: few of them show much, and the tool that draws them knows the engine's schedule."""
+"""The cases of `engine-conditions`: few of them show much, and the program that draws them knows the engine's schedule."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,12 +14,9 @@ from harness.judge.run_case import run_case
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 
-TOOLS = Path(__file__).parents[2] / "tools"
 
-
-def test_a_schedule_without_a_model_shows_what_the_engine_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(TOOLS), *sys.path])
-    from engine_conditions import engine_case, serve_really, show
+def test_a_schedule_without_a_model_shows_what_the_engine_shows() -> None:
+    from write_engine_conditions import engine_case, serve_really, show
 
     random, wanted = Random(3), [{"drafts": "none"}, {"drafts": "none", "graph": "exact"}, {"layer": "state"}]
     for first in wanted:

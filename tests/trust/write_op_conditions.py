@@ -1,6 +1,6 @@
-"""Write the scenarios that show all pairs of conditions: python tools/conditions.py OP > scenarios/NAME.yaml
+"""Write the scenarios that show all pairs of conditions: python tests/trust/write_op_conditions.py OP > scenarios/NAME.yaml
 
-The batches come from :mod:`harness.scenario.batches`. What a call shows is read from its arguments, before any kernel.
+The calls come from :mod:`harness.scenario.calls`. What a call shows is read from its arguments, before any kernel.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import yaml
+from covering_calls import covering_calls
 
 from harness.core.catalog import KERNELS
 from harness.core.conditions.model import Shown, Space
@@ -21,13 +22,13 @@ from harness.core.op_params import KERNEL_PARAMS, MlaDecodeParams
 from harness.core.ops import OPS, PAGE_SIZE
 from harness.kernels.ops import expert_inputs, inputs, record_inputs
 from harness.kernels.ops.record_formats import RECORDS
-from harness.scenario.batches import covering_calls, decode_call
+from harness.scenario.batches import decode_call
 from harness.scenario.calls import drawn_call
 from harness.scenario.expand import seed_of
 from harness.scenario.load import load_scenarios, shipped_directory
 
 HEAD = """# yaml-language-server: $schema=scenario.v1.schema.json
-# Written by: python tools/conditions.py {op}
+# Written by: python tests/trust/write_op_conditions.py {op}
 name: {name}
 summary: "{op}: batches of unlike requests that show every pair of its conditions"
 tags: [conditions, {tag}]
@@ -46,7 +47,7 @@ matrix:
 
 
 REAL = """# yaml-language-server: $schema=scenario.v1.schema.json
-# Written by: python tools/conditions.py --real {op}
+# Written by: python tests/trust/write_op_conditions.py --real {op}
 name: {name}
 summary: "{op} on a GPU: every installed kernel, every pair of conditions, at real sizes"
 tags: [matrix-conditions, {tag}]
@@ -238,5 +239,5 @@ def real_document(op: str) -> str:
 if __name__ == "__main__":
     *real, op = sys.argv[1:] or [""]
     if op not in NAMES or real not in ([], ["--real"]):
-        sys.exit(f"usage: python tools/conditions.py [--real] {'|'.join(NAMES)}")
+        sys.exit(f"usage: python tests/trust/write_op_conditions.py [--real] {'|'.join(NAMES)}")
     print(real_document(op) if real else document(op), end="")

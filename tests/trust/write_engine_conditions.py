@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import yaml
+from covering_calls import covering_calls
 from torch import Tensor
 
 from harness.core.cases import Case
@@ -36,7 +37,6 @@ from harness.judge.probes.group import ProbeGroup
 from harness.judge.targets.engine import EngineTarget, length
 from harness.judge.targets.serving import serve
 from harness.memory.poison.patterns import Poison
-from harness.scenario.batches import covering_calls
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 
@@ -273,7 +273,7 @@ def engine_case(random: Random, wanted: Iterator[Wanted]) -> Given:
 
 
 HEAD = """# yaml-language-server: $schema=scenario.v1.schema.json
-# Drawn by: python tools/engine_conditions.py
+# Drawn by: python tests/trust/write_engine_conditions.py
 name: {name}
 summary: "the engine: steps of unlike requests that show {what} of its conditions"
 tags: [{tags}]
@@ -322,7 +322,7 @@ def others() -> list[str]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not sys.argv[1].isdigit():
-        sys.exit("usage: python tools/engine_conditions.py NUMBER_OF_CASES")
+        sys.exit("usage: python tests/trust/write_engine_conditions.py NUMBER_OF_CASES")
     kept, met = covering_calls(
         SPACE, engine_case, show, cost, triples=0.9, seed=SPACE.op, most=int(sys.argv[1]), known=others(),
         serve=serve_really,
