@@ -56,8 +56,16 @@ PLAINEST: dict[str, tuple[Any, ...]] = {
 The limits of a batch are choices too: a smaller limit is not simpler, as it cuts prompts into more pieces.
 """
 
-POWERS = ("hidden_size", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "v_head_dim",
-          "vocab_size", "width")  # fmt: skip
+POWERS = (
+    "hidden_size",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "qk_head_dim",
+    "v_head_dim",
+    "vocab_size",
+    "width",
+)
 """Sizes that must be powers of two in many kernels. They shrink to smaller powers."""
 LEAST_POWER = 8
 

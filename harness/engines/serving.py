@@ -37,9 +37,14 @@ class Serving:
         self.log_tail = ""
 
     def reply(
-        self, module: str, request: Record, settings: dict[str, str], log: Path, seconds: float,
+        self,
+        module: str,
+        request: Record,
+        settings: dict[str, str],
+        log: Path,
+        seconds: float,
         forks: ForkServer | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies."""
         name = f"{self.title}'s process"
         with Child(module, name=name, forks=forks, environ=settings, log=log) as child:

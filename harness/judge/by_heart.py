@@ -74,7 +74,12 @@ def counts_of_drafts(params: EngineParams, answers: Answers) -> list[Count]:
     """Each draft that a step verified is the token that the target chose."""
     layer = len(params.layers)
     return [
-        Count(f"draft of request {request} for position {position}", token, draft, f"step {step}, layer {layer}",
-              "acceptance")
+        Count(
+            f"draft of request {request} for position {position}",
+            token,
+            draft,
+            f"step {step}, layer {layer}",
+            "acceptance",
+        )
         for step, request, position, draft, token in answers.verified
-    ]  # fmt: skip
+    ]

@@ -99,9 +99,9 @@ class _Mapped:
         _call("cuMemMap", start, size(room), size(0), handle, zero)
         access = _Access(properties.location, _READ_AND_WRITE)
         _call("cuMemSetAccess", start, size(room), ctypes.byref(access), size(1))
-        self.__cuda_array_interface__ = {
-            "shape": (room,), "typestr": "|u1", "data": (self.address, False), "version": 3, "strides": None,
-        }  # fmt: skip
+        self.__cuda_array_interface__ = dict(
+            shape=(room,), typestr="|u1", data=(self.address, False), version=3, strides=None
+        )
         weakref.finalize(self, _free, base, handle, room, grain)
 
 

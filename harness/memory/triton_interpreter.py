@@ -95,9 +95,13 @@ def repair_interpreter() -> None:
 
 
 _TORCH_NAMES = {
-    "bf16": "bfloat16", "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2",
-    "fp16": "float16", "fp32": "float32", "fp64": "float64",
-}  # fmt: skip
+    "bf16": "bfloat16",
+    "fp8e4nv": "float8_e4m3fn",
+    "fp8e5": "float8_e5m2",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+}
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 

@@ -1,4 +1,4 @@
-"""The cases of `engine-conditions`: few of them show much, and the program that draws them knows the engine's schedule."""
+"""The cases of `engine-conditions`: few of them show much, and what draws them knows the schedule of the engine."""
 
 from __future__ import annotations
 

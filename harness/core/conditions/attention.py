@@ -36,9 +36,12 @@ BATCH = ranged("batch", "requests", "1 2 17")
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8}
 LATENT = Dimension("latent", ("other", "512+64"), "elements of a slot",
                    {"other": (SMALL,), "512+64": ({"kv_lora_rank": 512, "qk_rope_head_dim": 64},)})  # fmt: skip
-POOL = Dimension("pool", ("packed", "apart"), "whether pages lie one behind the other",
-                 {"packed": ({"layout": "contiguous"},),
-                  "apart": ({"layout": "block_major"}, {"layout": "padded_pages"})})  # fmt: skip
+POOL = Dimension(
+    "pool",
+    ("packed", "apart"),
+    "whether pages lie one behind the other",
+    {"packed": ({"layout": "contiguous"},), "apart": ({"layout": "block_major"}, {"layout": "padded_pages"})},
+)
 
 TOKENS = ranged("tokens", "tokens of the call", "1 2 17")
 CHOSEN = ranged("chosen", "slots of the token", "0 1 2 64 65", "num_chosen")
@@ -89,15 +92,16 @@ def _sparse() -> Space:
     rules = [
         *batch_rules(TOKENS, has_around=True),
         *none_of("chosen", ("none",), "an empty row has no slots", list=("full", "inside"), **no_keys),
-        *none_of("chosen", ("1",), "it has one slot", order=SPARSE_ORDERS, values=("ties", "one key"),
-                 shared=("some",)),
+        *none_of(
+            "chosen", ("1",), "it has one slot", order=SPARSE_ORDERS, values=("ties", "one key"), shared=("some",)
+        ),
         *none_of("tokens", ("1",), "no other token has slots", shared=("some", "all")),
         *none_of("place", ("only",), "no other token has slots", shared=("some", "all")),
         *none_of("kv", ("fp8_ds_mla",), "scores of packed records are not read", values=SCORES),
         Never({"kv": ("fp8_ds_mla",), "latent": ("other",)}, "a record of fp8_ds_mla has one size"),
         Never({"chosen": ("none",), "tokens": ("1",)}, "a call has a live token"),
         Never({"chosen": ("none",), "place": ("only",)}, "a call has a live token"),
-    ]  # fmt: skip
+    ]
     for label, numbers in CHOSEN.numbers.items():
         for room, sizes in WIDTH.numbers.items():
             if numbers.start >= sizes.stop:

@@ -218,7 +218,7 @@ _CLASSES: dict[str, tuple[tuple[str, ...], str]] = {
     "ranks": (tuple(RANGES["ranks"]), "context-parallel ranks"),
     "output": (("new", "persistent"), "output of a decode"),
     "dummy": (("none", "before"), "a dummy step before this step"),
-}  # fmt: skip
+}
 _PROMPTS, _DECODES, _REPLAYS = (
     ("whole", "first", "inner", "last"),
     ("tail", "decode"),

@@ -34,13 +34,17 @@ from harness.core.op_params import RecordFormat
 from harness.core.ops import PAGE_SIZE
 
 TOKENS = ranged("tokens", "tokens of the call", "1 2 17 65", "num_tokens")
-PADDING = Dimension("padding", ("none", "end", "between"), "where tokens without a slot stand",
-                    {"end": ({"padded_at": "end"},),
-                     "between": ({"padded_at": "between"},)})  # fmt: skip
+PADDING = Dimension(
+    "padding",
+    ("none", "end", "between"),
+    "where tokens without a slot stand",
+    {"end": ({"padded_at": "end"},), "between": ({"padded_at": "between"},)},
+)
 BEFORE = ("next slot", "same page", "other page", "padded")
 BLOCKS = ("below 128", "128+")
-BLOCK = Dimension("block", BLOCKS, "its block number", {"below 128": ({"high_blocks": 0},),
-                                                        "128+": ({"high_blocks": 128},)})  # fmt: skip
+BLOCK = Dimension(
+    "block", BLOCKS, "its block number", {"below 128": ({"high_blocks": 0},), "128+": ({"high_blocks": 128},)}
+)
 SLOT_ORDERS = {
     "next slot": ({"slot_order": "rising"},),
     "same page": ({"slot_order": "falling"}, {"slot_order": "random"}),
@@ -86,9 +90,11 @@ def _row_rules(values: Sequence[str] = ROW_VALUES) -> tuple[Never, ...]:
         *none_of("place", ("only",), "a call has a live token", row=("padded",), padding=("end", "between")),
         Never({"padding": ("end",), "before": ("padded",)}, "padded tokens are the last"),
         Never({"padding": ("end",), "place": ("first",), "row": ("padded",)}, "padded tokens are the last"),
-        *(Never({"padding": ("end",), "place": ("last",), name: labels}, "padded tokens are the last")
-          for name, labels in {"row": ("live",), **live}.items()),
-    )  # fmt: skip
+        *(
+            Never({"padding": ("end",), "place": ("last",), name: labels}, "padded tokens are the last")
+            for name, labels in {"row": ("live",), **live}.items()
+        ),
+    )
 
 
 def _largest(*parts: Any) -> list[float]:

@@ -42,13 +42,19 @@ def _patch(fault: str, first: str, last: str, *edits: Edit) -> Patch:
 
 def _rebuilt(first: str, last: str, function: str, after: str) -> Patch:
     """A replay whose table is a new tensor, until the line `after`."""
-    return _patch("sglang.rebuilt-page-table", first, last, Edit(
-        _TRITON + function,
-        "else:\n    self._apply_cuda_graph_metadata(",
-        "else:\n"
-        "    bound, self.cuda_graph_kv_indices = self.cuda_graph_kv_indices, self.cuda_graph_kv_indices.clone()\n"
-        "    self._apply_cuda_graph_metadata(",
-    ), Edit(_TRITON + function, after, "self.cuda_graph_kv_indices = bound"))  # fmt: skip
+    return _patch(
+        "sglang.rebuilt-page-table",
+        first,
+        last,
+        Edit(
+            _TRITON + function,
+            "else:\n    self._apply_cuda_graph_metadata(",
+            "else:\n"
+            "    bound, self.cuda_graph_kv_indices = self.cuda_graph_kv_indices, self.cuda_graph_kv_indices.clone()\n"
+            "    self._apply_cuda_graph_metadata(",
+        ),
+        Edit(_TRITON + function, after, "self.cuda_graph_kv_indices = bound"),
+    )
 
 
 def _of_capture(is_capture: str) -> str:
@@ -59,15 +65,21 @@ def _of_capture(is_capture: str) -> str:
 def _duplicates(first: str, last: str, function: str, kept: str, *more: Edit) -> Patch:
     """A request that keeps the slots that were freed, as they were in the cache already."""
     length = f"{kept}cache_protected_len"
-    return _patch("sglang.freed-duplicates", first, last, Edit(
-        _RADIX + function,
-        "self.req_to_token_pool.write(\n"
-        f"    ({kept}req_pool_idx, slice({length}, len(new_indices))),\n"
-        f"    new_indices[{length} :],\n"
-        ")",
-        f"new_indices = torch.cat([new_indices[: {length}],\n"
-        f"    kv_indices[{length} : len(new_indices)].to(new_indices.dtype)])",
-    ), *more)  # fmt: skip
+    return _patch(
+        "sglang.freed-duplicates",
+        first,
+        last,
+        Edit(
+            _RADIX + function,
+            "self.req_to_token_pool.write(\n"
+            f"    ({kept}req_pool_idx, slice({length}, len(new_indices))),\n"
+            f"    new_indices[{length} :],\n"
+            ")",
+            f"new_indices = torch.cat([new_indices[: {length}],\n"
+            f"    kv_indices[{length} : len(new_indices)].to(new_indices.dtype)])",
+        ),
+        *more,
+    )
 
 
 # Each range ends after the newest release with code that was read. Later releases are refused.

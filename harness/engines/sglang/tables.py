@@ -37,12 +37,8 @@ SYSTEMS = (
     ),
 )
 
-MODELS = (
-    ModelSpec(
-        "sglang", "PATH", "SGLang in processes", open="harness.engines.sglang.backend:open_model",
-        options=("kv", "graph"),
-    ),
-)  # fmt: skip
+_OPEN = "harness.engines.sglang.backend:open_model"
+MODELS = (ModelSpec("sglang", "PATH", "SGLang in processes", open=_OPEN, options=("kv", "graph")),)
 
 FAULTS = (
     FaultSpec("sglang.stale-pad-slots", "sgl-project/sglang#24743",

@@ -278,10 +278,18 @@ def flashinfer_mla_decode(
     decode = importlib.import_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache_mla
     workspace = torch.zeros(128 << 20, dtype=torch.uint8, device=q.device)
     out = decode(
-        query=q, kv_cache=kv_cache.unsqueeze(1), workspace_buffer=workspace, qk_nope_head_dim=128, kv_lora_rank=RANK,
-        qk_rope_head_dim=q.shape[-1] - RANK, block_tables=block_table, seq_lens=seq_lens,
-        max_seq_len=block_table.shape[1] * kv_cache.shape[1], bmm1_scale=scale, bmm2_scale=1.0,
-    )  # fmt: skip
+        query=q,
+        kv_cache=kv_cache.unsqueeze(1),
+        workspace_buffer=workspace,
+        qk_nope_head_dim=128,
+        kv_lora_rank=RANK,
+        qk_rope_head_dim=q.shape[-1] - RANK,
+        block_tables=block_table,
+        seq_lens=seq_lens,
+        max_seq_len=block_table.shape[1] * kv_cache.shape[1],
+        bmm1_scale=scale,
+        bmm2_scale=1.0,
+    )
     return out, torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
 
 

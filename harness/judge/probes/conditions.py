@@ -50,13 +50,17 @@ class StepConditions(Probe):
         layers = {kind: None if kind == STATE else names[memory.latents(n).dtype] for kind, n in kinds.items()}
         limits, params = {"window": config.sliding_window, "sparse": config.index_topk}, self._params
         self._engine: dict[str, Any] = {
-            "layers": layers, "limits": {kind: limit for kind, limit in limits.items() if kind in kinds},
+            "layers": layers,
+            "limits": {kind: limit for kind, limit in limits.items() if kind in kinds},
             "experts": max((len(experts.ranks) for experts in model.routed_experts()), default=0),
             "padding": "key" if padding.num_keys else "skip" if padding.trash_block is None else "trash",
-            "num_drafts": params.speculative_tokens, "activations": SCALES[params.quantize],
-            "ranks": params.context_ranks, "context_chunk": params.context_chunk, "plan": params.capture,
+            "num_drafts": params.speculative_tokens,
+            "activations": SCALES[params.quantize],
+            "ranks": params.context_ranks,
+            "context_chunk": params.context_chunk,
+            "plan": params.capture,
             "persistent_output": params.zero_fill_output,
-        }  # fmt: skip
+        }
 
     def on_capture(self, inputs: Batch, graph: Graph) -> None:
         self._sizes.add(inputs.num_decodes)
@@ -75,9 +79,12 @@ class StepConditions(Probe):
         change = self._change(ordered)
         self._requests = {item.sequence: self._request(item) for item in ordered}
         self._step = Step(
-            list(self._requests.values()), change=change, after_dummy=self._after_dummy, sizes=sorted(self._sizes),
+            list(self._requests.values()),
+            change=change,
+            after_dummy=self._after_dummy,
+            sizes=sorted(self._sizes),
             **self._engine,
-        )  # fmt: skip
+        )
         self._rows = {item.sequence: row for row, item in enumerate(ordered)}
         self._after_dummy = False
         yield
@@ -112,11 +119,19 @@ class StepConditions(Probe):
         before = hit // PAGE_SIZE if is_new else self._pages[sequence]
         self._pages[sequence] = len(sequence.blocks)
         return Request(
-            computed, item.num_new_tokens, len(sequence.tokens), sequence.num_generated_tokens, hit,
-            len(sequence.drafts), len(sequence.blocks) - before, sequence.num_evicted_pages, sequence.preempted_at,
-            item.is_decode, None if is_new else self._rows.get(sequence),
+            computed,
+            item.num_new_tokens,
+            len(sequence.tokens),
+            sequence.num_generated_tokens,
+            hit,
+            len(sequence.drafts),
+            len(sequence.blocks) - before,
+            sequence.num_evicted_pages,
+            sequence.preempted_at,
+            item.is_decode,
+            None if is_new else self._rows.get(sequence),
             {kind: owner is not sequence for kind, owner in owners.items()},
-        )  # fmt: skip
+        )
 
     def _change(self, ordered: list[ScheduledSequence]) -> str:
         """What became of the requests of the step before, the rarest first."""

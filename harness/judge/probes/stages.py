@@ -272,9 +272,15 @@ class Stages(Probe):
         self._compare(f"the experts of layer {number}", behind - x, mixed[0], self._rounding)
 
     def _compare(
-        self, stage: str, got: Tensor, want: Tensor, allowed: float, sequence: Sequence | None = None, first: int = 0,
+        self,
+        stage: str,
+        got: Tensor,
+        want: Tensor,
+        allowed: float,
+        sequence: Sequence | None = None,
+        first: int = 0,
         kind: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Compare rows [n, K] in L2. A row of a request is named by its position, which counts from `first`."""
         live = sum(item.num_new_tokens for item in self._ordered) if sequence is None else len(want)
         got, want = got[:live].double(), want[:live]

@@ -234,9 +234,17 @@ def combine_splits(
 
 @triton.jit(do_not_specialize=["num_requests", "max_splits", "target"])
 def plan_splits(
-    seq_lens, work, num_splits, num_requests, max_splits, target,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPLITS: tl.constexpr, CANDIDATES: tl.constexpr,
-):  # fmt: skip
+    seq_lens,
+    work,
+    num_splits,
+    num_requests,
+    max_splits,
+    target,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):
     request = tl.arange(0, BLOCK)
     live = request < num_requests
     pages = (tl.maximum(tl.load(seq_lens + request, mask=live, other=0), 0) + PAGE - 1) // PAGE

@@ -54,15 +54,22 @@ def describe(table: Table, notes: StepNotes | None = None, rank: int = 0) -> Fir
     call = [other for other in scanned if other.call == slot.call and other.op == slot.op and other != slot]
     given = [other for other in call if other.kind != "output"]
     return FirstNan(
-        writer=slot.op, tensor=slot.tensor, layer=slot.layer, step=found.step, phase=found.phase, rank=rank,
+        writer=slot.op,
+        tensor=slot.tensor,
+        layer=slot.layer,
+        step=found.step,
+        phase=found.phase,
+        rank=rank,
         request=notes.request(found) if notes else "",
-        where=f"row {found.index[0]}, element {found.index[1]}", bits=found.bits, bad=slot.bad,
+        where=f"row {found.index[0]}, element {found.index[1]}",
+        bits=found.bits,
+        bad=slot.bad,
         is_input=slot.kind == "input",
         finite=tuple(other.tensor for other in given if other not in bad),
         not_finite=tuple(other.tensor for other in given if other in bad),
         before=_before(scanned, slot),
         after=tuple(_name(hit.slot) for hit in hits[1:] if hit.step == found.step)[:MAX_AFTER],
-    )  # fmt: skip
+    )
 
 
 def first_of_ranks(reports: Sequence[FirstNan]) -> FirstNan:
@@ -75,14 +82,14 @@ def first_of_ranks(reports: Sequence[FirstNan]) -> FirstNan:
     ranked = sorted(reports, key=lambda report: report.rank)
     hit = [report for report in ranked if report.writer]
     earliest = [report for report in hit if report.step == min(other.step or 0 for other in hit)]
-    found = max(earliest, key=lambda report: sum(_precedes(report, other) for other in earliest), default=ranked[0])
+
+    def num_later(report: FirstNan) -> int:
+        """How many other ranks have a first writer that was hit on this rank after its own."""
+        return sum(f"{other.writer} {other.tensor}" in report.after for other in earliest)
+
+    found = max(earliest, key=num_later, default=ranked[0])
     others = tuple(_of_rank(report) for report in ranked if report is not found)
     return found.model_copy(update={"num_ranks": len(ranked), "other_ranks": others})
-
-
-def _precedes(report: FirstNan, other: FirstNan) -> bool:
-    """Whether the first writer of another rank was hit on this rank after this rank's own."""
-    return f"{other.writer} {other.tensor}" in report.after
 
 
 def _of_rank(report: FirstNan) -> str:

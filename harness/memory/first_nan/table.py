@@ -44,21 +44,19 @@ def rows_of(tensor: Tensor, axis: int | None = 0) -> Tensor:
 
 def _watch_cpu(xs: list[Tensor], *rest: Any) -> None:
     """Scan the results of one op, each [rows, K], into its slot. Arguments as in the schema of the op."""
-    live, clock, latches, first, events, count, slots, limits = rest
+    *shared, slots, limits = rest
     for x, slot, limit in zip(xs, slots, limits, strict=True):
-        _watch_one(x, live, clock, latches, first, events, count, slot, limit)
+        _watch_one(x, shared, slot, limit)
 
 
-def _watch_one(
-    x: Tensor, live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
-    slot: int, limit: int,
-) -> None:  # fmt: skip
+def _watch_one(x: Tensor, shared: list[Tensor], slot: int, limit: int) -> None:
     """Note the first bad element of x [rows, K] in its first `live` [1] int32 rows (negative: in all rows).
 
     A bad value is not finite, or with a `limit` >= 0 an integer outside 0 .. limit - 1. `clock` [2] int32 is step and
     phase. `latches` [W, 7] int32, `first` [W] int64 (flat index << 32 | bits), `events` [C, 3] int32 and `count` [1]
     int32 belong to :class:`harness.memory.first_nan.table.Table`.
     """
+    live, clock, latches, first, events, count = shared
     num_live = int(live[0])
     latch = latches[slot]
     if num_live:
@@ -98,13 +96,10 @@ def _watch_cuda(*args: Any) -> None:
     scan(*args)
 
 
-def _watch_fake(*args: object) -> None:
-    """What tracing sees: nothing is computed."""
-
-
 _library.impl("watch", _watch_cpu, "CPU")
 _library.impl("watch", _watch_cuda, "CUDA")
-_library.impl("watch", _watch_fake, "Meta")
+# Tracing computes nothing.
+_library.impl("watch", lambda *_: None, "Meta")
 
 
 Kind = Literal["output", "input", "beside"]

@@ -126,11 +126,9 @@ def _scan_two(
         )  # fmt: skip
 
 
-def scan(
-    xs: list[Tensor], live: Tensor, clock: Tensor, latches: Tensor, first: Tensor, events: Tensor, count: Tensor,
-    slots: list[int], limits: list[int],
-) -> None:  # fmt: skip
+def scan(xs: list[Tensor], *rest: Any) -> None:
     """As :func:`harness.memory.first_nan.table._watch_cpu` with its shapes, bit for bit, without a host read."""
+    live, clock, latches, first, events, count, slots, limits = rest
     given = [_Given.of(x, slot, limit) for x, slot, limit in zip(xs, slots, limits, strict=True) if x.numel()]
     shared = (live, clock, latches, first, events, count, events.shape[0])
     constants = {"NEVER": NEVER, "FIELDS": LATCH_FIELDS, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
@@ -159,13 +157,14 @@ class _Given:
         num_rows, width = x.shape
         mask = 0 if limit >= 0 else exponent_mask(x.dtype)
         shift = 32 if mask and x.element_size() == 8 else 0
-        is_dense, is_wide = num_rows == 1 or x.stride(0) == width, x.numel() >= INT32_ELEMENTS or not _is_near(x)
-        constants = {"K": width, "MASK": mask, "SHIFT": shift, "DENSE": is_dense, "WIDE": is_wide}
+        span = (num_rows - 1) * x.stride(0) + width
+        constants = {
+            "K": width,
+            "MASK": mask,
+            "SHIFT": shift,
+            "DENSE": num_rows == 1 or x.stride(0) == width,
+            "WIDE": max(x.numel(), span) >= INT32_ELEMENTS,
+        }
         values = bits_view(x) if mask else x
         arguments = (values, slot, num_rows, x.stride(0), limit, DTYPES.index(x.dtype))
         return cls(arguments, constants, min(MAX_PROGRAMS, triton.cdiv(num_rows * width, BLOCK)))
-
-
-def _is_near(x: Tensor) -> bool:
-    """Whether every element lies within 32 bits of elements from the first."""
-    return (x.shape[0] - 1) * x.stride(0) + x.shape[1] < INT32_ELEMENTS

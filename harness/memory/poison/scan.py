@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -78,7 +78,8 @@ def census(tensor: Tensor) -> Scan[Count]:
     from harness.memory.poison.cuda_kernels import CANONICAL, INF, OTHER_NAN, classify
     from harness.memory.poison.cuda_kernels import UNTAGGED as ALL_ONES
 
-    counts, first = classify(bits_view(tensor).flatten(), **_layout(tensor.dtype))
+    masks = {"exponent": EXPONENT[tensor.dtype], "mantissa": mantissa_bits(tensor.dtype)}
+    counts, first = classify(bits_view(tensor).flatten(), **masks, sentinel=quiet_bits(tensor.dtype))
     pairs = list(zip(*torch.stack((counts, first)).tolist(), strict=True))
     found: Scan[Count] = Scan(looked_at=tensor.numel())
     for tag, (count, at) in enumerate(pairs[:ALL_ONES]):
@@ -98,11 +99,6 @@ def census(tensor: Tensor) -> Scan[Count]:
 def _together(pairs: list[Count]) -> Count | None:
     counted = [pair for pair in pairs if pair[0]]
     return (sum(count for count, _ in counted), min(at for _, at in counted)) if counted else None
-
-
-def _layout(dtype: torch.dtype) -> dict[str, Any]:
-    """The masks of a float type for `classify`."""
-    return {"exponent": EXPONENT[dtype], "mantissa": mantissa_bits(dtype), "sentinel": quiet_bits(dtype)}
 
 
 def _is_clean(tensor: Tensor) -> bool:

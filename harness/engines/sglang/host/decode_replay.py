@@ -110,9 +110,15 @@ class Backend:
             self.attention.init_forward_metadata_out_graph(batch)
         else:
             self.attention.init_forward_metadata_replay_cuda_graph(
-                size, batch.req_pool_indices, batch.seq_lens, batch.seq_lens_sum, None, batch.forward_mode, None,
+                size,
+                batch.req_pool_indices,
+                batch.seq_lens,
+                batch.seq_lens_sum,
+                None,
+                batch.forward_mode,
+                None,
                 batch.seq_lens_cpu,
-            )  # fmt: skip
+            )
 
     def look(self, found: Run, step: int, captured: Any, owners: list[Owner], q: Tensor) -> None:
         """Observe what the graph reads at its addresses. q is [B, H, D]."""
@@ -172,14 +178,19 @@ class FlashMLABackend(Backend):
         pages = (MAX_LENGTH + module.PAGE_SIZE) // module.PAGE_SIZE
         most = CAPTURED[-1]
         attributes = {
-            "num_q_heads": NUM_HEADS, "num_local_heads": NUM_HEADS, "num_draft_tokens": None, "is_fp8_kvcache": False,
-            "req_to_token": server.rows.req_to_token, "page_size": server.page_size,
+            "num_q_heads": NUM_HEADS,
+            "num_local_heads": NUM_HEADS,
+            "num_draft_tokens": None,
+            "is_fp8_kvcache": False,
+            "req_to_token": server.rows.req_to_token,
+            "page_size": server.page_size,
             "cuda_graph_kv_indices": torch.ones(most, pages, dtype=torch.int32),
             "cuda_graph_mla_metadata": poison.empty(NUM_SM_PARTS, PLAN_WIDTH, dtype=torch.int32, site="sched_meta"),
             "cuda_graph_num_splits": poison.empty(most + 1, dtype=torch.int32, site="sched_meta"),
-            "cuda_graph_mla_metadata_view": None, "cuda_graph_num_splits_view": None,
+            "cuda_graph_mla_metadata_view": None,
+            "cuda_graph_num_splits_view": None,
             "kv_index_translator": translator_of(server),
-        }  # fmt: skip
+        }
         for name, value in attributes.items():
             setattr(self.attention, name, value)
         self.plans: list[tuple[Tensor, Tensor]] = []

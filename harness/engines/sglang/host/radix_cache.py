@@ -77,17 +77,27 @@ class Play:
             slots = server.slots_of(one.req, one.stored)
             if server.page_size > 1 and len(slots):
                 end = int(slots[-1]) + 1
-                fill(self.poison, server.cache, torch.arange(end, -(-end // server.page_size) * server.page_size),
-                     "kv.tail")  # fmt: skip
+                fill(
+                    self.poison,
+                    server.cache,
+                    torch.arange(end, -(-end // server.page_size) * server.page_size),
+                    "kv.tail",
+                )
         for one in self.live:
             reads.append(server.cache[server.slots_of(one.req, one.stored)])
             wanted.append(values_of(one.tokens, self.values)[: one.stored])
         if reads:
             read, want = torch.cat(reads), torch.cat(wanted).double()
-            self.found.observed.append(Observed(
-                f"KV that is read in step {self.step}", read, torch.ones(len(read), dtype=torch.bool), want,
-                "write_kv.fp32", "token of all live requests",
-            ))  # fmt: skip
+            self.found.observed.append(
+                Observed(
+                    f"KV that is read in step {self.step}",
+                    read,
+                    torch.ones(len(read), dtype=torch.bool),
+                    want,
+                    "write_kv.fp32",
+                    "token of all live requests",
+                )
+            )
         self.step += 1
 
 

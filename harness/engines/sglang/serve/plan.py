@@ -18,9 +18,16 @@ from harness.core.files import write_atomic
 from harness.core.params import Record
 
 FREED = (
-    "output", "lse", "workspace", "context.output", "context.lse", "graph.pool", "sched_meta", "router.ids",
+    "output",
+    "lse",
+    "workspace",
+    "context.output",
+    "context.lse",
+    "graph.pool",
+    "sched_meta",
+    "router.ids",
     "router.weights",
-)  # fmt: skip
+)
 """Sites in memory that is free in the caching allocator before a step. One sweep fills all of them."""
 PAGES = ("kv.new", "kv.tail", "kv.free", "kv.null")
 """Sites inside the KV pool. Padding slot 0 is `kv.null`: padded rows write and read it."""

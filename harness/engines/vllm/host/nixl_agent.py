@@ -118,8 +118,14 @@ class Agent:
         return mock.Mock(xferDuration=1, postDuration=1, totalBytes=1, descCount=1)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("register_memory", "deregister_memory", "release_xfer_handle", "release_dlist_handle",
-                    "remove_remote_agent", "create_backend"):  # fmt: skip
+        if name in (
+            "register_memory",
+            "deregister_memory",
+            "release_xfer_handle",
+            "release_dlist_handle",
+            "remove_remote_agent",
+            "create_backend",
+        ):
             return lambda *args, **options: None
         raise AttributeError(name)
 

@@ -26,9 +26,9 @@ FACTS = frozenset({
     "names", "grad", "is_leaf",
 })  # fmt: skip
 """Attributes and methods of a tensor that do not read its values."""
-PARTS = frozenset({
-    "narrow", "split", "chunk", "index_select", "masked_select", "select", "unbind", "gather", "take", "tensor_split",
-})  # fmt: skip
+PARTS = frozenset(
+    {"narrow", "split", "chunk", "index_select", "masked_select", "select", "unbind", "gather", "take", "tensor_split"}
+)
 
 
 def examined_whole(frame: FrameType, is_tensor_method: Callable[[str], bool]) -> frozenset[str]:
