@@ -105,7 +105,8 @@ def show(
     kernels = (kernel,) if kernel else ()
     wanted = Wanted((case_id,), kernels=kernels, plugins=tuple(plugin or ()), seed=seed, scenarios=scenarios)
     names = _register(wanted)
-    known = load(wanted, whole=lambda name: name == case_id.partition("[")[0])
+    name = case_id.partition("[")[0]
+    known = load(wanted, whole=lambda found: found == name, only=name)
     case = with_each(names, lambda override: select(known, wanted.selectors, seed=seed, override=override))[0]
     # A cell of the susceptibility matrix has no scenario.
     scenario = next((scenario for scenario in known if scenario.name == case.scenario), None)

@@ -23,7 +23,7 @@ EXIT_CODES = (
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 """Errors of a full disk, or of a limit on it."""
-MANY_OBJECTS = 100_000
+MANY_OBJECTS = 400_000
 """New objects before Python looks for garbage. Imports and scenarios make as many, and all of them stay."""
 
 app = typer.Typer(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 from pydantic import Field, JsonValue, SerializeAsAny, ValidationInfo, model_validator
 
 from harness.core.catalog import SYSTEMS
@@ -46,6 +44,10 @@ class KnownFailure(Record):
 
     def covers(self, version: str) -> bool:
         """Whether a release has the failure. A build of a commit counts as its release."""
+        # Imported for a known failure only: a list is instant.
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import Version
+
         return SpecifierSet(self.versions).contains(Version(version).base_version, prereleases=True)
 
 

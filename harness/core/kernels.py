@@ -108,7 +108,9 @@ class KernelSpec:
             word for word in params.KEYWORDS if getattr(params, word) is not None and word not in self.takes
         ]:
             return self.lacks(missing[0])
-        problem = misfit(self.shapes or ANY, sizes_of(self.op, params))
+        if self.shapes is None or self.shapes is ANY:
+            return ""
+        problem = misfit(self.shapes, sizes_of(self.op, params))
         return Reason(f"{self.name} {problem}", Code.UNSUPPORTED) if problem else ""
 
     def fit(self, params: ParamsT, fixed: Container[str]) -> ParamsT:

@@ -48,7 +48,10 @@ def columns(rows: Sequence[Mapping[str, object]], width: int) -> list[str]:
     sizes.append(max(20, width - sum(sizes) - 2 * len(sizes)))
     lines = []
     for row in cells:
-        folded = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, sizes, strict=True)]
+        folded = [
+            [cell] if len(cell) <= size and cell.isprintable() else textwrap.wrap(cell, size)
+            for cell, size in zip(row, sizes, strict=True)
+        ]
         for parts in itertools.zip_longest(*folded, fillvalue=""):
             padded = (f"{part:<{size}}" for part, size in zip(parts, sizes, strict=True))
             lines.append("  ".join(padded).rstrip())

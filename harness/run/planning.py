@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS, KERNELS
@@ -14,12 +14,14 @@ from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
 from harness.run.environment import DEVICES
-from harness.run.pool import Pool
 from harness.scenario.expand import GPU, KernelOverride, control_cases, fault_cases, on_device
 from harness.scenario.load import SUFFIXES, load_scenarios
 from harness.scenario.schema import FaultUse, Scenario
 from harness.scenario.selection import select, select_scenarios, with_each, with_plugins
 from harness.scenario.variant import changed
+
+if TYPE_CHECKING:
+    from harness.run.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +191,17 @@ class Planner:
         return self._on_gpu
 
 
-def load(wanted: Wanted, *, whole: Callable[[str], bool] = lambda name: True) -> list[Scenario]:
+def load(wanted: Wanted, *, whole: Callable[[str], bool] = lambda name: True, only: str = "") -> list[Scenario]:
     """The scenarios to choose from. Raises InputError for the first error in a file or an option.
 
-    `whole`: as in :func:`load_scenarios`, for the scenarios that come with the harness.
+    `whole` and `only`: as in :func:`load_scenarios`, for the scenarios that come with the harness.
     """
     if wanted.device not in ("auto", *DEVICES):
         raise InputError(f"--device {wanted.device}: unknown device; choose one of auto, {', '.join(DEVICES)}")
     if wanted.fault is not None:
         FAULTS.get(wanted.fault)
     if wanted.scenarios is None:
-        return load_scenarios(whole=whole)
+        return load_scenarios(whole=whole, only=only)
     return load_scenarios(wanted.scenarios)
 
 

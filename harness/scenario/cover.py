@@ -6,7 +6,9 @@ and implications for software testing", IEEE TSE 30(6), 2004). So few points fin
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
@@ -61,16 +63,12 @@ class _Left:
         of_axis = dict.fromkeys(axes, 0)
         for (axis, _), bits in self.of_label.items():
             of_axis[axis] |= bits
-        self._without = {axis: ~bits for axis, bits in of_axis.items()}
-        self._only = {(axis, label): bits | ~of_axis[axis] for (axis, label), bits in self.of_label.items()}
+        self.without = {axis: ~bits for axis, bits in of_axis.items()}
+        self.only = {(axis, label): bits | ~of_axis[axis] for (axis, label), bits in self.of_label.items()}
 
-    def held_by(self, row: Labels, free: str = "") -> int:
-        """The choices that have labels of `row` only, and of the axis `free`."""
-        bits = self.bits
-        for axis, without in self._without.items():
-            if axis != free:
-                bits &= self._only[axis, row[axis]] if axis in row else without
-        return bits
+    def held_by(self, row: Labels) -> int:
+        """The choices that have labels of a whole row only."""
+        return functools.reduce(operator.and_, map(self.only.__getitem__, row.items()), self.bits)
 
     def take(self, row: Labels) -> None:
         """Remove what a point holds."""
@@ -87,11 +85,15 @@ def _row(
     """A point with the labels of `row` that holds many other choices, or {} if the labels drawn so far leave none."""
     rest = [axis for axis in axes if axis not in row]
     random.shuffle(rest)
-    for axis in rest:
+    # Before each axis: the choices that the labels so far leave, and the ones without an axis that comes later.
+    held = left.held_by(row)
+    later = [*itertools.accumulate((left.without[axis] for axis in reversed(rest)), operator.and_, initial=-1)]
+    for axis, without in zip(rest, reversed(later[:-1]), strict=True):
         legal = [label for label in axes[axis] if not is_excluded({**row, axis: label})]
         if not legal:
             return {}
         random.shuffle(legal)
-        held = left.held_by(row, free=axis)
-        row[axis] = max(legal, key=lambda label: (held & left.of_label[axis, label]).bit_count())
+        free = held & without
+        row[axis] = max(legal, key=lambda label: (free & left.of_label[axis, label]).bit_count())
+        held &= left.only[axis, row[axis]]
     return row

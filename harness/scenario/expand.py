@@ -19,7 +19,6 @@ from harness.core.kernels import SOUND
 from harness.core.params import Params
 from harness.core.registry import nearest
 from harness.core.systems import SystemSpec
-from harness.scenario.draws import VERSION, draw, draw_sequence
 from harness.scenario.matrix import ACCURACY, MatrixPoint, accuracy_points, case_id, points
 from harness.scenario.schema import FaultUse, Scenario
 
@@ -180,14 +179,14 @@ def seed_of(identity: str, seed: int = 0) -> int:
 def drawn_cases(scenario: Scenario, seed: int, override: KernelOverride | None = None) -> list[Case]:
     """The first `examples` draws of a fuzz scenario; with `override`, only draws that use one of its ops."""
     assert scenario.fuzz is not None
-    drawn = (_drawn(scenario, seed, number, override, VERSION) for number in range(scenario.fuzz.examples))
+    drawn = (_drawn(scenario, seed, number, override) for number in range(scenario.fuzz.examples))
     return [case for case in drawn if case is not None]
 
 
 def control_cases(scenario: Scenario, seed: int, num_draws: int) -> list[Case]:
     """The first draws of a fuzz scenario on the sound variants of `seed`, in turns."""
     overrides = [KernelOverride.named(f"{SOUND}{seed * NUM_VARIANTS + i}") for i in range(min(num_draws, NUM_VARIANTS))]
-    drawn = (_drawn(scenario, seed, number, overrides[number % NUM_VARIANTS], VERSION) for number in range(num_draws))
+    drawn = (_drawn(scenario, seed, number, overrides[number % NUM_VARIANTS]) for number in range(num_draws))
     return [case for case in drawn if case is not None]
 
 
@@ -207,9 +206,13 @@ def drawn_case(scenario: Scenario, identity: str, override: KernelOverride | Non
 
 
 def _drawn(
-    scenario: Scenario, seed: int, number: int, override: KernelOverride | None, version: int = 1
+    scenario: Scenario, seed: int, number: int, override: KernelOverride | None, version: int | None = None
 ) -> Case | None:
-    """The case of a number. Sequences have one version of draws."""
+    """The case of a number, of the newest version of draws unless one is given. Sequences have one version."""
+    # Draws import every condition. A list draws no case and is instant.
+    from harness.scenario.draws import VERSION, draw, draw_sequence
+
+    version = VERSION if version is None else version
     kind, name = scenario.fuzz.draws if scenario.fuzz is not None else "all", f"{seed}:{number}"
     drawn = draw(name, version) if kind == "all" else draw_sequence(name, kind == "states")
     labels = {"seed": str(seed), "draw": str(number)} | ({"v": str(version)} if kind == "all" and version > 1 else {})

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,10 +46,13 @@ def _every(name: str) -> bool:
     return True
 
 
-def load_scenarios(directory: Path | None = None, *, whole: Callable[[str], bool] = _every) -> list[Scenario]:
+def load_scenarios(
+    directory: Path | None = None, *, whole: Callable[[str], bool] = _every, only: str = ""
+) -> list[Scenario]:
     """The scenarios of a folder, by file name, or the one of a file. Raises InputError for the first problem.
 
     `whole`: by its name, whether each case of a scenario is checked too. Only its file and its axes are otherwise.
+    With `only`, a file `ONLY.yaml` that holds the scenario of this name is read alone.
     """
     folder = default_directory() if directory is None else directory
     if folder.is_file() or folder.suffix in SUFFIXES:
@@ -58,14 +62,16 @@ def load_scenarios(directory: Path | None = None, *, whole: Callable[[str], bool
     paths = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
     if not paths:
         raise InputError(f"{folder}: no scenario here; a scenario is a file that ends in .yaml")
+    if (alone := folder / f"{only}{SUFFIXES[0]}") in paths and (found := _load(alone, whole)[0]).name == only:
+        return [found]
     origin: dict[str, Path] = {}
     scenarios = []
     for path in paths:
-        scenario, found = _load(path, whole)
+        scenario, document = _load(path, whole)
         if scenario.name in origin:
             first = origin[scenario.name]
             message = f"the name {scenario.name!r} is taken by {first}; rename one of them"
-            raise _input_error(Problem(("name",), message), found, path)
+            raise _input_error(Problem(("name",), message), document, path)
         origin[scenario.name] = path
         scenarios.append(scenario)
     return scenarios
@@ -120,36 +126,41 @@ class DocumentError(Exception):
         self.message, self.line, self.column = message, line, column
 
 
-@dataclass(slots=True)
+@dataclass
 class Document:
-    """Plain data, and the line and column of each value and key by its path."""
+    """Plain data, and the events of its text. They say where a value is, which only a message needs."""
 
-    data: Any = None
-    values: dict[Location, tuple[int, int]] = field(default_factory=dict)
-    keys: dict[Location, tuple[int, int]] = field(default_factory=dict)
+    data: Any
+    events: list[yaml.Event]
+
+    @cached_property
+    def _places(self) -> dict[tuple[Location, bool], tuple[int, int]]:
+        """Line and column of each value, and of each key, by its path."""
+        events = iter(self.events)
+        return dict(_places(next(events), events, ()))
 
     def place(self, location: Location, at_key: bool = False) -> tuple[int, int]:
         """Line and column of the value (or key) at `location`, or of the innermost known one around it."""
         while location:
-            if at_key and location in self.keys:
-                return self.keys[location]
-            if location in self.values:
-                return self.values[location]
+            for is_key in (at_key, False):
+                if found := self._places.get((location, is_key)):
+                    return found
             location = location[:-1]
-        return self.values.get((), (1, 1))
+        return self._places[(), False]
 
 
 OPENING = frozenset({yaml.MappingStartEvent, yaml.SequenceStartEvent})
 CLOSING = frozenset({yaml.MappingEndEvent, yaml.SequenceEndEvent})
 VALUES = OPENING | {yaml.ScalarEvent}
 """Events that can have an anchor and a tag."""
-SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
-    (re.compile(r"~|null|Null|NULL|"), lambda text: None),
-    (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+WORDS = {word: None for word in ("", "~", "null", "Null", "NULL")} | {
+    form: word == "true" for word in ("true", "false") for form in (word, word.title(), word.upper())
+}
+NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
     (re.compile(r"[-+]?[0-9]+"), int),
     (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
 )
-"""The forms of words without quotes that are no text -> how their value is read."""
+"""Words without quotes that are no text -> their value; and the forms of numbers -> how they are read."""
 
 
 def read_document(content: bytes) -> Document:
@@ -174,9 +185,8 @@ def read_document(content: bytes) -> Document:
         raise DocumentError(f"character U+{error.character:04X} is not allowed; remove it", line) from None
     if not isinstance(events[1], yaml.DocumentStartEvent):
         raise DocumentError("the file is empty; a scenario needs at least a name, a summary and a system")
-    document = Document()
-    document.data = _build(iter(events[2:]), (), document)
-    return document
+    rest = iter(events[2:])
+    return Document(_built(next(rest), rest), events[2:])
 
 
 def _safe_events(text: str, loader: type[yaml.SafeLoader]) -> list[yaml.Event]:
@@ -214,35 +224,47 @@ def _syntax_error(error: yaml.MarkedYAMLError) -> DocumentError:
     return DocumentError(f"not YAML: {problem}; fix the syntax here or just above", *place)
 
 
-def _build(events: Iterator[yaml.Event], location: Location, document: Document) -> Any:
-    """The value that starts with the next event; its last event is taken too."""
-    return _built(next(events), events, location, document)
-
-
-def _built(event: yaml.Event, events: Iterator[yaml.Event], location: Location, document: Document) -> Any:
-    document.values[location] = _position(event.start_mark)
-    if isinstance(event, yaml.ScalarEvent):
-        return _scalar(event)
+def _places(
+    event: yaml.Event, events: Iterator[yaml.Event], location: Location
+) -> Iterator[tuple[tuple[Location, bool], tuple[int, int]]]:
+    """The path of each value and whether it is of its key, with the place, of the value that starts with `event`."""
+    yield (location, False), _position(event.start_mark)
     if isinstance(event, yaml.MappingStartEvent):
-        return _build_mapping(events, location, document)
+        while isinstance(key := next(events), yaml.ScalarEvent):
+            yield ((*location, key.value), True), _position(key.start_mark)
+            yield from _places(next(events), events, (*location, key.value))
+    elif isinstance(event, yaml.SequenceStartEvent):
+        for index, item in enumerate(iter(lambda: next(events), None)):
+            if isinstance(item, yaml.SequenceEndEvent):
+                return
+            yield from _places(item, events, (*location, index))
+
+
+def _built(event: yaml.Event, events: Iterator[yaml.Event]) -> Any:
+    """The value that starts with `event`; its last event is taken too."""
+    if type(event) is yaml.ScalarEvent:
+        return _scalar(event)
+    if type(event) is yaml.MappingStartEvent:
+        return _mapping(events)
     items: list[Any] = []
-    while not isinstance(item := next(events), yaml.SequenceEndEvent):
-        items.append(_built(item, events, (*location, len(items)), document))
+    while type(item := next(events)) is not yaml.SequenceEndEvent:
+        items.append(_built(item, events))
     return items
 
 
-def _build_mapping(events: Iterator[yaml.Event], location: Location, document: Document) -> dict[str, Any]:
+def _mapping(events: Iterator[yaml.Event]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
-    while not isinstance(event := next(events), yaml.MappingEndEvent):
-        place = _position(event.start_mark)
-        if not isinstance(event, yaml.ScalarEvent):
-            raise DocumentError("a key must be a word, not a list or a mapping", *place)
+    marks: dict[str, Any] = {}
+    while type(event := next(events)) is not yaml.MappingEndEvent:
+        here = event.start_mark
+        if type(event) is not yaml.ScalarEvent:
+            raise DocumentError("a key must be a word, not a list or a mapping", *_position(here))
         key = event.value
         if key in mapping:
-            first = document.keys[(*location, key)][0]
-            raise DocumentError(f"duplicate key {key!r}, first on line {first}; remove one", *place)
-        document.keys[(*location, key)] = place
-        mapping[key] = _build(events, (*location, key), document)
+            first = _position(marks[key])[0]
+            raise DocumentError(f"duplicate key {key!r}, first on line {first}; remove one", *_position(here))
+        marks[key] = here
+        mapping[key] = _built(next(events), events)
     return mapping
 
 
@@ -250,7 +272,11 @@ def _scalar(event: yaml.ScalarEvent) -> Any:
     value: str = event.value
     if not event.implicit[0]:
         return value
-    read_value = next((read for form, read in SCALARS if form.fullmatch(value)), str)
+    if value in WORDS:
+        return WORDS[value]
+    if value[0] not in "+-.0123456789":
+        return value
+    read_value = next((read for form, read in NUMBERS if form.fullmatch(value)), str)
     if read_value is int and len(value) > 20:
         raise DocumentError("the number has more than 20 digits; write a smaller one", *_position(event.start_mark))
     return read_value(value)

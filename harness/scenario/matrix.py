@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import itertools
@@ -126,6 +127,7 @@ def _given_with(scenario: Scenario, kernels: tuple[KernelSpec, ...]) -> list[tup
     found = []
     # Many points differ in their poison only.
     made: dict[tuple[str, ...], Given | None] = {}
+    valid: dict[tuple[str, ...], Params | None] = {}
     for labels in _chosen(scenario, {axis: list(values) for axis, values in axes.items()}):
         if labels.get("kernel") in absent:
             continue
@@ -134,7 +136,8 @@ def _given_with(scenario: Scenario, kernels: tuple[KernelSpec, ...]) -> list[tup
             merged = dict(scenario.params)
             for axis in of_call:
                 merged.update(axes[axis][labels[axis]])
-            made[key] = None if scenario.has_all_kernels and not _runs_here(scenario, merged) else merged
+            others = tuple([labels[axis] for axis in of_call if axis != "kernel"])
+            made[key] = None if scenario.has_all_kernels and not _runs_here(scenario, merged, others, valid) else merged
         if (given := made[key]) is not None:
             found.append((labels, given))
     return found
@@ -179,14 +182,20 @@ def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
     yield from found
 
 
-def _runs_here(scenario: Scenario, given: Given) -> bool:
-    """Whether the kernel of a point on a `kernel: [all]` axis runs with the point's parameters."""
-    try:
-        spec = KERNELS.get(f"{scenario.op}/{given['kernel']}")
-        return not spec.why_not_params(scenario.model.model_validate(given))
-    except ValidationError:
-        # The check of all points reports it.
-        return True
+def _runs_here(
+    scenario: Scenario, given: Given, others: tuple[str, ...], valid: dict[tuple[str, ...], Params | None]
+) -> bool:
+    """Whether the kernel of a point on a `kernel: [all]` axis runs with the point's parameters.
+
+    `valid` keeps them by the labels of the `others`, as kernels have many in common.
+    """
+    if others not in valid:
+        # The check of all points reports what is not legal.
+        valid[others] = None
+        with contextlib.suppress(ValidationError):
+            valid[others] = scenario.model.model_validate(given)
+    params = valid[others]
+    return params is None or not KERNELS.get(f"{scenario.op}/{given['kernel']}").why_not_params(params)
 
 
 def _is_here(scenario: Scenario, spec: KernelSpec) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.core.errors import InputError
+from harness.scenario import load
 from harness.scenario.load import (
     MAX_BYTES,
     MAX_VALUES,
@@ -103,3 +105,22 @@ def test_own_folder_of_scenarios_comes_before_the_shipped_one(tmp_path: Path, mo
     assert default_directory() == shipped_directory()
     os.mkdir("scenarios")
     assert default_directory() == Path("scenarios")
+
+
+def test_one_scenario_is_read_alone_and_a_file_of_another_name_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, inside in (("one", "one"), ("two", "two"), ("other", "third")):
+        text = f"name: {inside}\nsummary: x\nsystem: kernel\nop: write_kv\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    read: list[str] = []
+    whole = load.load_record
+
+    def load_record(path: Path, model: Any) -> Any:
+        read.append(path.stem)
+        return whole(path, model)
+
+    monkeypatch.setattr(load, "load_record", load_record)
+    assert [s.name for s in load_scenarios(tmp_path, only="two")] == ["two"] and read == ["two"]
+    for name in ("other", "absent", ""):
+        assert [s.name for s in load_scenarios(tmp_path, only=name)] == ["one", "third", "two"]

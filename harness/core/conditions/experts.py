@@ -133,10 +133,12 @@ def read_align(topk_ids: Any, *, num_experts: int, block_size: int, **_: Any) ->
     ]
 
 
-def _runs(tokens: range, size: range) -> set[str]:
-    """The runs that an expert can have: each of `tokens` tokens chooses it once at most."""
+def _no_runs(tokens: range, size: range) -> tuple[str, ...]:
+    """The runs that no expert has: each of `tokens` tokens chooses it once at most."""
     blocks, counts = (range(numbers.start, min(numbers.stop, 200)) for numbers in (size, tokens))
-    return {_run(count, block) for block in blocks for count in range(counts.stop)}
+    # What the smallest blocks and the largest do not give, no other size gives.
+    found = {_run(count, block) for block in {*blocks[:3], blocks[-1]} for count in range(counts.stop)}
+    return tuple(run for run in RUNS if run not in found)
 
 
 def _align() -> Space:
@@ -154,9 +156,9 @@ def _align() -> Space:
               for label, sizes in EXPERTS.numbers.items()
               for number, several in PER_TOKEN.numbers.items() if sizes.stop <= several.start),
             Never({"block": ("1",), "run": ("one", "part", "past")}, "a block of one is whole"),
-            *(Never({"tokens": (label,), "block": (size,), "run": tuple(gone)}, why)
+            *(Never({"tokens": (label,), "block": (size,), "run": gone}, why)
               for label, tokens in TOKENS.numbers.items() for size, sizes in BLOCK.numbers.items()
-              if (gone := [run for run in RUNS if run not in _runs(tokens, sizes)])),
+              if (gone := _no_runs(tokens, sizes))),
             *none_of("tokens", ("1",), why, run=("part", "blocks", "past")),
             *none_of("experts", ("1",), "every token chooses it", run=("none",)),
             *none_of("place", ("only",), "every token chooses it", run=("none",)),
