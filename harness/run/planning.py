@@ -100,11 +100,10 @@ class Planner:
         return found
 
     def _drawn(self, cases: list[Case]) -> list[Case]:
-        """`sample` of the cases, in their order."""
-        if self.wanted.sample is None or self.wanted.sample >= len(cases):
+        """`sample` of the cases, in drawn order: what a time limit leaves of them is a sample too."""
+        if self.wanted.sample is None:
             return cases
-        chosen = random.Random(self.wanted.seed).sample(range(len(cases)), self.wanted.sample)
-        return [cases[number] for number in sorted(chosen)]
+        return random.Random(self.wanted.seed).sample(cases, min(self.wanted.sample, len(cases)))
 
     def jobs_of(self, cases: Iterable[Case], fault: str | None = None) -> list[Job]:
         return [self.job_of(case, fault) for case in cases]

@@ -25,8 +25,8 @@ from harness.run.child import Child, ChildDied
 from harness.run.runner import WorkerPool
 
 TOOLS = ("initcheck", "memcheck", "racecheck", "synccheck")
-BATCH = 8
-"""Cases of one child."""
+BATCH = 20
+"""Cases of one child at most. Its start under the sanitizer takes as long as some ten cases."""
 ORACLE = "sanitizer"
 LOG_TAIL = 6000
 SLOWDOWN = 30.0

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from harness.core.errors import IllegalAddress
+from harness.core.index_params import IndexLogitsParams
 from harness.core.records import Finding
+from harness.judge.oracles.compare import compare
+from harness.judge.oracles.thresholds import INDEX_SCALE, bound
+from harness.kernels.ops import indexing
 from harness.kernels.ops.indexing import right_choice
 from harness.kernels.torch.index import first_requests, load_keys, map_indices, select_topk
 
@@ -65,3 +69,24 @@ def test_keys_of_records_have_the_scale_of_their_own_token() -> None:
     cache[1].view(-1)[64 * 128 :].view(torch.float32)[3] = 0.5
     keys = load_keys(cache, torch.tensor([[1]]))
     assert keys.shape == (1, 1, 64, 128) and keys[0, 0, 3, 0] == 0.5 and keys.count_nonzero() == 1
+
+
+@pytest.mark.parametrize("num_heads", [4, 64])
+@pytest.mark.parametrize("kv", ["fp32", "indexer_planar"])
+def test_a_score_has_the_scale_that_its_bound_assumes(num_heads: int, kv: str) -> None:
+    params = IndexLogitsParams(num_heads=num_heads, kv=kv, seq_lens=(400,) * 60, query_len=1)
+    logits, defined = indexing.expected_logits(indexing.index_logits(params, 3))
+
+    assert float(logits[defined].std()) == pytest.approx(INDEX_SCALE, rel=0.15)
+
+
+def test_a_row_of_one_key_whose_heads_cancel_is_judged_by_the_scale_of_the_heads() -> None:
+    want = torch.zeros(1, 384, dtype=torch.float64)
+    want[0, 0] = -0.0249
+    of_rounding, wrong = want + 0.0, want + 0.0
+    of_rounding[0, 0] += 2e-7
+    wrong[0, 0] += 1e-3
+    live, limit = torch.ones(1, dtype=torch.bool), bound("index_logits.bf16")
+
+    assert compare(of_rounding.float(), want, live, limit).mismatch is None
+    assert compare(wrong.float(), want, live, limit).mismatch is not None

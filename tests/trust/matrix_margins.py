@@ -7,10 +7,12 @@ table in Markdown: kernel, bound, judged tensors, the median and the largest sha
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
@@ -40,44 +42,58 @@ def calls(device: str, seed: int) -> Iterator[Case]:
                 yield case
 
 
+Shares = dict[tuple[str, str], list[float]]
+
+
+def of_seed(seed: int, device: str, kernels: Sequence[str], until: float) -> tuple[Shares, dict[str, str], bool]:
+    """The shares that each kernel and bound used under `seed`, kernels that raised, and whether all calls were made."""
+    torch.set_num_threads(1)
+    used: Shares = defaultdict(list)
+    failed: dict[str, str] = {}
+    for case in calls(device, seed):
+        if time.time() > until:
+            return dict(used), failed, False
+        (kernel,) = case.kernels().values()
+        if (kernels and kernel not in kernels) or kernel in failed or why_not(case, device):
+            continue
+        torch.manual_seed(case.seed)
+        with without_interception():
+            run = target_of(Job(key=case.id, case=case, device=device)).run(Poison("zeros", frozenset()))
+        if run.error is not None:
+            failed[kernel] = str(run.error).partition("\n")[0][:120]
+            continue
+        for seen in run.observed:
+            if seen.bound and seen.expected is not None and seen.expected.dtype.is_floating_point:
+                share = compare(seen.tensor, seen.expected, seen.live, bound(seen.bound)).used
+                used[kernel, seen.bound].append(share)
+    return dict(used), failed, True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with a seed at a time")
     parser.add_argument("--kernel", action="append", help="only this one, such as mla_decode/split; repeatable")
     parser.add_argument("--seconds", type=float, default=500, help="stop after this time")
     given = parser.parse_args()
-    used: dict[tuple[str, str], list[float]] = defaultdict(list)
+    started, until = time.monotonic(), time.time() + given.seconds
+    used: Shares = defaultdict(list)
     failed: dict[str, str] = {}
-    started, seeds = time.monotonic(), 0
-    for seed in range(given.seeds):
-        for case in calls(given.device, seed):
-            if time.monotonic() - started > given.seconds:
-                break
-            (kernel,) = case.kernels().values()
-            if (given.kernel and kernel not in given.kernel) or kernel in failed or why_not(case, given.device):
-                continue
-            torch.manual_seed(case.seed)
-            with without_interception():
-                run = target_of(Job(key=case.id, case=case, device=given.device)).run(Poison("zeros", frozenset()))
-            if run.error is not None:
-                failed[kernel] = str(run.error).partition("\n")[0][:120]
-                continue
-            for seen in run.observed:
-                if seen.bound and seen.expected is not None and seen.expected.dtype.is_floating_point:
-                    used[kernel, seen.bound].append(
-                        compare(seen.tensor, seen.expected, seen.live, bound(seen.bound)).used
-                    )
-        else:
-            seeds += 1
-            continue
-        break
+    whole = 0
+    with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        asked = [pool.submit(of_seed, seed, given.device, given.kernel or (), until) for seed in range(given.seeds)]
+        for shares, errors, is_whole in (one.result() for one in asked):
+            whole += is_whole
+            failed |= errors
+            for key, values in shares.items():
+                used[key] += values
     rows = [
         [kernel, name, str(len(shares)), f"{statistics.median(shares):.3f}", f"{max(shares):.3f}"]
         for (kernel, name), shares in sorted(used.items())
     ]
     gpu = torch.cuda.get_device_name(0) if given.device == "cuda" else "CPU"
-    print(f"{gpu}, torch {torch.__version__}, {seeds} whole rounds of seeds in {time.monotonic() - started:.0f} s\n")
+    print(f"{gpu}, torch {torch.__version__}, {whole} whole rounds of seeds in {time.monotonic() - started:.0f} s\n")
     print(table(("kernel", "bound", "judged tensors", "median share", "largest share"), rows))
     for kernel, why in failed.items():
         print(f"\n{kernel} raised: {why}")

@@ -12,18 +12,24 @@ from torch import Tensor
 _TOPK = "vllm.model_executor.layers.indexer_topk"
 LANES = 128
 """Lanes of a tile of the conversion; a list has a multiple of it."""
+NATIVE_TOKENS = (1, 2, 4)
+"""Numbers of query tokens of a request that DeepGEMM's kernel of Hopper takes."""
 
 
 def deepgemm_logits(q: Tensor, weights: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> Tensor:
     """DeepGEMM's paged logits with a plan of their own: q [B, S, X, 128] e4m3, kv_cache [N, 64, 132] uint8.
 
-    Returns [B * S, M * 64] float32. vLLM gives it a length for each query token, [B, S].
+    Returns [B * S, M * 64] float32. vLLM gives it a length for each query token, [B, S]; other numbers of
+    tokens than the kernel of Hopper takes become requests of one token, as in vLLM.
     """
     module = importlib.import_module("vllm.utils.deep_gemm")
     num_requests, num_tokens, num_heads, _ = q.shape
     page, columns = kv_cache.shape[1], block_table.shape[1] * kv_cache.shape[1]
     steps = torch.arange(1 - num_tokens, 1, device=q.device, dtype=seq_lens.dtype)
     lengths = (seq_lens[:, None] + steps).clamp(min=0).contiguous()
+    if num_tokens not in NATIVE_TOKENS:
+        q, lengths = q.flatten(0, 1)[:, None], lengths.view(-1, 1)
+        block_table = block_table.repeat_interleave(num_tokens, dim=0)
     sms = torch.cuda.get_device_properties(q.device).multi_processor_count
     plan = module.get_paged_mqa_logits_metadata(lengths, page, sms)
     heads = weights.reshape(num_requests * num_tokens, num_heads)

@@ -156,7 +156,7 @@ KERNELS: tuple[KernelSpec, ...] = (
     _topk("cooperative", "a cluster of blocks a row, for up to 64 rows; vLLM's choice there", "on_hopper"),
     _topk("persistent", "radix select; vLLM's choice for more rows"),
     _topk("per_row", "a block a row; vLLM's choice for other K"),
-    _topk("flashinfer", "FlashInfer's top_k_ragged_transform", compile_seconds=120.0),
+    _topk("flashinfer", "FlashInfer's top_k_ragged_transform", compile_seconds=300.0),
     _topk("torch", "vLLM's own reference", keeps_ties=True),
     KernelSpec("map_indices", "vllm-triton", "triton_convert_req_index_to_global_index",
                "harness.engines.vllm.index_kernels:map_indices", devices=("cuda",), shapes=ANY, takes=("out",),

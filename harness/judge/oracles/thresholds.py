@@ -34,6 +34,10 @@ _BF16 = torch.bfloat16
 _E4M3 = torch.float8_e4m3fn
 _E4M3_TINY = 2.0**-6
 """The smallest normal number of e4m3; below it the spacing no longer shrinks."""
+INDEX_SCALE = 0.7
+"""The standard deviation of a score of an indexer, which is a sum over X heads of either sign: of unit queries and keys
+of width I, rectified products have the mean square I / 2, and weights the variance 1 / (X I). Where heads cancel, or a
+row sees one key among hundreds of columns, the error is still that of a sum of this size."""
 
 
 def _bounds(
@@ -119,19 +123,21 @@ BOUNDS: Registry[Bound] = Registry("bound", (
     ),
     *_bounds(
         "index_logits.fp32 index_logits.bf16", _FP32, 16, 6e-5, 1e-5,
-        "float32 sums of 128 products and of 64 heads; worst seen on a CPU 1.4e-6 of the row's scale and 7e-7 in L2",
-        least_scale=1e-3,
+        "float32 sums of 128 products and of 64 heads; worst seen on a CPU 1.4e-6 of the row's scale and 7e-7 in L2; "
+        "a row of few keys whose heads cancel has the error of the heads, see the least scale",
+        least_scale=INDEX_SCALE,
     ),
     *_bounds(
         "index_logits.indexer_planar", _FP32, 16, 6e-5, 1e-5,
-        "products of two e4m3 are exact in float32, and sums as for bf16; worst seen on a CPU 1.6e-6", least_scale=1e-3,
+        "products of two e4m3 are exact in float32, and sums as for bf16; worst seen on a CPU 1.6e-6",
+        least_scale=INDEX_SCALE,
     ),
     # Tensor cores of Hopper add products of e4m3 in registers of about 14 bits (DeepSeek-V3, section 3.3.2).
     *_bounds(
         "index_logits.indexer_planar.in_fp8", _FP32, 16, 0.004, 0.002,
         "four groups of 32 products are cut to 2^-13 of their largest, which is at most 8 times a product of unit "
         "variance, so a dot product of 128 is off by 4 * 2^-13 * 8 of 11, 3.5e-4 of itself, in one direction",
-        least_scale=1e-3,
+        least_scale=INDEX_SCALE,
     ),
     *_bounds("write_kv.fp32", _FP32, 0, 0, 1e-12, "a copy into a cache of its own type: exact"),
     *_bounds("write_kv.bf16", _BF16, 0, 0, 1e-12, "a copy into a cache of its own type: exact"),

@@ -55,6 +55,9 @@ from harness.kernels.ops.cache_layouts import KV_DTYPES
 from harness.kernels.plugins import find_kernel
 from harness.memory.poison.patterns import Poison
 
+MOST_RESERVED = 1 << 30
+"""Bytes of GPU memory that a worker may keep from case to case."""
+
 
 class KernelTarget(Target):
     """One op's kernel on one set of inputs. Raises UnknownNameError for an unknown kernel."""
@@ -84,7 +87,7 @@ class KernelTarget(Target):
         An illegal address, an exception of the kernel or a bad output ends the run early and is `Run.error`.
         """
         run = Run(poison.pattern)
-        if self.device == "cuda" and self.params.cache_layout == "large":
+        if self.device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
             # Workers that share a GPU would each keep gigabytes of an earlier pool.
             torch.cuda.empty_cache()
         try:
