@@ -12,8 +12,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+
+import yaml
 
 from harness.core.cause_codes import Code, Reason
 from harness.core.errors import InputError
@@ -80,6 +83,18 @@ class Patch:
                 except PatchRefused as refusal:
                     raise PatchRefused(f"fault {self.fault}: {refusal}") from None
         return _compiled(function, source)
+
+
+def read_patches(engine: EngineSpec, file: Path) -> dict[str, tuple[Patch, ...]]:
+    """The patches in a YAML file, by fault, each in the order of releases."""
+
+    def patch(fault: str, given: dict[str, Any]) -> Patch:
+        first, _, last = given["releases"].partition(" to ")
+        edits = tuple(Edit(edit["in"], edit["old"], edit["new"]) for edit in given["edits"])
+        return Patch(engine, fault, first, last, edits, given.get("as_released", ""))
+
+    found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return {fault: tuple(patch(fault, one) for one in rows) for fault, rows in found.items()}
 
 
 def patch_for(patches: Mapping[str, tuple[Patch, ...]], fault: str, version: str) -> Patch:

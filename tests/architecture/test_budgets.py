@@ -16,7 +16,7 @@ BUDGETS = {
     "harness/core": 5770,
     "harness/diagnose": 2700,
     "harness/engine": 6060,
-    "harness/engines": 9220,
+    "harness/engines": 9010,
     "harness/judge": 6380,
     "harness/kernels": 4060,
     "harness/memory": 3750,
