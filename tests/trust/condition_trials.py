@@ -20,7 +20,7 @@ import op_condition_errors as op_errors
 import torch
 from condition_errors import ERRORS, with_error
 from mutant_records import MutantResult, SurveyedCase, Trials
-from mutant_trials import Outputs, difference, in_forks, run
+from mutant_trials import Died, Outputs, difference, ended, in_forks, run
 
 from harness.core.cases import Job
 from harness.core.conditions.engine import SPACE
@@ -172,7 +172,7 @@ def main(parent: Parent) -> None:
         return attempt(trial, [job for job in usable if _op(job) == trial.op], clean)
 
     for trial, tried in in_forks(trials, try_one, request.workers):
-        result = tried or trial.became("killed", by="crash", reason="the process died")
+        result = ended(trial.became, tried) if isinstance(tried, Died) else tried
         parent.reply(Reply(progress={"mutant": result.model_dump(mode="json")}))
     parent.reply(Reply(result={}))
 

@@ -92,22 +92,31 @@ class Drawn:
     called: set[Key] = field(default_factory=set)
 
 
-def drawn_inputs(files: dict[str, str]) -> list[Drawn]:
-    """The drawn cases that the right code serves. `files` are paths of the files under test, and their names."""
-    scenarios = {one.name: one for one in load_scenarios(None)}
+def drawn_ids() -> list[tuple[str, str, dict[str, Any]]]:
+    """The drawn cases: a scenario, the id of a draw, and more parameters."""
     found = []
     for name, count in NUM_DRAWS.items():
         version = f",v={VERSION}" if name == "fuzz" else ""
         for number in range(count):
-            case = drawn_case(scenarios[name], f"{name}[seed={SEED},draw={number}{version}]")
-            if case is not None and case.system == "engine" and number % 2:
-                case = _wider(case, WIDER[number // 2 % len(WIDER)])
-            if case is None or why_not(case, "cpu"):
-                continue
-            drawn = Drawn(case.id, partial(_outputs, Job(key=case.id, case=case)))
-            with _called(files, drawn.called):
-                drawn.right = drawn.run()
-            found.append(drawn)
+            more = WIDER[number // 2 % len(WIDER)] if number % 2 else {}
+            found.append((name, f"{name}[seed={SEED},draw={number}{version}]", more))
+    return found
+
+
+def drawn_inputs(files: dict[str, str], ids: SequenceOf[tuple[str, str, dict[str, Any]]]) -> list[Drawn]:
+    """The drawn cases of `ids` that the right code serves. `files` are paths of the files under test, and their names."""
+    scenarios = {one.name: one for one in load_scenarios(None)}
+    found = []
+    for name, id_, more in ids:
+        case = drawn_case(scenarios[name], id_)
+        if case is not None and case.system == "engine" and more:
+            case = _wider(case, more)
+        if case is None or why_not(case, "cpu"):
+            continue
+        drawn = Drawn(case.id, partial(_outputs, Job(key=case.id, case=case)))
+        with _called(files, drawn.called):
+            drawn.right = hash(drawn.run())
+        found.append(drawn)
     return found
 
 
@@ -181,7 +190,7 @@ def tried(mutant: Mutant, result: MutantResult, inputs: SequenceOf[Drawn], noted
             found = drawn.run()
         except Exception as error:
             return result.model_copy(update={"reason": f"{drawn.name} raises {type(error).__name__}"})
-        if (hash(found) if on_schedules else found) != drawn.right:
+        if hash(found) != drawn.right:
             return result.model_copy(update={"reason": f"{drawn.name} gives another output"})
         used += noted.evaluations > before
         differing += noted.different > same_before

@@ -44,7 +44,7 @@ def planned_trials(
         jobs=tuple(jobs),
         count=count,
         seed=wanted.seed,
-        workers=workers or min(num_usable_cores(), 4),
+        workers=workers or num_usable_cores(),
         conditions=conditions,
         proves=not wanted.selectors,
     )

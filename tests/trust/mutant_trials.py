@@ -20,6 +20,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -50,7 +52,9 @@ MOST_CASES, SEVERAL, DRAWN = 120, 4, "fuzz"
 FIRST, PROPERTY_SECONDS = 24, 240.0
 """Cases before the property run, which takes so long at most."""
 MORE_SECONDS, TIMES = 5.0, 10.0
-"""A case of a mutant may take TIMES as long as it took without it, and MORE_SECONDS."""
+"""A case of a mutant may take TIMES the CPU time that it took without it, and MORE_SECONDS: load does not count."""
+REAL_TIMES, REAL_SECONDS = 30.0, 120.0
+"""After so many limits and seconds by the clock the process ends. That is an error of the trial and no kill."""
 MORE_MEMORY = 40 * 2**30
 """Bytes of address space. A pool past 2**31 elements takes 7 GB of it and next to no memory."""
 MOST_WORDS = 300
@@ -60,7 +64,19 @@ R = TypeVar("R")
 
 
 class Late(BaseException):
-    """A case took too long."""
+    """A case took too much CPU time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """How a process ended that gave no result, as `multiprocessing` says it: a signal is negative."""
+
+    exit_code: int
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether the code of the mutant ended it: the memory that it touched, an abort, or CPU time without end."""
+        return -self.exit_code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGXCPU)
 
 
 def all_mutants() -> list[Mutant]:
@@ -258,18 +274,21 @@ def proved(mutant: Mutant, result: MutantResult, inputs: Sequence[equivalence.Dr
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise Late after `seconds`. A call into C that takes twice as long ends the process."""
+    """Raise Late after `seconds` of CPU time. A call into C that takes twice as long ends the process."""
 
     def stop(signum: int, frame: object) -> None:
         raise Late
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(2 * seconds + 1, exit=True)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + 2 * seconds) + 2, hard))
+    faulthandler.dump_traceback_later(REAL_TIMES * seconds + REAL_SECONDS, exit=True)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
         faulthandler.cancel_dump_traceback_later()
 
 
@@ -280,10 +299,10 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def in_forks(tasks: list[T], work: Callable[[T], R], at_most: int) -> Iterator[tuple[T, R | None]]:
-    """The result of each task from a process of its own, in order; None if it died. At most `at_most` run at once."""
+def in_forks(tasks: list[T], work: Callable[[T], R], at_most: int) -> Iterator[tuple[T, R | Died]]:
+    """The result of each task from a process of its own, in order, or how it died. At most `at_most` run at once."""
     context = multiprocessing.get_context("fork")
-    done: dict[int, R | None] = {}
+    done: dict[int, R | Died] = {}
     running: dict[Connection, tuple[int, Any]] = {}
     following = 0
     for number in range(len(tasks)):
@@ -299,13 +318,14 @@ def in_forks(tasks: list[T], work: Callable[[T], R], at_most: int) -> Iterator[t
                 assert isinstance(ready, Connection)
                 place, process = running.pop(ready)
                 try:
-                    done[place] = ready.recv()
+                    found = ready.recv()
                 except EOFError:
-                    done[place] = None
-                if isinstance(done[place], Exception):
-                    raise done[place]
+                    found = None
                 ready.close()
                 process.join()
+                if isinstance(found, Exception):
+                    raise found
+                done[place] = Died(process.exitcode) if found is None else found
         yield tasks[number], done.pop(number)
 
 
@@ -317,14 +337,36 @@ def _send(connection: Connection, work: Callable[[T], R], task: T) -> None:
         connection.send(error)
 
 
+def ended(result: Callable[..., MutantResult], how: Died) -> MutantResult:
+    """What `result` makes of a trial that ended with its process."""
+    if how.by_itself:
+        return result("killed", by="crash", reason=f"the process died: {signal.Signals(-how.exit_code).name}")
+    return result("error", reason=f"the trial was stopped: exit code {how.exit_code}")
+
+
+def _parts(tasks: list[T], count: int) -> list[list[T]]:
+    """The tasks in `count` parts of nearly the same size."""
+    return [part for number in range(count) if (part := tasks[number::count])]
+
+
+def _all(found: Iterator[tuple[T, R | Died]]) -> list[R]:
+    """The results of forks that must not die."""
+    results = []
+    for _, result in found:
+        if isinstance(result, Died):
+            raise MemoryError(f"a process of the survey died: exit code {result.exit_code}")
+        results.append(result)
+    return results
+
+
 def look(jobs: list[Job]) -> bytes:
     """The survey of each job, and its outputs by the id of its case: pickled, as no memory is shared."""
     _limit_memory()
     found, clean = [], {}
     for job in jobs:
-        started = time.perf_counter()
+        started = time.process_time()
         clean[job.case.id] = run(job)[1]
-        found.append(survey(job, time.perf_counter() - started, clean[job.case.id]))
+        found.append(survey(job, time.process_time() - started, clean[job.case.id]))
     buffer = io.BytesIO()
     # pickle alone writes 8-bit floats in a form that it cannot read.
     torch.save((found, clean), buffer)
@@ -340,15 +382,17 @@ def main(parent: Parent) -> None:
     for file in UNDER_TEST:
         importlib.import_module("harness." + file.removesuffix(".py").replace("/", "."))
     jobs = list(request.jobs)
-    parts = [jobs[number :: request.workers] for number in range(request.workers)]
     looks = [
-        torch.load(io.BytesIO(part), weights_only=False) for _, part in in_forks(parts, look, request.workers) if part
+        torch.load(io.BytesIO(part), weights_only=False)
+        for part in _all(in_forks(_parts(jobs, request.workers), look, request.workers))
     ]
     surveyed = {case.id: case for cases, _ in looks for case in cases}
     clean = {name: outputs for _, kept in looks for name, outputs in kept.items()}
     inputs: list[equivalence.Drawn] = []
     if request.proves:
-        inputs = equivalence.schedules() + equivalence.drawn_inputs({str(ROOT / file): file for file in UNDER_TEST})
+        run_right = partial(equivalence.drawn_inputs, {str(ROOT / file): file for file in UNDER_TEST})
+        parts = _parts(equivalence.drawn_ids(), request.workers)
+        inputs = equivalence.schedules() + sum(_all(in_forks(parts, run_right, request.workers)), [])
     # Forks share the objects that are there, also after a garbage collection.
     gc.freeze()
     unused = [case.model_dump(mode="json", exclude={"lines"}) for case in surveyed.values() if case.why_not]
@@ -360,7 +404,7 @@ def main(parent: Parent) -> None:
         return trial(mutant, cases_for(mutant, surveyed, usable), surveyed, clean, inputs)
 
     for mutant, tried in in_forks(mutants, try_one, request.workers):
-        result = tried or became(mutant, "killed", by="crash", reason="the process died")
+        result = ended(partial(became, mutant), tried) if isinstance(tried, Died) else tried
         parent.reply(Reply(progress={"mutant": result.model_dump(mode="json")}))
     parent.reply(Reply(result={}))
 

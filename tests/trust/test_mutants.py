@@ -176,7 +176,7 @@ def test_results_come_in_order_and_a_process_that_dies_gives_none() -> None:
             os._exit(7)
         return number * 2
 
-    assert list(trials.in_forks([0, 1, 2, 3], work, 3)) == [(0, 0), (1, None), (2, 4), (3, 6)]
+    assert list(trials.in_forks([0, 1, 2, 3], work, 3)) == [(0, 0), (1, trials.Died(7)), (2, 4), (3, 6)]
 
 
 def test_methods_properties_and_functions_behind_decorators_are_changed() -> None:
