@@ -129,6 +129,8 @@ def visible_tokens(attention: MLAAttention, x: Tensor, seen: Tensor, margin: flo
 
     `seen` [B, T, K] are positions, -1 for none. They are accepted where their number is right, none is in the future,
     and none left out scores more than `margin` above them. The second result is their shortfall [B, T], inf if illegal.
+    Both are in units of the row's scale, 1 at least: a score is a product of a query, a key and a weight, so the error
+    of rounded activations grows with the scores of a query.
     """
     assert attention.indexer is not None
     best = attention.visible(x)
@@ -139,7 +141,8 @@ def visible_tokens(attention: MLAAttention, x: Tensor, seen: Tensor, margin: flo
     causal = torch.ones_like(best[0]).tril()
     legal = (taken <= 1).all(-1) & ~(taken.bool() & ~causal).any(-1) & (taken.sum(-1) == best.sum(-1))
     scores = attention.indexer.scores(x, attention.indexer.keys(x)).masked_fill(~causal, -torch.inf)
-    below = torch.where(legal, shortfall(scores, taken.bool()), torch.inf)
+    scale = (scores.masked_fill(~causal, 0.0).square().sum(-1) / causal.sum(-1)).sqrt().clamp(min=1.0)
+    below = torch.where(legal, shortfall(scores, taken.bool()) / scale, torch.inf)
     return torch.where((below <= margin)[..., None], taken.bool(), best), below
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from harness.scenario.load import load_scenarios
 
 SEED = 7_000_003
 """Of the drawn inputs. No scenario has it."""
-NUM_DRAWS = {"fuzz": 240, "fuzz-sequences": 50, "fuzz-states": 16}
+NUM_DRAWS = {"fuzz": 600, "fuzz-sequences": 120, "fuzz-states": 60}
 MOST, LEAST = 30, 12
 """Drawn cases that a mutant runs on, and that an equivalent one must have run on."""
 NUM_SCHEDULES = 2000
@@ -53,8 +53,6 @@ WIDER: tuple[dict[str, Any], ...] = (
 )
 """Parameters of the engine that no draw has, or not together. Every second drawn case gets some, where it stays legal."""
 Result = Hashable
-Key = tuple[str, str]
-"""A file, and the qualified name of a function."""
 
 
 @dataclass(slots=True)
@@ -84,12 +82,12 @@ def is_same(one: Any, other: Any) -> bool:
 
 @dataclass(slots=True)
 class Drawn:
-    """One drawn input: how to run it, what the right code gave, and the functions that this called."""
+    """One drawn input: how to run it, what the right code gave, and the lines of each file that it ran."""
 
     name: str
     run: Callable[[], Result]
     right: Result = None
-    called: set[Key] = field(default_factory=set)
+    lines: dict[str, set[int]] = field(default_factory=dict)
 
 
 def drawn_ids() -> list[tuple[str, str, dict[str, Any]]]:
@@ -114,8 +112,9 @@ def drawn_inputs(files: dict[str, str], ids: SequenceOf[tuple[str, str, dict[str
         if case is None or why_not(case, "cpu"):
             continue
         drawn = Drawn(case.id, partial(_outputs, Job(key=case.id, case=case)))
-        with _called(files, drawn.called):
+        with executed_lines(files) as executed:
             drawn.right = hash(drawn.run())
+        drawn.lines = executed.lines
         found.append(drawn)
     return found
 
@@ -128,23 +127,41 @@ def _wider(case: Case, more: dict[str, Any]) -> Case:
     return case
 
 
-class _called:
-    """Adds the functions of `files` that run in a block to `found`."""
+@dataclass(slots=True)
+class Executed:
+    """The lines of each file that ran, and how many calls were seen: a cost without a clock."""
 
-    def __init__(self, files: dict[str, str], found: set[Key]) -> None:
-        self.files, self.found = files, found
+    lines: dict[str, set[int]]
+    steps: int = 0
 
-    def __enter__(self) -> None:
-        files, found = self.files, self.found
 
-        def on_call(frame: FrameType, event: str, arg: object) -> None:
-            if event == "call" and (file := files.get(frame.f_code.co_filename)):
-                found.add((file, frame.f_code.co_qualname.partition(".<locals>")[0]))
+@contextlib.contextmanager
+def executed_lines(files: dict[str, str]) -> Iterator[Executed]:
+    """Note what a block runs of `files`: paths, and their names in the result."""
+    seen = Executed({name: set() for name in files.values()})
+    unseen: dict[CodeType, set[int]] = {}
 
-        sys.setprofile(on_call)
+    def on_line(frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line":
+            seen.lines[files[frame.f_code.co_filename]].add(frame.f_lineno)
+            unseen[frame.f_code].discard(frame.f_lineno)
+        return on_line
 
-    def __exit__(self, *error: object) -> None:
-        sys.setprofile(None)
+    def on_call(frame: FrameType, event: str, arg: object) -> Any:
+        code = frame.f_code
+        if code.co_filename not in files:
+            return None
+        seen.steps += 1
+        if code not in unseen:
+            # The line of `def` is no event inside a function.
+            unseen[code] = {line for *_, line in code.co_lines() if line and line != code.co_firstlineno}
+        return on_line if unseen[code] else None
+
+    sys.settrace(on_call)
+    try:
+        yield seen
+    finally:
+        sys.settrace(None)
 
 
 def _outputs(job: Job) -> Result:
@@ -207,5 +224,5 @@ def _for(mutant: Mutant, inputs: SequenceOf[Drawn]) -> Iterator[Drawn]:
     if mutant.file.startswith(SCHEDULE):
         yield from (drawn for drawn in inputs if drawn.name.startswith("schedule "))
         return
-    able = [drawn for drawn in inputs if (mutant.file, mutant.function) in drawn.called]
+    able = [drawn for drawn in inputs if not drawn.lines.get(mutant.file, set()).isdisjoint(mutant.lines)]
     yield from able[:: max(len(able) // MOST, 1)][:MOST]

@@ -323,7 +323,7 @@ def _of_statement(node: ast.stmt, following: ast.stmt | None) -> Iterator[Change
             yield operator, [ast.For(node.target, taken, node.body, node.orelse)]
     elif isinstance(node, ast.Continue | ast.Break):
         yield SKIPPED, [ast.Pass()]
-    if following is not None and _acts(node) and _acts(following):
+    if following is not None and _acts(node) and _acts(following) and not _are_independent(node, following):
         yield ORDER, [following, node]
 
 
@@ -332,3 +332,16 @@ def _acts(node: ast.stmt) -> bool:
     if isinstance(node, ast.Assign):
         return not isinstance(node.targets[0], ast.Name | ast.Tuple)
     return isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+
+
+def _are_independent(*both: ast.stmt) -> bool:
+    """Whether two statements set different attributes of `self`, and neither value depends on the other: no order."""
+    values, targets, calls = [], [], 0
+    for one in both:
+        if not isinstance(one, ast.Assign) or not isinstance(one.targets[0], ast.Attribute):
+            return False
+        values.append(one.value)
+        targets.append(ast.unparse(one.targets[0]))
+        calls += any(isinstance(n, ast.Call) for n in ast.walk(one.value))
+    is_own = all(target.startswith("self.") and target.count(".") == 1 for target in targets)
+    return is_own and targets[0] != targets[1] and calls < 2 and not any("self" in _names(value) for value in values)

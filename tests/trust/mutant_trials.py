@@ -16,7 +16,6 @@ import multiprocessing
 import random
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import equivalence
@@ -161,37 +160,12 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def survey(job: Job, seconds: float, clean: Outputs) -> SurveyedCase:
     """Run a case again, and note the lines that it executes. `clean` are its outputs in the run before."""
-    files = {str(ROOT / file): file for file in UNDER_TEST}
-    lines: dict[str, set[int]] = {file: set() for file in files}
-    unseen: dict[CodeType, set[int]] = {}
-    steps = 0
-
-    def on_line(frame: FrameType, event: str, arg: object) -> Any:
-        if event == "line":
-            lines[frame.f_code.co_filename].add(frame.f_lineno)
-            unseen[frame.f_code].discard(frame.f_lineno)
-        return on_line
-
-    def on_call(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal steps
-        code = frame.f_code
-        if code.co_filename not in lines:
-            return None
-        steps += 1
-        if code not in unseen:
-            # The line of `def` is no event inside a function.
-            unseen[code] = {line for *_, line in code.co_lines() if line and line != code.co_firstlineno}
-        return on_line if unseen[code] else None
-
-    sys.settrace(on_call)
-    try:
+    with equivalence.executed_lines({str(ROOT / file): file for file in UNDER_TEST}) as executed:
         result, outputs = run(job)
-    finally:
-        sys.settrace(None)
     why_not = "" if result.verdict is Verdict.PASS else f"{result.verdict.value}: {result.reason}"
     why_not = why_not or difference(outputs, clean)
-    executed = {files[path]: tuple(sorted(found)) for path, found in lines.items() if found}
-    return SurveyedCase(id=job.case.id, seconds=seconds, steps=steps, lines=executed, why_not=why_not)
+    lines = {file: tuple(sorted(found)) for file, found in executed.lines.items() if found}
+    return SurveyedCase(id=job.case.id, seconds=seconds, steps=executed.steps, lines=lines, why_not=why_not)
 
 
 def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]) -> list[Job]:
@@ -392,7 +366,8 @@ def main(parent: Parent) -> None:
     if request.proves:
         run_right = partial(equivalence.drawn_inputs, {str(ROOT / file): file for file in UNDER_TEST})
         parts = _parts(equivalence.drawn_ids(), request.workers)
-        inputs = equivalence.schedules() + sum(_all(in_forks(parts, run_right, request.workers)), [])
+        found = _all(in_forks(parts, run_right, request.workers))
+        inputs = equivalence.schedules() + [drawn for some in found for drawn in some]
     # Forks share the objects that are there, also after a garbage collection.
     gc.freeze()
     unused = [case.model_dump(mode="json", exclude={"lines"}) for case in surveyed.values() if case.why_not]
