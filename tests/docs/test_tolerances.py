@@ -37,8 +37,8 @@ def test_the_script_measures_each_bound_that_the_page_says_it_measured() -> None
     command = [sys.executable, "tests/trust/tolerances.py", "--draws", "600", "--seeds", "2"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     lines = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| `")]
-    # The script prints a second table, of bounds that changed.
-    again = [cells for cells in lines if cells[0].strip("`") in ROWS]
+    # The script prints a second table, of bounds that changed, with fewer columns.
+    again = [cells for cells in lines if len(cells) >= 8]
     assert [cells[0].strip("`") for cells in again] == list(ROWS)
     shares = [float(share) for cells in again for share in cells[6:8] if share and share != "not measured"]
     assert shares and all(share < 1.0 and math.isfinite(share) for share in shares)
