@@ -94,6 +94,14 @@ class MlaDecodeParams(KernelParams):
         # One launch is captured, and no batches of an engine.
         return super().gives() - {"batches"} | ({"repeats"} if self.launches > 1 else set())
 
+    def resized(self, size: str, value: int, changes: dict[str, Any]) -> dict[str, Any]:
+        if not self.page_stride or size == "num_heads":
+            return {size: value}
+        # Pages that are apart stay apart, as they get larger.
+        sizes = {"kv_lora_rank": self.kv_lora_rank, "qk_rope_head_dim": self.qk_rope_head_dim, **changes, size: value}
+        page = self.page_size * (sizes["kv_lora_rank"] + sizes["qk_rope_head_dim"])
+        return {size: value, "page_stride": max(self.page_stride, page + 64)}
+
     def problems(self) -> Iterator[str]:
         if not self.seq_lens:
             yield "seq_lens is empty; give at least one length"

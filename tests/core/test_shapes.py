@@ -53,6 +53,13 @@ def test_a_parameter_that_a_case_names_is_not_adapted() -> None:
     assert cause_of(spec().why_not_params(params)) == Code.UNSUPPORTED
 
 
+def test_pages_that_are_apart_stay_apart_when_they_get_larger() -> None:
+    small = MlaDecodeParams(kv_lora_rank=8, qk_rope_head_dim=8, page_stride=64 * 16 + 64)
+    assert spec().fit(small, ()).page_stride == 64 * 576 + 64
+    far = small.model_copy(update={"page_stride": 2**31})
+    assert spec().fit(far, ()).page_stride == 2**31
+
+
 def test_query_tokens_are_what_a_case_tests_and_stay() -> None:
     one = Shapes(query_len=(1,))
     params = MlaDecodeParams(query_len=2, seq_lens=(2, 65))
