@@ -97,8 +97,8 @@ def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | N
     """The interpreter and folder of each column. Raises InputError for a missing one."""
     found = [_interpreter(name) for name in pythons] or [sys.executable]
     for folder in sites:
-        if not folder.is_dir():
-            raise InputError(f"--site {folder}: no such folder; make one with pip install --no-deps --target")
+        if not any(folder.glob("*/__init__.py")):
+            raise InputError(f"--site {folder}: no package there; make one with pip install --no-deps --target")
     if len(found) > 1 and sites:
         raise InputError("--site: the folders are for one interpreter; give one --python, or no --site")
     if not pythons and not sites:

@@ -113,9 +113,9 @@ class Case(Record):
         """Whether it judges a kernel that is right by construction."""
         return any(name.partition("/")[2].startswith(SOUND) for name in self.kernels().values())
 
-    def uses_kernel(self, short_names: Collection[str]) -> bool:
-        """Whether one of its kernels has a name of `short_names`."""
-        return any(name.partition("/")[2] in short_names for name in self.kernels().values())
+    def uses_kernel(self, names: Collection[str]) -> bool:
+        """Whether one of its kernels has a name of `names`, with or without its op: `mine`, `mla_decode/mine`."""
+        return any(name in names or name.partition("/")[2] in names for name in self.kernels().values())
 
 
 class AskVerdict(Record):

@@ -58,6 +58,9 @@ def test_a_kernel_may_be_known_to_fail_without_an_engine() -> None:
     entry = KnownFailure(issue="me/kernels#1", kernel="mine")
     other = job(entry)
     mine = other.model_copy(update={"case": other.case.model_copy(update={"params": WriteKvParams(kernel="mine")})})
+    full = entry.model_copy(update={"kernel": "write_kv/mine"})
+    asked = mine.model_copy(update={"case": mine.case.model_copy(update={"known": (full,)})})
+    assert apply_known(asked, result(Verdict.FAIL, asked), {}).verdict is Verdict.KNOWN
     found = apply_known(mine, result(Verdict.FAIL, mine), {})
     assert found.verdict is Verdict.KNOWN and "me/kernels#1" in found.reason
     gone = apply_known(mine, result(Verdict.PASS, mine), {})

@@ -115,7 +115,7 @@ def test_a_finding_is_told_once_and_every_reason_not_to_judge_is_told() -> None:
     [
         ([], "nothing to compare"),
         (["--python", "/no/such/python"], "--python /no/such/python: no interpreter there"),
-        (["--site", "/no/such/folder"], "--site /no/such/folder: no such folder"),
+        (["--site", "/no/such/folder"], "--site /no/such/folder: no package there"),
         (
             ["--python", sys.executable, "--python", sys.executable, "--site", str(FAKE)],
             "the folders are for one interpreter",
