@@ -99,9 +99,10 @@ def judge(evidence: Evidence) -> Outcome:
 
 
 def _with_lines(findings: list[Finding], allocated: Mapping[str, list[str]]) -> list[Finding]:
-    """The findings that name memory, with the lines of code that allocated it."""
+    """The findings with the lines of code that allocated the memory: of the site that they name, or of the only one."""
+    (only,) = allocated if len(allocated) == 1 else ("",)
     return [
-        one.model_copy(update={"at": ", ".join(lines)}) if (lines := allocated.get(one.site or "")) else one
+        one.model_copy(update={"at": ", ".join(lines)}) if (lines := allocated.get(one.site or only)) else one
         for one in findings
     ]
 

@@ -1,4 +1,4 @@
-"""A finding that names memory also names the lines of code that allocated it."""
+"""A finding of memory also names the lines of code that allocated it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.judge.run_records import Evidence, Observed, Run
 from harness.judge.verdict import judge
 
 
-def test_a_finding_with_a_site_names_the_allocating_lines_and_another_does_not() -> None:
+def test_a_finding_names_the_lines_that_allocated_its_site_or_the_only_site_with_lines() -> None:
     case = Case(
         id="x", scenario="x", system="kernel", op="merge_attn_states", params={},
         oracles=("finite",), poison=PoisonPlan(), seed=0,
@@ -18,6 +18,7 @@ def test_a_finding_with_a_site_names_the_allocating_lines_and_another_does_not()
         Observed(name, torch.full((2, 3), torch.nan), torch.ones(2, dtype=torch.bool), site=site)
         for name, site in (("out", "context.output"), ("lse", None))
     ]
-    lines = {"context.output": ["mla.py:3 in partial: out = torch.empty(4)"]}
-    found = judge(Evidence(case, [Run("zeros", observed=seen, allocated=lines)])).findings
-    assert {one.tensor: one.at for one in found} == {"out": lines["context.output"][0], "lse": ""}
+    line = "mla.py:3 in partial: out = torch.empty(4)"
+    for lines, of_lse in (({"context.output": [line]}, line), ({"context.output": [line], "kv.new": ["b.py:1"]}, "")):
+        found = judge(Evidence(case, [Run("zeros", observed=seen, allocated=lines)])).findings
+        assert {one.tensor: one.at for one in found} == {"out": line, "lse": of_lse}
