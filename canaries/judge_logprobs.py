@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from canaries import random_model
+from canaries import logprobs, random_model
+from canaries.canary_requests import JudgedLogprobs
+from canaries.logprobs import TokenLogprobs
 from harness.core.errors import InputError
-from harness.judge.oracles import logprobs
-from harness.judge.run_records import TokenLogprobs
 from harness.run.protocol import Parent, Reply, run_child
-from harness.run.requests import JudgedLogprobs
 
 
 def tokens_of(sequences: list[dict[str, Any]], found: list[list[float]], cache: str, name: str) -> TokenLogprobs:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from canaries.canary_requests import RandomCanary
 from harness.core.errors import InputError
 from harness.run.protocol import Parent, Reply, run_child
-from harness.run.requests import RandomCanary
 
 SAMPLES = 4
 LENGTHS = (64, 130, 96, 257, 400, 640)

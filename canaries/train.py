@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from canaries import card, check, tasks, tokenizer
+from canaries.canary_requests import TrainCanary
 from canaries.recipe import Recipe, default_recipe, model_config
 from canaries.tokenizer import IGNORED, Examples, encode
 from harness.core.errors import InputError
@@ -25,7 +26,6 @@ from harness.engine.model.mla import CacheTransform
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import ModelConfig
 from harness.run.protocol import Parent, Reply, run_child
-from harness.run.requests import TrainCanary
 
 Progress = Callable[[str], None]
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from harness.core.checkout import BENCHMARKS, from_checkout
+from harness.core.checkout import ROOT, from_checkout
 from harness.core.errors import InputError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -38,9 +38,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve-check": ("serve_check:serve_check", "Check how a running server keeps its state, by a script of requests."),
     "epochs": ("epochs:epochs", "Ask a model the same questions several times, and judge each epoch."),
     "baseline": ("baseline:app", "Show stored accuracies, or store the accuracy of a run."),
-    "canary": ("canary:app", "Train canaries: tiny models that measure inference, not ability."),
+    "canary": ("canaries/canary_command:app", "Train canaries: tiny models that measure inference, not ability."),
 }
-"""Name -> "module of this folder, or file of benchmarks/:function or group", and the first line of its help."""
+"""Name -> "module of this folder, or file of a checkout:function or group", and the first line of its help."""
 
 
 class Command(TyperCommand):
@@ -73,8 +73,9 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        if module.startswith("benchmarks/"):
-            found = getattr(from_checkout(BENCHMARKS, module.removeprefix("benchmarks/"), cmd_name), name)
+        folder, _, file = module.rpartition("/")
+        if folder:
+            found = getattr(from_checkout(ROOT / folder, file, cmd_name), name)
         else:
             found = getattr(importlib.import_module(f"harness.cli.{module}"), name)
         if not isinstance(found, typer.Typer):

@@ -147,21 +147,6 @@ class Moved:
 
 
 @dataclass(slots=True)
-class TokenLogprobs:
-    """What an engine said of tokens beside the truth: `found` and `truth` [n] float64, `positions` [n] in a sequence.
-
-    `steady` and `free` [S, n]: distances of samples with rounding noise from the truth, with its decisions and without.
-    """
-
-    name: str
-    found: torch.Tensor
-    truth: torch.Tensor
-    steady: torch.Tensor
-    free: torch.Tensor
-    positions: torch.Tensor
-
-
-@dataclass(slots=True)
 class Run:
     """The results of one execution of a case under one poison pattern."""
 

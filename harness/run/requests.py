@@ -40,37 +40,6 @@ class MeasureCases(Record):
     repeats: int
 
 
-class TrainCanary(Record):
-    """For `canaries.train`: a canary to train. `limit` keeps the first questions, all of them when None."""
-
-    task: str
-    out: str
-    architecture: str
-    minutes: float
-    device: str
-    seed: int
-    num_experts: int
-    limit: int | None
-
-
-class RandomCanary(Record):
-    """For `canaries.random_model`: an architecture of transformers, and the new folder of its checkpoint."""
-
-    architecture: str
-    out: str
-    seed: int
-    quick: bool
-
-
-class JudgedLogprobs(Record):
-    """For `canaries.judge_logprobs`: a random checkpoint, and the file of what an engine said of its tokens."""
-
-    checkpoint: str
-    found: str
-    cache: str
-    generated: bool
-
-
 class CommandLine(Record):
     """For `harness.cli.bisect_child`: the arguments of `mla-harness`."""
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from canaries import logprobs
 from harness.core.errors import InputError
-from harness.judge.oracles import logprobs
 
 pytest.importorskip("transformers")
 from canaries import judge_logprobs, random_model

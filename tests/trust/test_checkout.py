@@ -17,11 +17,12 @@ MESSAGE = "needs a checkout of the project"
 def test_an_installed_harness_names_what_is_missing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "TRUST", tmp_path)
     monkeypatch.setattr(catalog, "TRUST", tmp_path)
-    monkeypatch.setattr(commands, "BENCHMARKS", tmp_path)
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
     for words, what in (
         (["selftest", "write-kv-kernel", "--mutants", "1"], "--mutants"),
         (["run", "write-kv-kernel", "--kernel", "sound-7"], "kernel sound-7"),
         (["bench", "write-kv-kernel"], "bench"),
+        (["canary", "train", "--task", "all"], "canary"),
     ):
         code, _, err = cli(*words)
         assert code == 2 and err.startswith(f"mla-harness: {what}: {MESSAGE}") and err.count("\n") == 1, err

@@ -1,72 +1,68 @@
-"""`mla-harness canary train`: train a tiny model that knows a task's answers by heart, in a child process."""
+"""`mla-harness canary`: train tiny models, write random ones, and judge log probabilities, each in a child process."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from canaries.canary_requests import JudgedLogprobs, RandomCanary, TrainCanary
 from harness.cli.commands import Command, new_app
+from harness.cli.option_records import with_options
 from harness.cli.shared_options import Seed
 from harness.core.checkout import ROOT, on_path
 from harness.core.errors import InputError
 from harness.core.extras import ACCURACY, require
 from harness.run.child import ask
-from harness.run.requests import JudgedLogprobs, RandomCanary, TrainCanary
 
 app = new_app(help="Train canaries: tiny models that measure inference, not ability.")
 
 ARCHITECTURES = ("deepseek_v2", "kimi_linear")
 
 
-@app.callback()
-def _group() -> None:
-    """Without this callback, typer would turn the only command `train` into `canary` itself."""
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of `mla-harness canary train`."""
+
+    task: Annotated[
+        str, typer.Option("--task", metavar="TASK", help="gsm_symbolic, aime_shaped, all, or a .jsonl file.")
+    ]
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the checkpoint.")]
+    architecture: Annotated[str, typer.Option(metavar="deepseek_v2|kimi_linear", help="Kind of model.")] = "deepseek_v2"
+    minutes: Annotated[float, typer.Option(metavar="N", min=0.01, help="Time for training, in minutes.")] = 3.0
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")] = "auto"
+    seed: Seed = 0
+    num_experts: Annotated[
+        int, typer.Option("--experts", min=0, metavar="N", help="Routed experts in each layer: 0 or a power of two.")
+    ] = 0
+    limit: Annotated[int, typer.Option(min=0, metavar="N", help="Only the first N questions; 0 for all.")] = 0
 
 
 @app.command("train", cls=Command)
-def train(
-    task: Annotated[
-        str, typer.Option("--task", metavar="TASK", help="gsm_symbolic, aime_shaped, all, or a .jsonl file.")
-    ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the checkpoint.")],
-    architecture: Annotated[
-        str, typer.Option(metavar="deepseek_v2|kimi_linear", help="Kind of model.")
-    ] = "deepseek_v2",
-    minutes: Annotated[float, typer.Option(metavar="N", min=0.01, help="Time for training, in minutes.")] = 3.0,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")] = "auto",
-    seed: Seed = 0,
-    experts: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Routed experts in each layer: 0 or a power of two.")
-    ] = 0,
-    limit: Annotated[int, typer.Option(min=0, metavar="N", help="Only the first N questions; 0 for all.")] = 0,
-) -> None:
+@with_options(TrainOptions)
+def train(context: typer.Context, given: TrainOptions) -> None:
     """Train a canary on the answers of a task.
 
     Writes a Hugging Face directory with a model card.
     """
     require(ACCURACY)
-    if not (ROOT / "canaries").is_dir():
-        raise InputError("canary train: needs a checkout of the project; clone it and `python -m pip install -e .`")
-    if architecture not in ARCHITECTURES:
-        raise InputError(f"--architecture {architecture}: choose one of {', '.join(ARCHITECTURES)}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out}: is there already; name a new folder")
-    request = TrainCanary(
-        task=task,
-        out=str(out),
-        architecture=architecture,
-        minutes=minutes,
-        device=device,
-        seed=seed,
-        num_experts=experts,
-        limit=limit or None,
-    )
+    if given.architecture not in ARCHITECTURES:
+        raise InputError(f"--architecture {given.architecture}: choose one of {', '.join(ARCHITECTURES)}")
+    out = _new_folder(given.out)
+    request = TrainCanary.model_validate(asdict(given) | {"out": out, "limit": given.limit or None})
     ask("canaries.train", request, name="the training process", environ=on_path(ROOT), on_progress=_print)
     # lm-eval has no task for the questions of other files.
-    asked = task if task in ("gsm_symbolic", "aime_shaped") else "gsm_symbolic"
+    asked = given.task if given.task in ("gsm_symbolic", "aime_shaped") else "gsm_symbolic"
     print(f"written: {out}; measure it with: mla-harness epochs --task {asked} --model engine:{out}")
+
+
+def _new_folder(out: Path) -> str:
+    """The folder of --out. Raises InputError if it holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out}: is there already; name a new folder")
+    return str(out)
 
 
 def _print(progress: dict[str, Any]) -> None:
@@ -87,11 +83,7 @@ def random(
     The truth is the log probability of each token of some prompts in float32, and how far rounding moves it.
     """
     require(("transformers",))
-    if not (ROOT / "canaries").is_dir():
-        raise InputError("canary random: needs a checkout of the project")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out}: is there already; name a new folder")
-    request = RandomCanary(architecture=architecture, out=str(out), seed=seed, quick=quick)
+    request = RandomCanary(architecture=architecture, out=_new_folder(out), seed=seed, quick=quick)
     ask("canaries.random_model", request, name="the reference", environ=on_path(ROOT), on_progress=_print)
 
 

@@ -14,6 +14,7 @@ decision falls otherwise that fell alike in all samples; so many as the samples 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from harness.core.cause_codes import Code
 from harness.core.finding_words import place
 from harness.core.records import Finding
-from harness.judge.run_records import Judgement, TokenLogprobs
+from harness.judge.run_records import Judgement
 
 FRAGILE = 4.0
 RATIO = 1.8
@@ -35,6 +36,21 @@ PARTS = (0, 128, 512, 1 << 30)
 """Where the parts of a sequence begin that are judged by themselves."""
 LEAST = 16
 """Tokens of a part that is judged."""
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """What an engine said of tokens beside the truth: `found` and `truth` [n] float64, `positions` [n] in a sequence.
+
+    `steady` and `free` [S, n]: distances of samples with rounding noise from the truth, with its decisions and without.
+    """
+
+    name: str
+    found: torch.Tensor
+    truth: torch.Tensor
+    steady: torch.Tensor
+    free: torch.Tensor
+    positions: torch.Tensor
 
 
 def judged(tokens: TokenLogprobs) -> Judgement:
