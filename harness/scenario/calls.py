@@ -144,6 +144,30 @@ def _blocks(random: Random, given: Given, first: Wanted) -> None:
     given["width"] = block if first.get("width") == "one" or "width" not in given else given["width"]
 
 
+def _topk(random: Random, given: Given, first: Wanted) -> None:
+    """As many positions as a request has, now and then: the last rank is where kernels differ."""
+    if not any(given["seq_lens"]):
+        given["seq_lens"][-1] = 17
+    lengths = [n for n in given["seq_lens"] if n]
+    if "topk" not in first and (first.get("rank") == "at" or random.random() < 0.4):
+        given["topk"] = random.choice(lengths)
+
+
+def _map(random: Random, given: Given, first: Wanted) -> None:
+    """Lengths of requests, of one to three query tokens each, for about the tokens that are wanted."""
+    tokens = {"1": 1, "2-16": random.randint(3, 9), "17+": 21}[
+        first.get("tokens") or random.choice(("1", "2-16", "17+"))
+    ]
+    given["query_len"] = queries = 1 if tokens == 1 else random.choice((1, 1, 3))
+    longest = {"1": 64, "2": 128, "3-4": 256, "5+": 330}.get(first.get("column", ""), random.choice((64, 130, 330)))
+    lengths = [
+        0 if first.get("list") == "none" and tokens == 1 else random.choice((0, 1, 5, 64, 65, 128, longest, longest))
+        for _ in range(max(tokens // queries, 1))
+    ]
+    is_empty = first.get("list") == "none" and tokens == 1
+    given["seq_lens"] = lengths if any(lengths) else [0] if is_empty else [*lengths[1:], longest]
+
+
 _ROWS = dict.fromkeys(("tokens",), (2, 6, 3, 1))
 DRAWS: dict[str, Draws] = {
     "mla_decode_sparse": Draws("tokens", ("num_chosen",), {"num_chosen": 0}, _sparse,
@@ -158,6 +182,10 @@ DRAWS: dict[str, Draws] = {
     "route_experts": Draws("tokens", (), None, _route, _ROWS),
     "align_experts": Draws("experts", (), None, _align, {**_ROWS, "experts": (2, 6, 3, 1)}),
     "quantize_fp8": Draws("tokens", (), None, _quantize, _ROWS),
+    "index_logits": Draws("batch", ("seq_lens",), {"seq_lens": 0}, _records,
+                          {"heads": (2, 4, 1, 1), "batch": (1, 6, 1), "size": (1, 2)}),
+    "select_topk": Draws("batch", ("seq_lens",), {"seq_lens": 0}, _topk, {"batch": (1, 6, 2)}),
+    "map_indices": Draws("tokens", (), None, _map),
     "quantize_blocks": Draws("experts", ("expert_rows",), {"expert_rows": 0}, _blocks,
                              {"run": (3, 6, 2, 1, 1), "experts": (2, 6, 1)}),
 }  # fmt: skip
@@ -215,7 +243,7 @@ def drawn_call(op: str, random: Random, wanted: Iterator[Wanted], largest: int =
             if shows and (d.name in want or not set(shows[0]) & set(unit)):
                 unit |= random.choice(shows)
         units.append(unit)
-    if op == "read_records":
+    if "seq_lens" in how.lists and "end" in {d.name for d in space.dimensions}:
         for unit, want in zip(units, requests, strict=True):
             unit["seq_lens"] = _length(random, want)
     _beside(random, how, requests, units)

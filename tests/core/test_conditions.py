@@ -106,3 +106,27 @@ def test_a_cover_reaches_every_pair_and_stops_where_no_draw_can() -> None:
     points = points[:1]
     calls, shown = covering_calls(TINY, draw, show, lambda given: 1.0, triples=1.0, seed="x", most=20)
     assert len(calls) == 1 and shown.counts(2)[0] == 1
+
+
+def test_calls_that_are_not_needed_are_left_out() -> None:
+    from covering_calls import needed
+
+    one, other = {"pages": "2", "order": "up", "kv": "bf16"}, {"pages": "0", "kv": "fp8"}
+    calls = [(TINY.shown({"points": points}), cost) for points, cost in (([one], 1.0), ([one, other], 5.0), ([], 1.0))]
+    assert needed(TINY, calls, 0.0) == [1]
+    assert needed(TINY, calls[:1], 1.0) == [0]
+
+
+def test_the_stages_before_sparse_attention_are_read_from_their_arguments() -> None:
+    import torch
+
+    positions = torch.tensor([[0, 63, -1], [-1, -1, -1], [-1, 64, -1], [5, 6, 7]], dtype=torch.int32)
+    table, owners = torch.tensor([[3, 200], [4, 0]], dtype=torch.int32), torch.tensor([0, 0, 0, 1, 1])
+    found = SPACES["map_indices"].read(positions, table, owners, page_size=64)
+    assert [point["list"] for point in found] == ["short", "none", "holes", "full"]
+    assert [point.get("block") for point in found] == ["below 128", None, "128+", "below 128"]
+    assert [point.get("edge") for point in found] == ["last slot", None, "inner", "inner"]
+    logits = torch.tensor([[3.0, 1, 1, 0], [2, 2, 2, 0], [4, 3, 0, 0], [0, 0, 0, 0]])
+    found = SPACES["select_topk"].read(logits, torch.tensor([3, 3, 2, 0]), topk=2)
+    assert [point.get("ties") for point in found] == ["at the last", "all", None, None]
+    assert [point.get("rank") for point in found] == ["above", "above", "at", None]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from random import Random
 from typing import Any
 
-from harness.core.conditions.model import Shown, Space
+from harness.core.conditions.model import Shown, Space, bits
 from harness.scenario.batches import Given, Wanted
 
 CANDIDATES = 12
@@ -24,6 +26,7 @@ def covering_calls(
     most: int = 400,
     serve: Callable[[Given], Sequence[str]] | None = None,
     known: Sequence[str] = (),
+    candidates: int = CANDIDATES,
 ) -> tuple[list[Given], Shown]:
     """Calls that show every allowed pair and the share `triples` of the triples, and what they show.
 
@@ -44,7 +47,7 @@ def covering_calls(
                 yield dict(random.choice(pool)) if random.random() < 0.8 else {}
 
         best: tuple[float, Given, Sequence[str]] | None = None
-        for _ in range(CANDIDATES):
+        for _ in range(candidates):
             given = draw(random, wanted())
             points = show(given)
             pairs, more = shown.gain(points)
@@ -55,3 +58,36 @@ def covering_calls(
             found.append(best[1])
             shown.add(best[2] if serve is None else serve(best[1]))
     return found, shown
+
+
+def needed(space: Space, calls: Sequence[tuple[Sequence[str], float]], triples: float) -> list[int]:
+    """Which of `calls`, each with its points and its cost, show the same pairs and the share `triples` of the triples.
+
+    Calls that show least for their cost, and that no others show, are left out first.
+    """
+    own = []
+    for points, _ in calls:
+        shown = Shown(space)
+        shown.add(points)
+        own.append(
+            {pair: mask & space.allowed[pair] for pair, mask in shown.with_pair.items() if pair in space.allowed}
+        )
+    kept, counts = set(range(len(calls))), Counter(c for call in own for c in _combinations(call))
+    met, least = sum(len(c) == 3 for c in counts), triples * sum(m.bit_count() for m in space.allowed.values())
+
+    def loss(number: int) -> float:
+        alone = [len(c) for c in _combinations(own[number]) if counts[c] == 1]
+        return inf if 2 in alone or met - len(alone) < least else len(alone)
+
+    while (found := min(kept, key=lambda number: loss(number) / calls[number][1])) is not None and loss(found) < inf:
+        met -= int(loss(found))
+        counts.subtract(_combinations(own[found]))
+        kept.discard(found)
+    return sorted(kept)
+
+
+def _combinations(shown: Mapping[tuple[int, int], int]) -> Iterator[tuple[int, ...]]:
+    """The pairs and triples of a call, as numbers of classes."""
+    for pair, mask in shown.items():
+        yield pair
+        yield from ((*pair, third) for third in bits(mask))

@@ -77,6 +77,17 @@ def _written(a: Arguments, outputs: Any, t: int, heads: slice) -> Rows:
     return [a["kv_cache"][slot // PAGE_SIZE, slot % PAGE_SIZE]] if slot >= 0 else []
 
 
+def _logits(a: Arguments, outputs: Any, b: int, heads: slice) -> Rows:
+    num_tokens, length = a["q"].shape[1], int(a["seq_lens"][b])
+    seen = [max(length - num_tokens + s + 1, 0) for s in range(num_tokens)]
+    return [outputs[0][b * num_tokens + s, :n] for s, n in enumerate(seen) if n]
+
+
+def _topk(a: Arguments, outputs: Any, b: int, heads: slice) -> Rows:
+    num_tokens = len(outputs[0]) // len(a["seq_lens"])
+    return list(outputs[0][b * num_tokens : (b + 1) * num_tokens])[::-1]
+
+
 ROWS: dict[str, Callable[[Arguments, Any, int, slice], Rows]] = {
     "mla_decode_sparse": _sparse,
     "context_attention": _context,
@@ -87,6 +98,9 @@ ROWS: dict[str, Callable[[Arguments, Any, int, slice], Rows]] = {
     "quantize_blocks": _blocks,
     "write_kv": _written,
     "read_records": _read,
+    "index_logits": _logits,
+    "select_topk": _topk,
+    "map_indices": _blocks,
 }
 """Op -> the rows of a unit. Records of a writer are bytes at places of their block: see :func:`_records`."""
 
@@ -147,10 +161,12 @@ EVERY: dict[str, Error] = {
 }  # fmt: skip
 ERRORS: dict[str, dict[str, Error]] = {op: dict(EVERY) for op in (*ROWS, "write_records")}
 """Op -> kind -> the error."""
-for _op in ("mla_decode_sparse", "context_attention", "merge_attn_states", "quantize_fp8", "write_kv", "read_records"):
+SCALED = ("mla_decode_sparse", "context_attention", "merge_attn_states", "quantize_fp8", "write_kv", "read_records")
+for _op in (*SCALED, "index_logits"):
     ERRORS[_op]["the neighbour's scale"] = scaled
-# A token's experts may be listed in any order, and so may an expert's choices.
-del ERRORS["align_experts"]["two elements swapped"]
+# An expert's choices may be listed in any order, and so may the positions of a top-k.
+for _op in ("align_experts", "select_topk"):
+    del ERRORS[_op]["two elements swapped"]
 
 
 def with_error(

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 import yaml
-from covering_calls import covering_calls
+from covering_calls import covering_calls, needed
 
 from harness.core.catalog import KERNELS
 from harness.core.conditions.model import Shown, Space
 from harness.core.conditions.table import SPACES, shown_by
 from harness.core.op_params import KERNEL_PARAMS, MlaDecodeParams
 from harness.core.ops import OPS, PAGE_SIZE
-from harness.kernels.ops import expert_inputs, inputs, record_inputs
+from harness.kernels.ops import expert_inputs, indexing, inputs, record_inputs
 from harness.kernels.ops.record_formats import RECORDS
 from harness.scenario.batches import decode_call
 from harness.scenario.calls import drawn_call
@@ -60,7 +60,7 @@ matrix:
   kernel: [all]
 {kv}  call:
 """
-INPUTS = (inputs, expert_inputs, record_inputs)
+INPUTS = (inputs, expert_inputs, record_inputs, indexing)
 # What records hold is not read, and encoding it is slow.
 STORAGE = record_inputs._storage
 
@@ -115,17 +115,23 @@ NAMES = {
     "route_experts": ("router-conditions", "router", 0.901),
     "align_experts": ("alignment-conditions", "router", 0.901),
     "quantize_fp8": ("quantize-conditions", "scales", 0.901),
+    "index_logits": ("index-logits-conditions", "indexer", 0.901),
+    "select_topk": ("select-topk-conditions", "indexer", 0.901),
+    "map_indices": ("map-indices-conditions", "indexer", 0.901),
     "quantize_blocks": ("block-conditions", "scales", 0.901),
 }
-"""Op -> the name of its scenario, a tag, and the share of the triples that its calls show."""
+"""Op -> the name of its scenario, a tag, and the share of the triples that is drawn."""
+LEAST = 0.9
+"""The share of the triples that is kept: calls that are not needed for it are left out."""
 
 
-def found_calls(op: str, most: int = 400) -> tuple[list[dict[str, Any]], Shown]:
-    """The calls of an op, and what they show with the seeds that their cases will have."""
+def found_calls(op: str, most: int = 400) -> tuple[dict[str, dict[str, Any]], Shown]:
+    """The calls of an op by name, and what they show with the seeds that their cases will have."""
     name, _, share = NAMES[op]
     draw = decode_call if op == "mla_decode" else functools.partial(drawn_call, op)
     costs: list[float] = []
     kept: list[dict[str, Any]] = []
+    served: list[tuple[tuple[str, ...], float]] = []
 
     def points(given: dict[str, Any]) -> tuple[str, ...]:
         record_inputs._storage = _quick_storage
@@ -136,12 +142,16 @@ def found_calls(op: str, most: int = 400) -> tuple[list[dict[str, Any]], Shown]:
     def as_case(given: dict[str, Any]) -> tuple[str, ...]:
         kept.append(given)
         record_inputs._storage = STORAGE
-        return show(op, given, seed_of(f"{name}[call=c{len(kept) - 1:02}]"))[0]
+        served.append(show(op, given, seed_of(f"{name}[call=c{len(kept) - 1:02}]")))
+        return served[-1][0]
 
     space = SPACES[op]
-    return covering_calls(
-        space, draw, points, lambda given: costs[-1], triples=share, seed=op, most=most, serve=as_case
-    )
+    how: dict[str, Any] = {"seed": op, "most": most, "serve": as_case, "candidates": 12 if op == "mla_decode" else 60}
+    covering_calls(space, draw, points, lambda given: costs[-1], triples=share, **how)
+    shown, numbers = Shown(space), needed(space, served, LEAST)
+    for number in numbers:
+        shown.add(served[number][0])
+    return {f"c{number:02}": kept[number] for number in numbers}, shown
 
 
 def document(op: str) -> str:
@@ -152,7 +162,7 @@ def document(op: str) -> str:
     (pairs, all_pairs), (triples, all_triples) = shown.counts(2), shown.counts(3)
     counted = {"pairs": pairs, "all_pairs": all_pairs, "triples": triples, "all_triples": all_triples}
     head = HEAD.format(op=op, name=name, tag=tag, count=len(calls), **{k: f"{v:,}" for k, v in counted.items()})
-    return head + "".join(f"    c{number:02}: {_flow(op, given)}\n" for number, given in enumerate(calls))
+    return head + "".join(f"    {name}: {_flow(op, given)}\n" for name, given in calls.items())
 
 
 def report(shown: Shown) -> None:

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.core.conditions import attention, engine, experts, mla_decode, writes
+from harness.core.conditions import attention, engine, experts, indexing, mla_decode, writes
 from harness.core.conditions.model import Space
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS
 
-SPACES: dict[str, Space] = {
-    space.op: space for space in (mla_decode.SPACE, *attention.SPACES, *writes.SPACES, *experts.SPACES, engine.SPACE)
-}
+_OF_OPS = (*attention.SPACES, *writes.SPACES, *experts.SPACES, *indexing.SPACES)
+SPACES: dict[str, Space] = {space.op: space for space in (mla_decode.SPACE, *_OF_OPS, engine.SPACE)}
 """Op, or `engine` for the steps of the reference engine -> its space."""
 
 

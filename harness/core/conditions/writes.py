@@ -188,7 +188,17 @@ _WRITE_RECORDS = Space(
 REQUEST_ENDS = ("empty", "first", "inner", "last", "whole")
 PAGES = ranged("pages", "pages of the request", "0 1 2 3 5")
 SPARE = ranged("spare", "columns of the block table past its pages", "0 1 8")
+SPARES = Dimension("spare", SPARE.classes, SPARE.summary,
+                   {"none": ({"table_pad": 0},), "1-7": ({"table_pad": 3},), "8+": ({"table_pad": 9},)})  # fmt: skip
+END = Dimension("end", REQUEST_ENDS, "where the length ends in its last page")
+NEIGHBOUR = Dimension("neighbour", ("equal", "other"), "length of the request before, compared with this one")
 ORDERS, SHARED = ("rising", "falling", "mixed", "repeated"), ("own", "some", "all")
+
+
+def end_of(length: int) -> str:
+    """Where a request ends in its last page. `last`: it is one token short of a whole page."""
+    found = end_in_page(length - 1) if length else "empty"
+    return "whole" if found == "last" else "last" if length % PAGE_SIZE == PAGE_SIZE - 1 else found
 
 
 def read_read_records(cache: Any, block_table: Any, cu_seq_lens: Any, *, record_format: str, **_: Any) -> list[Point]:
@@ -200,10 +210,8 @@ def read_read_records(cache: Any, block_table: Any, cu_seq_lens: Any, *, record_
     page = cache.shape[1] * cache.shape[2]
     points: list[Point] = []
     for b, (length, own) in enumerate(zip(lengths, pages, strict=True)):
-        end = end_in_page(length - 1) if length else "empty"
         point: dict[str, str | None] = {
-            # The slot before the last of a page is the one at which a request is one token short of a whole page.
-            "end": "whole" if end == "last" else "last" if length % PAGE_SIZE == PAGE_SIZE - 1 else end,
+            "end": end_of(length),
             "pages": PAGES.of(len(own)),
             "batch": BATCH.of(len(lengths)),
             "place": place_of(b, len(lengths)),
@@ -226,11 +234,7 @@ _READ_RECORDS = Space(
     read=read_read_records,
     optional=frozenset({"neighbour", *_NO_KEYS}),
     dimensions=(
-        Dimension("end", REQUEST_ENDS, "where the length ends in its last page"),
-        PAGES, BATCH, places(), neighbours_empty(),
-        Dimension("neighbour", ("equal", "other"), "length of the request before, compared with this one"),
-        Dimension("spare", SPARE.classes, SPARE.summary,
-                  {"none": ({"table_pad": 0},), "1-7": ({"table_pad": 3},), "8+": ({"table_pad": 9},)}),
+        END, PAGES, BATCH, places(), neighbours_empty(), NEIGHBOUR, SPARES,
         Dimension("order", ORDERS, "order of its pages in the cache",
                   {"rising": ({"page_order": "rising"},), "falling": ({"page_order": "falling"},),
                    "mixed": ({"page_order": "random"},), "repeated": ({"page_order": "repeated"},)}),
