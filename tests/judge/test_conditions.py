@@ -100,7 +100,7 @@ def test_planted_values_have_the_scores_that_they_promise_and_a_page_has_one_own
 
 @pytest.mark.parametrize(
     "op",
-    [pytest.param(op, marks=() if op in ("mla_decode", "engine", "merge_attn_states") else pytest.mark.nightly)
+    [pytest.param(op, marks=() if op in ("engine", "merge_attn_states") else pytest.mark.nightly)
      for op in SCENARIOS],
 )  # fmt: skip
 def test_the_shipped_calls_show_every_pair_and_nine_triples_of_ten(op: str) -> None:

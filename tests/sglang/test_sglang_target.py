@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,26 @@ def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
     assert "SGLang's own log line" in result.log
 
 
-def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def imported() -> Iterator[EngineForks]:
+    """The imports of all tests that need no process of its own."""
     forks = EngineForks("harness.engines.sglang.serve.scheduler", "SGLang")
-    monkeypatch.setattr(SglangTarget, "_forks", forks)
+    yield forks
+    forks.close()
+
+
+@pytest.fixture
+def forks(imported: EngineForks, monkeypatch: pytest.MonkeyPatch) -> EngineForks:
+    monkeypatch.setattr(SglangTarget, "_forks", imported)
+    return imported
+
+
+def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, forks: EngineForks) -> None:
     for fault, verdict in (("", Verdict.PASS), ("sglang.padding-slot-given", Verdict.FAIL)):
         subject = case(("graph.pad_rows",), graph="full", process="fork")
         result = run(tmp_path / verdict.value, subject, fault=fault or None)
         assert result.verdict is verdict, result.reason
     assert forks.server({}, 1.0) is not None
-    forks.close()
 
 
 def test_imports_that_cannot_be_forked_leave_the_case_to_spawned_processes(
@@ -119,10 +131,10 @@ def test_the_first_nan_is_recorded_in_the_scheduler(tmp_path: Path) -> None:
     ("unknown", Verdict.SKIP, "unexpected keyword argument 'enable_mixed_chunk'"),
 ])  # fmt: skip
 def test_wrong_answers_deaths_and_refusals(
-    how: str, verdict: Verdict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, verdict: Verdict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: EngineForks
 ) -> None:
     monkeypatch.setenv("FAKE_SGLANG", how)
-    result = run(tmp_path, case())
+    result = run(tmp_path, case(process="spawn" if how == "die" else "fork"))
     assert result.verdict is verdict
     assert words in result.reason + str(result.findings)
 
@@ -139,8 +151,8 @@ def test_a_server_that_hangs_is_ended_at_its_limit_before_the_worker_is(
     assert case(timeout_seconds=2, compare_eager=True, graph="full").params.own_timeout == limit + 2
 
 
-def test_a_fault_whose_code_is_not_there_is_an_error_and_never_a_pass(tmp_path: Path) -> None:
-    result = run(tmp_path, case(), fault="sglang.plan-of-capture")
+def test_a_fault_whose_code_is_not_there_is_an_error_and_never_a_pass(tmp_path: Path, forks: EngineForks) -> None:
+    result = run(tmp_path, case(process="fork"), fault="sglang.plan-of-capture")
     assert result.verdict is Verdict.ERROR and "is not there" in result.reason
 
 

@@ -68,9 +68,9 @@ def test_the_id_of_a_control_alone_makes_it_again() -> None:
 def test_variants_pass() -> None:
     # The cases are drawn here: a variant is registered when it is drawn, and a test leaves no kernel behind.
     torch.set_num_threads(1)
-    cases = [case for case in control_cases(FUZZ, 3, 60) if case.op]
+    cases = [case for case in control_cases(FUZZ, 3, 30) if case.op]
     found = {case.id: run_case(Job(key=case.id, case=case)) for case in cases}
-    assert len(found) > 20
+    assert len(found) > 10
     assert {name: (one.verdict, one.reason) for name, one in found.items() if one.verdict is not Verdict.PASS} == {}
 
 
