@@ -148,9 +148,10 @@ class ModelRunner:
         dummy = self._dummy(1)
         size = self._graph_size(dummy)
         with self._probe.on_dummy_step():
-            if size is None or self._graphs is None:
+            if size is None:
                 self.paged_model.forward(dummy, self.memory)
             else:
+                assert self._graphs is not None
                 batches.fill_dummy(self._static, dummy, self._poison, self._padding)
                 self._graphs.replay(size)
 

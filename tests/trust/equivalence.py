@@ -47,11 +47,13 @@ WIDER: tuple[dict[str, Any], ...] = (
     {"capture_sizes": [4], "graph": "full", "dummy_steps": True, "pad_tokens": "trash"},
     {"changes": [["sleep", 0], ["reload_new", 0]], "epochs": 2, "graph": "full", "capture": "lazy"},
     {"layers": ["mla"], "adapters": [1], "changes": [["switch_adapter", 0]], "epochs": 2},
+    {"layers": ["mla"], "adapters": [1], "changes": [["sleep", 0], ["reload_new", 0]], "epochs": 2, "graph": "full"},
+    {"drafter": True, "graph": "full"},
     {"cancelled": [0], "max_num_seqs": 2},
     {"decode_kernel": "tiled-counted", "graph": "full"},
     {"context_chunk": 16, "context_ranks": 3, "max_batched_tokens": 16},
 )
-"""Parameters of the engine that no draw has, or not together. Every second drawn case gets some, where it stays legal."""
+"""Parameters of the engine that no draw has, or not together. Most drawn cases get some, where they stay legal."""
 Result = Hashable
 
 
@@ -96,7 +98,7 @@ def drawn_ids() -> list[tuple[str, str, dict[str, Any]]]:
     for name, count in NUM_DRAWS.items():
         version = f",v={VERSION}" if name == "fuzz" else ""
         for number in range(count):
-            more = WIDER[number // 2 % len(WIDER)] if number % 2 else {}
+            more = WIDER[number % len(WIDER)] if number % 4 else {}
             found.append((name, f"{name}[seed={SEED},draw={number}{version}]", more))
     return found
 
