@@ -14,6 +14,7 @@ from typing import Any
 from harness.core.conditions import mla_decode as decode
 from harness.core.ops import PAGE_SIZE
 
+_RANGES = {dimension.name: dimension.numbers for dimension in decode.SPACE.dimensions}
 Given = dict[str, Any]
 Wanted = dict[str, str]
 """Dimension -> class that a unit of the call shall show."""
@@ -31,7 +32,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
         return first.get(name) or random.choices(labels, weights)[0]
 
     def number(name: str, most: int, weights: Sequence[int] | None = None) -> int:
-        numbers = decode.RANGES[name][chosen(name, weights)]
+        numbers = _RANGES[name][chosen(name, weights)]
         return random.choice(numbers[: max(most - numbers.start, 1)])
 
     tokens = number("tokens", 12, (6, 4, 3, 2, 1))
@@ -50,7 +51,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
         requests[0], requests[place] = requests[place], requests[0]
     lengths = _lengths(random, requests, tokens, (2 if batch > 16 else 4) if heads < 100 else 2)
     if first.get("spare") == "none":
-        pages = decode.RANGES["pages"][first.get("pages", "2")].start
+        pages = _RANGES["pages"][first.get("pages", "2")].start
         lengths = [min(n, pages * PAGE_SIZE) for n in lengths]
     if not any(lengths):
         lengths[-1] = PAGE_SIZE + tokens
@@ -70,7 +71,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
         "kv": chosen("kv"),
         "page_order": words[:17],
         "values": values[:13],
-        "table_pad": random.choice(decode.RANGES["spare"][chosen("spare")][:12]),
+        "table_pad": random.choice(_RANGES["spare"][chosen("spare")][:12]),
         "planned": chosen("plan") == "given",
         "contiguous_q": chosen("q") == "packed",
         "num_spare_blocks": random.choice((1, 2, 4)),
@@ -123,7 +124,7 @@ def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
     label = want.get("pages") or max(least, drawn, key=labels.index)
     if want.get("shared") == "some" and label == "1":
         label = "2"
-    pages = random.choice(decode.RANGES["pages"][label][: 3 if label == "33+" else 6])
+    pages = random.choice(_RANGES["pages"][label][: 3 if label == "33+" else 6])
     end = want.get("end") or random.choice(ends[1:])
     slots = {"first": 1, "last": PAGE_SIZE - 1, "whole": PAGE_SIZE}.get(end)
     if slots is None:

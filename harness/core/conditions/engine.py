@@ -9,19 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.core.conditions.model import Dimension, Never, Point, Space
+from harness.core.conditions.parts import numbers_of, place_of
 from harness.core.ops import PAGE_SIZE
 
 LAYERS = {"mla": "full", "window": "window", "sparse": "sparse", "kda": "state"}
 """Kind of layer -> its class."""
 STATE = "state"
-RANGES: dict[str, dict[str, range]] = {
-    "batch": {"1": range(1, 2), "2-4": range(2, 5), "5-8": range(5, 9), "9+": range(9, 10_000)},
-    "pages": {"1": range(1, 2), "2": range(2, 3), "3-4": range(3, 5), "5+": range(5, 10**6)},
-    "growth": {"none": range(1), "1": range(1, 2), "2+": range(2, 10**6)},
-    "hit": {"none": range(1), "1": range(1, 2), "2+": range(2, 10**6)},
-    "drafts": {"none": range(1), "1": range(1, 2), "2-3": range(2, 4), "4+": range(4, 100)},
+RANGES = {
+    "batch": numbers_of("1 2 5 9"),
+    "pages": numbers_of("1 2 3 5"),
+    "growth": numbers_of("0 1 2"),
+    "hit": numbers_of("0 1 2"),
+    "drafts": numbers_of("0 1 2 4"),
     "experts": {"none": range(1), "one rank": range(1, 2), "more ranks": range(2, 100)},
-    "ranks": {"1": range(1, 2), "2+": range(2, 100)},
+    "ranks": numbers_of("1 2"),
 }
 """Dimension -> class -> the numbers that it holds."""
 
@@ -143,7 +144,7 @@ def read(step: Step) -> list[Point]:
     points: list[Point] = []
     for number, (request, rounds) in enumerate(zip(requests, step.rounds(), strict=True)):
         point = call | _of_request(request)
-        point["place"] = "only" if count == 1 else {0: "first", count - 1: "last"}.get(number, "middle")
+        point["place"] = place_of(number, count)
         point["moved"] = "new" if request.row is None else "kept" if request.row == number else "moved"
         following = requests[number + 1] if number + 1 < count else None
         behind = "padding" if call["graph"] in _PADDED else "none"

@@ -27,13 +27,19 @@ SCORE_EXAMPLES = {label: ({"values": label.replace(" ", "_")},) for label in SCO
 ROW_EXAMPLES = {label: ({"values": label},) for label in ROW_VALUES}
 
 
-def ranged(name: str, summary: str, starts: str, param: str = "") -> Dimension:
+def numbers_of(starts: str) -> dict[str, range]:
     """Classes of numbers, by the first number of each: `1 2 16` has 1, 2-15 and 16+. 0 is `none`."""
     firsts = [int(start) for start in starts.split()]
     numbers = {}
     for first, after in pairwise([*firsts, 0]):
         label = f"{first}+" if not after else str(first) if after == first + 1 else f"{first}-{after - 1}"
         numbers["none" if label == "0" else label] = range(first, after or 2**31)
+    return numbers
+
+
+def ranged(name: str, summary: str, starts: str, param: str = "") -> Dimension:
+    """A dimension of :func:`numbers_of`."""
+    numbers = numbers_of(starts)
     return Dimension(name, tuple(numbers), summary, numbers=numbers, param=param)
 
 
