@@ -3,13 +3,14 @@
 #   OUT=DIR PYTHONPATH=DIR_OF_PYDANTIC bash benchmarks/cpu_proofs.sh [conditions|conditions-before|mutants|controls]…
 # A part is one function. Each command has its time limit, writes to $OUT, and does not stop the next.
 #   N=400 SEEDS="1 2" errors under conditions; SECONDS_EACH=300 seconds of one command; WORKERS=cores processes.
-#   MUTANTS=1000 MUTANT_SEED=SEED small changes of the code; CONTROLS=5000 CONTROL_SEEDS="1 2 3" draws on right kernels.
+#   MUTANTS=1000 MUTANT_SEED=SEED MUTANT_SECONDS=560 small changes of the code
+#   CONTROLS=5000 CONTROL_SEEDS="1 2 3" draws on right kernels
 set -u
 cd "$(dirname "$0")/.."
 OUT=${OUT:-reports/cpu-proofs} WORKERS=${WORKERS:-$(nproc)} SECONDS_EACH=${SECONDS_EACH:-300}
 PYTHON=${PYTHON:-python3} RUNS=${RUNS:-/tmp/cpu-proofs}
 N=${N:-400} SEEDS=${SEEDS:-"271828 314159"}
-MUTANTS=${MUTANTS:-1000} MUTANT_SEED=${MUTANT_SEED:-20261125}
+MUTANTS=${MUTANTS:-1000} MUTANT_SECONDS=${MUTANT_SECONDS:-560} MUTANT_SEED=${MUTANT_SEED:-20261125}
 CONTROLS=${CONTROLS:-5000} CONTROL_SEEDS=${CONTROL_SEEDS:-"20261126 20261127 20261128"}
 export OMP_NUM_THREADS=1 COLUMNS=170 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$OUT" "$RUNS"
@@ -49,10 +50,11 @@ conditions_before() {
 # Small changes of the engine and of its kernels, and the page of them. They are tried in random order, so a run that
 # its time limit cuts is a sample: `mutants` once more goes on with it.
 mutants() {
-  local runs="$RUNS/mutants-$MUTANT_SEED" run how=(--mutants "$MUTANTS" --seed "$MUTANT_SEED" --out "$RUNS/mutants-$MUTANT_SEED")
+  local runs="$RUNS/mutants-$MUTANT_SEED" run how
+  how=(--mutants "$MUTANTS" --seed "$MUTANT_SEED" --out "$runs")
   run=$(ls -d "$runs"/*/ 2>/dev/null | tail -1)
   [ -n "$run" ] && how=(--resume "$run")
-  timed "mutants-$MUTANT_SEED" 4 command_line selftest "${how[@]}" -n "$WORKERS"
+  SECONDS_EACH=$MUTANT_SECONDS timed "mutants-$MUTANT_SEED" 4 command_line selftest "${how[@]}" -n "$WORKERS"
   run=$(ls -d "$runs"/*/ | tail -1)
   cp "$run/mutants.jsonl" "$OUT/mutants-$MUTANT_SEED.jsonl"
   "$PYTHON" tests/trust/mutants_page.py "$run" > "$OUT/mutants.md" 2> "$OUT/mutants-reasons.log"

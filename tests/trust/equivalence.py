@@ -37,8 +37,8 @@ from harness.scenario.load import load_scenarios
 SEED = 7_000_003
 """Of the drawn inputs. No scenario has it."""
 NUM_DRAWS = {"fuzz": 600, "fuzz-sequences": 120, "fuzz-states": 60}
-MOST, LEAST = 30, 12
-"""Drawn cases that a mutant runs on, and that an equivalent one must have run on."""
+MOST, LEAST, UNTIL = 30, 12, 120
+"""Drawn cases that a mutant runs on, up to UNTIL where its value differed in too few; an equivalent one needs LEAST."""
 NUM_SCHEDULES = 2000
 SCHEDULE = "engine/schedule/"
 WIDER: tuple[dict[str, Any], ...] = (
@@ -203,7 +203,9 @@ def tried(mutant: Mutant, result: MutantResult, inputs: SequenceOf[Drawn], noted
     """
     on_schedules = mutant.file.startswith(SCHEDULE)
     used = differing = 0
-    for drawn in _for(mutant, inputs):
+    for number, drawn in enumerate(_for(mutant, inputs)):
+        if not on_schedules and number >= MOST and used >= LEAST and (not differing or differing >= LEAST):
+            break
         before, same_before = noted.evaluations, noted.different
         try:
             found = drawn.run()
@@ -227,4 +229,6 @@ def _for(mutant: Mutant, inputs: SequenceOf[Drawn]) -> Iterator[Drawn]:
         yield from (drawn for drawn in inputs if drawn.name.startswith("schedule "))
         return
     able = [drawn for drawn in inputs if not drawn.lines.get(mutant.file, set()).isdisjoint(mutant.lines)]
-    yield from able[:: max(len(able) // MOST, 1)][:MOST]
+    # Even steps first, as neighbours are of one scenario.
+    step = max(len(able) // MOST, 1)
+    yield from [drawn for start in range(step) for drawn in able[start::step]][:UNTIL]

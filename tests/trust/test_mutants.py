@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
+import signal
 import textwrap
 import time
 from typing import Any
@@ -69,6 +71,7 @@ def test_an_operator_makes_the_change_of_a_typical_bug(operator: str, body: str,
         "poison.fill_(x, a + 1)",
         "self._probe.on_logits(a[1:])",
         "self.events[a] += 1",
+        "if x.is_cuda and a > 7:\n    self.go(x)",
     ],
 )
 def test_text_guards_and_what_the_harness_adds_are_left_alone(body: str) -> None:
@@ -167,6 +170,23 @@ def test_the_value_of_the_call_before_is_returned(monkeypatch: pytest.MonkeyPatc
 
     (found,) = [result for _, result in trials.in_forks([stale], work, 1)]
     assert found == [[1], [1], [2]]
+
+
+def test_a_trial_that_the_clock_stopped_is_an_error_and_a_crash_of_its_code_a_kill() -> None:
+    one = trials.all_mutants()[0]
+    of_one = functools.partial(trials.became, one)
+    assert trials.ended(of_one, trials.Died(-signal.SIGSEGV)).by == "crash"
+    assert trials.ended(of_one, trials.Died(-signal.SIGXCPU)).status == "killed"
+    # faulthandler ends a process with 1, and a machine without memory with SIGKILL.
+    assert [trials.ended(of_one, trials.Died(code)).status for code in (1, -signal.SIGKILL)] == ["error", "error"]
+
+
+def test_only_cpu_time_ends_a_trial() -> None:
+    with trials._time_limit(0.2):
+        time.sleep(0.4)
+    with pytest.raises(trials.Late), trials._time_limit(0.2):
+        while True:
+            pass
 
 
 def test_results_come_in_order_and_a_process_that_dies_gives_none() -> None:
