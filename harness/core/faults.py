@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import yaml
+from harness.core.files import rows_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +23,11 @@ class FaultSpec:
     replacement: str = ""
 
 
-def _read(file: Path) -> Iterator[FaultSpec]:
-    # libyaml is ten times as fast.
-    rows = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    for name, row in rows.items():
-        target, replacement = f"harness.{row['replaces']}", f"harness.engine.faults.{row['by']}"
-        yield FaultSpec(name, row["ref"], row["bug"], target, replacement)
+def _fault(name: str, row: dict[str, str]) -> FaultSpec:
+    """The fault of a row."""
+    target, replacement = f"harness.{row['replaces']}", f"harness.engine.faults.{row['by']}"
+    return FaultSpec(name, row["ref"], row["bug"], target, replacement)
 
 
-FAULTS = tuple(_read(Path(__file__).with_suffix(".yaml")))
+FAULTS = tuple(_fault(name, row) for name, row in rows_beside(__file__).items())
 """The entries of `faults.yaml`, in its order."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from harness.core.errors import InputError
 
 LoadedT = TypeVar("LoadedT")
@@ -23,6 +25,14 @@ _CHECKOUT = Path(__file__).resolve().parents[2] / "fixtures"
 FIXTURES = _CHECKOUT if _CHECKOUT.is_dir() else _INSTALLED
 TASKS = FIXTURES / "tasks"
 BASELINES = FIXTURES / "baselines"
+
+
+def rows_beside(module: str) -> dict[str, dict[str, Any]]:
+    """The rows of the table in YAML that has the name of a module's file."""
+    text = Path(module).with_suffix(".yaml").read_text(encoding="utf-8")
+    # libyaml is ten times as fast.
+    rows: dict[str, dict[str, Any]] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return rows
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from harness.core.cause_codes import Code, Reason
+from harness.core.files import rows_beside
 from harness.core.index_params import IndexLogitsParams
-from harness.core.op_params import RecordFormat
 from harness.core.params import Params, ParamsT
 from harness.core.registry import attribute_at
 from harness.core.shapes import ANY, RESIZABLE, Shapes, misfit, sizes_of
@@ -141,94 +141,15 @@ class KernelSpec:
 TRITON = "harness.memory.triton_interpreter:unavailable"
 
 
-def _torch(op: str, short_name: str, summary: str, impl: str, **promises: Any) -> KernelSpec:
-    """A kernel of `harness.kernels.torch`, where `impl` is its "module:function"."""
-    devices = promises.pop("devices", ("cpu", "cuda"))
-    impl = f"harness.kernels.torch.{impl}"
-    return KernelSpec(op, short_name, summary, impl, devices=devices, shapes=ANY, **promises)
+def _kernel(name: str, row: dict[str, Any]) -> KernelSpec:
+    """The kernel of a row. Lists are tuples here. A Triton kernel needs Triton, and prefers a GPU."""
+    op, _, short_name = name.partition("/")
+    found = {field: tuple(value) if isinstance(value, list) else value for field, value in row.items()}
+    is_triton = row["impl"].startswith("triton.")
+    found["impl"] = f"harness.kernels.{row['impl']}"
+    own = {"devices": ("cuda", "cpu"), "requires": TRITON} if is_triton else {"devices": ("cpu", "cuda")}
+    return KernelSpec(op, short_name, shapes=ANY, **(own | found))
 
 
-def _triton(op: str, short_name: str, summary: str, impl: str, **promises: Any) -> KernelSpec:
-    """A kernel of `harness.kernels.triton`, where `impl` is its "module:function". The interpreter runs it on a CPU."""
-    impl = f"harness.kernels.triton.{impl}"
-    devices = ("cuda", "cpu")
-    return KernelSpec(op, short_name, summary, impl, devices=devices, shapes=ANY, requires=TRITON, **promises)
-
-
-KERNELS: tuple[KernelSpec, ...] = (
-    _torch("mla_decode", "tiled", "whole pages, split-KV; selects used slots; leaves empty rows unwritten",
-           "decode:mla_decode", takes=("window",), cuda_twin="triton-unwritten"),
-    _torch("mla_decode", "tiled-multiply", "as tiled, but multiplies unused values by 0: needs a finite cache",
-           "decode:mla_decode_multiply", takes=("window",), needs_finite_tail=True, cuda_twin="triton-multiply"),
-    _torch("mla_decode", "tiled-identity", "as tiled, but empty rows get the empty attention: out 0, lse -inf",
-           "decode:mla_decode_identity",
-           takes=("window",), empty_rows="identity", empty_lse="-inf", cuda_twin="triton"),
-    _torch("mla_decode", "tiled-prefetch",
-           "as tiled, but looks up a page of empty requests too: their table entries must be valid",
-           "decode:mla_decode_prefetch", takes=("window",), needs_valid_table=True, cuda_twin="triton-prefetch"),
-    _torch("mla_decode", "tiled-counted",
-           "as tiled, in chunks of pages; the piece that arrives last combines them, by counters that are zero",
-           "decode:mla_decode_counted", takes=("window", "workspace"), chunked=True, devices=("cpu",)),
-    _triton("mla_decode", "triton", "split-KV on tensor cores; masked loads; empty rows get out 0, lse -inf",
-            "decode:mla_decode", empty_rows="identity", empty_lse="-inf"),
-    _triton("mla_decode", "triton-unwritten", "as triton, but leaves empty rows unwritten, as FlashMLA does",
-            "decode:mla_decode_unwritten"),
-    _triton("mla_decode", "triton-multiply",
-            "as triton, but reads whole pages and multiplies unused values by 0: needs a finite cache",
-            "decode:mla_decode_multiply", needs_finite_tail=True),
-    _triton("mla_decode", "triton-prefetch",
-            "as triton, but looks up a page of empty requests too: their table entries must be valid",
-            "decode:mla_decode_prefetch", needs_valid_table=True),
-    _torch("mla_decode_sparse", "gather",
-           "one gathered row of slots a token; selects those that are there; leaves rows without any unwritten",
-           "decode:mla_decode_sparse", kv=("fp32", "bf16", "fp8_e4m3", "fp8_ds_mla")),
-    _torch("index_logits", "torch", "gathers whole pages; writes the columns of a row's keys alone",
-           "index:index_logits", kv=("fp32", "bf16", "indexer_planar")),
-    _torch("select_topk", "torch", "masks what is past a row's length; writes every element", "index:select_topk",
-           takes=("out",)),
-    _torch("map_indices", "torch", "looks up no entry for -1; a row for each row of positions", "index:map_indices",
-           takes=("out",)),
-    _triton("map_indices", "triton", "one launch; masked loads of the table; a row for each row of positions",
-            "map_indices:map_indices", takes=("out",)),
-    _torch("mla_decode_plan", "tiled",
-           "at most 4 pieces a request, of equal size in the batch; fixed shapes, made on the device",
-           "plan:mla_decode_plan", chunked=True, cuda_twin="triton"),
-    _triton("mla_decode_plan", "triton", "pieces that fill the GPU in whole waves; one launch, fixed shapes",
-            "decode:mla_decode_plan"),
-    _torch("context_attention", "torch",
-           "varlen attention; out of rows without keys stays unwritten, their lse is -inf", "context:context_attention",
-           empty_lse="-inf"),
-    _torch("context_attention", "torch-plus-inf",
-           "as torch with FlashAttention-2's convention: the lse of rows without keys is +inf",
-           "context:context_attention_plus_inf", empty_lse="+inf"),
-    _torch("context_attention", "torch-ragged",
-           "as torch, around a backend whose lse is by token and of base 2, converted where it is called",
-           "context:context_attention_ragged", empty_lse="-inf"),
-    _torch("merge_attn_states", "torch", "selects empty sides away; copies tokens without context from the suffix",
-           "merge:merge_attn_states"),
-    _triton("merge_attn_states", "triton", "selects empty sides away by masked loads; copies tokens without context",
-            "merge:merge_attn_states"),
-    _torch("write_kv", "torch", "skips negative slots; fp8 saturates", "write:write_kv", cuda_twin="triton"),
-    _triton("write_kv", "triton", "skips negative slots; fp8 saturates", "write_kv:write_kv"),
-    _torch("quantize_fp8", "torch", "one scale a tensor; its maximum propagates NaN", "quantize:quantize_fp8"),
-    _torch("quantize_fp8", "torch-fmax", "one scale a tensor; its maximum drops NaN, as CUDA's fmaxf does",
-           "quantize:quantize_fp8_fmax"),
-    _torch("quantize_fp8", "per-token", "one scale a row: a control that no padded row can spoil",
-           "quantize:quantize_fp8_per_token"),
-    _triton("quantize_fp8", "triton", "one scale a tensor; a maximum of bits, so that NaN is the largest",
-            "quantize:quantize_fp8"),
-    _torch("route_experts", "torch", "softmax, top-k, renormalised; int32 ids, distinct for each token",
-           "route:route_experts"),
-    _torch("route_experts", "torch-live",
-           "as torch, but writes live tokens only, as kernels that know their number do",
-           "route:route_experts_live", takes=("num_live",)),
-    _torch("align_experts", "torch", "stable sort; entries and blocks behind the count stay unwritten",
-           "route:align_experts"),
-    _torch("quantize_blocks", "torch",
-           "nvfp4, mxfp4 and mxfp8; scales of each expert in tiles of their own, padded with code 0",
-           "quantize:quantize_blocks"),
-    _torch("write_records", "torch", "every format, by views that follow the strides of the cache",
-           "records:write_records", kv=get_args(RecordFormat)),
-    _torch("read_records", "torch", "every format, by views that follow the strides of the cache",
-           "records:read_records", kv=get_args(RecordFormat)),
-)  # fmt: skip
+KERNELS = tuple(_kernel(name, row) for name, row in rows_beside(__file__).items())
+"""The entries of `kernels.yaml`, in its order."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+from harness.core.files import rows_beside
 from harness.core.registry import attribute_at
 
 Need = Literal[
@@ -59,58 +60,10 @@ class OracleSpec:
         return attribute_at(self.impl)(evidence)
 
 
-def _oracle(place: str, summary: str, needs: Need = "") -> OracleSpec:
-    """An oracle at `module:name` of `harness.judge.oracles`; a module alone is its name, with the function `judge`."""
-    module, _, name = place.partition(":")
-    return OracleSpec(name or module, summary, f"harness.judge.oracles.{module}:{name or 'judge'}", needs)
+def _oracle(name: str, row: dict[str, Any]) -> OracleSpec:
+    """The oracle of a row."""
+    return OracleSpec(name, row["passes"], f"harness.judge.oracles.{row['impl']}", row.get("needs", ""))
 
 
-ORACLES: tuple[OracleSpec, ...] = (
-    _oracle("values:finite", "live rows hold no NaN and no Inf where the reference is finite", "floats"),
-    _oracle("values:sentinel", "no sentinel is found verbatim in live rows, and guarded memory is untouched"),
-    _oracle("agreement:reference", "live rows agree with the float64 reference"),
-    _oracle("agreement:tokens", "each token is the largest logit of its row, and of the reference's", "requests"),
-    _oracle("contracts:conserved", "no request and no page is lost or counted twice", "requests"),
-    _oracle("contracts:policy", "requests, budget and graphs are chosen by this engine's own policy", "requests"),
-    _oracle("contracts:acceptance", "each draft of a drafter that knows the answers by heart is accepted", "module"),
-    _oracle("bitwise:non_interference", "live rows are bitwise equal under two different poisons", "patterns"),
-    _oracle(
-        "bitwise:replay",
-        "a graph replay equals the same step run eagerly, and its answer changes when its inputs change",
-        "graph",
-    ),
-    _oracle(
-        "agreement:padding",
-        "live rows of a captured batch are bitwise equal for any number of padded rows",
-        "batches",
-    ),
-    _oracle("contracts:address", "the tensor that a graph captured is the one that the engine updates", "batches"),
-    _oracle("agreement:cold_warm", "a prompt is answered alike whether its prefix was cached or not", "warm"),
-    _oracle("agreement:flush", "after a flush of all caches the answers are as they were at first", "flush"),
-    _oracle("agreement:repeats", "each launch on equal inputs gives the same bits", "repeats"),
-    _oracle(
-        "contracts:zeroed", "each block that the scheduler says to zero holds zeros before its first read", "mixed"
-    ),
-    _oracle(
-        "contracts:distinct_experts", "the experts of each token, padding included, are distinct and exist", "experts"
-    ),
-    _oracle("moves:landed", "after a move every byte is the one that its token needs, and no other changed", "moves"),
-    _oracle("moves:ordered", "of two accesses to the same bytes, one a write, an event orders which is first", "moves"),
-    _oracle(
-        "accuracy",
-        "in every epoch the canary answers as many questions right as its baseline, and the same ones",
-        "answers",
-    ),
-    _oracle(
-        "accuracy:answers",
-        "in every epoch vLLM answers as many questions right as the canary is known to, with no invalid token",
-        "answers",
-    ),
-    _oracle("accuracy:streams", "vLLM generates the same text with graphs and without", "graph"),
-    _oracle("crash", "the worker survives: no illegal address, no signal, no exception, no hang"),
-    _oracle(
-        "accuracy:sequences",
-        "each answer of a script has the tokens of the same request asked alone, with no page from a cache",
-        "script",
-    ),
-)
+ORACLES = tuple(_oracle(name, row) for name, row in rows_beside(__file__).items())
+"""The entries of `oracles.yaml`, in its order."""
