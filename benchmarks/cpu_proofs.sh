@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Long proofs on many cores, without a GPU and without a virtual environment.
-#   OUT=DIR PYTHONPATH=DIR_OF_PYDANTIC bash benchmarks/cpu_proofs.sh [conditions|conditions-before|mutants|controls]…
+#   OUT=DIR PYTHONPATH=DIR_OF_PYDANTIC bash benchmarks/cpu_proofs.sh [conditions|conditions-before|mutants|controls|tolerances]…
 # A part is one function. Each command has its time limit, writes to $OUT, and does not stop the next.
 #   N=400 SEEDS="1 2" errors under conditions; SECONDS_EACH=300 seconds of one command; WORKERS=cores processes.
 #   MUTANTS=1000 MUTANT_SEED=SEED MUTANT_SECONDS=560 small changes of the code
-#   CONTROLS=5000 CONTROL_SEEDS="1 2 3" draws on right kernels
+#   CONTROLS=5000 CONTROL_SEEDS="1 2 3" draws on right kernels; DRAWS=2000 TOLERANCE_SEEDS=8 what right kernels need
 set -u
 cd "$(dirname "$0")/.."
 OUT=${OUT:-reports/cpu-proofs} WORKERS=${WORKERS:-$(nproc)} SECONDS_EACH=${SECONDS_EACH:-300}
@@ -71,6 +71,14 @@ controls() {
       --out "$RUNS/controls-$seed"
     grep -hE '^(false alarms|clean cases)' "$OUT/controls-$seed.log" >> "$OUT/summary.txt"
   done
+}
+
+# docs/tolerances.md as measured today.
+tolerances() {
+  timed tolerances 0 timeout -k 10 "$MUTANT_SECONDS" "$PYTHON" tests/trust/tolerances.py --draws "${DRAWS:-2000}" \
+    --seeds "${TOLERANCE_SEEDS:-8}" --workers "$WORKERS"
+  cp "$OUT/tolerances.log" "$OUT/tolerances.md"
+  grep -E '^\| (`|experts|tokens)' "$OUT/tolerances.md" | cut -c1-130
 }
 
 for part in "${@:-conditions}"; do

@@ -13,17 +13,21 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
 from harness.core.cases import Case, Job
+from harness.core.index_params import IndexLogitsParams
 from harness.judge.oracles.compare import compare
 from harness.judge.oracles.thresholds import BOUNDS, Bound, bound
 from harness.judge.run_case import why_not
 from harness.judge.run_records import Run
 from harness.judge.target import target_of
 from harness.kernels.call import without_interception
+from harness.kernels.ops import indexing
+from harness.kernels.torch.index import load_keys
 from harness.memory.poison.patterns import Poison
 from harness.report.markdown import table
 from harness.scenario.expand import KernelOverride, control_cases, drawn_cases, expand
@@ -41,6 +45,8 @@ NOT_DRAWN = (
     "sparse-layouts",
     "activation-scales",
     "decode-kernel",
+    "index-logits",
+    "index-logits-conditions",
 )
 """Scenarios with bounds that no draw uses."""
 
@@ -63,11 +69,22 @@ def cases(num_draws: int, num_seeds: int) -> Iterator[Case]:
                 yield from expand(scenarios[name], seed=seed, override=KernelOverride.named(f"sound-{seed}"))
 
 
-def measured(found: Iterable[Case]) -> Samples:
+def measured(found: Iterable[Case], workers: int) -> Samples:
     """What the cases need. Kernels that cannot run here are left out."""
+    every, samples = list(found), defaultdict(list)
+    with get_context("fork").Pool(workers) as pool:
+        for part in pool.imap_unordered(_measured, [every[first :: 8 * workers] for first in range(8 * workers)]):
+            for name, shares in part.items():
+                samples[name] += shares
+    return samples
+
+
+def _measured(found: Iterable[Case]) -> Samples:
     samples: Samples = defaultdict(list)
     for case in found:
         torch.manual_seed(case.seed)
+        if case.op == "index_logits" and case.params_as(IndexLogitsParams).kv == "indexer_planar":
+            _note_short_registers(case, samples)
         if not why_not(case, "cpu"):
             with without_interception():
                 _note(target_of(Job(key=case.id, case=case)).run(Poison("zeros", frozenset())), samples)
@@ -84,10 +101,29 @@ def _note(run: Run, samples: Samples) -> None:
     judged += [(pair.bound, pair.second, pair.first.double(), pair.live) for pair in run.pairs]
     for name, got, want, live in judged:
         if name and want is not None and want.dtype.is_floating_point:
-            row = bound(name)
-            by_element = compare(got, want, live, replace(row, relative_l2=math.inf)).used
-            by_row = compare(got, want, live, replace(row, ulps=math.inf)).used
-            samples[name].append((by_element, by_row))
+            samples[name].append(_shares(got, want, live, name))
+
+
+def _note_short_registers(case: Case, samples: Samples) -> None:
+    """What index logits need if a GPU adds up each 32 products in registers that hold 13 bits below the largest."""
+    given = indexing.index_logits(case.params_as(IndexLogitsParams), case.seed)
+    want, defined = indexing.expected_logits(given)
+    blocks = given.block_table.long().clamp(max=len(given.kv_cache) - 1)
+    keys = load_keys(given.kv_cache, blocks).flatten(1, 2)
+    products = given.q.float()[:, :, :, None] * keys[:, None, None]
+    groups = products.unflatten(-1, (-1, 32))
+    unit = torch.exp2(groups.abs().amax(-1, keepdim=True).log2().floor() - 13)
+    scores = ((groups / unit).trunc() * unit).nan_to_num().sum((-1, -2)).relu()
+    logits = (scores * given.weights[..., None]).sum(2).flatten(0, 1).masked_fill(~defined, 0.0)
+    name = "index_logits.indexer_planar.in_fp8"
+    samples[name].append(_shares(logits, want, defined.any(dim=1), name))
+
+
+def _shares(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, name: str) -> tuple[float, float]:
+    """The largest share of a bound that an element of [T, ...] used, and a row, of the rows live [T] bool."""
+    row = bound(name)
+    by_element = compare(got, want, live, replace(row, relative_l2=math.inf)).used
+    return by_element, compare(got, want, live, replace(row, ulps=math.inf)).used
 
 
 def quantile(values: list[float]) -> float:
@@ -115,8 +151,8 @@ def _tie(name: str, samples: list[tuple[float, float]]) -> list[str]:
     return [*name.split(), str(len(samples)), f"{share:.3f}", f"{1 / share:.1f}" if share else "no near tie"]
 
 
-def document(num_draws: int, num_seeds: int) -> str:
-    samples = measured(cases(num_draws, num_seeds))
+def document(num_draws: int, num_seeds: int, workers: int) -> str:
+    samples = measured(cases(num_draws, num_seeds), workers)
     head = (
         "bound",
         "type",
@@ -152,11 +188,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=1, help="processes")
     given = parser.parse_args()
     torch.set_num_threads(1)
     # tolerance_effects.py prints the last section, from a run of mutants: it stays as it is.
     _, title, effects = PAGE.read_text(encoding="utf-8").partition("\n## What each change of a bound did\n")
-    print(document(given.draws, given.seeds) + title + effects, end="")
+    print(document(given.draws, given.seeds, given.workers) + title + effects, end="")
 
 
 if __name__ == "__main__":
