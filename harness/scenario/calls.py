@@ -6,16 +6,21 @@ neighbour, is arranged here.
 
 from __future__ import annotations
 
+import base64
+import functools
+import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from pydantic import ValidationError
 
-from harness.core.conditions.model import Dimension, Space
-from harness.core.conditions.table import SPACES
+from harness.core.conditions.model import Combination, Dimension, Space
+from harness.core.conditions.table import SPACES, key_of
 from harness.core.conditions.writes import PAGES, REQUEST_ENDS
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import PAGE_SIZE
@@ -27,6 +32,10 @@ Wanted = dict[str, str]
 
 MOST_ELEMENTS = 400_000
 """Elements of the queries and keys of a call of `context_attention`."""
+UNMET = Path(__file__).with_name("unmet_triples.json")
+"""Op and mark of its classes -> a bit for each triple, in order; written with the arrays of calls."""
+RARE = 0.6
+"""How often a unit of a random call wants a triple that no array shows."""
 MOST_DRAWN = 9
 """Units of a random call."""
 MOST_CYCLED = 13
@@ -203,12 +212,24 @@ def call_of_conditions(random: Random, op: str, kernel: str) -> Given:
 
 
 def _triple(random: Random, op: str) -> Wanted:
-    """Classes of three dimensions that go together."""
+    """Classes of three dimensions that go together, most often three that no shipped call shows together."""
     space = SPACES[op]
+    if random.random() < RARE and (rare := _unmet(op)):
+        return dict(random.choice(rare))
     while True:
         found = [(d.name, random.choice(d.classes)) for d in random.sample(space.dimensions, 3)]
         if not space.why_not(found):
             return dict(found)
+
+
+@functools.cache
+def _unmet(op: str) -> list[Combination]:
+    """The triples that no call of the op's array shows."""
+    packed = json.loads(UNMET.read_text(encoding="utf-8")).get(key_of(SPACES[op]), "")
+    flags = zlib.decompress(base64.b64decode(packed)) if packed else b""
+    return [
+        one for n, one in enumerate(SPACES[op].combinations(3)) if n // 8 < len(flags) and flags[n // 8] >> n % 8 & 1
+    ]
 
 
 def drawn_call(op: str, random: Random, wanted: Iterator[Wanted], largest: int = 140) -> Given:

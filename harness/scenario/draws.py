@@ -1,8 +1,8 @@
 """Random cases: parameters of every op and of the engine, drawn from a seed. All of them are legal.
 
 A seed stands for one case in each version of the draws, and the id of a case names the version if it is not 1. So a
-change of what is drawn is a new version. Version 1 has eight of the eleven ops, and no layouts, graphs or launches.
-Version 3 draws most calls of ops from triples of their conditions.
+change of what is drawn is a new version. Version 1 has eight of the ops, and no layouts, graphs or launches. Version 3
+draws most calls from triples of their conditions.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Draw:
 def draw(seed: str, version: int = 1) -> Draw:
     """The case of `seed` in a version of the draws, the same on every machine and in every process."""
     rng = Random(seed)
-    ops = _OPS if version == 1 else {**_OPS, **_OPS_2}
-    op = rng.choice([*ops, None])
+    ops = _OPS if version == 1 else _OPS | _OPS_2
+    op = rng.choice([*ops, *(_OPS_3 if version > 2 else ()), None])
     system = "kernel" if op else "engine"
-    if op and version > 2 and rng.random() < BY_CONDITIONS:
+    if op and version > 2 and (op in _OPS_3 or rng.random() < BY_CONDITIONS):
         given = call_of_conditions(rng, op, _kernel(rng, op))
     else:
         given = ops[op](rng) if op else _engine(rng)
@@ -359,10 +359,10 @@ _OPS: dict[str, Callable[[Random], Given]] = {
 """Op -> the function that draws its parameters. Another op would give every id of version 1 another case."""
 _OPS_2: dict[str, Callable[[Random], Given]] = {
     "align_experts": _align_experts,
-    "write_records": _write_records,
-    "read_records": _read_records,
-}
+    "write_records": _write_records, "read_records": _read_records,
+}  # fmt: skip
 """The ops of version 2, beside these."""
+_OPS_3 = ("index_logits", "select_topk", "map_indices")  # In version 3 as well, always drawn from conditions.
 MORE: dict[str, dict[str, list[Any]]] = {
     "mla_decode": {
         "layout": list(get_args(CacheLayout)),

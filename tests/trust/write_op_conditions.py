@@ -5,9 +5,11 @@ The calls come from :mod:`harness.scenario.calls`. What a call shows is read fro
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import sys
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +19,13 @@ from covering_calls import covering_calls, needed
 
 from harness.core.catalog import KERNELS
 from harness.core.conditions.model import Shown, Space
-from harness.core.conditions.table import SPACES, shown_by
+from harness.core.conditions.table import SPACES, key_of, shown_by
 from harness.core.op_params import KERNEL_PARAMS, MlaDecodeParams
 from harness.core.ops import OPS, PAGE_SIZE
 from harness.kernels.ops import expert_inputs, indexing, inputs, record_inputs
 from harness.kernels.ops.record_formats import RECORDS
 from harness.scenario.batches import decode_call
-from harness.scenario.calls import drawn_call
+from harness.scenario.calls import UNMET, drawn_call
 from harness.scenario.expand import seed_of
 from harness.scenario.load import load_scenarios, shipped_directory
 
@@ -246,8 +248,28 @@ def real_document(op: str) -> str:
     return head + "".join(f"    c{number:02}: {_flow(op, given)}\n" for number, given in enumerate(calls))
 
 
+def unmet() -> str:
+    """The triples that the arrays of calls do not show, as `fuzz` reads them."""
+    found, scenarios = {}, {s.name: s for s in load_scenarios(shipped_directory())}
+    for op, (name, _, _) in NAMES.items():
+        shown = Shown(SPACES[op])
+        for label, given in scenarios[name].matrix["call"].items():
+            shown.add(show(op, given, seed_of(f"{name}[call={label}]"))[0])
+        flags = bytearray()
+        for n, triple in enumerate(SPACES[op].combinations(3)):
+            flags += b"\0" * (n // 8 + 1 - len(flags))
+            flags[n // 8] |= (not shown.has(triple)) << n % 8
+        found[key_of(SPACES[op])] = base64.b64encode(zlib.compress(bytes(flags), 9)).decode()
+    return json.dumps(found, indent=0) + "\n"
+
+
 if __name__ == "__main__":
     *real, op = sys.argv[1:] or [""]
+    if op == "--unmet":
+        UNMET.write_text(unmet(), encoding="utf-8")
+        sys.exit()
     if op not in NAMES or real not in ([], ["--real"]):
-        sys.exit(f"usage: python tests/trust/write_op_conditions.py [--real] {'|'.join(NAMES)}")
+        sys.exit(
+            f"usage: python tests/trust/write_op_conditions.py [--real] {'|'.join(NAMES)}, or --unmet after the last of them"
+        )
     print(real_document(op) if real else document(op), end="")
