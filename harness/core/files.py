@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from harness.core.errors import InputError
 
 LoadedT = TypeVar("LoadedT")
@@ -29,6 +27,9 @@ BASELINES = FIXTURES / "baselines"
 
 def rows_beside(module: str) -> dict[str, dict[str, Any]]:
     """The rows of the table in YAML that has the name of a module's file."""
+    # `mla-harness --help` reads no table.
+    import yaml
+
     text = Path(module).with_suffix(".yaml").read_text(encoding="utf-8")
     # libyaml is ten times as fast.
     rows: dict[str, dict[str, Any]] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
