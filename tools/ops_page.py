@@ -22,7 +22,7 @@ def ops() -> str:
     sets = table(("set", *SIZES["mla_decode"][:5], "qk_head_dim", "v_head_dim", "dtype"), map(_set, NAMED.values()))
     return f"""# Ops
 
-Written by `python tools/pages.py` from `harness/core/ops.py` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm.
+Written by `python tools/pages.py` from `harness/core/ops.yaml` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm.
 
 R is the largest power of two below D, so a kernel that sees only D = 576 knows R = 512. A kernel with the argument `kv_lora_rank` is given R.
 
