@@ -14,10 +14,12 @@ import sys
 from pathlib import Path
 
 LIBRARIES = {
-    "linear_operator-0.6.1": "test/functions test/operators/test_{dense,diag,identity}_linear_operator.py",
-    "gpytorch-1.15.2": "test/distributions test/kernels/test_rbf_kernel.py",
+    "linear_operator-0.6.1": "test/functions test/operators/test_{dense,diag,identity}_linear_operator.py test/utils",
+    "gpytorch-1.15.2": "test/distributions test/kernels/test_rbf_kernel.py test/lazy",
     "pytorch_geometric-2.8.0": "test/test_index.py test/test_edge_index.py test/test_hash_tensor.py",
     "tensordict-0.14.0": "test/tensordict/test_errors.py test/tensordict/test_nontensor.py",
+    "torchao": "test/test_utils.py",
+    "kornia": "tests/core/test_tensor_wrapper.py tests/geometry/test_boxes.py tests/geometry/test_keypoints.py",
 }
 """The tests of each source tree, as arguments of a shell."""
 
