@@ -89,7 +89,7 @@ def judge(evidence: Evidence) -> Outcome:
             blind.append(name)
     outcome.reason = "; ".join(notes)
     if blind:
-        # A drawn case is known to show something with our kernels alone: a plug-in rounds otherwise, and batches differ.
+        # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise, so batches differ.
         is_only_less = len(blind) < len(evidence.case.oracles) and _has_plugin(evidence.case)
         outcome.verdict, outcome.cause = Verdict.SKIP if is_only_less else Verdict.ERROR, Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
