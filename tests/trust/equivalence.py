@@ -22,6 +22,7 @@ from mutant_operators import Mutant
 from mutant_records import MutantResult
 from pydantic import ValidationError
 from schedules import trace
+from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.core.cases import Case, Job
 from harness.core.sites import SITES
@@ -67,7 +68,9 @@ class Noted:
     def note(self, right: Any, wrong: Any) -> Any:
         """Count a pair of values. Returns the wrong one."""
         self.evaluations += 1
-        self.different += not is_same(right, wrong)
+        # A graph that is captured here refuses reads of values on the host.
+        with _disable_current_modes():
+            self.different += not is_same(right, wrong)
         return wrong
 
 
@@ -181,7 +184,7 @@ def _outputs(job: Job) -> Result:
     served = target._serve(poison, notes)
     answers = notes.answers
     rows = [row for kept in (answers.logits, answers.rejected) for request in sorted(kept) for row in kept[request]]
-    rows += [twin[twin_live] for one in notes.twins.replays for twin, twin_live in [(one.replayed, one.live)]]
+    rows += [one.replayed[one.live] for one in [*notes.twins.replays, *notes.twins.drafts]]
     counts = tuple((one.name, one.found) for one in [*served.counts, *served.counts_at_end()])
     return (tuple(map(_bits, rows)), counts, served.engine.pool.free_blocks)
 
