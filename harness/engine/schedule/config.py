@@ -24,6 +24,8 @@ _REQUIRED += ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_di
 _OPTIONAL = ["rope_theta", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"]
 _OPTIONAL += ["bos_token_id", "eos_token_id", "pad_token_id"]
 """Fields with the same name in a `config.json`. A missing optional one has the field's default."""
+_SAME = ["vocab_size", "hidden_size", "num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"]
+"""Fields with the same name in the parameters of a case."""
 
 
 @dataclass(frozen=True)
@@ -221,15 +223,9 @@ def model_config(params: ModelSizes) -> ModelConfig:
     hybrid = "kda" in params.layers
     return ModelConfig(
         architecture="kimi_linear" if hybrid else "deepseek_v2",
-        vocab_size=params.vocab_size,
-        hidden_size=params.hidden_size,
+        **{name: getattr(params, name) for name in _SAME},
         num_layers=len(params.layers),
         layer_types=params.layers,
-        num_heads=params.num_heads,
-        qk_nope_head_dim=params.qk_nope_head_dim,
-        qk_rope_head_dim=params.qk_rope_head_dim,
-        v_head_dim=params.v_head_dim,
-        kv_lora_rank=params.kv_lora_rank,
         intermediate_size=2 * params.hidden_size,
         use_rope=not hybrid,
         kda_num_heads=params.num_heads if hybrid else 0,
