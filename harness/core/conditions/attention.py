@@ -34,8 +34,12 @@ from harness.core.ops import PAGE_SIZE
 HEADS = heads()
 BATCH = ranged("batch", "requests", "1 2 17")
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8}
-LATENT = Dimension("latent", ("other", "512+64"), "elements of a slot",
-                   {"other": (SMALL,), "512+64": ({"kv_lora_rank": 512, "qk_rope_head_dim": 64},)})  # fmt: skip
+LATENT = Dimension(
+    "latent",
+    ("other", "512+64"),
+    "elements of a slot",
+    {"other": (SMALL,), "512+64": ({"kv_lora_rank": 512, "qk_rope_head_dim": 64},)},
+)
 POOL = Dimension(
     "pool",
     ("packed", "apart"),

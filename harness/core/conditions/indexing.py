@@ -186,9 +186,12 @@ def read_map(positions: Any, block_table: Any, requests: Any, *, page_size: int,
             "none" if not own else "full" if len(own) == len(row) else "short" if own == row[: len(own)] else "holes"
         )
         point: dict[str, str | None] = {
-            **call, "list": listed, "place": place_of(t, len(rows)), "around": around(t, live),
+            **call,
+            "list": listed,
+            "place": place_of(t, len(rows)),
+            "around": around(t, live),
             "owner": None if t == 0 else "same" if owners[t] == owners[t - 1] else "other",
-        }  # fmt: skip
+        }
         if own:
             pages = {position // page_size for position in own}
             point["column"] = PAGES.of(max(pages) + 1)
@@ -200,9 +203,11 @@ def read_map(positions: Any, block_table: Any, requests: Any, *, page_size: int,
 
 
 _OF_LISTS: dict[str, tuple[str, ...]] = {
-    "column": PAGES.classes[1:], "spread": ("one page", "more pages"), "block": BLOCK.classes,
+    "column": PAGES.classes[1:],
+    "spread": ("one page", "more pages"),
+    "block": BLOCK.classes,
     "edge": ("inner", "last slot"),
-}  # fmt: skip
+}
 _MAP = Space(
     op="map_indices",
     read=read_map,

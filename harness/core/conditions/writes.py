@@ -133,8 +133,12 @@ def read_write_records(x: Any, cache: Any, slot_mapping: Any, *, record_format: 
 
 def _token_dimensions(values: Sequence[str] = ROW_VALUES) -> tuple[Dimension, ...]:
     return (
-        Dimension("slot", ENDS, "place of its slot in the page",
-                  {"first": ({"slot_order": "from_first"},), "last": ({"slot_order": "from_last"},)}),
+        Dimension(
+            "slot",
+            ENDS,
+            "place of its slot in the page",
+            {"first": ({"slot_order": "from_first"},), "last": ({"slot_order": "from_last"},)},
+        ),
         Dimension("row", ("live", "padded"), "whether the token has a slot"),
         PADDING,
         TOKENS,
@@ -142,7 +146,7 @@ def _token_dimensions(values: Sequence[str] = ROW_VALUES) -> tuple[Dimension, ..
         Dimension("before", BEFORE, "slot of the token before", SLOT_ORDERS),
         BLOCK,
         Dimension("values", tuple(values), "largest element of its row", {v: ROW_EXAMPLES[v] for v in values}),
-    )  # fmt: skip
+    )
 
 
 _OPTIONAL = frozenset({"slot", "before", "block", "values", "offset"})
@@ -161,8 +165,12 @@ _WRITE_KV = Space(
         choice("kv", "type of the cache", "kv", fp32="fp32", bf16="bf16", fp8_e4m3="fp8_e4m3"),
         LATENT,
         POOL,
-        Dimension("offset", _OFFSETS, "end of its block, in elements from the start of the cache",
-                  {"past 2^31": ({"layout": "large"},)}),
+        Dimension(
+            "offset",
+            _OFFSETS,
+            "end of its block, in elements from the start of the cache",
+            {"past 2^31": ({"layout": "large"},)},
+        ),
         choice("rows", "whether the latents are slices of a wider tensor", "contiguous", packed=True, slice=False),
     ),
     rules=(
@@ -172,7 +180,7 @@ _WRITE_KV = Space(
         Never({"pool": ("packed",), "offset": ("past 2^31",)}, "a pool of that many elements takes gigabytes"),
         Never({"latent": ("512+64",), "block": ("128+",)}, "a pool of that many elements is slow to fill"),
     ),
-)  # fmt: skip
+)
 _RECORD_VALUES = ROW_VALUES[:3]
 _WRITE_RECORDS = Space(
     op="write_records",
