@@ -47,7 +47,12 @@ def bench(
 def _print(answer: dict[str, Any]) -> None:
     shown = table("measured", "median", "worst", "cases", "worst case")
     shown.add_row("cases a second, one worker", f"{answer['cases_per_second']:.1f}", "", str(answer["num_cases"]), "")
-    for name, title in (("poison", "poisoned / unpoisoned"), ("replay", "recorded replay / eager")):
+    titles = {
+        "poison": "poisoned / unpoisoned",
+        "replay": "recorded replay / eager",
+        "recorder": "conditions read / not",
+    }
+    for name, title in titles.items():
         ratio = answer[name]
         if ratio["num_cases"]:
             median, worst = f"{ratio['median']:.2f}", f"{ratio['worst']:.2f}"

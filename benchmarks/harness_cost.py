@@ -12,10 +12,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from harness.core.cases import Case, Job
+from harness.core.conditions.model import Space
 from harness.core.engine_params import EngineParams
 from harness.core.records import CaseResult, Verdict
 from harness.engine.batch import Batch
@@ -64,16 +66,24 @@ def run_unpoisoned(case: Case) -> CaseResult:
         return run_case(Job(key=case.id, case=case, sites=()))
 
 
-def measure_case(case: Case, repeats: int) -> tuple[float, float]:
-    """Median seconds of the case with poison and without, in turns."""
-    seconds: dict[Callable[[Case], CaseResult], list[float]] = {run_poisoned: [], run_unpoisoned: []}
+def run_unrecorded(case: Case) -> CaseResult:
+    """The same case, and nothing reads the conditions of its calls and steps."""
+    with patch.object(Space, "shown", lambda *_: ()):
+        return run_poisoned(case)
+
+
+def measure_case(case: Case, repeats: int) -> tuple[float, float, float]:
+    """Median seconds of the case with poison, without, and with poison and without the recorder, in turns."""
+    runs = (run_poisoned, run_unpoisoned, run_unrecorded)
+    seconds: dict[Callable[[Case], CaseResult], list[float]] = {run: [] for run in runs}
     run_unpoisoned(case)
     for _ in range(repeats):
         for run, taken in seconds.items():
             started = time.perf_counter()
             run(case)
             taken.append(time.perf_counter() - started)
-    return statistics.median(seconds[run_poisoned]), statistics.median(seconds[run_unpoisoned])
+    poisoned, unpoisoned, unrecorded = (statistics.median(seconds[run]) for run in runs)
+    return poisoned, unpoisoned, unrecorded
 
 
 def replay_ratio(case: Case) -> float | None:
@@ -97,14 +107,16 @@ def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
     seconds: list[float] = []
     poison: dict[str, float] = {}
     replay: dict[str, float] = {}
+    recorder: dict[str, float] = {}
     for case in cases:
         first = run_poisoned(case)
         if first.verdict is not Verdict.PASS:
             skipped.append(f"{case.id}: {first.verdict.value}: {first.reason}")
             continue
-        poisoned, plain = measure_case(case, repeats)
+        poisoned, plain, unrecorded = measure_case(case, repeats)
         seconds.append(poisoned)
         poison[case.id] = poisoned / plain
+        recorder[case.id] = poisoned / unrecorded
         ratio = replay_ratio(case)
         if ratio is not None:
             replay[case.id] = ratio
@@ -115,6 +127,7 @@ def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
         "seconds_per_case_median": round(statistics.median(seconds), 5) if seconds else 0.0,
         "poison": summary(poison),
         "replay": summary(replay),
+        "recorder": summary(recorder),
         "skipped": skipped,
     }
 

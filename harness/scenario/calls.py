@@ -205,7 +205,9 @@ def call_of_conditions(random: Random, op: str, kernel: str) -> Given:
     """The parameters of a small call with units of drawn triples of classes."""
     wanted = iter(lambda: _triple(random, op), None)
     if op != "mla_decode":
-        return {"kernel": kernel} | drawn_call(op, random, wanted, MOST_DRAWN)
+        given = {"kernel": kernel} | drawn_call(op, random, wanted, MOST_DRAWN)
+        # Few elements of a row are often equal, and comparing such rows proves nothing.
+        return given | {"width": max(given["width"], 16)} if op == "quantize_fp8" else given
     given = decode_call(random, wanted, MOST_DRAWN)
     # The calls of each run have pools of many blocks: these are slow.
     return given | {"kernel": kernel, "high_blocks": min(given["high_blocks"], 130)}

@@ -80,6 +80,8 @@ def _with_more(rng: Random, op: str, params: Params) -> Params:
     kernel = KERNELS.get(f"{op}/{params.model_dump()['kernel']}")
     for name, values in MORE.get(op, {}).items():
         given = params.model_dump() | {name: rng.choice(values)}
+        if given.get("graph") == "full" and set(given["values"]) - {"plain"}:
+            continue  # Requests with one dominating key may have equal outputs, which a replay must not have.
         with contextlib.suppress(ValidationError):
             changed = type(params).model_validate(given)
             params = params if kernel.why_not_params(changed) else changed
@@ -358,8 +360,7 @@ _OPS: dict[str, Callable[[Random], Given]] = {
 }
 """Op -> the function that draws its parameters. Another op would give every id of version 1 another case."""
 _OPS_2: dict[str, Callable[[Random], Given]] = {
-    "align_experts": _align_experts,
-    "write_records": _write_records, "read_records": _read_records,
+    "align_experts": _align_experts, "write_records": _write_records, "read_records": _read_records
 }  # fmt: skip
 """The ops of version 2, beside these."""
 _OPS_3 = ("index_logits", "select_topk", "map_indices")  # In version 3 as well, always drawn from conditions.
@@ -374,8 +375,7 @@ MORE: dict[str, dict[str, list[Any]]] = {
     "mla_decode_sparse": {"layout": list(get_args(FlatLayout))},
     "merge_attn_states": {"lse_gap": [0, 0, 1, 200]},
     "write_kv": {"layout": list(get_args(FlatLayout)), "large_rows": [0, 0, 1]},
-    "quantize_fp8": {"zero_rows": [0, 0, 1]},
-    "quantize_blocks": {"zero_rows": [0, 0, 1]},
+    **dict.fromkeys(("quantize_fp8", "quantize_blocks"), {"zero_rows": [0, 0, 1]}),
 }
 """Op -> parameters that version 2 draws as well, and their values."""
 
