@@ -375,7 +375,7 @@ MORE: dict[str, dict[str, list[Any]]] = {
     "mla_decode_sparse": {"layout": list(get_args(FlatLayout))},
     "merge_attn_states": {"lse_gap": [0, 0, 1, 200]},
     "write_kv": {"layout": list(get_args(FlatLayout)), "large_rows": [0, 0, 1]},
-    **dict.fromkeys(("quantize_fp8", "quantize_blocks"), {"zero_rows": [0, 0, 1]}),
+    **{op: {"zero_rows": [0, 0, 1]} for op in ("quantize_fp8", "quantize_blocks")},
 }
 """Op -> parameters that version 2 draws as well, and their values."""
 
