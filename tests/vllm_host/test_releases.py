@@ -20,6 +20,8 @@ AS_RELEASED = {
     "vllm-host-graph-capture": ("known replay", "pass", "pass", "pass"),
     "vllm-host-indexer-records[writer=plain]": ("pass", "pass", "pass", "pass"),
     "vllm-host-indexer-records[writer=fused]": ("known reference", "known reference", "known reference", "pass"),
+    "vllm-host-idle-rows[idle=drafter]": ("known sentinel", "known sentinel", "known sentinel", "pass"),
+    "vllm-host-idle-rows[idle=target]": ("known sentinel", "known sentinel", "known sentinel", "pass"),
     "vllm-host-kv-handoff[hybrid=false,transport=right]": ("pass", "pass", "pass", "pass"),
     "vllm-host-kv-handoff[hybrid=false,transport=fails]": ("pass", "pass", "pass", "pass"),
     "vllm-host-kv-handoff[hybrid=true,transport=right]": ("pass", "pass", "pass", "pass"),
@@ -50,6 +52,18 @@ INJECTED = {
     ),
     "vllm-host-decode-plan with vllm.fresh-plan-each-step": ("caught", "caught", "caught", "caught"),
     "vllm-host-graph-capture with vllm.plan-in-warmup-only": ("as released", "caught", "caught", "caught"),
+    "vllm-host-idle-rows[idle=drafter] with vllm.dummy-drafts-by-slot": (
+        "as released",
+        "as released",
+        "as released",
+        "caught",
+    ),
+    "vllm-host-idle-rows[idle=target] with vllm.dummy-rows-of-last-step": (
+        "as released",
+        "as released",
+        "as released",
+        "caught",
+    ),
     "vllm-host-kv-moves[connector=simple,overlapped=true] with vllm.store-before-write": (
         "as released",
         "as released",

@@ -83,6 +83,7 @@ class VllmHostParams(Params):
         "padded-experts",
         "batch-order",
         "indexer-records",
+        "idle-rows",
         "kv-moves",
         "kv-handoff",
     ] = Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
@@ -103,6 +104,7 @@ class VllmHostParams(Params):
         default="plain",
         description="who stores the keys of `indexer-records`; DeepSeek V4 compresses and stores in one",
     )
+    idle: Literal["target", "drafter"] = Field(default="target", description="whose dummy step `idle-rows` runs")
     connector: Literal["simple", "offloading", "nixl", "mooncake"] = Field(
         default="simple",
         description="the KV connector: of `kv-moves` SimpleCPUOffloadConnector or OffloadingConnector, of `kv-handoff` "
