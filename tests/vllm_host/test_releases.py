@@ -20,7 +20,7 @@ AS_RELEASED = {
     "vllm-host-graph-capture": ("known replay", "pass", "pass", "pass"),
     "vllm-host-indexer-records[writer=plain]": ("pass", "pass", "pass", "pass"),
     "vllm-host-indexer-records[writer=fused]": ("known reference", "known reference", "known reference", "pass"),
-    "vllm-host-idle-rows[idle=drafter]": ("known sentinel", "known sentinel", "known sentinel", "pass"),
+    "vllm-host-idle-rows[idle=drafter]": ("ERROR", "ERROR", "known sentinel", "pass"),
     "vllm-host-idle-rows[idle=target]": ("known sentinel", "known sentinel", "known sentinel", "pass"),
     "vllm-host-kv-handoff[hybrid=false,transport=right]": ("pass", "pass", "pass", "pass"),
     "vllm-host-kv-handoff[hybrid=false,transport=fails]": ("pass", "pass", "pass", "pass"),

@@ -1,4 +1,4 @@
-"""vLLM's second runner on an idle data-parallel rank: does a dummy step write into blocks that somebody owns?
+"""vLLM's second runner on an idle data-parallel rank: does a dummy step write into blocks with an owner?
 
 The block tables, the slots and the drafter's row mapping are vLLM's, its Triton kernels run under the interpreter. The
 model's writes are the harness's: latents at each slot, a state at the first block of each row. After a step of two
@@ -38,8 +38,9 @@ OWNERS = {
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Run a step of two requests, then a dummy step. The owned blocks must keep their bytes."""
     cache = torch.randn(NUM_BLOCKS, PAGE_SIZE, WIDTH, generator=torch.Generator().manual_seed(poison.seed))
-    with mock.patch.multiple(buffer_utils, async_tensor_h2d=_copied), mock.patch.object(
-        buffer_utils.UvaBuffer, "__init__", _on_the_cpu
+    with (
+        mock.patch.multiple(buffer_utils, async_tensor_h2d=_copied),
+        mock.patch.object(buffer_utils.UvaBuffer, "__init__", _on_the_cpu),
     ):
         tables = _tables()
         _step_of_two_requests(tables)
