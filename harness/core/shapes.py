@@ -24,6 +24,8 @@ SIZES: dict[str, tuple[str, ...]] = {
 
 RESIZABLE = (*_LATENT, *_HEADS)
 """Sizes that say nothing about what a case tests, in the order in which they are adapted."""
+COUNTS = ("heads_multiple_of", "most_heads")
+"""Fields of :class:`Shapes` that are one number."""
 
 
 class Shapes(Record):
@@ -31,7 +33,7 @@ class Shapes(Record):
 
     `dtype` is the type of queries, keys and new latents. `v_head_dim` and `qk_head_dim` are sizes of attention over
     a context and of its merge; the value of a latent decode is `kv_lora_rank` wide. `heads_multiple_of` holds beside
-    `num_heads`.
+    `num_heads`, and so does `most_heads`.
     """
 
     name: str = "own"
@@ -41,6 +43,7 @@ class Shapes(Record):
     v_head_dim: tuple[Count, ...] = ()
     num_heads: tuple[Count, ...] = ()
     heads_multiple_of: Count = 1
+    most_heads: Count | None = None
     query_len: tuple[Count, ...] = ()
     page_size: tuple[Count, ...] = ()
     layout: tuple[CacheLayout, ...] = ()
@@ -49,20 +52,27 @@ class Shapes(Record):
     def accepts(self, size: str, value: int | str) -> bool:
         """Whether a call may have `value` as its `size`."""
         allowed: tuple[int | str, ...] = getattr(self, size)
-        is_multiple = size != "num_heads" or (isinstance(value, int) and value % self.heads_multiple_of == 0)
-        return is_multiple and (not allowed or value in allowed)
+        is_right = not allowed or value in allowed
+        if size == "num_heads" and isinstance(value, int):
+            is_right &= value % self.heads_multiple_of == 0 and value <= (self.most_heads or value)
+        return is_right
 
     def words(self, size: str) -> str:
         """The accepted values of a size: `512 or 576`, or `a multiple of 16`."""
         values = [str(value) for value in getattr(self, size)]
-        multiple = [f"a multiple of {self.heads_multiple_of}"] if size == "num_heads" and not values else []
-        return " or ".join([*values, *multiple])
+        if size == "num_heads" and not values:
+            values = [f"a multiple of {self.heads_multiple_of}"] if self.heads_multiple_of > 1 else []
+            values += [f"at most {self.most_heads}"] if self.most_heads else []
+            return ", ".join(values)
+        return " or ".join(values)
 
     def nearest(self, size: str, value: int) -> int:
         """The accepted size that is nearest to `value`, the larger of two."""
         step = self.heads_multiple_of if size == "num_heads" else 1
         allowed: list[int] = [found for found in getattr(self, size) if found % step == 0]
-        return min(allowed or [-(-value // step) * step], key=lambda found: (abs(found - value), -found))
+        most = self.most_heads if size == "num_heads" else None
+        rounded = -(-min(value, most or value) // step) * step
+        return min(allowed or [rounded], key=lambda found: (abs(found - value), -found))
 
 
 ANY = Shapes(name="any")

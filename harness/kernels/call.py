@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from harness.core.cause_codes import Code
-from harness.core.errors import IllegalAddress, KernelError, line_of
+from harness.core.errors import IllegalAddress, KernelError, Refused, line_of
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.kernels.undeclared import hint
@@ -115,9 +115,11 @@ class BoundKernel:
         return result, self._sites_of_outputs(mode.allocations, result)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the kernel's own code. Raises KernelError for its exceptions, which are no error of the harness."""
+        """Call the kernel's own code. Raises KernelError for its exceptions but Refused, with a library's reason."""
         try:
             return self._function(*args, **kwargs)
+        except Refused:
+            raise
         except IllegalAddress as error:
             error.at = error.at or self._last_line(error)
             raise

@@ -23,7 +23,7 @@ from harness.core.files import execute_file, load_once
 from harness.core.kernels import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
 from harness.core.ops import OPS, Op
 from harness.core.registry import Registry
-from harness.core.shapes import NAMED, Shapes
+from harness.core.shapes import COUNTS, NAMED, Shapes
 
 ENTRY_POINT_GROUP = f"{DOORS}.kernels"
 """An entry point of this group names a module, or an object in it. The import of the module registers kernels."""
@@ -146,7 +146,7 @@ def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
     if not values:
         return base
     listed = {
-        size: tuple(value) if isinstance(value, list | tuple) else value if size == "heads_multiple_of" else (value,)
+        size: tuple(value) if isinstance(value, list | tuple) else value if size in COUNTS else (value,)
         for size, value in values.items()
     }
     try:

@@ -60,6 +60,12 @@ def test_pages_that_are_apart_stay_apart_when_they_get_larger() -> None:
     assert spec().fit(far, ()).page_stride == 2**31
 
 
+def test_most_heads_bound_a_call_and_its_adaption() -> None:
+    few = Shapes(most_heads=128)
+    assert few.accepts("num_heads", 128) and "takes num_heads at most 128, not 129" in misfit(few, {"num_heads": 129})
+    assert few.nearest("num_heads", 130) == 128
+
+
 def test_query_tokens_are_what_a_case_tests_and_stay() -> None:
     one = Shapes(query_len=(1,))
     params = MlaDecodeParams(query_len=2, seq_lens=(2, 65))

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from harness.core.call_params import KernelParams
 from harness.core.catalog import KERNELS
+from harness.core.errors import Refused
 from harness.judge.targets.kernel import KernelTarget
 from harness.judge.targets.kernel_call import KernelCall
-from harness.judge.targets.slow_predecessor import late_inputs, slow_reader
+from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, slow_reader
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.early_launch import PROGRAMMATIC, edges_of
 from harness.memory.poison.patterns import Poison
@@ -83,3 +84,10 @@ def test_a_slow_predecessor_needs_a_gpu() -> None:
     case = case_of("merge-kernel")
     slow = case.model_copy(update={"params": case.params.model_copy(update={"predecessor": "slow"})})
     assert "needs a GPU" in KernelTarget.why_not(slow) and KernelTarget.why_not(slow, "cuda") == ""
+
+
+def test_a_kernel_that_reads_device_values_on_the_host_is_refused_without_a_capture() -> None:
+    case = case_of("decode-kernel")
+    call = KernelTarget(case)._call(Poison("zeros", frozenset()), case.seed)
+    with pytest.raises(Refused, match="reads device values on the host"):
+        behind_slow_predecessor(KERNELS.get("mla_decode/tiled"), call)

@@ -79,7 +79,8 @@ def test_what_cannot_be_watched_is_refused_with_the_way_out(tool: str, jobs: lis
 
 TOOL = """#!/bin/sh
 # A stand-in for compute-sanitizer: it prints a banner, runs the program, and then ends its report.
-echo run >> "$FAKE_RUNS"; echo "$1 $2" > "$FAKE_SEEN"; echo "a banner"; report=$4; shift 6
+echo run >> "$FAKE_RUNS"; echo "$1 $2" > "$FAKE_SEEN"; echo "a banner"; echo "$@" > "$FAKE_SEEN.all"
+while [ "${1#--}" != "$1" ]; do [ "$1" = --log-file ] && report=$2; shift 2; done
 "$@"
 code=$?
 printf '%s' "$FAKE_REPORT" > "$report"
@@ -108,6 +109,11 @@ def test_the_watched_process_answers_and_the_report_is_read_when_it_is_gone(fake
     assert (judged.verdict, judged.log) == (Verdict.FAIL, REPORT)
     assert judged.looked_at and judged.findings[-1].oracle == "sanitizer"
     assert (tmp_path / "seen").read_text() == "--tool initcheck\n"
+
+
+def test_memcheck_counts_no_failed_call_of_the_cuda_api(fake_tool: None, tmp_path: Path) -> None:
+    sanitizer.run([watched()], "memcheck", set())
+    assert "--report-api-errors no" in (tmp_path / "seen.all").read_text()
 
 
 @pytest.mark.parametrize(

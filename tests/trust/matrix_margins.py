@@ -11,8 +11,9 @@ import multiprocessing
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -30,10 +31,10 @@ from harness.scenario.load import load_scenarios
 POISON_AXES = ("pattern", "site")
 
 
-def calls(device: str, seed: int) -> Iterator[Case]:
-    """One case of each call of the matrix: cases that differ in their poison alone are the same call."""
+def calls(seed: int, op: str = "") -> Iterator[Case]:
+    """One case of each call of the matrix, of an op: cases that differ in their poison alone are the same call."""
     for scenario in load_scenarios(None):
-        if "kernel-matrix" not in scenario.tags:
+        if "kernel-matrix" not in scenario.tags or scenario.op != (op or scenario.op):
             continue
         seen = set()
         for case in expand(scenario, seed=seed):
@@ -45,35 +46,40 @@ def calls(device: str, seed: int) -> Iterator[Case]:
 Shares = dict[tuple[str, str], list[float]]
 
 
-def of_seed(seed: int, device: str, kernels: Sequence[str], until: float) -> tuple[Shares, dict[str, str], bool]:
-    """The shares that each kernel and bound used under `seed`, kernels that raised, and whether all calls were made."""
+def of_kernel(kernel: str, seeds: int, device: str, until: float) -> tuple[Shares, dict[str, str], int]:
+    """The shares of each bound that `kernel` used, why it raised, and how many seeds were done."""
     torch.set_num_threads(1)
     used: Shares = defaultdict(list)
     failed: dict[str, str] = {}
-    for case in calls(device, seed):
+    for seed, case in ((seed, case) for seed in range(seeds) for case in calls(seed, kernel.partition("/")[0])):
         if time.time() > until:
-            return dict(used), failed, False
-        (kernel,) = case.kernels().values()
-        if (kernels and kernel not in kernels) or kernel in failed or why_not(case, device):
+            return dict(used), failed, seed
+        if list(case.kernels().values()) != [kernel] or why_not(case, device):
             continue
         torch.manual_seed(case.seed)
         with without_interception():
             run = target_of(Job(key=case.id, case=case, device=device)).run(Poison("zeros", frozenset()))
         if run.error is not None:
-            failed[kernel] = str(run.error).partition("\n")[0][:120]
-            continue
+            failed[kernel] = f"{case.id}: {run.error}".partition("\n")[0][:200]
+            return dict(used), failed, seed
         for seen in run.observed:
             if seen.bound and seen.expected is not None and seen.expected.dtype.is_floating_point:
                 share = compare(seen.tensor, seen.expected, seen.live, bound(seen.bound)).used
                 used[kernel, seen.bound].append(share)
-    return dict(used), failed, True
+    return dict(used), failed, seeds
+
+
+def in_process(*given: Any) -> tuple[Shares, dict[str, str], int]:
+    """`of_kernel` in a process of its own: a kernel that breaks its CUDA context takes no other down."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as one:
+        return one.submit(of_kernel, *given).result()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--jobs", type=int, default=1, help="processes, each with a seed at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with a kernel at a time")
     parser.add_argument("--kernel", action="append", help="only this one, such as mla_decode/split; repeatable")
     parser.add_argument("--seconds", type=float, default=500, help="stop after this time")
     given = parser.parse_args()
@@ -81,10 +87,16 @@ def main() -> None:
     used: Shares = defaultdict(list)
     failed: dict[str, str] = {}
     whole = 0
-    with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        asked = [pool.submit(of_seed, seed, given.device, given.kernel or (), until) for seed in range(given.seeds)]
-        for shares, errors, is_whole in (one.result() for one in asked):
-            whole += is_whole
+    names = given.kernel or sorted({name for case in calls(0) for name in case.kernels().values()})
+    with ThreadPoolExecutor(given.jobs) as threads:
+        asked = {name: threads.submit(in_process, name, given.seeds, given.device, until) for name in names}
+        for name, one in asked.items():
+            try:
+                shares, errors, rounds = one.result()
+            except Exception as error:  # its process died
+                failed[name] = str(error).partition("\n")[0][:120]
+                continue
+            whole += rounds
             failed |= errors
             for key, values in shares.items():
                 used[key] += values
@@ -93,7 +105,7 @@ def main() -> None:
         for (kernel, name), shares in sorted(used.items())
     ]
     gpu = torch.cuda.get_device_name(0) if given.device == "cuda" else "CPU"
-    print(f"{gpu}, torch {torch.__version__}, {whole} whole rounds of seeds in {time.monotonic() - started:.0f} s\n")
+    print(f"{gpu}, torch {torch.__version__}, {whole} rounds of a kernel and a seed in {time.monotonic() - started:.0f} s\n")
     print(table(("kernel", "bound", "judged tensors", "median share", "largest share"), rows))
     for kernel, why in failed.items():
         print(f"\n{kernel} raised: {why}")

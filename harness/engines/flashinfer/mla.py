@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.errors import Refused
 from harness.engines.base import why_no_kernels, why_not_built
 from harness.engines.flashinfer.tables import ENGINE
 from harness.kernels.torch.plan import num_pages
@@ -55,9 +56,15 @@ def _decode(
     starts = torch.arange(num_requests + 1, dtype=torch.int32, device=q.device) * num_tokens
     offsets = torch.cat([pages.new_zeros(1), pages.cumsum(0)]).to(torch.int32)
     page_size, rope = kv_cache.shape[1], q.shape[3] - RANK
-    wrapper.plan(
-        starts, offsets, used, seq_lens, num_heads, RANK, rope, page_size, True, scale, q.dtype, kv_cache.dtype
-    )
+    try:
+        wrapper.plan(
+            starts, offsets, used, seq_lens, num_heads, RANK, rope, page_size, True, scale, q.dtype, kv_cache.dtype
+        )
+    except Exception as error:
+        # Since 0.7: it depends on the lengths, so no declared shape can say it.
+        if type(error).__name__ == "_BackendPlanUnsupportedError":
+            raise Refused(f"FlashInfer refuses this call: {error}") from error
+        raise
     flat = q.reshape(num_requests * num_tokens, num_heads, -1)
     q_nope, q_rope = flat[..., :RANK].contiguous(), flat[..., RANK:].contiguous()
     latents, rope_keys = kv_cache[..., :RANK], kv_cache[..., RANK:]

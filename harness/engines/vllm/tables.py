@@ -80,7 +80,8 @@ FAULTS = (
 
 INDEXER = Shapes(name="own", num_heads=(32, 64), page_size=(64,))
 ONE_TOKEN = DEEPSEEK.model_copy(update={"name": "own", "query_len": (1,)})
-CONTIGUOUS = DEEPSEEK.model_copy(update={"name": "own", "layout": ("contiguous",)})
+SPARSE = DEEPSEEK.model_copy(update={"name": "own", "most_heads": 128})
+CONTIGUOUS = SPARSE.model_copy(update={"layout": ("contiguous",)})
 
 
 def _vllm(op: str, name: str, summary: str, impl: str, requires: str, **promises: object) -> KernelSpec:
@@ -92,7 +93,7 @@ def _vllm(op: str, name: str, summary: str, impl: str, requires: str, **promises
 def _records(op: str, name: str, summary: str, impl: str, requires: str, *formats: str, **promises: Any) -> KernelSpec:
     """A writer or reader of records, with the formats it knows."""
     impl, requires = f"harness.engines.vllm.record_kernels:{impl}", f"harness.engines.vllm.kernels:{requires}"
-    promises |= {"devices": ("cuda",), "origin": "vllm", "shapes": DEEPSEEK}
+    promises = {"devices": ("cuda",), "origin": "vllm", "shapes": DEEPSEEK, **promises}
     return KernelSpec(op, name, summary, impl, requires=requires, kv=formats, **promises)
 
 
@@ -166,5 +167,5 @@ KERNELS: tuple[KernelSpec, ...] = (
                "harness.engines.vllm.index_kernels:map_indices", devices=("cuda",), shapes=ANY, takes=("out",),
                requires="harness.engines.vllm.kernels:on_any", origin="vllm"),
     _records("mla_decode_sparse", "vllm-flashmla-sparse", "FlashMLA sparse decode over fp8_ds_mla records",
-             "flashmla_sparse", "on_hopper_or_blackwell", "fp8_ds_mla", fp8_products="bf16"),
+             "flashmla_sparse", "on_hopper_or_blackwell", "fp8_ds_mla", fp8_products="bf16", shapes=SPARSE),
 )  # fmt: skip

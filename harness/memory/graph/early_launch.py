@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from harness.core.errors import CaptureError
+from harness.core import cuda_failures
+from harness.core.errors import CaptureError, SystemUnderTestError
 from harness.memory.graph.interface import tensors_of
 
 HOLD_NANOSECONDS = 200_000
@@ -62,8 +63,10 @@ class EarlyLaunch:
             with torch.no_grad(), torch.cuda.graph(self._graph):
                 self._hold()
                 self.outputs = tuple(tensors_of(function()))
-        except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
+        except (RuntimeError, SystemUnderTestError) as error:
+            cuda_failures.mark_spent()
+            # The end of a failed capture raises an error of its own, which hides the kernel's.
+            reason = str(error.__context__ or error).strip().partition("\n")[0]
             raise CaptureError(f"no graph can hold the call, so its launches cannot be read: {reason}") from error
         edges = edges_of(self._graph.raw_cuda_graph())
         self.num_early = sum(kind == PROGRAMMATIC for _, _, kind in edges)
