@@ -51,7 +51,8 @@ def of_kernel(kernel: str, seeds: int, device: str, until: float) -> tuple[Share
     torch.set_num_threads(1)
     used: Shares = defaultdict(list)
     failed: dict[str, str] = {}
-    for seed, case in ((seed, case) for seed in range(seeds) for case in calls(seed, kernel.partition("/")[0])):
+    drawn = ((number, case) for number in range(seeds) for case in calls(number, kernel.partition("/")[0]))
+    for seed, case in drawn:
         if time.time() > until:
             return dict(used), failed, seed
         if list(case.kernels().values()) != [kernel] or why_not(case, device):
@@ -105,7 +106,9 @@ def main() -> None:
         for (kernel, name), shares in sorted(used.items())
     ]
     gpu = torch.cuda.get_device_name(0) if given.device == "cuda" else "CPU"
-    print(f"{gpu}, torch {torch.__version__}, {whole} rounds of a kernel and a seed in {time.monotonic() - started:.0f} s\n")
+    print(
+        f"{gpu}, torch {torch.__version__}, {whole} rounds of a kernel and a seed in {time.monotonic() - started:.0f} s\n"
+    )
     print(table(("kernel", "bound", "judged tensors", "median share", "largest share"), rows))
     for kernel, why in failed.items():
         print(f"\n{kernel} raised: {why}")
