@@ -16,7 +16,7 @@ BUDGETS = {
     "harness/core": 5397,
     "harness/diagnose": 2700,
     "harness/engine": 6060,
-    "harness/engines": 9114,
+    "harness/engines": 9124,
     "harness/judge": 6240,
     "harness/kernels": 4061,
     "harness/memory": 3753,
