@@ -37,6 +37,8 @@ class Observed:
     """The decisions of the requests in the order of the rows, if the rows depend on decisions."""
     tokens: torch.Tensor | None = None
     """The token [rows] that was taken from each row of logits."""
+    slack: torch.Tensor | None = None
+    """What the bound allows an element at least, float64 of the same shape: roundings that the case makes large."""
 
     @property
     def num_live_elements(self) -> int:

@@ -18,7 +18,7 @@ BUDGETS = {
     "harness/engine": 6060,
     "harness/engines": 9124,
     "harness/judge": 6240,
-    "harness/kernels": 4061,
+    "harness/kernels": 4120,
     "harness/memory": 3753,
     "harness/pytest": 1245,
     "harness/report": 3015,

@@ -39,7 +39,7 @@ def compared(observed: Observed) -> Comparison:
     """Compare an observed tensor with its reference, which must exist."""
     assert observed.expected is not None
     allowed = bound(observed.bound) if observed.expected.dtype.is_floating_point else None
-    return compare(observed.tensor, observed.expected, observed.live, allowed)
+    return compare(observed.tensor, observed.expected, observed.live, allowed, observed.slack)
 
 
 def reference(evidence: Evidence) -> Judgement:

@@ -18,6 +18,8 @@ from harness.core.finding_words import place
 from harness.judge.oracles.thresholds import Bound
 from harness.memory.poison.patterns import bits_view, hex_bits
 
+SLACK_OF_ELEMENT, SLACK_OF_ROW = 3.0, 1.25
+"""A slack is made of the largest roundings, 1.7 standard deviations of each. So an element has 5 of them."""
 Kind = Literal["shape", "dtype", "non-finite", "value", "bits"]
 
 
@@ -58,11 +60,15 @@ class Comparison:
     used: float = 0.0
 
 
-def compare(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, bound: Bound | None) -> Comparison:
+def compare(
+    got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, bound: Bound | None, slack: torch.Tensor | None = None
+) -> Comparison:
     """Compare the live rows of `got` with `want`, which is float64, or integers that must be equal.
 
     live: [rows] bool. Order: shape, dtype class, non-finite masks, then per element and per row. A NaN is right only
-    where `want` is NaN. `bound` may be None for integers only; raises ValueError otherwise.
+    where `want` is NaN. `bound` may be None for integers only; raises ValueError otherwise. The bound allows an
+    element at least SLACK_OF_ELEMENT times its `slack`, float64 of the same shape, and a row
+    SLACK_OF_ROW times its mean.
     """
     border = _border_mismatch(got, want)
     if border is not None:
@@ -80,7 +86,8 @@ def compare(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, bound: Bo
     odd = _non_finite_disagreement(mine, reference)
     if bool(odd.any()):
         return Comparison(looked_at, _non_finite_mismatch(mine, reference, odd, rows, got.shape), math.inf)
-    return _within(mine, reference, rows, got.shape, bound)
+    least = torch.zeros_like(reference) if slack is None else _by_row(slack[rows].to(reference.device))
+    return _within(mine, reference, rows, got.shape, bound, least)
 
 
 def compare_bits(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor) -> Comparison:
@@ -175,7 +182,12 @@ def _non_finite_mismatch(
 
 
 def _within(
-    mine: torch.Tensor, reference: torch.Tensor, rows: torch.Tensor, shape: torch.Size, bound: Bound
+    mine: torch.Tensor,
+    reference: torch.Tensor,
+    rows: torch.Tensor,
+    shape: torch.Size,
+    bound: Bound,
+    least: torch.Tensor,
 ) -> Comparison:
     """Both per-element and per-row bounds, on elements that are finite in the reference."""
     finite = reference.isfinite()
@@ -184,8 +196,9 @@ def _within(
     error = torch.where(finite, (mine - reference).abs(), zero)
     counted = finite.sum(dim=1).clamp(min=1)
     scale = (reference.square().sum(dim=1) / counted).sqrt().clamp(min=bound.least_scale)
-    by_element = _share(error, _allowed(reference, scale, bound))
-    by_row = _share((error.square().sum(dim=1) / counted).sqrt(), bound.relative_l2 * scale)
+    by_element = _share(error, torch.maximum(_allowed(reference, scale, bound), SLACK_OF_ELEMENT * least))
+    least_row = SLACK_OF_ROW * least.square().mean(dim=1).sqrt()
+    by_row = _share((error.square().sum(dim=1) / counted).sqrt(), torch.maximum(bound.relative_l2 * scale, least_row))
     used = torch.maximum(by_element.amax(dim=1), by_row)
     worst_row = int(used.argmax())
     excess = float(used[worst_row])

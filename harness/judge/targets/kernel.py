@@ -144,7 +144,6 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
     )
     given, kept = prepared(raw, replace(setting, poison=poison))
     num_requests, num_query_tokens, num_heads, _ = given.q.shape
-    rows = num_requests * num_query_tokens
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         """out [B, S, H, R] and lse [B, H, S] float32, beside the reference, a row for each query token."""
@@ -153,6 +152,7 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
             scale=kept.scale,
             kv_scale=kept.kv_scale,
             window=params.window,
+            products=_rounded_products(setting, params),
         )
         out, lse = outputs
         return attention_rows(
@@ -160,9 +160,12 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
             f".{params.kv}",
             "request" if num_query_tokens == 1 else f"query token (of {num_query_tokens} a request)",
             "graph.pad_rows",
-            (out.flatten(0, 1), lse.transpose(1, 2).reshape(rows, num_heads)),
+            (out.flatten(0, 1), _by_token(lse)),
             reference.Attention(
-                want.out.flatten(0, 1), want.lse.transpose(1, 2).reshape(rows, num_heads), want.defined.flatten()
+                want.out.flatten(0, 1),
+                _by_token(want.lse),
+                want.defined.flatten(),
+                want.slack and (want.slack[0].flatten(0, 1), _by_token(want.slack[1])),
             ),
         )
 
@@ -181,6 +184,16 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
         call.kwargs["workspace"] = words[:num_requests]
         call.guarded.append(Guarded("the workspace", "workspace", before, lambda: by_rows(words.cpu())))
     return call
+
+
+def _by_token(lse: Tensor) -> Tensor:
+    """lse [B, H, S] -> [B * S, H]."""
+    return lse.transpose(1, 2).flatten(0, 1)
+
+
+def _rounded_products(setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams) -> str:
+    """The kernel's products with an fp8 cache. With others it multiplies what the cache has."""
+    return setting.spec.fp8_products if params.kv.startswith("fp8") else "float32"
 
 
 def _rank(setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams) -> dict[str, Any]:
@@ -218,8 +231,9 @@ def _mla_decode_sparse(params: MlaDecodeSparseParams, setting: Setting) -> Kerne
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         """out [T, H, R] and lse [T, H] float32, beside the reference."""
+        products = _rounded_products(setting, params)
         want = reference.mla_decode_sparse(
-            kept.q, kept.kv_cache, kept.indices, scale=kept.scale, kv_scale=kept.kv_scale
+            kept.q, kept.kv_cache, kept.indices, scale=kept.scale, kv_scale=kept.kv_scale, products=products
         )
         return attention_rows(setting.spec, f".{params.kv}", "token", "graph.pad_rows", (outputs[0], outputs[1]), want)
 

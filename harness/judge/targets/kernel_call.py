@@ -205,9 +205,10 @@ def attention_rows(
     steps = spec.bf16_steps if kv == ".bf16" else ()
     out_bound = f"{spec.op}.out{kv}" + (".partials" if "partials" in steps else "")
     lse_bound = f"{spec.op}.lse{kv}" + (".sums" if "sums" in steps else "")
-    observed = [Observed("out", out, defined, want.out, out_bound, describe)]
+    slack = want.slack or (None, None)
+    observed = [Observed("out", out, defined, want.out, out_bound, describe, slack=slack[0])]
     if spec.gives_lse:
-        observed.append(Observed("lse", lse, defined, want.lse, lse_bound, describe))
+        observed.append(Observed("lse", lse, defined, want.lse, lse_bound, describe, slack=slack[1]))
     if not bool(empty.any()):
         return observed
     if spec.empty_rows != "undefined":

@@ -21,11 +21,51 @@ _NAN = float("nan")
 
 
 class Attention(NamedTuple):
-    """out and lse in float64, shaped as the op returns them, and which rows are defined."""
+    """out and lse in float64, shaped as the op returns them, and which rows are defined.
+
+    `slack` has how far the kernel's declared roundings move each element of out and lse. See :class:`Rounding`.
+    """
 
     out: Tensor
     lse: Tensor
     defined: Tensor
+    slack: tuple[Tensor, Tensor] | None = None
+
+
+class Rounding(NamedTuple):
+    """The largest roundings of a kernel that multiplies fp8 by fp8, or dequantized values in bfloat16.
+
+    `query` and `weight` are shares of an element of the query, and of a probability, and `least_query` and
+    `least_weight` their least: e4m3 has no finer steps below its normal numbers. `product` is a share of a product.
+    """
+
+    query: float = 0.0
+    least_query: float = 0.0
+    product: float = 0.0
+    weight: float = 2.0**-8
+    least_weight: float = 0.0
+
+    @classmethod
+    def of(cls, products: str, q: Tensor, cache_dtype: torch.dtype) -> Rounding | None:
+        """The roundings of a kernel by its `fp8_products`, for queries q [..., D] of one scale for all of them."""
+        if products == "fp8":
+            return cls(2.0**-4, float(q.abs().max()) / E4M3_MAX * 2.0**-10, 0.0, 2.0**-4, 2.0**-10)
+        # A key is rounded once. FlashMLA also rounds the scale of a record.
+        return cls(product=2.0**-7 if cache_dtype == torch.uint8 else 2.0**-8) if products == "bf16" else None
+
+    def slack(self, q: Tensor, keys: Tensor, scale: float, weights: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        """What a row may be off: q [H, D], keys [n, D], weights [H, n], out [H, R] float64 -> out [H, R], lse [H].
+
+        Roundings add as squares. A score that is off by d moves its weight w by w (e^d - 1).
+        """
+        query = (q.abs() * self.query).clamp(min=self.least_query) + q.abs() * self.product
+        moved = (query.square() @ keys.square().T).sqrt() * scale
+        rounded = torch.maximum(weights * self.weight, weights.amax(1, keepdim=True) * self.least_weight)
+        square = (weights * moved.clamp(max=700).expm1()).clamp(max=1).square() + rounded.square()
+        values = keys[:, : out.shape[1]]
+        off = square @ values.square() - 2 * (square @ values) * out + square.sum(1, keepdim=True) * out.square()
+        tilted = (weights.clamp(min=1e-300).log() + moved).softmax(dim=1)
+        return off.clamp(min=0).sqrt(), (tilted * moved).square().sum(1).sqrt()
 
 
 class Quantized(NamedTuple):
@@ -82,6 +122,7 @@ def mla_decode(
     scale: float,
     kv_scale: float | None = None,
     window: int | None = None,
+    products: str = "float32",
 ) -> Attention:
     """out [B, S, H, R], lse [B, H, S], defined [B, S]: a query token without keys is undefined."""
     num_requests, num_query_tokens, num_heads, head_dim = q.shape
@@ -89,6 +130,7 @@ def mla_decode(
     out = torch.full((num_requests, num_query_tokens, num_heads, rank), _NAN, dtype=torch.float64, device=q.device)
     lse = torch.full((num_requests, num_heads, num_query_tokens), _NAN, dtype=torch.float64, device=q.device)
     defined = torch.zeros((num_requests, num_query_tokens), dtype=torch.bool, device=q.device)
+    rounding, slack = Rounding.of(products, q, kv_cache.dtype), (torch.zeros_like(out), torch.zeros_like(lse))
     for b, length in enumerate(seq_lens.tolist()):
         keys = dequantized(gather_latents(kv_cache, block_table[b], length), kv_scale)
         for s in range(num_query_tokens):
@@ -98,13 +140,24 @@ def mla_decode(
             first = 0 if window is None else max(visible - window, 0)
             scores = q[b, s].double() @ keys[first:visible].T * scale
             lse[b, :, s] = scores.logsumexp(dim=-1)
-            out[b, s] = scores.softmax(dim=-1) @ keys[first:visible, :rank]
+            weights = scores.softmax(dim=-1)
+            out[b, s] = weights @ keys[first:visible, :rank]
             defined[b, s] = True
-    return Attention(out, lse, defined)
+            if rounding:
+                slack[0][b, s], slack[1][b, :, s] = rounding.slack(
+                    q[b, s].double(), keys[first:visible], scale, weights, out[b, s]
+                )
+    return Attention(out, lse, defined, slack if rounding else None)
 
 
 def mla_decode_sparse(
-    q: Tensor, kv_cache: Tensor, indices: Tensor, *, scale: float, kv_scale: float | None = None
+    q: Tensor,
+    kv_cache: Tensor,
+    indices: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | None = None,
+    products: str = "float32",
 ) -> Attention:
     """out [T, H, R], lse [T, H], defined [T]: a token whose indices are all negative is undefined."""
     num_tokens, num_heads, head_dim = q.shape
@@ -113,6 +166,7 @@ def mla_decode_sparse(
     lse = torch.full((num_tokens, num_heads), _NAN, dtype=torch.float64, device=q.device)
     defined = (indices >= 0).any(dim=1)
     page_size = kv_cache.shape[1]
+    rounding, slack = Rounding.of(products, q, kv_cache.dtype), (torch.zeros_like(out), torch.zeros_like(lse))
     for t in defined.nonzero().flatten().tolist():
         slots = indices[t][indices[t] >= 0].tolist()
         rows = [kv_cache[slot // page_size, slot % page_size] for slot in slots]
@@ -121,8 +175,11 @@ def mla_decode_sparse(
         keys = decode(records, "fp8_ds_mla") if is_packed else dequantized(records, kv_scale)
         scores = q[t].double() @ keys.T * scale
         lse[t] = scores.logsumexp(dim=-1)
-        out[t] = scores.softmax(dim=-1) @ keys[:, :rank]
-    return Attention(out, lse, defined)
+        weights = scores.softmax(dim=-1)
+        out[t] = weights @ keys[:, :rank]
+        if rounding:
+            slack[0][t], slack[1][t] = rounding.slack(q[t].double(), keys, scale, weights, out[t])
+    return Attention(out, lse, defined, slack if rounding else None)
 
 
 def context_attention(
