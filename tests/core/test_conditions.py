@@ -10,7 +10,7 @@ import pytest
 from harness.core.conditions.model import Dimension, Never, Shown, Space
 from harness.core.conditions.table import SPACES, space_for
 from harness.core.kernels import KernelSpec
-from harness.core.shapes import Shapes
+from harness.core.shapes import DEEPSEEK, Shapes
 
 TINY = Space(
     op="tiny",
@@ -78,6 +78,12 @@ def test_classes_that_a_kernel_refuses_are_not_allowed_and_say_why() -> None:
     assert "takes query_len 1, not" in space.why_not([("tokens", "2"), ("kv", "bf16")])
     assert not any(("kv", "fp32") in pair for pair in space.combinations(2))
     assert len(space.allowed) < len(SPACES["mla_decode"].allowed)
+
+
+def test_a_kernel_without_the_default_cache_type_refuses_no_other_class_for_it() -> None:
+    space = space_for(KernelSpec("mla_decode", "mine", "", "", kv=("fp8_e4m3",), shapes=DEEPSEEK))
+    assert space.allowed and ("heads", "16") not in space.refused
+    assert ("kv", "bf16") in space.refused and ("kv", "fp8_e4m3") not in space.refused
 
 
 @pytest.mark.parametrize("op", SPACES)

@@ -62,6 +62,14 @@ matrix:
   kernel: [all]
 {kv}  call:
 """
+KNOWN = {
+    "merge_attn_states": """known:
+  # An empty side that is not finite, see docs/findings.md. Seen in 0.22.1 to 0.33.0.
+  - {issue: vllm-project/vllm#49294, kernel: vllm-cuda, on: {call: [c00, c01, c02, c03, c05, c07, c09, c10, c11, c12, c13, c16, c18, c21, c22]}}
+  - {issue: vllm-project/vllm#49294, kernel: vllm-triton, on: {call: [c00, c01, c02, c03, c07, c09, c10, c11, c12, c13, c16, c18, c21, c22]}}
+"""
+}
+"""Op -> the known failures of its scenario for a GPU. Their calls are those of the scenario as it is."""
 INPUTS = (inputs, expert_inputs, record_inputs, indexing)
 # What records hold is not read, and encoding it is slow.
 STORAGE = record_inputs._storage
@@ -245,7 +253,8 @@ def real_document(op: str) -> str:
     }
     kv = f"  kv: [{', '.join(cache_types[op])}]\n" if op in cache_types else ""
     head = REAL.format(op=op, name=f"kernel-matrix-conditions-{name.removesuffix('-conditions')}", tag=tag, kv=kv)
-    return head + "".join(f"    c{number:02}: {_flow(op, given)}\n" for number, given in enumerate(calls))
+    rows = "".join(f"    c{number:02}: {_flow(op, given)}\n" for number, given in enumerate(calls))
+    return head + rows + KNOWN.get(op, "")
 
 
 def unmet() -> str:
