@@ -39,11 +39,11 @@ def space_for(spec: KernelSpec) -> Space:
     refused = {}
     # An example has the default cache type, unless it says another. A kernel that lacks it is asked with one it reads.
     field = model.model_fields.get("kv")
-    given = {"kv": spec.kv[0]} if field and spec.kv and field.default not in spec.kv else {}
+    given: dict[str, Any] = {"kv": spec.kv[0]} if field and spec.kv and field.default not in spec.kv else {}
     for dimension in space.dimensions:
         for label in dimension.classes:
             word, examples = dimension.words.get(label), dimension.shown_by(label)
-            found = [spec.why_not_params(model.model_construct(**(given | example))) for example in examples]
+            found = [spec.why_not_params(model.model_construct(**{**given, **example})) for example in examples]
             if word and word not in spec.takes:
                 refused[dimension.name, label] = spec.lacks(word)
             elif found and all(found):
