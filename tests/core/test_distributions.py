@@ -45,5 +45,6 @@ def test_an_sdist_has_each_file_of_the_checkout_that_tests_and_commands_read(tmp
     with tarfile.open(built("sdist", tmp_path)) as sdist:
         held = {name.partition("/")[2] for name in sdist.getnames()}
     files = (file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.is_file())
-    there = {file.relative_to(ROOT).as_posix() for file in files if not {"__pycache__", ".pytest_cache"} & set(file.parts)} | FILES
+    own = (file.relative_to(ROOT) for file in files)
+    there = {file.as_posix() for file in own if not {"__pycache__", ".pytest_cache"} & set(file.parts)} | FILES
     assert not there - held
