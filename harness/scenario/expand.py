@@ -10,6 +10,8 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 
 from harness.core.cases import Case, KnownFailure, PoisonPlan
 from harness.core.catalog import KERNELS, ORACLES, SITES, SYSTEMS, cuda_twins
@@ -184,10 +186,10 @@ def drawn_cases(scenario: Scenario, seed: int, override: KernelOverride | None =
 
 
 def control_cases(scenario: Scenario, seed: int, num_draws: int) -> list[Case]:
-    """The first draws of a fuzz scenario on the sound variants of `seed`, in turns."""
-    overrides = [KernelOverride.named(f"{SOUND}{seed * NUM_VARIANTS + i}") for i in range(min(num_draws, NUM_VARIANTS))]
-    drawn = (_drawn(scenario, seed, number, overrides[number % NUM_VARIANTS]) for number in range(num_draws))
-    return [case for case in drawn if case is not None]
+    """The first draws of a fuzz scenario on the sound variants of `seed`, in turns; ops without one are left out."""
+    named = cache(lambda i: KernelOverride.named(f"{SOUND}{seed * NUM_VARIANTS + i}"))
+    drawn = (_drawn(scenario, seed, number, named(number % NUM_VARIANTS)) for number in range(3 * num_draws))
+    return list(islice((case for case in drawn if case is not None), num_draws))
 
 
 def drawn_case(scenario: Scenario, identity: str, override: KernelOverride | None = None) -> Case | None:

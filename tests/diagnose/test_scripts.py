@@ -23,8 +23,8 @@ from .cases import SCENARIOS, declared, script_of  # type: ignore[import-not-fou
 
 DECLARED = declared()
 IDS = [f"{fault}-{case.scenario}" for fault, case in DECLARED]
-EXECUTED = ("merge-kernel", "cudagraph-padding", "mrv2-capture")
-"""In every run of the tests the scripts of a merge, a router and a graph are executed; all others every night."""
+EXECUTED = ("merge-kernel",)
+"""In every run of the tests the script of a merge is executed; all others every night."""
 executed = [
     pytest.param(fault, case, id=IDS[number], marks=() if case.scenario in EXECUTED else pytest.mark.nightly)
     for number, (fault, case) in enumerate(DECLARED)

@@ -59,9 +59,10 @@ def _kernels(params: object) -> set[str]:
 
 def test_the_id_of_a_control_alone_makes_it_again() -> None:
     made = control_cases(FUZZ, 1, 70)
-    assert len(made) == 70 and made[65].id == f"fuzz[kernel=sound-65,seed=1,draw=65,v={VERSION}]"
-    assert drawn_case(FUZZ, made[65].id) == made[65]
-    assert all(name.split("/")[1] == "sound-65" for name in made[65].kernels().values())
+    [case] = [each for each in made if each.id == f"fuzz[kernel=sound-66,seed=1,draw=66,v={VERSION}]"]
+    assert len(made) == 70
+    assert drawn_case(FUZZ, case.id) == case
+    assert all(name.split("/")[1] == "sound-66" for name in case.kernels().values())
     assert KernelOverride.named("sound-65").short_name == "sound-65"
 
 
