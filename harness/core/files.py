@@ -27,12 +27,16 @@ BASELINES = FIXTURES / "baselines"
 
 def rows_beside(module: str) -> dict[str, dict[str, Any]]:
     """The rows of the table in YAML that has the name of a module's file."""
+    return read_rows(Path(module).with_suffix(".yaml"))
+
+
+def read_rows(table: Path) -> dict[str, Any]:
+    """The rows of a table in YAML, which is a file of this package."""
     # `mla-harness --help` reads no table.
     import yaml
 
-    text = Path(module).with_suffix(".yaml").read_text(encoding="utf-8")
     # libyaml is ten times as fast.
-    rows: dict[str, dict[str, Any]] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    rows: dict[str, Any] = yaml.load(table.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return rows
 
 

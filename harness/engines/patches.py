@@ -16,10 +16,9 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-import yaml
-
 from harness.core.cause_codes import Code, Reason
 from harness.core.errors import InputError
+from harness.core.files import read_rows
 from harness.core.registry import nearest
 from harness.core.systems import EngineSpec
 from harness.engines.base import release_of
@@ -93,8 +92,7 @@ def read_patches(engine: EngineSpec, file: Path) -> dict[str, tuple[Patch, ...]]
         edits = tuple(Edit(edit["in"], edit["old"], edit["new"]) for edit in given["edits"])
         return Patch(engine, fault, first, last, edits, given.get("as_released", ""))
 
-    found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return {fault: tuple(patch(fault, one) for one in rows) for fault, rows in found.items()}
+    return {fault: tuple(patch(fault, one) for one in rows) for fault, rows in read_rows(file).items()}
 
 
 def patch_for(patches: Mapping[str, tuple[Patch, ...]], fault: str, version: str) -> Patch:

@@ -68,7 +68,7 @@ def compare(
     live: [rows] bool. Order: shape, dtype class, non-finite masks, then per element and per row. A NaN is right only
     where `want` is NaN. `bound` may be None for integers only; raises ValueError otherwise. The bound allows an
     element at least SLACK_OF_ELEMENT times its `slack`, float64 of the same shape, and a row
-    SLACK_OF_ROW times its mean.
+    SLACK_OF_ROW times the root mean square of its slack.
     """
     border = _border_mismatch(got, want)
     if border is not None:
@@ -86,7 +86,7 @@ def compare(
     odd = _non_finite_disagreement(mine, reference)
     if bool(odd.any()):
         return Comparison(looked_at, _non_finite_mismatch(mine, reference, odd, rows, got.shape), math.inf)
-    least = torch.zeros_like(reference) if slack is None else _by_row(slack[rows].to(reference.device))
+    least = None if slack is None else _by_row(slack[rows].to(reference.device))
     return _within(mine, reference, rows, got.shape, bound, least)
 
 
@@ -187,7 +187,7 @@ def _within(
     rows: torch.Tensor,
     shape: torch.Size,
     bound: Bound,
-    least: torch.Tensor,
+    least: torch.Tensor | None,
 ) -> Comparison:
     """Both per-element and per-row bounds, on elements that are finite in the reference."""
     finite = reference.isfinite()
@@ -196,9 +196,12 @@ def _within(
     error = torch.where(finite, (mine - reference).abs(), zero)
     counted = finite.sum(dim=1).clamp(min=1)
     scale = (reference.square().sum(dim=1) / counted).sqrt().clamp(min=bound.least_scale)
-    by_element = _share(error, torch.maximum(_allowed(reference, scale, bound), SLACK_OF_ELEMENT * least))
-    least_row = SLACK_OF_ROW * least.square().mean(dim=1).sqrt()
-    by_row = _share((error.square().sum(dim=1) / counted).sqrt(), torch.maximum(bound.relative_l2 * scale, least_row))
+    allowed, allowed_row = _allowed(reference, scale, bound), bound.relative_l2 * scale
+    if least is not None:
+        allowed = torch.maximum(allowed, SLACK_OF_ELEMENT * least)
+        allowed_row = torch.maximum(allowed_row, SLACK_OF_ROW * least.square().mean(dim=1).sqrt())
+    by_element = _share(error, allowed)
+    by_row = _share((error.square().sum(dim=1) / counted).sqrt(), allowed_row)
     used = torch.maximum(by_element.amax(dim=1), by_row)
     worst_row = int(used.argmax())
     excess = float(used[worst_row])

@@ -130,7 +130,8 @@ def mla_decode(
     out = torch.full((num_requests, num_query_tokens, num_heads, rank), _NAN, dtype=torch.float64, device=q.device)
     lse = torch.full((num_requests, num_heads, num_query_tokens), _NAN, dtype=torch.float64, device=q.device)
     defined = torch.zeros((num_requests, num_query_tokens), dtype=torch.bool, device=q.device)
-    rounding, slack = Rounding.of(products, q, kv_cache.dtype), (torch.zeros_like(out), torch.zeros_like(lse))
+    rounding = Rounding.of(products, q, kv_cache.dtype)
+    slack = (torch.zeros_like(out), torch.zeros_like(lse)) if rounding else None
     for b, length in enumerate(seq_lens.tolist()):
         keys = dequantized(gather_latents(kv_cache, block_table[b], length), kv_scale)
         for s in range(num_query_tokens):
@@ -143,11 +144,11 @@ def mla_decode(
             weights = scores.softmax(dim=-1)
             out[b, s] = weights @ keys[first:visible, :rank]
             defined[b, s] = True
-            if rounding:
+            if rounding and slack:
                 slack[0][b, s], slack[1][b, :, s] = rounding.slack(
                     q[b, s].double(), keys[first:visible], scale, weights, out[b, s]
                 )
-    return Attention(out, lse, defined, slack if rounding else None)
+    return Attention(out, lse, defined, slack)
 
 
 def mla_decode_sparse(
@@ -166,7 +167,8 @@ def mla_decode_sparse(
     lse = torch.full((num_tokens, num_heads), _NAN, dtype=torch.float64, device=q.device)
     defined = (indices >= 0).any(dim=1)
     page_size = kv_cache.shape[1]
-    rounding, slack = Rounding.of(products, q, kv_cache.dtype), (torch.zeros_like(out), torch.zeros_like(lse))
+    rounding = Rounding.of(products, q, kv_cache.dtype)
+    slack = (torch.zeros_like(out), torch.zeros_like(lse)) if rounding else None
     for t in defined.nonzero().flatten().tolist():
         slots = indices[t][indices[t] >= 0].tolist()
         rows = [kv_cache[slot // page_size, slot % page_size] for slot in slots]
@@ -177,9 +179,9 @@ def mla_decode_sparse(
         lse[t] = scores.logsumexp(dim=-1)
         weights = scores.softmax(dim=-1)
         out[t] = weights @ keys[:, :rank]
-        if rounding:
+        if rounding and slack:
             slack[0][t], slack[1][t] = rounding.slack(q[t].double(), keys, scale, weights, out[t])
-    return Attention(out, lse, defined, slack if rounding else None)
+    return Attention(out, lse, defined, slack)
 
 
 def context_attention(
