@@ -12,6 +12,7 @@ import lzma
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -240,8 +241,8 @@ def write_checkpoint(name: str, out: Path, seed: int) -> Any:
     except Exception as error:
         raise InputError(f"canary random {name}: transformers refuses it: {error}") from error
     out.mkdir(parents=True, exist_ok=True)
-    model.to(torch.bfloat16).save_pretrained(out)
-    model.float()
+    # A copy: `to` rounds the frequencies of the rotary embedding too, which no checkpoint holds, and `float` keeps that.
+    deepcopy(model).to(torch.bfloat16).save_pretrained(out)
     before, after = ARCHITECTURES[name].renamed
     if before:
         from safetensors.torch import load_file, save_file

@@ -127,6 +127,17 @@ def test_replayed_decisions_are_those_of_the_truth(reference: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.chosen, again.chosen, strict=True))
 
 
+def test_the_truth_has_the_frequencies_that_engines_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = random_model.ARCHITECTURES["deepseek_v32"]
+    sizes = row.sizes | SMALL | {"num_hidden_layers": 1, "first_k_dense_replace": 1, "vocab_size": 32}
+    monkeypatch.setitem(random_model.ARCHITECTURES, "deepseek_v32", dataclasses.replace(row, sizes=sizes))
+    monkeypatch.setattr(random_model, "prompts", lambda *args: [[2, 3, 4]])
+    written = random_model.write_checkpoint("deepseek_v32", tmp_path / "out", 0)
+    buffers = dict(random_model.build("deepseek_v32", 0).named_buffers())
+    assert "model.rotary_emb.inv_freq" in buffers
+    assert all(torch.equal(values, buffers[name]) for name, values in written.named_buffers())
+
+
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="choose one of deepseek_v2"):
         random_model.write_checkpoint("deepseek_v9", tmp_path, 0)
