@@ -106,7 +106,8 @@ ARCHITECTURES = {
         | {
             "q_lora_rank": 128, "num_layers": 1, "ffn_hidden_size": 256, "expert_ffn_hidden_size": 128,
             "n_routed_experts": 8, "moe_topk": 2, "zero_expert_num": 2,
-        }
+        },
+        {"mla_scale_q_lora": True, "mla_scale_kv_lora": True},
     ),
 }  # fmt: skip
 """Name in transformers -> architecture. transformers 5.23 has no DeepSeek V4.1 and no Kimi K3, and no causal language
