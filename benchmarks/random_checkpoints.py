@@ -4,7 +4,7 @@
 
 CHECKPOINTS holds folders that `mla-harness canary random ARCH` wrote, named by architecture. Each case is a process of
 its own with plain vLLM, or with what MLA_HARNESS_POISON and MLA_HARNESS_FAULT say: log probabilities of the prompts,
-then 32 generated tokens. OUT gets `CASE.json` with them, for `mla-harness canary logprobs`, and `CASE.log`. The table at
+then 32 generated tokens. OUT gets `CASE.json` for `mla-harness canary logprobs`, and `CASE.log`. The table at
 the end has the distances from the truth: median, 99 % quantile, and the median past token 512, where an indexer begins
 to select. A case that fails has its last words.
 """
@@ -63,8 +63,9 @@ def cases() -> dict[str, tuple[str, dict[str, Any]]]:
 
 def ask(checkpoint: Path, options: dict[str, Any], out: Path) -> None:
     """In a child: load vLLM, and write what it says of the prompts and of what it generates."""
-    from mla_harness_vllm import activate
     from vllm import LLM, SamplingParams
+
+    from mla_harness_vllm import activate
 
     activate()
 

@@ -242,7 +242,7 @@ def write_checkpoint(name: str, out: Path, seed: int) -> Any:
     except Exception as error:
         raise InputError(f"canary random {name}: transformers refuses it: {error}") from error
     out.mkdir(parents=True, exist_ok=True)
-    # A copy: `to` rounds the frequencies of the rotary embedding too, which no checkpoint holds, and `float` keeps that.
+    # A copy: `to` rounds the frequencies of the rotary embedding too, and `float` keeps that.
     deepcopy(model).to(torch.bfloat16).save_pretrained(out)
     before, after = ARCHITECTURES[name].renamed
     if before:
