@@ -156,6 +156,14 @@ def test_ranks_are_stated_to_vllm_and_one_gpu_is_served_as_before() -> None:
     assert rank_environ(1, (), {}) == {}
 
 
+def test_stages_and_context_ranks_are_stated_and_each_rank_has_a_gpu() -> None:
+    params = VllmParams(tensor_parallel=4, decode_context_parallel=2, pipeline_parallel=2)
+    options = llm_options(params, "none")
+    assert (options["decode_context_parallel_size"], options["pipeline_parallel_size"]) == (2, 2)
+    assert params.num_gpus == 8
+    assert llm_options(VllmParams(pipeline_parallel=2), "none")["tensor_parallel_size"] == 1
+
+
 def test_workers_inherit_what_they_are_to_do_and_multicast_stays_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
@@ -227,7 +235,12 @@ def test_a_rank_survives_the_settings_own_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"), [("poison_rank=2", "no rank of 2"), ("tensor_parallel=3", "no power of two")]
+    ("change", "words"),
+    [
+        ("poison_rank=2", "no rank of 2"),
+        ("tensor_parallel=3", "no power of two"),
+        ("decode_context_parallel=4", "does not divide tensor_parallel 2"),
+    ],
 )
 def test_a_rank_or_a_number_of_ranks_that_cannot_be_is_refused(change: str, words: str) -> None:
     with pytest.raises(InputError, match=words):

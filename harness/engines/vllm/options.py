@@ -42,7 +42,7 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
         "trust_remote_code": True,
         "seed": 0,
     }
-    options |= rank_options(params.tensor_parallel)
+    options |= rank_options(params)
     if params.canary == "moe" and params.moe_backend != "default":
         # The default differs between releases, and some defaults compile kernels at the first start.
         options["moe_backend"] = params.moe_backend
@@ -87,7 +87,7 @@ def environ(
         ours[ROUTING_VARIABLE] = STRATEGY
     if first_nan is not None:
         ours[FIRST_NAN_VARIABLE] = str(first_nan)
-    return {**ours, **rank_environ(params.tensor_parallel, gpus, os.environ)}
+    return {**ours, **rank_environ(params.num_gpus, gpus, os.environ)}
 
 
 def serve_command(case: Case) -> str:

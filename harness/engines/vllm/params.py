@@ -42,7 +42,13 @@ class VllmParams(ServedParams):
         default="model", description="simulated: vLLM's routing simulator hands over the same experts, as 64-bit ids"
     )
     tensor_parallel: Annotated[int, Field(ge=1, le=8)] = Field(
-        default=1, description="GPUs that the model is split over, a worker process each"
+        default=1, description="GPUs that the heads of a layer are split over, a worker process each"
+    )
+    decode_context_parallel: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=1, description="of the ranks of tensor_parallel, those that share the tokens of the KV cache"
+    )
+    pipeline_parallel: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=1, description="stages of layers, each with its own ranks of tensor_parallel"
     )
     poison_rank: Annotated[int, Field(ge=0, le=7)] | None = Field(
         default=None, description="the only rank to poison; all ranks when left out"
@@ -52,16 +58,18 @@ class VllmParams(ServedParams):
         """See :meth:`Params.problems`."""
         if self.script and self.compare_eager:
             yield "compare_eager compares answers to questions, and a script asks none"
-        num_ranks, rank = self.tensor_parallel, self.poison_rank
-        if num_ranks & (num_ranks - 1):
-            yield f"tensor_parallel {num_ranks} is no power of two, so heads cannot be split"
-        if rank is not None and rank >= num_ranks:
-            yield f"poison_rank {rank} is no rank of {num_ranks}; the last is {num_ranks - 1}"
+        tensor, context, rank = self.tensor_parallel, self.decode_context_parallel, self.poison_rank
+        if tensor & (tensor - 1):
+            yield f"tensor_parallel {tensor} is no power of two, so heads cannot be split"
+        if tensor % context:
+            yield f"decode_context_parallel {context} does not divide tensor_parallel {tensor}"
+        if rank is not None and rank >= self.num_gpus:
+            yield f"poison_rank {rank} is no rank of {self.num_gpus}; the last is {self.num_gpus - 1}"
 
     @property
     def num_gpus(self) -> int:
-        """See :attr:`Params.num_gpus`."""
-        return self.tensor_parallel
+        """See :attr:`Params.num_gpus`. Each rank has one."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     def gives(self) -> frozenset[str]:
         """See :meth:`Params.gives`."""

@@ -32,12 +32,14 @@ NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"
 """NVLink multicast is off unless the environment has it on: it can hang a shared host."""
 
 
-def rank_options(num_ranks: int) -> dict[str, Any]:
+def rank_options(params: VllmParams) -> dict[str, Any]:
     """Arguments of `vllm.LLM` for several ranks: one process each, with all-reduce by NCCL only."""
-    if num_ranks == 1:
+    if params.num_gpus == 1:
         return {}
     return {
-        "tensor_parallel_size": num_ranks,
+        "tensor_parallel_size": params.tensor_parallel,
+        "decode_context_parallel_size": params.decode_context_parallel,
+        "pipeline_parallel_size": params.pipeline_parallel,
         "distributed_executor_backend": "mp",
         "disable_custom_all_reduce": True,
         "worker_extension_cls": EXTENSION,
@@ -59,7 +61,7 @@ def rank_environ(num_ranks: int, gpus: tuple[int, ...], inherited: Mapping[str, 
 def why_not_split(params: VllmParams, checkpoint: Path) -> str:
     """Why a case cannot be split over its ranks here, in one sentence; empty if it can."""
     num_ranks = params.tensor_parallel
-    if num_ranks == 1:
+    if params.num_gpus == 1:
         return ""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     heads = {
@@ -69,8 +71,8 @@ def why_not_split(params: VllmParams, checkpoint: Path) -> str:
     for what, number in heads.items():
         if number % num_ranks:
             return f"the {number} {what} of {checkpoint.name} cannot be split over {num_ranks} GPUs"
-    if (seen := torch.cuda.device_count()) < num_ranks:
-        return f"needs {num_ranks} GPUs; this machine shows {seen}"
+    if (seen := torch.cuda.device_count()) < params.num_gpus:
+        return f"needs {params.num_gpus} GPUs; this machine shows {seen}"
     return ""
 
 

@@ -120,7 +120,7 @@ class VllmTarget(Target):
                 self._serve(Path(scratch) / "asked", self._params.graph, self._poison(poison), folder)
             except KernelError as error:
                 failure = str(error)
-            return collected(folder, self._params.tensor_parallel, failure)
+            return collected(folder, self._params.num_gpus, failure)
 
     def _poison(self, poison: Poison) -> ServePoison | None:
         """The case's sites in vLLM's memory, without the sites that the backend needs finite; None if none is left."""
@@ -174,7 +174,7 @@ class VllmTarget(Target):
         (directory / FILLED_FILE).write_text(json.dumps(filled), encoding="utf-8")
         check(
             filled,
-            self._params.tensor_parallel,
+            self._params.num_gpus,
             fault=self.fault,
             routing=self._params.routing == "simulated",
             # A recorded run asks too few questions to reach every site.
