@@ -151,7 +151,10 @@ def build(name: str, seed: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(name, **ARCHITECTURES[name].sizes)
-    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.random.fork_rng(devices=[]):
+        # transformers draws some vectors, such as the decays of Kimi Linear, from torch's own generator.
+        torch.manual_seed(seed)
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, weight in model.named_parameters():

@@ -138,6 +138,11 @@ def test_the_truth_has_the_frequencies_that_engines_compute(tmp_path: Path, monk
     assert all(torch.equal(values, buffers[name]) for name, values in written.named_buffers())
 
 
+def test_the_seed_decides_each_value_also_those_that_transformers_draws() -> None:
+    first, again = (dict(random_model.build("kimi_linear", 3).state_dict()) for _ in range(2))
+    assert all(torch.equal(values, again[name]) for name, values in first.items())
+
+
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="choose one of deepseek_v2"):
         random_model.write_checkpoint("deepseek_v9", tmp_path, 0)
