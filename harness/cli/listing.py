@@ -86,11 +86,10 @@ def _scenario_row(scenario: Scenario) -> dict[str, Any]:
 
 
 def _print_tables(tables: dict[str, list[dict[str, Any]]]) -> None:
-    screen = console()
+    # Hundreds of rows: a table of rich takes as long as all the rest of the command.
     for title, rows in tables.items():
-        screen.print(f"\n{title}", style="bold")
-        # Hundreds of rows: a table of rich takes as long as all the rest of the command.
-        print(*columns(rows, screen.width), sep="\n", file=screen.file)
+        typer.secho(f"\n{title}", bold=True)
+        print(*columns(rows), sep="\n")
 
 
 def show(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
-
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Column, Table
+from typing import TYPE_CHECKING, Any
 
 from harness.report.console import console_for
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def console(as_json: bool = False, moves: bool = True) -> Console:
@@ -32,6 +31,9 @@ def print_block(screen: Console, title: str, lines: dict[str, str]) -> None:
     """Print `title`, and below it a line for each name with its text. Nothing without lines."""
     if not lines:
         return
+    from rich.padding import Padding
+    from rich.table import Column, Table
+
     screen.print(f"\n{title}", style="bold", soft_wrap=True)
     grid = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for name, text in lines.items():

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from typing import IO
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import IO, TYPE_CHECKING
 
 from harness.report.wording import printable
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 PIPE_WIDTH = 140
+"""A file or a CI log has no width of its own."""
 
 
 def console_for(stream: IO[str] | None = None, *, moves: bool = True) -> Console:
     """A console without markup, so that a kernel's message cannot colour or break a line. It `moves` in a terminal."""
+    # Imported where it prints: a list comes at once.
+    from rich.console import Console
+
     target = stream or sys.stdout
-    # A file or a CI log has no width of its own.
     width = None if target.isatty() else PIPE_WIDTH
     is_forced = None if moves else False
     return Console(file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=is_forced)
@@ -29,19 +32,23 @@ def console_for(stream: IO[str] | None = None, *, moves: bool = True) -> Console
 
 def table(*titles: str, no_wrap: Collection[str] = ()) -> Table:
     """An empty table with these columns. Long cells are folded, except in the columns of `no_wrap`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in titles:
         made.add_column(printable(name), overflow="fold", no_wrap=name in no_wrap)
     return made
 
 
-def columns(rows: Sequence[Mapping[str, object]], width: int) -> list[str]:
-    """Rows as lines of at most `width` where that can be: a heading, and below it each row, its long cells folded.
+def columns(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Rows as lines for standard output: a heading, and below it each row, its long cells folded where that can be.
 
     The first column is never folded, the last one has what the others leave, each of them a quarter at most.
     """
     if not rows:
         return []
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     cells = [[printable(str(value)) for value in values] for values in (rows[0], *(row.values() for row in rows))]
     first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sizes = [first, *(min(size, width // 4) for size in others[:-1])]
@@ -61,6 +68,8 @@ def columns(rows: Sequence[Mapping[str, object]], width: int) -> list[str]:
 
 def say(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
     """Print a sentence, wrapped at words, at most 100 wide. Its further lines are indented by two more blanks."""
+    from rich.text import Text
+
     lines = textwrap.wrap(
         text,
         min(100, max(40, console.width - 1)),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness.core.records import AccuracyRecord, Blame, CaseResult, EpochAccuracy
+if TYPE_CHECKING:
+    from harness.core.records import AccuracyRecord, Blame, CaseResult, EpochAccuracy
 
 # XML 1.0 cannot hold these characters, not even escaped. A terminal obeys some of them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")

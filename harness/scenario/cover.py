@@ -30,10 +30,10 @@ def covering(
     """
     random, strength = Random(seed), min(strength, len(axes))
     choices = sorted(
-        sorted(labels.items())
-        for names in itertools.combinations(axes, strength)
-        for choice in itertools.product(*(axes[name] for name in names))
-        if names and not is_excluded(labels := dict(zip(names, choice, strict=True)))
+        choice
+        for names in itertools.combinations(sorted(axes), strength)
+        for choice in itertools.product(*([(name, label) for label in axes[name]] for name in names))
+        if names and not is_excluded(dict(choice))
     )
     left = _Left(axes, choices)
     first = {axis: labels[0] for axis, labels in axes.items()}

@@ -6,11 +6,12 @@ words, dates are text, and only true and false are booleans.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,7 +52,7 @@ def load_scenarios(
 ) -> list[Scenario]:
     """The scenarios of a folder, by file name, or the one of a file. Raises InputError for the first problem.
 
-    `whole`: by its name, whether each case of a scenario is checked too. Only its file and its axes are otherwise.
+    `whole`: by its name, whether a shipped scenario's parameters and cases are checked too, not only its form.
     With `only`, a file `ONLY.yaml` that holds the scenario of this name is read alone.
     """
     folder = default_directory() if directory is None else directory
@@ -64,6 +65,8 @@ def load_scenarios(
         raise InputError(f"{folder}: no scenario here; a scenario is a file that ends in .yaml")
     if (alone := folder / f"{only}{SUFFIXES[0]}") in paths and (found := _load(alone, whole)[0]).name == only:
         return [found]
+    if folder.resolve() != shipped_directory().resolve():
+        whole = _every
     origin: dict[str, Path] = {}
     scenarios = []
     for path in paths:
@@ -133,7 +136,7 @@ class Document:
     data: Any
     events: list[yaml.Event]
 
-    @cached_property
+    @functools.cached_property
     def _places(self) -> dict[tuple[Location, bool], tuple[int, int]]:
         """Line and column of each value, and of each key, by its path."""
         events = iter(self.events)
@@ -149,18 +152,10 @@ class Document:
         return self._places[(), False]
 
 
-OPENING = frozenset({yaml.MappingStartEvent, yaml.SequenceStartEvent})
-CLOSING = frozenset({yaml.MappingEndEvent, yaml.SequenceEndEvent})
-VALUES = OPENING | {yaml.ScalarEvent}
-"""Events that can have an anchor and a tag."""
 WORDS = {word: None for word in ("", "~", "null", "Null", "NULL")} | {
     form: word == "true" for word in ("true", "false") for form in (word, word.title(), word.upper())
 }
-NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
-    (re.compile(r"[-+]?[0-9]+"), int),
-    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
-)
-"""Words without quotes that are no text -> their value; and the forms of numbers -> how they are read."""
+"""Words without quotes that are no text and no number -> their value."""
 
 
 def read_document(content: bytes) -> Document:
@@ -174,10 +169,10 @@ def read_document(content: bytes) -> Document:
         raise DocumentError("the text is not UTF-8; save the file as UTF-8", line) from None
     try:
         try:
-            events = _safe_events(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            events = _events(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except yaml.YAMLError:
             # libyaml is ten times as fast, and its messages are other ones.
-            events = _safe_events(text, yaml.SafeLoader)
+            events = _events(text, yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(error) from None
     except yaml.reader.ReaderError as error:
@@ -186,33 +181,17 @@ def read_document(content: bytes) -> Document:
     if not isinstance(events[1], yaml.DocumentStartEvent):
         raise DocumentError("the file is empty; a scenario needs at least a name, a summary and a system")
     rest = iter(events[2:])
-    return Document(_built(next(rest), rest), events[2:])
+    data = _built(next(rest), rest)
+    if not isinstance(second := next(itertools.islice(rest, 1, None)), yaml.StreamEndEvent):
+        raise DocumentError("a second document starts here; write one scenario a file", *_position(second.start_mark))
+    return Document(data, events[2:])
 
 
-def _safe_events(text: str, loader: type[yaml.SafeLoader]) -> list[yaml.Event]:
-    """The events of a text. Raises DocumentError for one that is costly or unsafe to build, and YAMLError."""
-    depth, documents, found = 0, 0, []
-    events: Iterator[Any] = yaml.parse(text, Loader=loader)
-    for number, event in enumerate(events):
-        kind, wrong = type(event), ""
-        if kind in OPENING:
-            depth += 1
-        elif kind in CLOSING:
-            depth -= 1
-        documents += kind is yaml.DocumentStartEvent
-        if kind is yaml.AliasEvent or (kind in VALUES and event.anchor):
-            wrong = "anchors and aliases are not allowed; write the value out"
-        elif kind in VALUES and event.tag:
-            wrong = f"the tag {event.tag} is not allowed; write a plain value"
-        elif depth > MAX_DEPTH:
-            wrong = f"nested more than {MAX_DEPTH} deep; a scenario needs five"
-        elif number > MAX_VALUES:
-            wrong = f"more than {MAX_VALUES} values; split the scenario"
-        elif documents > 1:
-            wrong = "a second document starts here; write one scenario a file"
-        if wrong:
-            raise DocumentError(wrong, *_position(event.start_mark))
-        found.append(event)
+def _events(text: str, loader: type[yaml.SafeLoader]) -> list[Any]:
+    """The events of a text. Raises YAMLError, and DocumentError if there are too many."""
+    found = list(itertools.islice(iter(loader(text).get_event, None), MAX_VALUES + 1))
+    if len(found) > MAX_VALUES:
+        raise DocumentError(f"more than {MAX_VALUES} values; split the scenario", *_position(found[-1].start_mark))
     return found
 
 
@@ -240,46 +219,64 @@ def _places(
             yield from _places(item, events, (*location, index))
 
 
-def _built(event: yaml.Event, events: Iterator[yaml.Event]) -> Any:
+def _built(event: Any, events: Iterator[Any], depth: int = 1) -> Any:
     """The value that starts with `event`; its last event is taken too."""
     if type(event) is yaml.ScalarEvent:
         return _scalar(event)
+    _refuse_marked(event)
+    if depth > MAX_DEPTH:
+        raise DocumentError(f"nested more than {MAX_DEPTH} deep; a scenario needs five", *_position(event.start_mark))
     if type(event) is yaml.MappingStartEvent:
-        return _mapping(events)
+        return _mapping(events, depth)
     items: list[Any] = []
     while type(item := next(events)) is not yaml.SequenceEndEvent:
-        items.append(_built(item, events))
+        items.append(_scalar(item) if type(item) is yaml.ScalarEvent else _built(item, events, depth + 1))
     return items
 
 
-def _mapping(events: Iterator[yaml.Event]) -> dict[str, Any]:
+def _refuse_marked(event: Any) -> None:
+    """Raise DocumentError for an alias, an anchor and a tag."""
+    if event.anchor or event.tag:
+        tag = f"the tag {event.tag} is not allowed; write a plain value"
+        wrong = "anchors and aliases are not allowed; write the value out" if event.anchor else tag
+        raise DocumentError(wrong, *_position(event.start_mark))
+
+
+def _mapping(events: Iterator[Any], depth: int) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
-    marks: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     while type(event := next(events)) is not yaml.MappingEndEvent:
-        here = event.start_mark
-        if type(event) is not yaml.ScalarEvent:
-            raise DocumentError("a key must be a word, not a list or a mapping", *_position(here))
+        if type(event) is not yaml.ScalarEvent or event.anchor or event.tag:
+            _refuse_marked(event)
+            raise DocumentError("a key must be a word, not a list or a mapping", *_position(event.start_mark))
         key = event.value
         if key in mapping:
-            first = _position(marks[key])[0]
-            raise DocumentError(f"duplicate key {key!r}, first on line {first}; remove one", *_position(here))
-        marks[key] = here
-        mapping[key] = _built(next(events), events)
+            wrong = f"duplicate key {key!r}, first on line {_position(keys[key].start_mark)[0]}; remove one"
+            raise DocumentError(wrong, *_position(event.start_mark))
+        keys[key] = event
+        value = next(events)
+        mapping[key] = _scalar(value) if type(value) is yaml.ScalarEvent else _built(value, events, depth + 1)
     return mapping
 
 
-def _scalar(event: yaml.ScalarEvent) -> Any:
-    value: str = event.value
+def _scalar(event: Any) -> Any:
+    if event.anchor or event.tag:
+        _refuse_marked(event)
     if not event.implicit[0]:
-        return value
-    if value in WORDS:
-        return WORDS[value]
-    if value[0] not in "+-.0123456789":
-        return value
-    read_value = next((read for form, read in NUMBERS if form.fullmatch(value)), str)
-    if read_value is int and len(value) > 20:
+        return event.value
+    if len(event.value) > 20 and re.fullmatch("[-+]?[0-9]+", event.value):
         raise DocumentError("the number has more than 20 digits; write a smaller one", *_position(event.start_mark))
-    return read_value(value)
+    return _plain(event.value)
+
+
+@functools.cache
+def _plain(word: str) -> Any:
+    """The value of a word without quotes. Files repeat most of their words."""
+    if word in WORDS:
+        return WORDS[word]
+    if re.fullmatch("[-+]?[0-9]+", word):
+        return int(word)
+    return float(word) if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", word) else word
 
 
 def _position(mark: Any) -> tuple[int, int]:

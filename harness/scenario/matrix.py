@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -108,14 +109,19 @@ def points(scenario: Scenario) -> list[MatrixPoint]:
 
 def num_points(scenario: Scenario) -> int:
     """The number of :func:`points` and :func:`accuracy_points`. Does not validate them."""
-    settings = scenario.accuracy
-    return len(_given(scenario)) + (2 * len(settings.tasks) if settings else 0)
+    settings, times = scenario.accuracy, 1
+    if scenario.cover == "all" and not any(axis in POISON_AXES for selector in scenario.exclude for axis in selector):
+        # Most points differ in their poison only.
+        times = math.prod(len(values) for axis, values in scenario.matrix.items() if axis in POISON_AXES)
+        of_call = {axis: values for axis, values in scenario.matrix.items() if axis not in POISON_AXES}
+        scenario = scenario.model_copy(update={"matrix": of_call})
+    return times * len(_given(scenario)) + (2 * len(settings.tasks) if settings else 0)
 
 
 def _given(scenario: Scenario) -> list[tuple[Labels, Given]]:
     """The labels of each point, and its parameters as in the file."""
     # `kernel: [all]` depends on the kernels that plug-ins register.
-    return _given_with(scenario, tuple(KERNELS) if scenario.has_all_kernels else ())
+    return _given_with(scenario, tuple(s for s in KERNELS if s.op == scenario.op) if scenario.has_all_kernels else ())
 
 
 @functools.lru_cache(maxsize=256)
@@ -123,21 +129,21 @@ def _given_with(scenario: Scenario, kernels: tuple[KernelSpec, ...]) -> list[tup
     """As `_given`. A scenario is checked, counted and expanded in turn."""
     axes = {axis: dict(_axis(scenario, axis)) for axis in scenario.matrix}
     of_call = [axis for axis in axes if axis not in POISON_AXES]
-    absent = {spec.short_name for spec in kernels if spec.op == scenario.op and not _is_here(scenario, spec)}
+    for spec in kernels:
+        if scenario.device not in ("any", *spec.devices) or not _is_installed(spec.origin):
+            del axes["kernel"][spec.short_name]
     found = []
     # Many points differ in their poison only.
     made: dict[tuple[str, ...], Given | None] = {}
     valid: dict[tuple[str, ...], Params | None] = {}
     for labels in _chosen(scenario, {axis: list(values) for axis, values in axes.items()}):
-        if labels.get("kernel") in absent:
-            continue
         key = tuple([labels[axis] for axis in of_call])
         if key not in made:
             merged = dict(scenario.params)
             for axis in of_call:
                 merged.update(axes[axis][labels[axis]])
             others = tuple([labels[axis] for axis in of_call if axis != "kernel"])
-            made[key] = None if scenario.has_all_kernels and not _runs_here(scenario, merged, others, valid) else merged
+            made[key] = None if kernels and not _runs_here(scenario, merged, others, valid) else merged
         if (given := made[key]) is not None:
             found.append((labels, given))
     return found
@@ -148,7 +154,7 @@ def _chosen(scenario: Scenario, axes: dict[str, list[str]]) -> Iterable[Labels]:
     exceptions = tuple(
         tuple((axis, frozenset(as_labels(wanted))) for axis, wanted in e.items()) for e in scenario.exclude
     )
-    if strength := STRENGTHS.get(scenario.cover):
+    if (strength := STRENGTHS.get(scenario.cover)) and all(axes.values()):
         return covering(axes, strength, lambda labels: _is_excluded(labels, exceptions), scenario.name)
     every = (dict(zip(axes, labels, strict=True)) for labels in itertools.product(*axes.values()))
     return (labels for labels in every if not _is_excluded(labels, exceptions)) if exceptions else every
@@ -165,17 +171,14 @@ def _is_excluded(labels: Labels, exceptions: Exceptions) -> bool:
 
 
 def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
-    """Yield all problems that the schema does not find, the most basic first; with `whole` also each point's."""
+    """Yield all problems that the schema does not find, the most basic first; with `whole` also of parameters."""
     yield from _check_system(scenario)
-    if (
-        scenario.system is None
-        or scenario.kind.unusable
-        or (scenario.kind.with_op and scenario.op not in scenario.kind.ops())
-    ):
+    kind = scenario.kind if scenario.system else None
+    if kind is None or kind.unusable or (kind.with_op and scenario.op not in kind.ops()):
         return
-    found = list(_check_params(scenario, scenario.params, ("params",)))
+    found = list(_check_params(scenario, scenario.params, ("params",))) if whole else []
     for axis in scenario.matrix:
-        found += _check_axis(scenario, axis)
+        found += _check_axis(scenario, axis, whole)
     found += _check_accuracy(scenario)
     if whole and not found:
         found += _check_points(scenario)
@@ -196,11 +199,6 @@ def _runs_here(
             valid[others] = scenario.model.model_validate(given)
     params = valid[others]
     return params is None or not KERNELS.get(f"{scenario.op}/{given['kernel']}").why_not_params(params)
-
-
-def _is_here(scenario: Scenario, spec: KernelSpec) -> bool:
-    """Whether this kernel runs on the scenario's device, and its engine is installed."""
-    return scenario.device in ("any", *spec.devices) and _is_installed(spec.origin)
 
 
 @functools.cache
@@ -289,7 +287,7 @@ def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(("matrix", ACCURACY), message, at_key=True)
 
 
-def _check_axis(scenario: Scenario, axis: str) -> Iterator[Problem]:
+def _check_axis(scenario: Scenario, axis: str, whole: bool) -> Iterator[Problem]:
     values, at = scenario.matrix[axis], ("matrix", axis)
     is_parameter = axis in scenario.model.model_fields
     if not isinstance(values, dict | list):
@@ -313,6 +311,8 @@ def _check_axis(scenario: Scenario, axis: str) -> Iterator[Problem]:
             yield Problem(here, f"the label {label!r} is there twice, which gives duplicate case ids; remove one")
         elif axis == "kernel" and scenario.has_all_kernels:
             continue
+        elif not whole:
+            pass
         elif is_parameter:
             for problem in _check_params(scenario, {axis: value}, here):
                 yield Problem((*here, *problem.location[len(here) + 1 :]), problem.message)

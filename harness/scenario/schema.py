@@ -5,6 +5,7 @@ An unknown key is an error. Each error is one clause that says what is wrong and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -54,7 +55,9 @@ def _known(registry: Registry[Any]) -> Callable[[str], str]:
 
 
 def _specifier(text: str) -> str:
-    # Imported for a known failure only: a list is instant.
+    if re.fullmatch(r"((^|,)([<>]=?|[!=]=)[0-9]+(\.[0-9]+)*)+", text):
+        return text
+    # Imported for unusual ones only: a list is instant.
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:

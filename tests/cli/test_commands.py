@@ -251,10 +251,12 @@ def test_an_unexpected_exception_is_one_line_exit_3_and_a_kept_traceback(
 def test_what_prints_at_once_imports_neither_torch_nor_the_pool_nor_the_conditions() -> None:
     heavy = ["torch", "numpy", "pandas"]
     slow = ["harness.run.pool", "harness.run.worker", "harness.scenario.draws", "harness.core.conditions.table"]
+    of_tables = ["rich", "packaging", "harness.core.records"]
     script = (
         "import sys; from harness.cli.main import exit_code_of\n"
-        "for words in (['--help'], ['show', 'decode-kernel'], ['list'], ['schema'], ['run', '--help']):\n"
+        "for words in (['--help'], ['list'], ['show', 'decode-kernel'], ['schema'], ['run', '--help']):\n"
         "    assert exit_code_of(words) == 0, words\n"
+        f"    assert words != ['list'] or not sys.modules.keys() & {{*{of_tables}}}\n"
         f"    assert not sys.modules.keys() & {{*{heavy}, *({slow} if words[0] != 'run' else ())}}, words\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)

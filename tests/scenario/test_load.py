@@ -124,3 +124,13 @@ def test_one_scenario_is_read_alone_and_a_file_of_another_name_is_not(
     assert [s.name for s in load_scenarios(tmp_path, only="two")] == ["two"] and read == ["two"]
     for name in ("other", "absent", ""):
         assert [s.name for s in load_scenarios(tmp_path, only=name)] == ["one", "third", "two"]
+
+
+def test_parameters_are_left_unchecked_in_shipped_scenarios_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "x", GOOD.format(name="x") + "params: {num_head: 2}\n")
+    with pytest.raises(InputError, match="did you mean 'num_heads'"):
+        load_scenarios(tmp_path, whole=lambda name: False)
+    monkeypatch.setattr(load, "shipped_directory", lambda: tmp_path)
+    assert [scenario.name for scenario in load_scenarios(tmp_path, whole=lambda name: False)] == ["x"]
