@@ -272,3 +272,18 @@ def test_help_comes_at_once() -> None:
 
     # Processor time, the best of several: other processes may have the cores.
     assert min(seconds() for _ in range(5)) < 0.3
+
+
+def test_coverage_counts_the_conditions_of_a_run_and_lists_what_was_not_shown(cli: Cli, scenarios: Path) -> None:
+    assert cli("run", "merge", "--scenarios", scenarios, "-n", 1)[0] == 0
+    code, out, _ = cli("coverage", "--json")
+    every_kernel, one_kernel = json.loads(out)["coverage"]
+    assert one_kernel["kernel"] == "merge_attn_states/torch"
+    found, (met, every) = every_kernel, every_kernel["pairs"]
+    assert code == 0 and found["op"] == "merge_attn_states" and 0 < met < every == met + len(found["unmet_pairs"])
+    code, out, _ = cli("coverage", "latest", "merge_attn_states")
+    assert code == 0 and f"pairs not shown: {every - met:,}" in out and f"({met:,} of {every:,})" in out
+    code, _, err = cli("coverage", "latest", "quantize_fp8")
+    assert code == 2 and "no call of quantize_fp8" in err
+    code, _, err = cli("coverage", "merge_attn_states", "quantize_fp8")
+    assert code == 2 and "give one run and one op" in err
