@@ -24,6 +24,9 @@ class KernelParams(Params):
     predecessor: Literal["none", "slow"] = Field(
         default="none", description="slow: the kernel in front starts the next one at once, and writes its inputs late"
     )
+    corrupt: str = Field(
+        default="", description="what is wrong with an argument, or `all` in turn; see docs/reject-or-correct.md"
+    )
     page_size: ClassVar[int] = PAGE_SIZE
 
     @property

@@ -39,6 +39,15 @@ class Code(StrEnum):
     MISPLACED = "misplaced"
     UNORDERED = "unordered"
 
+    # What a corrupted call came to.
+    CORRECT = "correct"
+    CLEAN_ERROR = "clean_error"
+    UNCLEAR_ERROR = "unclear_error"
+    """An error that does not name the corrupted argument."""
+    SILENT_GARBAGE = "silent_garbage"
+    FAULT = "fault"
+    """The device failed."""
+
     # Accuracy.
     DROP = "drop"
     TREND = "trend"

@@ -31,6 +31,8 @@ class KernelSpec:
     - `gives_lse`: its log-sum-exp is written. Without one, its `lse` is not judged.
     - `needs_finite_tail`: it masks unused KV slots by multiplying, so the owner of the cache must keep them finite.
     - `needs_valid_table`: it looks up table entries of empty requests, so each must be the number of a block.
+    - `checks_values`: an index or length out of range ends in an error that names the argument. Without the promise the
+      result of such a call is undefined.
     - `keeps_ties`: a `select_topk` that gives the same set for equal logits in each launch. Others give any right set.
     - `capturable`: a CUDA graph can hold it. It reads no device value on the host.
     - `takes`: the optional keywords of the op that it has, such as `window`, `kv_lora_rank`, or `workspace`, words that
@@ -59,6 +61,7 @@ class KernelSpec:
     gives_lse: bool = True
     needs_finite_tail: bool = False
     needs_valid_table: bool = False
+    checks_values: bool = False
     keeps_ties: bool = True
     capturable: bool = True
     takes: tuple[str, ...] = ()
@@ -147,7 +150,11 @@ def _kernel(name: str, row: dict[str, Any]) -> KernelSpec:
     found = {field: tuple(value) if isinstance(value, list) else value for field, value in row.items()}
     is_triton = row["impl"].startswith("triton.")
     found["impl"] = f"harness.kernels.{row['impl']}"
-    own = {"devices": ("cuda", "cpu"), "requires": TRITON} if is_triton else {"devices": ("cpu", "cuda")}
+    own = (
+        {"devices": ("cuda", "cpu"), "requires": TRITON}
+        if is_triton
+        else {"devices": ("cpu", "cuda"), "checks_values": True}
+    )
     return KernelSpec(op, short_name, shapes=ANY, **(own | found))
 
 

@@ -226,7 +226,9 @@ class CaseResult(Record):
     verdict: Verdict
     seconds: float = 0.0
     reason: str = ""
-    cause: str = Field(default="", description="why the case proves nothing: a Code. Old records have none")
+    cause: str = Field(
+        default="", description="why it proves nothing, or what it came to: a Code. Old records have none"
+    )
     at: str = Field(default="", description="the line that raised an error of the harness")
     findings: tuple[Finding, ...] = ()
     looked_at: dict[str, int] = Field(default={})

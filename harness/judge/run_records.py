@@ -9,7 +9,9 @@ import torch
 
 from harness.accuracy.answer_log import AccuracyRun
 from harness.core.cases import Case, Job
-from harness.core.errors import SystemUnderTestError
+from harness.core.cause_codes import Code
+from harness.core.corruptions import Corruption
+from harness.core.errors import Refused, SystemUnderTestError
 from harness.core.finding_words import merged
 from harness.core.records import AccuracyRecord, CaseResult, Finding, FirstNan, Verdict
 from harness.judge.decisions import Decisions, Divergence
@@ -149,6 +151,30 @@ class Moved:
 
 
 @dataclass(slots=True)
+class CorruptedCall:
+    """A call with a corrupted argument: its error, or what was `seen` of its result.
+
+    Unless the call `is_defined`, its contract promises nothing for it.
+    """
+
+    corruption: Corruption
+    is_defined: bool
+    seen: Run
+    error: SystemUnderTestError | Refused | None = None
+
+    @property
+    def has_fault(self) -> bool:
+        """Whether the device failed, so that no other call can be made."""
+        return isinstance(self.error, SystemUnderTestError) and self.error.cause is Code.DEVICE
+
+    @property
+    def crash(self) -> SystemUnderTestError | None:
+        """The failure of the device, if the contract says what must happen."""
+        is_crash = self.has_fault and self.is_defined
+        return self.error if is_crash and isinstance(self.error, SystemUnderTestError) else None
+
+
+@dataclass(slots=True)
 class Run:
     """The results of one execution of a case under one poison pattern."""
 
@@ -162,6 +188,7 @@ class Run:
     chosen: list[ChosenExperts] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
+    corrupted: list[CorruptedCall] = field(default_factory=list)
     events: dict[str, int] = field(default_factory=dict)
     """How often each event of an engine happened."""
     accuracy: AccuracyRun | None = None
@@ -204,6 +231,8 @@ class Judgement:
     looked_at: int = 0
     notes: list[str] = field(default_factory=list)
     """Remarks on a pass, such as an allowed spread."""
+    cause: str = ""
+    """What a corrupted call came to: a Code."""
     accuracy: AccuracyRecord | None = None
     """The counts of oracle `accuracy` for the reports; None for other oracles."""
 

@@ -84,6 +84,7 @@ def judge(evidence: Evidence) -> Outcome:
         outcome.findings.extend(judgement.findings)
         outcome.looked_at[name] = judgement.looked_at
         outcome.accuracy = judgement.accuracy or outcome.accuracy
+        outcome.cause = judgement.cause or outcome.cause
         notes.extend(judgement.notes)
         if judgement.looked_at == 0:
             blind.append(name)
@@ -116,7 +117,12 @@ def _with_lines(findings: list[Finding], allocated: Mapping[str, list[str]]) -> 
 
 
 def never_called(case: Case, runs: Sequence[Run]) -> list[str]:
-    """The kernels that the case's id names and no run launched. One name may stand for kernels of several ops."""
+    """The kernels that the case's id names and no run launched. One name may stand for kernels of several ops.
+
+    A corrupted call may end in its planner.
+    """
+    if any(run.corrupted for run in runs):
+        return []
     launched = {name for run in runs for name in run.launched}
     groups: dict[str, list[str]] = {}
     for name in (case.kernels()[field] for field in case.named):

@@ -5,6 +5,7 @@ Each op has a builder of its call: the inputs, the shapes that it must return, a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,8 @@ from harness.core.call_params import KernelParams
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.conditions.table import shown_by
-from harness.core.errors import SystemUnderTestError
+from harness.core.corruptions import Corruption, corruptions_named
+from harness.core.errors import Refused, SystemUnderTestError
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import (
     ContextAttentionParams,
@@ -29,8 +31,9 @@ from harness.core.op_params import (
     WriteKvParams,
 )
 from harness.core.ops import PAGE_SIZE, SCALED_BLOCK
-from harness.judge.run_records import Guard, Observed, Run
+from harness.judge.run_records import CorruptedCall, Guard, Observed, Run
 from harness.judge.target import Target
+from harness.judge.targets.corrupted import planned_lengths
 from harness.judge.targets.expert_calls import align_experts, route_experts
 from harness.judge.targets.index_calls import INDEX_CALLS
 from harness.judge.targets.kernel_call import (
@@ -47,7 +50,7 @@ from harness.judge.targets.kernel_call import (
 from harness.judge.targets.kernel_graph import repeated, replayed
 from harness.judge.targets.record_calls import read_records, write_records
 from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, slow_reader
-from harness.kernels.call import BoundKernel
+from harness.kernels.call import BoundKernel, without_interception
 from harness.kernels.ops import expert_inputs, reference
 from harness.kernels.ops import inputs as op_inputs
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
@@ -66,6 +69,7 @@ class KernelTarget(Target):
         super().__init__(case, device, **more)
         self.op, self.params = case.op or "", case.params_as(KernelParams)
         self.spec: KernelSpec = find_kernel(self.op, self.params.kernel)
+        self.corruptions = corruptions_named(self.op, self.params.corrupt)
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
@@ -87,6 +91,14 @@ class KernelTarget(Target):
         An illegal address, an exception of the kernel or a bad output ends the run early and is `Run.error`.
         """
         run = Run(poison.pattern)
+        for corruption in self.corruptions:
+            found = self._corrupted_call(poison, corruption)
+            run.corrupted.append(found)
+            run.error = run.error or found.crash
+            if found.has_fault:
+                break
+        if self.corruptions:
+            return run
         if self.device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
             # Workers that share a GPU would each keep gigabytes of an earlier pool.
             torch.cuda.empty_cache()
@@ -112,18 +124,35 @@ class KernelTarget(Target):
         except SystemUnderTestError as error:
             run.error = error
             return run
-        # Oracles read small tensors many times, and each read would wait for the GPU.
-        on_host = tuple(output.cpu() for output in outputs)
-        run.observed += call.observe(on_host)
-        run.chosen = call.chosen(on_host)
-        run.guards += [
-            Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name) for item in call.guarded
-        ]
+        _observe(run, call, outputs)
         return run
 
-    def _call(self, poison: Poison, seed: int) -> KernelCall:
+    def _corrupted_call(self, poison: Poison, corruption: Corruption) -> CorruptedCall:
+        """Call the kernel with a corrupted argument."""
+        call = self._call(poison, self.case.seed, corruption)
+        if corruption.how == "plan" and call.plan is None:
+            raise Refused(f"{self.spec.name} is called without a plan here")
+        if corruption.how == "in_place":
+            call.guarded = [item for item in call.guarded if item.name not in corruption.names]
+        for item in call.guarded:
+            item.before = item.watched().clone()
+        found = CorruptedCall(corruption, corruption.is_defined(self.spec.checks_values), Run(poison.pattern))
+        # A second launch, to tell outputs from scratch, would not find its input again.
+        once = without_interception() if corruption.how == "in_place" else contextlib.nullcontext()
+        try:
+            with once:
+                result = invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
+            outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
+        except (SystemUnderTestError, Refused) as error:
+            found.error = error
+            return found
+        if corruption.right:
+            _observe(found.seen, call, outputs)
+        return found
+
+    def _call(self, poison: Poison, seed: int, corruption: Corruption | None = None) -> KernelCall:
         """The call on inputs of this seed."""
-        setting = Setting(self.spec, poison, seed, self.device, self.params.fence)
+        setting = Setting(self.spec, poison, seed, self.device, self.params.fence, corruption)
         return _BUILDERS[self.op](self.params, setting)
 
     def _call_with_other_values(self, poison: Poison, number: int = 0) -> None:
@@ -131,6 +160,17 @@ class KernelTarget(Target):
         if self.params.cache_layout != "large":
             call = self._call(poison, self.case.seed ^ (number + 1))
             invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
+
+
+def _observe(run: Run, call: KernelCall, outputs: tuple[Tensor, ...]) -> None:
+    """Add what a call returned, and the memory that it may not change, to the evidence of its run."""
+    # Oracles read small tensors many times, and each read would wait for the GPU.
+    on_host = tuple(output.cpu() for output in outputs)
+    run.observed += call.observe(on_host)
+    run.chosen = call.chosen(on_host)
+    run.guards += [
+        Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name) for item in call.guarded
+    ]
 
 
 def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
@@ -175,7 +215,7 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
         keywords["window"] = params.window
     call = KernelCall.of("mla_decode", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords)
     call.by_request = [given.q, given.block_table, given.seq_lens]
-    call.plan = _plan(params, setting, given.seq_lens, num_heads)
+    call.plan = _plan(params, setting, planned_lengths(given.seq_lens, setting.corruption), num_heads)
     if "workspace" in setting.spec.takes:
         # Words behind the workspace show a write past its end.
         words = torch.zeros(num_requests + 4, dtype=torch.int32, device=setting.device)
@@ -253,7 +293,7 @@ def _context_attention(params: ContextAttentionParams, setting: Setting) -> Kern
         rows = reference.Attention(want.out, want.lse.T, want.defined)
         return attention_rows(setting.spec, "", "token", "context.output", (outputs[0], outputs[1].T), rows)
 
-    dims = {"T": given.q.shape[0], "H": params.num_heads, "V": params.v_head_dim}
+    dims = {"T": given.q.shape[0], "H": given.q.shape[1], "V": params.v_head_dim}
     return KernelCall.of("context_attention", given, kept, dims, (given.q.dtype, torch.float32), observe)
 
 
@@ -294,7 +334,8 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
         want = reference.stored_latents(kept.kv_c, kept.k_pe, given.kv_cache.dtype, kept.kv_scale)
         live = torch.ones(slots.shape[0], dtype=torch.bool, device=slots.device)
         stored = slots_of(given.kv_cache, slots)
-        return [Observed("kv_cache", stored, live, want[is_live], f"write_kv.{params.kv}", "token")]
+        want = want[: len(is_live)][is_live]
+        return [Observed("kv_cache", stored, live, want, f"write_kv.{params.kv}", "token")]
 
     null = slice(op_inputs.NULL_BLOCK, op_inputs.NULL_BLOCK + 1)
     before, numbers = slots_of(kept.kv_cache, others), others.nonzero().flatten().tolist()

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from harness.core.cause_codes import Code
+from harness.core.corruptions import Corruption
 from harness.core.errors import KernelError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS, Output
 from harness.judge.run_records import ChosenExperts, Observed
+from harness.judge.targets.corrupted import as_meant, corrupted
 from harness.kernels.call import BoundKernel
 from harness.kernels.ops import reference
 from harness.kernels.ops.cache_layouts import neighbors
@@ -189,6 +191,7 @@ class Setting:
     seed: int
     device: str
     fence: Fence = "none"
+    corruption: Corruption | None = None
 
 
 def attention_rows(
@@ -222,14 +225,20 @@ def attention_rows(
 
 
 def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
-    """Poison the unowned memory of `raw`. Returns the kernel's inputs, and a copy that the kernel cannot reach."""
+    """Poison the unowned memory of `raw`. Returns the kernel's inputs, and a copy that the kernel cannot reach.
+
+    A corrupted call has corrupted inputs, and what they stand for in the copy.
+    """
     for part in raw.unowned:
         poison = setting.poison
         if keeps(setting, setting.spec.needs_finite_tail) and part.site in FINITE_FOR_MULTIPLYING_KERNELS:
             poison = replace(poison, pattern=_FINITE_STAND_IN.get(poison.pattern, poison.pattern))
         poison.fill_(part.memory, part.site)
     kept = _map_tensors(raw, torch.clone)
-    return _map_tensors(raw, lambda tensor: placed(tensor, setting.device, setting.fence)), kept
+    given = _map_tensors(raw, lambda tensor: placed(tensor, setting.device, setting.fence))
+    if setting.corruption is None:
+        return given, kept
+    return corrupted(given, setting.corruption), as_meant(kept, setting.corruption)
 
 
 def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:

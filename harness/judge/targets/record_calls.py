@@ -27,7 +27,7 @@ def write_records(params: WriteRecordsParams, setting: Setting) -> KernelCall:
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         """The cache [blocks, page, bytes] of the call, decoded at its slots; there are no outputs."""
         rows = decode(stored(given.cache.cpu(), slots, params.kv), params.kv, kept.scale)
-        want, live = kept.x[is_live].double(), torch.ones(len(slots), dtype=torch.bool)
+        want, live = kept.x[: len(is_live)][is_live].double(), torch.ones(len(slots), dtype=torch.bool)
         bound, exact = f"write_records.{params.kv.partition('_')[0]}", form.quantized
         halves = (("quantized", slice(0, exact), bound), ("exact", slice(exact, None), "write_records.exact"))
         return [

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.core.seams import seam
+from harness.kernels.checks import check_rising, check_shapes
 from harness.memory.bounds import check_indices
 
 LOG2_E = math.log2(math.e)
@@ -30,11 +31,15 @@ def context_attention(
     T and C rows -> out [T, H, V] in q's dtype, lse [H, T] float32 (natural logarithm), `empty_lse` in rows without keys
     in the chunk. Not written: out of such rows, and both outputs of tokens past query_start_loc[-1].
     """
+    starts = ("query_start_loc", query_start_loc, "B"), ("chunk_start_loc", chunk_start_loc, "B")
+    check_shapes(("q", q, "THE"), ("k", k, "CHE"), ("v", v, "CHV"), *starts)
     num_tokens, num_heads, _ = q.shape
     out = torch.empty((num_tokens, num_heads, v.shape[-1]), dtype=q.dtype, device=q.device)
     lse = torch.empty((num_heads, num_tokens), dtype=torch.float32, device=q.device)
     query_starts = check_indices(query_start_loc, num_tokens + 1, "query_start_loc").tolist()
     chunk_starts = check_indices(chunk_start_loc, k.shape[0] + 1, "chunk_start_loc").tolist()
+    check_rising("query_start_loc", query_starts)
+    check_rising("chunk_start_loc", chunk_starts)
     for request in range(len(query_starts) - 1):
         rows = slice(query_starts[request], query_starts[request + 1])
         keys = slice(chunk_starts[request], chunk_starts[request + 1])

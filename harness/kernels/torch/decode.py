@@ -17,6 +17,7 @@ from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.core.seams import seam
+from harness.kernels.checks import check_range, check_shapes
 from harness.kernels.torch.plan import MAX_SPLITS, SplitPlan, mla_decode_plan, num_pages, pages_per_chunk
 from harness.kernels.torch.records import ds_mla_rows
 from harness.memory.bounds import check_indices
@@ -55,10 +56,12 @@ def mla_decode(
     combines them. Arrivals are counted in `workspace`, int32 words that are zero on entry and on return; word b belongs
     to request b, and the kernel knows the address only. Without a workspace it makes its own.
     """
+    tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
+    check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables, P=PAGE_SIZE)
     call = _Call(q, kv_cache, block_table, seq_lens, scale, kv_scale, window, mask_values)
     num_requests, num_query_tokens, num_heads, head_dim = q.shape
     if prefetch_page:
-        last_page = (num_pages(seq_lens) - 1).clamp(min=0)
+        last_page = check_indices((num_pages(seq_lens) - 1).clamp(min=0), block_table.shape[1], "block_table column")
         check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
     counters = None
     if count_pieces:
@@ -69,6 +72,7 @@ def mla_decode(
     out = torch.empty(out_shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((num_requests, num_heads, num_query_tokens), dtype=torch.float32, device=q.device)
     plan = metadata or mla_decode_plan(seq_lens, num_heads=num_heads)
+    check_range("requests of metadata", len(plan.num_splits), num_requests, num_requests)
     if counters is not None:
         # Every block of the grid looks up its request's counter, before it knows whether there is work for it.
         check_indices(plan.work[:, 0], num_requests, "metadata.work request")
@@ -287,6 +291,7 @@ def mla_decode_sparse(
     q's dtype, lse [T, H] float32 (natural logarithm). Raises IllegalAddress for a slot past the pool. Reads no value
     on the host.
     """
+    check_shapes(("q", q, "THD"), ("indices", indices, "TK"))
     num_tokens, num_heads, head_dim = q.shape
     rank, cache_scale = latent_rank(head_dim), 1.0 if kv_scale is None else kv_scale
     out = torch.empty(num_tokens, num_heads, rank, dtype=q.dtype, device=q.device)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.core.seams import seam
+from harness.kernels.checks import check_range, check_shapes
 from harness.memory.bounds import check_indices
 
 WORKERS = 8
@@ -20,9 +21,12 @@ def index_logits(q: Tensor, weights: Tensor, kv_cache: Tensor, block_table: Tens
     q [B, S, X, I], weights [B, S, X] float32, kv_cache [N, P, I] of floats or [N, P, I + 4] uint8 `indexer_planar`,
     block_table [B, M] and seq_lens [B] int32. Entries of the table past the last page are not looked up.
     """
+    tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
+    check_shapes(("q", q, "BSXI"), ("weights", weights, "BSX"), *tables)
     num_requests, num_tokens = q.shape[:2]
     page_size, num_columns = kv_cache.shape[1], block_table.shape[1]
-    counts = (seq_lens + page_size - 1) // page_size
+    counts = (seq_lens.clamp(min=0) + page_size - 1) // page_size
+    check_indices(counts, num_columns + 1, "pages of seq_lens")
     check_indices(first_requests(counts), num_requests, "request of a worker")
     is_page = torch.arange(num_columns, device=q.device) < counts[:, None]
     blocks = check_indices(torch.where(is_page, block_table, 0), kv_cache.shape[0], "block_table of the indexer")
@@ -87,7 +91,9 @@ def select_topk(logits: Tensor, seq_lens: Tensor, *, topk: int, out: Tensor | No
 
     Rows are the query tokens of requests of lengths seq_lens [B] int32, T / B of each.
     """
+    check_range("rows of logits for each of seq_lens", len(logits) % len(seq_lens), 0, 0)
     lengths = row_lengths(seq_lens, len(logits) // len(seq_lens))
+    check_indices(lengths, logits.shape[1] + 1, "seq_lens")
     if out is None:
         out = torch.empty(len(logits), topk, dtype=torch.int32, device=logits.device)
     store_rows(out, take_topk(logits, lengths, out), lengths)
@@ -104,7 +110,9 @@ def take_topk(logits: Tensor, lengths: Tensor, before: Tensor) -> Tensor:
     """
     out, topk = torch.full_like(before, -1), before.shape[1]
     positions = torch.arange(logits.shape[1], device=logits.device)
-    best = logits.masked_fill(positions >= lengths[:, None], -torch.inf).topk(min(topk, logits.shape[1]), dim=-1)
+    # A live logit of -inf comes before what is past the length.
+    live = logits.clamp(min=torch.finfo(logits.dtype).min)
+    best = live.masked_fill(positions >= lengths[:, None], -torch.inf).topk(min(topk, logits.shape[1]), dim=-1)
     chosen = torch.where(best.indices < lengths[:, None], best.indices, -1)
     out[:, : chosen.shape[1]] = chosen.to(torch.int32)
     return out
@@ -126,12 +134,14 @@ def map_indices(
 
     block_table [B, M] int32, requests [T or more] int32. Raises IllegalAddress for a position past the table.
     """
+    check_range("page_size", page_size, 1)
+    check_range("tokens of requests", len(requests), len(positions))
     if out is None:
-        out = torch.empty_like(positions)
+        out = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
     rows = rows_to_map(positions, requests)
     given, target = rows_at(positions, rows), rows_at(out, rows)
     columns, is_position = columns_of(given, page_size, block_table.shape[1])
-    table = block_table[check_indices(requests[:rows], len(block_table), "request of a token")]
+    table = block_table[check_indices(requests[:rows], len(block_table), "requests")]
     blocks = table.gather(1, check_indices(columns, block_table.shape[1], "block_table column"))
     target.copy_(torch.where(is_position, blocks * page_size + given % page_size, -1))
     return out

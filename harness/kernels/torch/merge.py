@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.core.seams import seam
+from harness.kernels.checks import check_range, check_shapes
 
 
 @seam("merge.ignore-context-count")
@@ -24,13 +25,14 @@ def merge_attn_states(
     rows are not read. An lse of -inf or +inf marks a side without keys, and its output is not used. With both sides
     empty, out is 0 and lse -inf. Raises ValueError for a count outside of 0..T.
     """
+    sides = ("suffix_out", suffix_out, "THV"), ("prefix_lse", prefix_lse, "HT"), ("suffix_lse", suffix_lse, "HT")
+    check_shapes(("prefix_out", prefix_out, "THV"), *sides)
     num_tokens = prefix_out.shape[0]
     merged = num_tokens if num_tokens_with_context is None else num_tokens_with_context
-    if not 0 <= merged <= num_tokens:
-        raise ValueError(f"num_tokens_with_context={merged} is outside 0..{num_tokens}")
+    check_range("num_tokens_with_context", merged, 0, num_tokens)
     suffix_out = suffix_as_stored(prefix_out, suffix_out)
     out = torch.empty(prefix_out.shape, dtype=prefix_out.dtype, device=prefix_out.device)
-    lse = torch.empty_like(prefix_lse)
+    lse = torch.empty(prefix_lse.shape, dtype=torch.float32, device=prefix_lse.device)
     out[:merged], lse[:, :merged] = _merge(
         prefix_out[:merged], prefix_lse[:, :merged], suffix_out[:merged], suffix_lse[:, :merged]
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.core.seams import seam
+from harness.kernels.checks import check_range, check_rising
 from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, BlockFormat, num_scale_rows
 from harness.memory.bounds import check_indices
 
@@ -34,16 +35,23 @@ def quantize_fp8_fmax(x: Tensor, *, num_live: int | Tensor | None = None) -> tup
 
 def quantize_fp8_per_token(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
     """One scale a row, scale [T, 1]: no row spoils another, so `num_live` is not used (kernel `per-token`)."""
+    _check_count(x, num_live)
     return _quantize(x, x.float().abs().amax(dim=1, keepdim=True))
 
 
 def live_magnitudes(x: Tensor, num_live: int | Tensor | None) -> Tensor:
     """abs(x) [T, K] float32, 0 in rows at or past `num_live`."""
     magnitudes = x.float().abs()
+    _check_count(x, num_live)
     if num_live is None:
         return magnitudes
     live = torch.arange(x.shape[0], device=x.device) < num_live
     return magnitudes.masked_fill(~live[:, None], 0.0)
+
+
+def _check_count(x: Tensor, num_live: int | Tensor | None) -> None:
+    if isinstance(num_live, int):
+        check_range("num_live", num_live, 0, len(x))
 
 
 def _quantize(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,6 +76,8 @@ def quantize_blocks(x: Tensor, expert_offsets: Tensor, *, block_format: str) -> 
     """
     form = FORMATS[block_format]
     offsets = check_indices(expert_offsets, x.shape[0] + 1, "expert_offsets").tolist()
+    check_rising("expert_offsets", offsets)
+    check_range(f"width of x in excess of blocks of {form.block}", x.shape[1] % form.block, 0, 0)
     counts = [end - start for start, end in pairwise(offsets)]
     blocks = x.float().view(len(x), -1, form.block)
     codes = scale_codes(block_amax(blocks.abs()), form)

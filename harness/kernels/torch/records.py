@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from harness.core.seams import seam
+from harness.kernels.checks import check_range, check_rising
 from harness.kernels.ops.block_formats import FORMATS, decoded_values
+from harness.kernels.ops.record_formats import RECORDS
 from harness.kernels.torch.quantize import E4M3_MAX, element_codes, scale_codes
 from harness.kernels.torch.write import stored_slots
 from harness.memory.bounds import check_indices
@@ -28,6 +30,10 @@ def write_records(
     `scale` divides the values of formats with a scale of the whole cache. Raises IllegalAddress for a slot past the
     cache.
     """
+    if record_format not in RECORDS:
+        raise ValueError(f"record_format={record_format!r} is unknown; known: {', '.join(RECORDS)}")
+    check_range("width of x", x.shape[1], RECORDS[record_format].width, RECORDS[record_format].width)
+    check_range("tokens of slot_mapping", len(slot_mapping), 0, len(x))
     page_size = cache.shape[1]
     kept, slots = stored_slots(slot_mapping, cache.shape[0] * page_size)
     block, offset = slots // page_size, slots % page_size
@@ -45,10 +51,13 @@ def read_records(
     the host. Raises IllegalAddress for a page of a live token past the cache.
     """
     page_size = cache.shape[1]
+    check_range("requests of block_table", len(block_table), len(cu_seq_lens) - 1)
+    check_rising("cu_seq_lens", cu_seq_lens.tolist())
     lengths = cu_seq_lens.diff().long()
     request = torch.repeat_interleave(torch.arange(len(lengths), device=cache.device), lengths)
     position = torch.arange(len(request), device=cache.device) - cu_seq_lens[request]
-    block = check_indices(block_table[request, position // page_size], cache.shape[0], "block_table")
+    column = check_indices(position // page_size, block_table.shape[1], "block_table column")
+    block = check_indices(block_table[request, column], cache.shape[0], "block_table")
     offset = position % page_size
     parts = []
     for view in _views(cache, record_format):

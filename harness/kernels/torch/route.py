@@ -7,6 +7,8 @@ from torch import Tensor
 
 from harness.core.ops import aligned_sizes
 from harness.core.seams import seam
+from harness.kernels.checks import check_range
+from harness.memory.bounds import check_indices
 
 
 def route_experts(logits: Tensor, *, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
@@ -21,6 +23,7 @@ def route_experts_live(
     logits: Tensor, *, num_experts_per_tok: int, num_live: int | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `route_experts` for the first `num_live` rows of logits [T, X] (None: all). The others are not written."""
+    check_range("num_experts_per_tok", num_experts_per_tok, 1, logits.shape[1])
     top, chosen = top_experts(logits.float().softmax(dim=-1), num_experts_per_tok)
     # The expert kernel reads ids as int32.
     ids = torch.empty(chosen.shape, dtype=torch.int32, device=logits.device)
@@ -47,7 +50,8 @@ def align_experts(topk_ids: Tensor, *, num_experts: int, block_size: int) -> tup
 
     Entries of a run past its choices are T * k. What is behind the count is not written. No host sync.
     """
-    choices = topk_ids.flatten().long()
+    check_range("block_size", block_size, 1)
+    choices = check_indices(topk_ids, num_experts, "topk_ids").flatten()
     size, blocks = aligned_sizes(len(choices), num_experts, block_size)
     counts = torch.zeros(num_experts, dtype=torch.int64, device=choices.device).index_add_(
         0, choices, torch.ones_like(choices)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.core.seams import seam
+from harness.kernels.checks import check_range, check_shapes
 from harness.memory.bounds import check_indices
 from harness.memory.poison.allocations import only_writes
 
@@ -21,6 +22,8 @@ def write_kv(
     kv_c: [T, R], k_pe: [T, E], kv_cache: [N, P, R + E] of any strides, slot_mapping: [T] int. An fp8 cache holds
     value / kv_scale, saturated at 448. Raises IllegalAddress for a slot at or past N * P.
     """
+    check_shapes(("kv_c", kv_c, "TR"), ("k_pe", k_pe, "TE"))
+    check_range("tokens of slot_mapping", len(slot_mapping), 0, len(kv_c))
     kv_cache, page_size = pages_to_write(kv_cache), kv_cache.shape[1]
     kept, slots = stored_slots(slot_mapping, kv_cache.shape[0] * page_size)
     block, offset = slots // page_size, slots % page_size

@@ -12,6 +12,7 @@ from packaging.version import Version
 from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE, latent_rank
+from harness.kernels.checks import check_dense, check_range, check_shapes
 from harness.kernels.torch.plan import SplitPlan, num_pages
 from harness.kernels.triton.decode_kernels import INTERPRETED, combine_splits, decode_split, plan_splits
 from harness.memory.bounds import check_indices
@@ -72,8 +73,13 @@ def mla_decode(
     are computed in float32, of a bfloat16 query in bfloat16, or in float16 over an fp8 cache. The strides of an fp8
     cache must be even.
     """
+    tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
+    check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables, P=PAGE_SIZE)
+    check_dense("kv_cache", kv_cache)
+    check_dense("block_table", block_table, is_index=True)
+    check_dense("seq_lens", seq_lens, is_index=True)
     if prefetch_page:
-        last_page = (num_pages(seq_lens) - 1).clamp(min=0)
+        last_page = check_indices((num_pages(seq_lens) - 1).clamp(min=0), block_table.shape[1], "block_table column")
         check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
     num_requests, query_len, num_heads, head_dim = q.shape
     rank, num_rows = latent_rank(head_dim), query_len * num_heads
@@ -82,6 +88,7 @@ def mla_decode(
     if num_requests == 0:
         return out, lse
     plan = metadata or mla_decode_plan(seq_lens, num_heads=num_heads)
+    check_range("requests of metadata", len(plan.num_splits), num_requests, num_requests)
     if INTERPRETED:
         _check_addresses(kv_cache, block_table, seq_lens, plan.work)
     num_items = plan.work.shape[0]
@@ -94,10 +101,9 @@ def mla_decode(
     tiling = tiling or default_tiling(num_rows, compute)
     rope_dim = head_dim - rank
     constant = float(kv_scale) if isinstance(kv_scale, int | float) else 1.0
-    cache = _last_dim_dense(kv_cache)
-    cache = cache.view(torch.int16) if narrow else cache
+    cache = kv_cache.view(torch.int16) if narrow else kv_cache
     decode_split[(num_items, triton.cdiv(num_rows, tiling.rows))](
-        q.contiguous(), cache, _last_dim_dense(block_table), seq_lens,
+        q.contiguous(), cache, block_table, seq_lens,
         kv_scale if isinstance(kv_scale, Tensor) else None, plan.work, partial_out, partial_lse,
         scale * constant * LOG2_E, constant, num_requests, num_items // num_requests, query_len, num_heads,
         cache.stride(0), cache.stride(1), block_table.stride(0),
@@ -128,12 +134,6 @@ mla_decode_prefetch = partial(mla_decode, prefetch_page=True, write_empty_rows=F
 _TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-def _last_dim_dense(tensor: Tensor) -> Tensor:
-    if tensor.stride(-1) != 1:
-        raise ValueError(f"the last dimension must be dense, but its stride is {tensor.stride(-1)}")
-    return tensor
-
-
 def _check_addresses(kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, work: Tensor) -> None:
     """Raise IllegalAddress where a GPU would fault. The interpreter would read the host's memory unseen."""
     items = work[work[:, 1] < work[:, 2]].to(torch.int64)
@@ -148,6 +148,7 @@ def _check_addresses(kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, wo
 
 def mla_decode_plan(seq_lens: Tensor, *, num_heads: int) -> SplitPlan:
     """Plan `mla_decode` for seq_lens [B] int32 without a host read. Shapes depend on B and the device only."""
+    check_dense("seq_lens", seq_lens, is_index=True)
     num_requests = seq_lens.shape[0]
     target = max(1, programs_in_a_wave(seq_lens.device) // triton.cdiv(num_heads, 64))
     max_splits = max_splits_for(num_requests, target)

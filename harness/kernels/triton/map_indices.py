@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from harness.kernels.checks import check_dense, check_range
+from harness.memory.bounds import check_indices
 from harness.memory.triton_interpreter import prepare
 
 INTERPRETED = prepare()
@@ -33,8 +35,15 @@ def map_indices(
     positions: Tensor, block_table: Tensor, requests: Tensor, *, page_size: int, out: Tensor | None = None
 ) -> Tensor:
     """As :func:`harness.kernels.torch.index.map_indices` with its shapes; a position past the table gives -1."""
-    slots = torch.empty_like(positions) if out is None else out
     rows, width = positions.shape
+    check_range("page_size", page_size, 1)
+    check_range("tokens of requests", len(requests), rows)
+    for name, tensor in (("positions", positions), ("block_table", block_table), ("requests", requests)):
+        check_dense(name, tensor, is_index=True)
+    if INTERPRETED:
+        # A GPU would fault; the interpreter would read the host's memory unseen.
+        check_indices(requests[:rows], len(block_table), "requests")
+    slots = torch.empty(positions.shape, dtype=torch.int32, device=positions.device) if out is None else out
     if rows:
         block = min(128, triton.next_power_of_2(width))
         _map[(rows, triton.cdiv(width, block))](

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from harness.kernels.checks import check_dense, check_range, check_shapes
 from harness.memory.triton_interpreter import prepare
 
 INTERPRETED = prepare()
@@ -75,11 +76,11 @@ def merge_attn_states(
     """
     num_tokens, num_heads, value_dim = prefix_out.shape
     merged = num_tokens if num_tokens_with_context is None else num_tokens_with_context
-    if not 0 <= merged <= num_tokens:
-        raise ValueError(f"num_tokens_with_context={merged} is outside 0..{num_tokens}")
-    for side in (prefix_out, suffix_out):
-        if side.stride(2) != 1:
-            raise ValueError(f"the value dimension must be dense, but its stride is {side.stride(2)}")
+    check_range("num_tokens_with_context", merged, 0, num_tokens)
+    sides = ("suffix_out", suffix_out, "THV"), ("prefix_lse", prefix_lse, "HT"), ("suffix_lse", suffix_lse, "HT")
+    check_shapes(("prefix_out", prefix_out, "THV"), *sides)
+    check_dense("prefix_out", prefix_out)
+    check_dense("suffix_out", suffix_out)
     out = torch.empty((num_tokens, num_heads, value_dim), dtype=prefix_out.dtype, device=prefix_out.device)
     lse = torch.empty((num_heads, num_tokens), dtype=torch.float32, device=prefix_out.device)
     # Each program costs the interpreter time. A GPU needs many to be busy.

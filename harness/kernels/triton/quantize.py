@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from harness.kernels.checks import check_dense, check_range
 from harness.memory.triton_interpreter import prepare
 
 INTERPRETED = prepare()
@@ -57,14 +58,14 @@ def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Te
     Raises ValueError unless the last dimension of x is dense.
     """
     num_rows, width = x.shape
-    if x.stride(1) != 1:
-        raise ValueError(f"x: the last dimension must be dense, but its stride is {x.stride(1)}")
+    check_dense("x", x)
     x8 = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(1, dtype=torch.float32, device=x.device)
     num_blocks = triton.cdiv(num_rows * width, BLOCK)
     num_partials = max(1, min(num_blocks, MAX_PARTIALS))
     partials = torch.empty(num_partials, dtype=torch.int32, device=x.device)
-    live = min(num_live, num_rows) if isinstance(num_live, int) else num_rows
+    live = num_live if isinstance(num_live, int) else num_rows
+    check_range("num_live", live, 0, num_rows)
     live_tensor = num_live if isinstance(num_live, Tensor) else None
     _amax_bits[(num_partials,)](
         x, live_tensor, live, partials, x.stride(0), num_blocks, K=width, BLOCK=BLOCK, num_warps=8

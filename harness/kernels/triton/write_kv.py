@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from harness.kernels.checks import check_dense, check_range, check_shapes
 from harness.memory.bounds import check_indices
 from harness.memory.triton_interpreter import prepare
 
@@ -52,11 +53,12 @@ def write_kv(
 
     `kv_scale` is a float or a tensor of one float32. Raises ValueError for a dimension that is not dense.
     """
-    num_tokens, rank = kv_c.shape
-    rope_dim = k_pe.shape[1]
+    check_shapes(("kv_c", kv_c, "TR"), ("k_pe", k_pe, "TE"))
+    check_range("tokens of slot_mapping", len(slot_mapping), 0, len(kv_c))
+    num_tokens, rank, rope_dim = len(slot_mapping), kv_c.shape[1], k_pe.shape[1]
     for name, tensor in (("kv_c", kv_c), ("k_pe", k_pe), ("kv_cache", kv_cache)):
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: the last dimension must be dense, but its stride is {tensor.stride(-1)}")
+        check_dense(name, tensor)
+    check_dense("slot_mapping", slot_mapping, is_index=True)
     if INTERPRETED:
         # A GPU would fault; the interpreter would overwrite the host's memory unseen.
         check_indices(slot_mapping[slot_mapping >= 0], kv_cache.shape[0] * kv_cache.shape[1], "slot_mapping")

@@ -1,0 +1,71 @@
+"""Oracle `rejects`: a call with a corrupted argument is right, or ends in an error that names the argument.
+
+A result that agrees with the reference is right, if the op defines one. Any other result is silent garbage. An error is
+clear if it has a name of the argument: the caller must know what to mend. Where the contract of the op promises nothing
+for a kernel, a failure is a remark (flashinfer-ai/flashinfer#3605).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+from harness.core.cause_codes import Code
+from harness.core.errors import SystemUnderTestError
+from harness.core.records import Finding
+from harness.judge.oracles.agreement import reference
+from harness.judge.oracles.values import finite, sentinel
+from harness.judge.run_records import CorruptedCall, Evidence, Judgement
+
+MOST_WORDS = 300
+"""Characters of an error that a report shows. The name of the argument must be among them."""
+_NO_ERRORS = {Code.DEVICE: Code.FAULT, Code.BAD_OUTPUT: Code.SILENT_GARBAGE}
+_RIGHT = (Code.CORRECT, Code.CLEAN_ERROR)
+_SILENT: tuple[Callable[[Evidence], Judgement], ...] = (reference, finite, sentinel)
+
+
+def rejects(evidence: Evidence) -> Judgement:
+    """Look at what each call with a corrupted argument came to."""
+    judgement, counts = Judgement(), Counter[str]()
+    calls = [(run, call) for run in evidence.runs for call in run.corrupted]
+    for run, call in calls:
+        cause, sentence = _came_to(evidence, call)
+        counts[cause] += 1
+        if cause not in _RIGHT and call.is_defined:
+            judgement.findings.append(
+                Finding(
+                    oracle="rejects",
+                    tensor=call.corruption.argument,
+                    cause=cause,
+                    message=f"{sentence} (pattern {run.pattern})",
+                    kernel=evidence.case.kernels()["kernel"],
+                )
+            )
+        elif cause not in _RIGHT:
+            judgement.notes.append(f"undefined by contract, {cause}: {sentence}")
+        elif len(calls) == 1:
+            judgement.notes.append(sentence)
+        if cause not in _RIGHT or not judgement.cause:
+            judgement.cause = cause
+    judgement.looked_at = len(calls)
+    if len(calls) > 1:
+        judgement.notes.insert(0, ", ".join(f"{count} {cause}" for cause, count in counts.items()))
+    return judgement
+
+
+def _came_to(evidence: Evidence, call: CorruptedCall) -> tuple[Code, str]:
+    """What a call came to, and a sentence about it."""
+    name, error = f"{call.corruption.argument} ({call.corruption.name})", call.error
+    if error is None:
+        if not call.corruption.right:
+            return Code.SILENT_GARBAGE, f"{name}: a result where none is right"
+        seen = Evidence(evidence.case, [call.seen])
+        wrong = next((finding for oracle in _SILENT for finding in oracle(seen).findings), None)
+        return (Code.SILENT_GARBAGE, f"{name}: {wrong.message}") if wrong else (Code.CORRECT, f"{name}: right")
+    words = " ".join(str(error.__cause__ or error).split())[:MOST_WORDS]
+    sentence = f"{name}: {type(error.__cause__ or error).__name__}, {words}"
+    if isinstance(error, SystemUnderTestError) and error.cause in _NO_ERRORS:
+        return _NO_ERRORS[error.cause], sentence
+    is_clear = any(re.search(rf"\b{re.escape(word)}\b", words) for word in call.corruption.names)
+    return Code.CLEAN_ERROR if is_clear else Code.UNCLEAR_ERROR, sentence
