@@ -20,7 +20,7 @@ Contract = Literal["defined", "values", "undefined"]
 class Corruption:
     """One way to corrupt a call.
 
-    `how` is a function of :mod:`harness.judge.targets.corrupted` that changes `argument`, `to` its parameter. `right`:
+    `change` is a function of :mod:`harness.judge.targets.corrupted` that changes `argument`, `to` its parameter. `right`:
     the op defines a result. With `means` that is the result of the call with this value in place of `to`.
     `contract`: only a look at `values` in device memory can tell, so the result is undefined for a kernel that does not
     promise `checks_values`; `undefined` for all kernels. An error must have one of `names`.
@@ -28,7 +28,7 @@ class Corruption:
 
     name: str
     argument: str
-    how: str
+    change: str
     to: int | float | str | None = None
     means: int | None = None
     right: bool = False

@@ -23,7 +23,7 @@ FAR_BELOW = -52_000.0
 
 def corrupted(given: InputsT, corruption: Corruption) -> InputsT:
     """`given` with the argument of `corruption` changed, other memory shared."""
-    changed: InputsT = _CHANGES[corruption.how](given, corruption)
+    changed: InputsT = _CHANGES[corruption.change](given, corruption)
     return changed
 
 
@@ -31,14 +31,14 @@ def as_meant(kept: InputsT, corruption: Corruption) -> InputsT:
     """The inputs of the reference for a corrupted call: `kept`, with the values that the corrupted ones stand for."""
     argument = getattr(kept, corruption.argument, None)
     is_integer = isinstance(argument, Tensor) and not argument.is_floating_point()
-    if not corruption.right or corruption.how in _SAME_VALUES or (corruption.how == "dtype" and is_integer):
+    if not corruption.right or corruption.change in _SAME_VALUES or (corruption.change == "dtype" and is_integer):
         return kept
     return corrupted(kept, replace(corruption, to=corruption.to if corruption.means is None else corruption.means))
 
 
 def planned_lengths(seq_lens: Tensor, corruption: Corruption | None) -> Tensor:
     """The lengths [B] int32 that the plan is made for: those of the call, unless the plan is what is corrupted."""
-    if corruption is None or corruption.how != "plan":
+    if corruption is None or corruption.change != "plan":
         return seq_lens
     return seq_lens[:-1] if corruption.to == "fewer" else seq_lens.clamp(max=1)
 

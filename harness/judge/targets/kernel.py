@@ -130,15 +130,15 @@ class KernelTarget(Target):
     def _corrupted_call(self, poison: Poison, corruption: Corruption) -> CorruptedCall:
         """Call the kernel with a corrupted argument."""
         call = self._call(poison, self.case.seed, corruption)
-        if corruption.how == "plan" and call.plan is None:
+        if corruption.change == "plan" and call.plan is None:
             raise Refused(f"{self.spec.name} is called without a plan here")
-        if corruption.how == "in_place":
+        if corruption.change == "in_place":
             call.guarded = [item for item in call.guarded if item.name not in corruption.names]
         for item in call.guarded:
             item.before = item.watched().clone()
         found = CorruptedCall(corruption, corruption.is_defined(self.spec.checks_values), Run(poison.pattern))
         # A second launch, to tell outputs from scratch, would not find its input again.
-        once = without_interception() if corruption.how == "in_place" else contextlib.nullcontext()
+        once = without_interception() if corruption.change == "in_place" else contextlib.nullcontext()
         try:
             with once:
                 result = invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
