@@ -17,7 +17,7 @@ BUDGETS = {
     "harness/diagnose": 2700,
     "harness/engine": 6060,
     "harness/engines": 9134,
-    "harness/judge": 6560,
+    "harness/judge": 6566,
     "harness/kernels": 4226,
     "harness/memory": 3753,
     "harness/pytest": 1245,

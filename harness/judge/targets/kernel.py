@@ -5,7 +5,6 @@ Each op has a builder of its call: the inputs, the shapes that it must return, a
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,7 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.conditions.table import shown_by
 from harness.core.corruptions import Corruption, corruptions_named
-from harness.core.errors import Refused, SystemUnderTestError
+from harness.core.errors import SystemUnderTestError
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import (
     ContextAttentionParams,
@@ -31,9 +30,10 @@ from harness.core.op_params import (
     WriteKvParams,
 )
 from harness.core.ops import PAGE_SIZE, SCALED_BLOCK
-from harness.judge.run_records import CorruptedCall, Guard, Observed, Run
+from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
 from harness.judge.targets.corrupted import planned_lengths
+from harness.judge.targets.corrupted_call import corrupted_call
 from harness.judge.targets.expert_calls import align_experts, route_experts
 from harness.judge.targets.index_calls import INDEX_CALLS
 from harness.judge.targets.kernel_call import (
@@ -50,7 +50,7 @@ from harness.judge.targets.kernel_call import (
 from harness.judge.targets.kernel_graph import repeated, replayed
 from harness.judge.targets.record_calls import read_records, write_records
 from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, slow_reader
-from harness.kernels.call import BoundKernel, without_interception
+from harness.kernels.call import BoundKernel
 from harness.kernels.ops import expert_inputs, reference
 from harness.kernels.ops import inputs as op_inputs
 from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
@@ -92,7 +92,8 @@ class KernelTarget(Target):
         """
         run = Run(poison.pattern)
         for corruption in self.corruptions:
-            found = self._corrupted_call(poison, corruption)
+            call = self._call(poison, self.case.seed, corruption)
+            found = corrupted_call(self.spec, poison, call, corruption, self.device)
             run.corrupted.append(found)
             run.error = run.error or found.crash
             if found.has_fault:
@@ -124,31 +125,8 @@ class KernelTarget(Target):
         except SystemUnderTestError as error:
             run.error = error
             return run
-        _observe(run, call, outputs)
+        call.show(run, outputs)
         return run
-
-    def _corrupted_call(self, poison: Poison, corruption: Corruption) -> CorruptedCall:
-        """Call the kernel with a corrupted argument."""
-        call = self._call(poison, self.case.seed, corruption)
-        if corruption.change == "plan" and call.plan is None:
-            raise Refused(f"{self.spec.name} is called without a plan here")
-        if corruption.change == "in_place":
-            call.guarded = [item for item in call.guarded if item.name not in corruption.names]
-        for item in call.guarded:
-            item.before = item.watched().clone()
-        found = CorruptedCall(corruption, corruption.is_defined(self.spec.checks_values), Run(poison.pattern))
-        # A second launch, to tell outputs from scratch, would not find its input again.
-        once = without_interception() if corruption.change == "in_place" else contextlib.nullcontext()
-        try:
-            with once:
-                result = invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
-            outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
-        except (SystemUnderTestError, Refused) as error:
-            found.error = error
-            return found
-        if corruption.right:
-            _observe(found.seen, call, outputs)
-        return found
 
     def _call(self, poison: Poison, seed: int, corruption: Corruption | None = None) -> KernelCall:
         """The call on inputs of this seed."""
@@ -160,17 +138,6 @@ class KernelTarget(Target):
         if self.params.cache_layout != "large":
             call = self._call(poison, self.case.seed ^ (number + 1))
             invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
-
-
-def _observe(run: Run, call: KernelCall, outputs: tuple[Tensor, ...]) -> None:
-    """Add what a call returned, and the memory that it may not change, to the evidence of its run."""
-    # Oracles read small tensors many times, and each read would wait for the GPU.
-    on_host = tuple(output.cpu() for output in outputs)
-    run.observed += call.observe(on_host)
-    run.chosen = call.chosen(on_host)
-    run.guards += [
-        Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name) for item in call.guarded
-    ]
 
 
 def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:

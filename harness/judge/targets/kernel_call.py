@@ -17,7 +17,7 @@ from harness.core.corruptions import Corruption
 from harness.core.errors import KernelError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS, Output
-from harness.judge.run_records import ChosenExperts, Observed
+from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
 from harness.judge.targets.corrupted import as_meant, corrupted
 from harness.kernels.call import BoundKernel
 from harness.kernels.ops import reference
@@ -144,6 +144,16 @@ class KernelCall:
     def keywords(self, *, is_captured: bool) -> dict[str, Any]:
         """The keywords of a launch, with a fresh plan."""
         return self.kwargs if self.plan is None else self.kwargs | {"metadata": self.plan(is_captured)}
+
+    def show(self, run: Run, outputs: tuple[Tensor, ...]) -> None:
+        """Add what the call returned, and the memory that it may not change, to the evidence of its run."""
+        # Oracles read small tensors many times, and each read would wait for the GPU.
+        on_host = tuple(output.cpu() for output in outputs)
+        run.observed += self.observe(on_host)
+        run.chosen = self.chosen(on_host)
+        run.guards += [
+            Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name) for item in self.guarded
+        ]
 
     def live_requests(self) -> Tensor:
         """[B] bool: whether a request has a length."""
