@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from harness.core.cases import Case
-from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.extras import pandas
 from harness.core.records import CaseResult
@@ -18,8 +17,7 @@ from harness.store.run_folder import RunStore
 def pivot(store: RunStore, shape: str) -> tuple[list[str], list[list[str]]]:
     """The titles and rows of a table with the values `shape`: `kernel,kv/site,pattern` is ROWS/COLUMNS.
 
-    A cell counts the verdicts of its cases, a failure with its first oracle. For a corrupted call it says what it came
-    to, in brackets where the contract promises nothing. Raises InputError for a value that no case
+    A cell counts the verdicts of its cases, a failure with its first oracle. Raises InputError for a value that no case
     of the run has, and without pandas.
     """
     before, _, after = shape.partition("/")
@@ -50,9 +48,8 @@ def _values(case: Case) -> dict[str, str]:
 
 def _outcome(result: CaseResult) -> str:
     if "rejects" in result.looked_at:
-        came_to = (result.findings[0].cause if result.findings else result.cause).replace("_", " ")
-        is_right = result.cause in (Code.CORRECT, Code.CLEAN_ERROR)
-        return came_to if result.findings or is_right else f"({came_to})"
+        # What a corrupted call came to.
+        return f"{result.verdict.value} {result.findings[0].cause if result.findings else result.cause}"
     oracle = result.findings[0].oracle if result.findings else ""
     return " ".join(filter(None, (result.verdict.value, oracle)))
 

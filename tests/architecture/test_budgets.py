@@ -21,7 +21,7 @@ BUDGETS = {
     "harness/kernels": 4226,
     "harness/memory": 3753,
     "harness/pytest": 1245,
-    "harness/report": 3015,
+    "harness/report": 3018,
     "harness/run": 2950,
     "harness/scenario": 2795,
     "harness/store": 1285,
