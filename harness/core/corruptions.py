@@ -20,9 +20,9 @@ Contract = Literal["defined", "values", "undefined"]
 class Corruption:
     """One way to corrupt a call.
 
-    `change` is a function of :mod:`harness.judge.targets.corrupted` for the `argument`, `to` its parameter. `right`: the
-    op defines a result. With `means` that is the result of the call with this value in place of `to`. `contract`: only a
-    look at `values` in device memory can tell, so the result is undefined for a kernel that does not promise
+    `change` is a function of :mod:`harness.judge.targets.corrupted` for the `argument`, `to` its parameter. `right`:
+    the op defines a result. With `means` that is the result of the call with this value in place of `to`. `contract`:
+    only a look at `values` in device memory can tell, so the result is undefined for a kernel that does not promise
     `checks_values`; `undefined` for all kernels. An error must have one of `names`.
     """
 
