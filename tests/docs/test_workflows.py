@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from harness.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+TOX = configparser.ConfigParser()
+TOX.read(ROOT / "tox.ini")
 ROOMS = (".ci", ".github", "docs", "examples", "fixtures", "harness", "scenarios", "tests", "tools")
 
 
@@ -30,8 +34,18 @@ def wrong(workflow: dict[str, Any]) -> list[str]:
         for step in job["steps"]:
             if "uses" in step and not re.fullmatch(r"[\w-]+/[\w/-]+@\S+", step["uses"]):
                 found.append(f"{name}: {step['uses']} names no version")
-            found += [f"{name}: {text}" for text in wrong_in(step.get("run", ""))]
+            for script in spelled_out(step.get("run", ""), job.get("strategy", {}).get("matrix", {})):
+                found += [f"{name}: {text}" for text in wrong_in(script)]
     return found
+
+
+def spelled_out(script: str, matrix: dict[str, list[Any]]) -> list[str]:
+    """The script for each value of the matrix that it uses."""
+    scripts = [script]
+    for name, values in matrix.items():
+        use = f"${{{{ matrix.{name} }}}}"
+        scripts = [one.replace(use, str(value)) for one in scripts for value in (values if use in one else [""])]
+    return scripts
 
 
 def wrong_in(script: str) -> list[str]:
@@ -42,10 +56,18 @@ def wrong_in(script: str) -> list[str]:
     )
     made = re.findall(r"(?:>|tee) *([\w-]+\.txt)", script)
     found = [f"no file {path}" for path in paths if path not in made and not (ROOT / path).exists()]
-    tox = configparser.ConfigParser()
-    tox.read(ROOT / "tox.ini")
+    for module in re.findall(r"-m ((?:harness|tests)[\w.]+)", script):
+        file = ROOT / module.replace(".", "/")
+        if not (file.with_suffix(".py").exists() or (file / "__main__.py").exists()):
+            found.append(f"no module {module}")
+    extras = re.findall(r"\.\[([\w,-]+)\]|try_installs \"?([\w,-]+)", script)
+    found += [
+        f"no extra {extra}"
+        for extra in ",".join(map("".join, extras)).split(",")
+        if extra and extra not in (*EXTRAS, "core")
+    ]
     for env in re.findall(r"tox (?:run )?-e (\w[\w-]*)", script):
-        if not (tox.has_section(f"testenv:{env}") or re.fullmatch(r"py(3\d+)?", env)):
+        if not (TOX.has_section(f"testenv:{env}") or re.fullmatch(r"py(3\d+)?", env)):
             found.append(f"no tox environment {env}")
     group = typer.main.get_command(app)
     assert isinstance(group, Commands)
@@ -66,18 +88,31 @@ def test_what_a_workflow_names_is_there(file: Path) -> None:
     assert wrong(yaml.safe_load(file.read_text(encoding="utf-8"))) == []
 
 
+@pytest.mark.parametrize("name", [name for name in TOX.sections() if name.startswith("testenv")])
+def test_what_a_tox_environment_names_is_there(name: str) -> None:
+    extras = TOX[name].get("extras", "")
+    assert wrong_in(TOX[name]["commands"] + (f"\npip install '.[{extras.replace(' ', '')}]'" if extras else "")) == []
+
+
 def test_a_workflow_that_names_what_is_not_there_is_seen() -> None:
     steps = [
         {"uses": "actions/checkout"},
         {"run": "bash .ci/gone\ntox run -e gone\nmla-harness gone\nmla-harness list --gone"},
+        {"run": "python -m tests.gone\npip install -e '.[dev,gone]'\n.ci/try_installs ${{ matrix.install }}"},
     ]
-    assert wrong({"jobs": {"a": {"needs": "b", "steps": steps}}}) == [
+    job = {"needs": "b", "steps": steps, "strategy": {"matrix": {"install": ["core", "dev,lost"], "unused": [1, 2]}}}
+    assert wrong({"jobs": {"a": job}}) == [
         "a needs b, which is no job",
         "a: actions/checkout names no version",
         "a: no file .ci/gone",
         "a: no tox environment gone",
         "a: no command gone",
         "a: list has no --gone",
+        "a: no module tests.gone",
+        "a: no extra gone",
+        "a: no module tests.gone",
+        "a: no extra gone",
+        "a: no extra lost",
     ]
 
 
