@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Set
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -32,12 +32,11 @@ Event = Literal[
 """What may happen to requests and pages.
 
 `preempt`: a request loses its blocks between two chunks, for its own next chunk, while it decodes, while it verifies
-drafts, when its pages are full, again before it gave a
-token, or after pages behind its window were given back. `hit`: a prompt starts with a cached page, which is
-free, or which the same step would have evicted. `concurrent`: two running requests compute the same page. `evict`: a
-cached page gets a new owner. `collision`: another prefix has the hash. `other_past`: a page with the same tokens is
-cached behind other ones. `abort`: a request is dropped in this phase. `full`: requests wait because as many run as may.
-`drafts`: a request verifies its drafts and takes none, some and not the last, or all.
+drafts, when its pages are full, again before it gave a token, or after pages behind its window were given back.
+`hit`: a prompt starts with a cached page, which is free, or which the same step would have evicted. `concurrent`: two
+running requests compute the same page. `evict`: a cached page gets a new owner. `collision`: another prefix has the
+hash. `other_past`: a page with the same tokens is cached behind other ones. `abort`: a request is dropped in this
+phase. `full`: requests wait because as many run as may. `drafts`: a step takes none, some and not the last, or all.
 """
 
 
@@ -171,6 +170,10 @@ class WorkloadParams(Params):
     happens: tuple[Event, ...] = Field(
         default=(), description="events that must happen in the engine, or the case is skipped and is no pass"
     )
+    steps: tuple[str, ...] = Field(
+        default=(),
+        description="what each step decides, for `policy`: `0+64` a prompt's tokens, `1*3` a decode's, then its blocks",
+    )
 
 
 class ChangeParams(Params):
@@ -271,6 +274,9 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
     @property
     def must_happen(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.happens, *(change for change, _ in self.changes))))
+
+    def varied(self) -> Self:
+        return self.model_copy(update={"steps": ()})
 
     page_size: ClassVar[int] = PAGE_SIZE
 

@@ -108,6 +108,10 @@ class Params(Record):
         """The parameters that give the case `value` as its `size`, beside `changes` that are made already."""
         return {size: value}
 
+    def varied(self) -> Self:
+        """These parameters in a variant of a case: without what holds for the written case alone."""
+        return self
+
     def recorded(self) -> Self:
         """The parameters for a run that only looks for the first NaN."""
         return self

@@ -103,8 +103,8 @@ class Count:
     """A number that must be kept: the blocks of a pool, the tokens of a request. `oracle` judges it."""
 
     name: str
-    expected: int
-    found: int
+    expected: int | str
+    found: int | str
     where: str = ""
     oracle: str = "conserved"
     """`policy` for a choice that another right engine may make otherwise."""

@@ -46,7 +46,7 @@ def changed(case: Case, changes: str) -> Case:
 
 def vary(base: Case, params: Params, poison: PoisonPlan) -> Case:
     """The case `base` with these parameters and this poison. Its id has all differences."""
-    ours, theirs = params.model_dump(mode="json"), base.params.model_dump(mode="json")
+    ours, theirs = (one.varied().model_dump(mode="json") for one in (params, base.params))
     differing = {key: value for key, value in ours.items() if theirs.get(key) != value}
     for key in POISON_KEYS:
         if getattr(poison, key) != getattr(base.poison, key):
@@ -58,6 +58,7 @@ def vary(base: Case, params: Params, poison: PoisonPlan) -> Case:
         differing = {key: merged[key] for key in (*ours, *POISON_KEYS) if key in merged}
     identity = f"{root}{MARK}{_written(differing)}" if differing else root
     oracles = usable(base.oracles, poison.patterns, params)
+    params = params if params == base.params else params.varied()
     return base.model_copy(update={"id": identity, "params": params, "poison": poison, "oracles": oracles})
 
 

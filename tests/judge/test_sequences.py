@@ -7,6 +7,7 @@ import pytest
 from harness.core.cases import Job
 from harness.core.engine_params import EngineParams
 from harness.core.records import Verdict
+from harness.engine.schedule.scheduler import Scheduler
 from harness.judge.run_case import run_case
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
@@ -61,3 +62,26 @@ def test_an_id_can_write_each_sequence(name):
     written = {key: getattr(CASES[name].params, key) for key in ("chains", "arrivals", "aborts", "happens")}
     again = changed(CASES[name], ",".join(f"{key}={shown(value)}" for key, value in written.items()))
     assert again.params == CASES[name].params
+
+
+def test_a_step_that_decides_otherwise_than_declared_is_a_finding_of_policy(monkeypatch):
+    release = Scheduler._release
+    case = CASES["preempted-phases[phase=itself]"]
+    assert run_case(Job(key="job", case=case)).verdict is Verdict.PASS
+
+    def first_pages_last(self, sequence):
+        sequence.blocks.reverse()
+        release(self, sequence)
+
+    monkeypatch.setattr(Scheduler, "_release", first_pages_last)
+    (finding,) = run_case(Job(key="job", case=case)).findings
+    assert (finding.oracle, finding.tensor) == ("policy", "what a step decides")
+    assert "not 0*1 gives 4 frees 2 3 by the policy that the scenario declares" in finding.message
+
+
+def test_a_variant_of_a_case_declares_no_steps():
+    case = CASES["preempted-phases[phase=page_end]"]
+    other = changed(case, "num_blocks=20")
+    assert case.params_as(EngineParams).steps and not other.params_as(EngineParams).steps
+    assert other.id == "preempted-phases[phase=page_end]@num_blocks=20"
+    assert changed(case, "patterns=[nan]").params == case.params

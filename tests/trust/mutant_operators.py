@@ -27,7 +27,7 @@ fill fill_pool fill_tails fill_handed_over table_filler trap_expert _sweep_free 
 _OF_THE_HARNESS = frozenset(_ADDED.split())
 """Names of what the harness adds to an engine: poison, probes, checks. What they do is not under test."""
 
-_ON_A_GPU = frozenset({"is_cuda", "_rounded"})
+_ON_A_GPU = frozenset({"is_cuda", "_rounded", "least_admitted"})
 """Names in a condition that holds on a GPU only: there are other right forms for it, and kernels of bfloat16 alone."""
 _NAME_MEMORY = frozenset({"PagedModel.tensors", "PagedModel.constants", "ModelRunner.unmap", "DecodeGraphs.unmap"})
 """Functions that only name or fill the memory that the harness spoils after a sleep, and watches."""

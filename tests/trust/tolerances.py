@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import platform
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -184,6 +185,18 @@ Experts and tokens of sparse layers are chosen by scores of about unit variance.
 """
 
 
+def with_other_sections(measured_page: str) -> str:
+    """The measured sections in the page as it is: other sections come from other scripts, and stay at their places."""
+    new = dict(_sections(measured_page))
+    kept = (new.get(title, text) for title, text in _sections(PAGE.read_text(encoding="utf-8")))
+    return "\n".join(text.rstrip("\n") + "\n" for text in kept)
+
+
+def _sections(page: str) -> list[tuple[str, str]]:
+    """The title and the text of each section; the first begins with the title of the page."""
+    return [(part.partition("\n")[0], part) for part in re.split(r"(?m)^(?=##? )", page) if part]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=2000)
@@ -191,9 +204,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    # tolerance_effects.py prints the last section, from a run of mutants: it stays as it is.
-    _, title, effects = PAGE.read_text(encoding="utf-8").partition("\n## What each change of a bound did\n")
-    print(document(given.draws, given.seeds, given.workers) + title + effects, end="")
+    print(with_other_sections(document(given.draws, given.seeds, given.workers)), end="")
 
 
 if __name__ == "__main__":

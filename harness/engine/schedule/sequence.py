@@ -42,11 +42,6 @@ class Sequence:
         self.num_prompt_tokens = len(self.tokens)
 
     @property
-    def prompt(self) -> list[int]:
-        """The tokens that it came with."""
-        return self.tokens[: self.num_prompt_tokens]
-
-    @property
     def num_generated_tokens(self) -> int:
         """The number of tokens added to the prompt."""
         return len(self.tokens) - self.num_prompt_tokens

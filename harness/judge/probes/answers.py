@@ -25,12 +25,15 @@ class Answers(Probe):
         self.models: dict[int, list[tuple[int, tuple[int, int]]]] = {}
         self.num_steps = 0
         self.newest_step = Step((), (), (), ())
+        self.decided: list[str] = []
+        """What each step decided, as `steps` of a case declares it."""
         self.newest_tokens: set[int] = set()
         """The requests that got a token in the newest step."""
 
     def before_step(self, step: Step) -> None:
         self.num_steps += 1
         self.newest_step = step
+        self.decided.append(decided(step))
         for item in step.scheduled:
             models = self.models.setdefault(item.sequence.request, [])
             if not models or models[-1][1] != item.sequence.model:
@@ -52,3 +55,15 @@ class Answers(Probe):
         self.drafted.setdefault(request, []).append((length - 2, item.drafted[len(given) - 1]))
         for draft in item.drafts:
             self.verified.append((self.num_steps - 1, request, length - len(given), draft, given[0]))
+
+
+def decided(step: Step) -> str:
+    """What a step decides: `0*3 1+64 gives 4 frees 7`, with `+` before tokens of a prompt and `*` before a decode's."""
+    ran = (f"{one.sequence.request}{'+*'[one.is_decode]}{one.num_new_tokens}" for one in step.scheduled)
+    blocks = {
+        "gives": (*step.new_attention_blocks, *step.new_window_blocks, *step.new_state_blocks),
+        "frees": step.freed_blocks,
+        "zeroes": step.blocks_to_zero,
+        "copies": [f"{source}>{target}" for source, target in step.state_copies],
+    }
+    return " ".join([*ran, *(" ".join([name, *map(str, some)]) for name, some in blocks.items() if some)])

@@ -46,6 +46,7 @@ from harness.judge.run_records import ChosenExperts, Observed, Pair, Run
 from harness.judge.target import Target
 from harness.judge.targets.engine_counts import counts_after_flush, counts_of_hits, counts_of_launches, length
 from harness.judge.targets.serving import Served, serve
+from harness.judge.targets.step_counts import counts_of_steps
 from harness.kernels.call import counting_launches
 from harness.memory.graph.launch import launches_shown_to
 from harness.memory.poison.patterns import Poison
@@ -127,6 +128,7 @@ class EngineTarget(Target):
         run.counts = served.counts + served.counts_at_end()
         run.counts += [*counts_of_launches(params, launched), *counts_of_hits(params, epochs)]
         run.counts += counts_after_flush(params, epochs)
+        run.counts += counts_of_steps(params.steps, notes.answers.decided)
         run.counts += counts_of_drafts(params, notes.answers)
         run.events = dict(engine.scheduler.events + engine.pool.events)
         run.replays, run.bindings = notes.twins.replays + notes.twins.drafts, notes.twins.bindings
@@ -167,7 +169,7 @@ class EngineTarget(Target):
         notes = Notes(params, poison)
         cold = Engine(self._checkpoint(engine.num_reloads), params, poison, engine.max_model_len, notes)
         cold.num_reloads, cold.adapters = engine.num_reloads, engine.adapters
-        (answers,) = serve(cold, notes, [sequence.prompt for sequence in last], self._checkpoint).epochs
+        (answers,) = serve(cold, notes, [_prompt(sequence) for sequence in last], self._checkpoint).epochs
         observed = self._observed(notes, "the engine that starts cold", answers)
         of_cold = {made.request: made for one in observed for made in one.decisions}
         pairs = []
@@ -344,7 +346,7 @@ def pairs_of(
         is_flushed = number == params.epochs
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
-            is_judged = {first.request, later.request} <= decisions.keys() and first.prompt == later.prompt
+            is_judged = {first.request, later.request} <= decisions.keys() and _prompt(first) == _prompt(later)
             is_judged = is_judged and answers.models[first.request] == answers.models[later.request]
             if is_judged and first.is_finished and later.is_finished and (is_flushed or is_warm):
                 logits = (answers.logits[first.request], answers.logits[later.request])
@@ -352,6 +354,10 @@ def pairs_of(
                 oracle = "flush" if is_flushed else "cold_warm"
                 pairs.append(pair_of(oracle, f"request {index} of epoch {number}", logits, made, bound))
     return pairs
+
+
+def _prompt(sequence: Sequence) -> list[int]:
+    return sequence.tokens[: sequence.num_prompt_tokens]
 
 
 def pair_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 from harness.core.engine_params import EngineParams
@@ -119,6 +120,12 @@ class Before:
             # No request starts beside a prompt that is cut at the end of a page.
             has_place &= {one.request for one in ran} <= answers.newest_tokens
         return has_place and sum(ran.values()) < params.max_batched_tokens and needed <= self.num_free - given - shared
+
+
+def counts_of_steps(declared: tuple[str, ...], decided: list[str]) -> list[Count]:
+    """Each step decides what the case declares, if it declares steps."""
+    pairs = itertools.zip_longest(declared, decided, fillvalue="nothing") if declared else ()
+    return [_chosen("what a step decides", *pair, f"step {number}") for number, pair in enumerate(pairs)]
 
 
 def _lacks(one: Sequence, params: EngineParams) -> int:
