@@ -70,7 +70,12 @@ class Step(Record):
         default=None, gt=0, le=8, description="repeat the prompts, # in a name counts, until they take this many pools"
     )
     max_tokens: Length = "8"
-    abort_after: tuple[int, ...] = Field(default=(), description="close the streams after this many tokens, in turn")
+    abort_after: tuple[int | None, ...] = Field(
+        default=(), description="close the streams after this many tokens, in turn; null: read to the end"
+    )
+    arrive_ms: tuple[int, ...] = Field(
+        default=(), description="together: milliseconds from the start of the step to each request, in turn"
+    )
     weights: Literal["own", "other"] = Field(default="own", description="the weights of `reload` and of the answers")
     do: Deed | None = None
     level: Literal[1, 2] = 1
@@ -112,6 +117,8 @@ class Request:
     max_tokens: int
     weights: str
     abort_after: int | None = None
+    delay: float = 0.0
+    """Seconds after the start of its step."""
 
     @property
     def alone(self) -> Request:
@@ -140,6 +147,7 @@ def requests_of(script: Script, step: Step, pool: Pool) -> list[Request]:
             max_tokens=length_of(step.max_tokens, pool.page),
             weights=step.weights,
             abort_after=step.abort_after[number % len(step.abort_after)] if step.abort_after else None,
+            delay=step.arrive_ms[number % len(step.arrive_ms)] / 1000 if step.arrive_ms and step.together else 0.0,
         )
         for number, prompt in enumerate(prompts)
     ]

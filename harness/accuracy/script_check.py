@@ -23,6 +23,8 @@ from harness.core.records import CaseResult, Finding, Verdict
 
 ORACLE = "sequences"
 SCENARIO = "serve-check"
+ALONE = "asked alone"
+"""Where a finding is that needs no other request."""
 TOLERANCE = 0.3
 """How much a log probability may differ between two batches, in nats. Two tokens closer than twice this are a tie.
 
@@ -110,8 +112,11 @@ class Judged:
         )
 
 
-def check_script(check: ScriptCheck) -> Judged:
-    """Run a script. Raises InputError without a server or with a wrong script."""
+def check_script(check: ScriptCheck, references: dict[Request, Reply] | None = None) -> Judged:
+    """Run a script. `references` are lone answers that are known, and gets those that are not.
+
+    Raises InputError without a server or with a wrong script.
+    """
     with ExitStack() as opened:
 
         def server_at(url: str, name: str | None = None) -> ScriptServer:
@@ -120,7 +125,7 @@ def check_script(check: ScriptCheck) -> Judged:
         server, other = server_at(check.url, check.served_model), check.against and server_at(check.against)
         judged = Judged(server.identity.model, check.script.name)
         try:
-            _Runner(check, server, other or None, judged).run()
+            _Runner(check, server, other or None, judged, {} if references is None else references).run()
         except Refused as refusal:
             judged.not_shown.append(str(refusal))
     return judged
@@ -129,9 +134,16 @@ def check_script(check: ScriptCheck) -> Judged:
 class _Runner:
     """One script on one server."""
 
-    def __init__(self, check: ScriptCheck, server: ScriptServer, other: ScriptServer | None, judged: Judged) -> None:
+    def __init__(
+        self,
+        check: ScriptCheck,
+        server: ScriptServer,
+        other: ScriptServer | None,
+        judged: Judged,
+        references: dict[Request, Reply],
+    ) -> None:
         self.check, self.server, self.other, self.judged = check, server, other, judged
-        self.references: dict[Request, Reply] = {}
+        self.references = references
         before = server.metrics()
         if before.cache is None:
             raise Refused("the server's /metrics do not say the pages of its cache; proofs and lengths need them")
@@ -158,7 +170,8 @@ class _Runner:
         for server, weights in ((self.server, "own"), (self.other or self.server, "other")):
             if weights == "other" and self.check.weights and self.other is None:
                 continue
-            asked = list({request.alone: None for request in requests if request.weights == weights})
+            alone = {request.alone: None for request in requests if request.weights == weights}
+            asked = [request for request in alone if request not in self.references]
             for request, (reply, scores) in zip(asked, server.ask_alone(asked), strict=True):
                 if reply.error:
                     raise Refused(f"{request.label}, asked alone: {reply.error}")
@@ -179,9 +192,7 @@ class _Runner:
                     f"{_named(request)}, token {place}: asked alone it answers {reply.tokens[place]}, a prefill of "
                     f"prompt and answer prefers token_id:{best} by {margin:.3f} nats"
                 )
-                self.judged.findings.append(
-                    Finding(oracle=ORACLE, where="asked alone", message=message, cause=Code.DIVERGED)
-                )
+                self.judged.findings.append(Finding(oracle=ORACLE, where=ALONE, message=message, cause=Code.DIVERGED))
                 return
 
     def _note(self, note: str) -> None:

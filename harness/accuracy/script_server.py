@@ -91,6 +91,7 @@ class ScriptServer(ServerBackend):
         """The answers to requests, sent at once or one after the other. A stream closed early has its tokens so far."""
 
         async def one(client: httpx.AsyncClient, request: Request) -> Reply:
+            await asyncio.sleep(request.delay)
             body = self._request(request.prompt, request.max_tokens)
             if request.abort_after is not None:
                 return await self._cut_short(client, body, request.abort_after)

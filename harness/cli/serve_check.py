@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.model_params import ModelParams
 from harness.core.records import CaseResult, Verdict
+from harness.diagnose.traces import TraceCheck
 from harness.report.run_view import RunView
 from harness.report.wording import printable
 from harness.report.write import write_reports
@@ -39,6 +41,13 @@ class ServeCheckOptions(LeavingRuns):
             metavar="NAME", help="Take the steps of a script: abort, cache-reuse, lengths, ...; or FILE.yaml."
         ),
     ] = None
+    fuzz: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="In place of a script: N drawn traces of requests in time.")
+    ] = None
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="With --fuzz: the seed of the traces.")] = 0
+    shrink_seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="With --fuzz: time for shrinking a trace that fails.")
+    ] = 60.0
     tolerance: Annotated[float, typer.Option(metavar="NATS", min=0, help="Allowed change of a log probability.")] = (
         TOLERANCE
     )
@@ -56,27 +65,40 @@ def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
 
     Scripts: cache-reuse, preempt, abort, lengths, sleep, reload, or a file. Each answer must have the tokens of the
     same request asked alone and uncached, and the server's counters must show that what the script is for (a hit, a
-    preemption, ...) did happen. Needs no access to the server's process. A key is read from the environment variable
-    OPENAI_API_KEY. Exit code 0 if all is well, 1 if not, 2 if the script could show nothing.
+    preemption, ...) did happen. With --fuzz the requests are drawn; the first trace that fails is shrunk, and left in
+    the run's folder as trace.yaml, for --script, and as trace.py, which needs httpx alone. Needs no access to the
+    server's process. A key is read from the environment variable OPENAI_API_KEY. Exit code 0 if all is well, 1 if not,
+    2 if the script could show nothing.
     """
     request, started = _request(asdict(given)), time.monotonic()
-    answer = ask("harness.run.serve_check", request, name="the process that asks")
+    child = "harness.diagnose.traces" if isinstance(request, TraceCheck) else "harness.run.serve_check"
+    answer = ask(child, request, name="the process that asks")
     result = CaseResult.model_validate(answer["result"])
     store = _stored(result, request, given.root, time.monotonic() - started)
     store.note_source(run_and_report.source_under_test(given.commit, given.branch))
     write_reports(RunView(store))
+    script = answer["found"].get("python", "")
+    if script:
+        (store.path / "trace.py").write_text(script, encoding="utf-8")
+        # JSON is YAML too.
+        (store.path / "trace.yaml").write_text(json.dumps(answer["found"]["trace"], indent=1), encoding="utf-8")
     if given.json:
         print_json(answer["found"] | {"directory": str(store.path)})
     else:
         print(*map(printable, answer["lines"]), f"report: {store.path / 'report.html'}", sep="\n")
+        print(f"\n{printable(str(store.path / 'trace.py'))}:\n\n{script}" if script else "", end="")
     raise typer.Exit({Verdict.PASS: 0, Verdict.SKIP: 2}.get(result.verdict, 1))
 
 
 def _request(given: dict[str, Any]) -> ScriptCheck:
     """What the options ask for. Raises InputError for options that need others."""
+    if given["fuzz"]:
+        if given["script"] or given["weights"] or given["against"]:
+            raise InputError("--fuzz: draws its requests; leave out --script, --weights and --against")
+        return TraceCheck(**{name: given[name] for name in TraceCheck.model_fields if name != "script"})
     if given["script"] is None:
         questions = f"mla-harness epochs --task gsm_symbolic --model server:{given['url']} --epochs 3 --repeat 16"
-        raise InputError(f"serve-check: --script NAME is missing; to ask questions, use `{questions}`")
+        raise InputError(f"serve-check: --script NAME is missing, or --fuzz N; to ask questions, use `{questions}`")
     if given["against"] and not given["weights"]:
         raise InputError("--against: names a server with the weights of --weights; add --weights")
     script = load_script(given["script"])

@@ -1,0 +1,202 @@
+"""Traces of requests in time against a running server: drawn, steered by what the server's counters showed, and shrunk.
+
+A trace is a script of bursts: prompts that share prefixes, with lengths at the borders of pages and chunks, streams
+that are closed early, arrivals apart by milliseconds. Its judgement is that of a script: each answer beside the same
+request asked alone. As a module, `python -m harness.diagnose.traces`, it is the child process of `serve-check --fuzz`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.accuracy.script import Pool, Request, Script, Step, length_of, requests_of
+from harness.accuracy.script_check import ALONE, Judged, ScriptCheck, check_script
+from harness.accuracy.script_server import Reply, ScriptServer
+from harness.core.cause_codes import Code
+from harness.core.errors import InputError, Refused
+from harness.core.records import Finding
+from harness.diagnose.reduce import Reducer, fewer
+from harness.diagnose.trace_script import trace_script
+from harness.run.protocol import answer_once
+
+PREFIXES, TAILS = "abc", "stuvw"
+PAGES = (1, 1, 2, 2, 3, 5, 8)
+CHUNKS = (512, 2048, 8192)
+"""Tokens of a chunk of prefill in servers as released."""
+BUDGETS = ("1", "2", "8", "1p", "1p+1")
+TRIES = 3
+"""How often a smaller trace is tried before it counts as right: the order on a server is not the same each time."""
+
+
+class TraceCheck(ScriptCheck):
+    """A server, and the number and seed of its traces. `script` is not used."""
+
+    script: Script = Script(name="fuzz", summary="drawn traces of requests", steps=())
+    fuzz: int
+    seed: int = 0
+    shrink_seconds: float = 60.0
+
+
+def drawn_step(draw: random.Random, pool: Pool) -> Step:
+    """A burst of requests that each fit the pool."""
+    most = (pool.num_pages - 2) * pool.page
+    budget = draw.choice([text for text in BUDGETS if length_of(text, pool.page) < most // 2])
+    room = most - length_of(budget, pool.page)
+    asked = tuple(_prompt(draw, pool.page, room) for _ in range(draw.choice((1, 2, 3, 4, 8, 8, 12))))
+    is_cut, gap = draw.random() < 0.3, draw.choice((0, 0, 1, 5, 20))
+    return Step(
+        ask=asked,
+        together=draw.random() < 0.8,
+        max_tokens=budget,
+        abort_after=tuple(draw.choice((None, 0, 1, 3)) for _ in asked) if is_cut else (),
+        arrive_ms=tuple(gap * draw.randint(0, len(asked)) for _ in asked) if gap else (),
+    )
+
+
+def _prompt(draw: random.Random, page: int, room: int) -> str:
+    """Up to two pieces, a prefix that others have and a tail, together at most `room` tokens."""
+    pieces: list[str] = []
+    for names in draw.choice(((PREFIXES, TAILS), (PREFIXES,), (TAILS,))):
+        lengths = [f"{count}p{draw.choice(('', '-1', '+1'))}" for count in PAGES]
+        lengths += [str(draw.randint(1, 17)), str(draw.choice(CHUNKS) + draw.randint(-1, 1))]
+        fitting = [text for text in lengths if 1 <= length_of(text, page) <= room]
+        if fitting:
+            text = draw.choice(fitting)
+            pieces.append(f"{draw.choice(names)}:{text}")
+            room -= length_of(text, page)
+    return " ".join(pieces) or f"{TAILS[0]}:1"
+
+
+@dataclass
+class Draws:
+    """Half of its traces change a trace that showed what was seen least: hits, preemptions, drafts."""
+
+    seed: int
+    pool: Pool
+    seen: Counter[frozenset[str]] = field(default_factory=Counter)
+    kept: dict[frozenset[str], Script] = field(default_factory=dict)
+
+    def next(self, number: int) -> Script:
+        draw = random.Random(f"{self.seed}/{number}")
+        steps = [drawn_step(draw, self.pool) for _ in range(draw.randint(1, 3))]
+        if self.kept and draw.random() < 0.5:
+            rarest = self.kept[min(self.seen, key=lambda shown: self.seen[shown])].steps
+            steps = [*rarest[-2:], steps[0]] if draw.random() < 0.5 else [steps[0], *rarest[:2]]
+        return Script(name="fuzz", summary=f"trace {number} of seed {self.seed}", steps=tuple(steps))
+
+    def note(self, trace: Script, judged: Judged) -> None:
+        shown = frozenset(name for name, count in judged.events.items() if count)
+        self.seen[shown] += 1
+        self.kept.setdefault(shown, trace)
+
+
+def smaller(trace: Script) -> Iterator[Script]:
+    """Traces with fewer steps, requests, pieces, tokens, aborts and delays, the largest step first."""
+
+    def changed(place: int, **more: Any) -> Script:
+        steps = list(trace.steps)
+        steps[place] = steps[place].model_copy(update=more)
+        return trace.model_copy(update={"steps": tuple(steps)})
+
+    for rest in fewer(trace.steps, least=1):
+        yield trace.model_copy(update={"steps": tuple(rest)})
+    for place, step in enumerate(trace.steps):
+        for kept in fewer(range(len(step.ask)), least=1):
+            names = ("ask", "abort_after", "arrive_ms")
+            yield changed(place, **{n: tuple(getattr(step, n)[i] for i in kept) for n in names if getattr(step, n)})
+        plain: dict[str, Any] = {"arrive_ms": (), "abort_after": (), "together": False, "max_tokens": "1"}
+        yield from (changed(place, **{n: value}) for n, value in plain.items() if getattr(step, n) != value)
+        for number, prompt in enumerate(step.ask):
+            for pieces in fewer(prompt.split(), least=1):
+                asked = (*step.ask[:number], " ".join(pieces), *step.ask[number + 1 :])
+                yield changed(place, ask=asked)
+
+
+class _Fuzz:
+    def __init__(self, check: TraceCheck) -> None:
+        self.check, self.references = check, dict[Request, Reply]()
+        with closing(ScriptServer(check.url, served_model=check.served_model, timeout=check.timeout)) as server:
+            self.total, pool = Judged(server.identity.model, f"fuzz,seed={check.seed}"), server.metrics().cache
+        if pool is None:
+            raise Refused("the server's /metrics do not say the pages of its cache, which the lengths follow")
+        self.pool, self.draws = pool, Draws(check.seed, pool)
+
+    def run(self) -> Script | None:
+        """Take the traces to the server until one fails. Returns that trace, shrunk."""
+        for number in range(self.check.fuzz):
+            trace = self.draws.next(number)
+            judged = self._judged(trace)
+            self.draws.note(trace, judged)
+            self._add(judged)
+            if judged.findings:
+                self.total.notes.append(f"trace {number} of {self.check.fuzz} fails")
+                return self._shrunk(trace, judged)
+        kinds = "; ".join(
+            f"{count} with {', '.join(sorted(kind)) or 'none'}" for kind, count in self.draws.seen.items()
+        )
+        self.total.notes.append(f"{self.check.fuzz} traces by the counters that they moved: {kinds}")
+        return None
+
+    def _judged(self, trace: Script, known: dict[Request, Reply] | None = None) -> Judged:
+        known = self.references if known is None else known
+        try:
+            return check_script(self.check.model_copy(update={"script": trace}), known)
+        except InputError as error:
+            gone = Judged(self.total.model, trace.name)
+            gone.findings.append(Finding(oracle="sequences", where="", message=str(error), cause=Code.DIED))
+            return gone
+
+    def _add(self, judged: Judged) -> None:
+        total = self.total
+        total.events = dict(Counter(total.events) + Counter(judged.events))
+        total.num_tokens += judged.num_tokens
+        total.num_answers += judged.num_answers
+        total.drift = max(total.drift, judged.drift)
+        for name in ("ties", "not_shown", "findings"):
+            getattr(total, name).extend(getattr(judged, name))
+
+    def _shrunk(self, trace: Script, judged: Judged) -> Script:
+        is_alone = any(finding.where == ALONE for finding in judged.findings)
+
+        def again(candidates: Sequence[Script]) -> list[Judged | None]:
+            # A fault of a lone answer shows only where it is asked again.
+            tries = (self._judged(candidates[0], {} if is_alone else None) for _ in range(TRIES))
+            return [next((one for one in tries if one.findings and not _has_died(one)), None)]
+
+        reducer = Reducer(again, 1, time.monotonic() + self.check.shrink_seconds)
+        if _has_died(judged) or again([trace]) == [None]:
+            self.total.notes.append("the trace does not fail again by itself, so it was not shrunk")
+            return trace
+        while found := reducer.first(smaller(trace)):
+            trace, judged = found
+        self.total.findings = judged.findings
+        if sum(len(step.ask) for step in trace.steps) == 1:
+            self.total.notes.append("one request alone fails now; on a fresh server too, or the trace left it wrong")
+        return trace
+
+
+def _has_died(judged: Judged) -> bool:
+    return any(finding.cause == Code.DIED for finding in judged.findings)
+
+
+def fuzz(check: TraceCheck) -> dict[str, Any]:
+    """Take drawn traces to the server. Returns what was found, as an object, as lines, as a case, and as a script."""
+    found, script = _Fuzz(check), ""
+    trace = found.run()
+    if trace is not None:
+        steps = [requests_of(trace, step, found.pool) for step in trace.steps]
+        together = [step.together for step in trace.steps]
+        script = trace_script(check, found.total.model.removeprefix("server:"), list(zip(together, steps, strict=True)))
+    total = found.total
+    shown = {"trace": trace and trace.model_dump(mode="json", exclude_defaults=True), "python": script}
+    return {"found": total.as_dict() | shown, "lines": total.lines(), "result": total.result().model_dump(mode="json")}
+
+
+if __name__ == "__main__":
+    answer_once(TraceCheck, fuzz)

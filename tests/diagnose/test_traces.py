@@ -1,0 +1,99 @@
+"""Drawn traces against the server with pages: bugs are found, shrunk and exported; near ties are no bugs."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.accuracy.script import Pool, Script, Step, requests_of
+from harness.cli.main import exit_code_of
+from harness.diagnose.traces import Draws, TraceCheck, drawn_step, fuzz, smaller
+
+pytest.importorskip("httpx")
+
+START = "sequence_server.py"
+
+
+def found_by(url: str, **more: Any) -> dict[str, Any]:
+    return fuzz(TraceCheck(url=url, timeout=20.0, **{"fuzz": 12, "shrink_seconds": 0.0, **more}))["found"]
+
+
+@pytest.mark.parametrize("pool", [Pool(4, 24), Pool(16, 40), Pool(64, 4000)])
+def test_each_drawn_request_fits_the_pool(pool: Pool) -> None:
+    lengths = set()
+    for seed in range(200):
+        step = drawn_step(random.Random(seed), pool)
+        for request in requests_of(Script(name="fuzz", summary="", steps=(step,)), step, pool):
+            assert len(request.prompt) >= 1 and len(request.prompt) + request.max_tokens <= pool.page * pool.num_pages
+            lengths.add(len(request.prompt))
+    assert {pool.page - 1, pool.page, pool.page + 1} <= lengths
+    assert pool.num_pages < 1000 or {511, 512, 513, 2047, 2049} <= lengths
+
+
+def test_a_seed_and_what_was_seen_decide_the_trace() -> None:
+    one, other = Draws(3, Pool(4, 24)), Draws(3, Pool(4, 24))
+    assert [one.next(number) for number in range(5)] == [other.next(number) for number in range(5)]
+    kept = Script(name="fuzz", summary="", steps=(Step(ask=("a:77",)),))
+    other.kept[frozenset({"hits"})], other.seen[frozenset({"hits"})] = kept, 1
+    assert any(kept.steps[0] in other.next(number).steps for number in range(9))
+
+
+def test_a_smaller_trace_keeps_what_belongs_to_a_request() -> None:
+    step = Step(ask=("a:1p s:3", "b:2p"), together=True, max_tokens="8", abort_after=(None, 3), arrive_ms=(0, 5))
+    trace = Script(name="fuzz", summary="", steps=(step, Step(ask=("c:1",), max_tokens="1")))
+    found = [one.steps for one in smaller(trace)]
+    assert (step,) in found and (trace.steps[1],) in found
+    alone = Step(ask=("b:2p",), together=True, max_tokens="8", abort_after=(3,), arrive_ms=(5,))
+    assert (alone, trace.steps[1]) in found
+    assert any(steps[0].ask == ("s:3", "b:2p") for steps in found) and any(not steps[0].together for steps in found)
+
+
+def test_a_bug_is_found_shrunk_and_shown_by_a_script_without_the_harness(
+    start_server: Callable[..., str], tmp_path: Path
+) -> None:
+    url, runs = start_server(START, "loses-last-token"), tmp_path / "runs"
+    assert exit_code_of(["serve-check", url, "--fuzz", "9", "--shrink-seconds", "2", "--out", str(runs)]) == 1
+    (folder,) = runs.iterdir()
+    trace = json.loads((folder / "trace.yaml").read_text())
+    assert sum(len(step["ask"]) for step in trace["steps"]) <= 8
+    shown = subprocess.run([sys.executable, str(folder / "trace.py")], capture_output=True, text=True, cwd=tmp_path)
+    assert shown.returncode == 1 and " tokens instead of " in shown.stdout
+    assert "harness" not in (folder / "trace.py").read_text()
+    sound = subprocess.run(
+        [sys.executable, str(folder / "trace.py"), start_server(START)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (sound.returncode, sound.stdout) == (0, "0 answers differ from the same request asked alone\n")
+
+
+def test_near_ties_are_no_bug(start_server: Callable[..., str]) -> None:
+    found = found_by(start_server(START, "near-tie"), fuzz=3)
+    assert found["verdict"] == "pass" and found["ties"]
+
+
+def test_fuzz_stands_alone() -> None:
+    assert exit_code_of(["serve-check", "http://127.0.0.1:9/v1", "--fuzz", "3", "--script", "abort"]) == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "hash-without-past", "found-after-eviction", "kept-after-preemption", "abort-keeps-slot", "prompt-as-decode",
+        "drifts", "dies-of-preemption",
+    ],
+)  # fmt: skip
+def test_each_planted_bug_is_found(start_server: Callable[..., str], bug: str) -> None:
+    assert found_by(start_server(START, bug))["verdict"] == "fail"
+
+
+@pytest.mark.nightly
+def test_a_sound_server_passes(start_server: Callable[..., str]) -> None:
+    found = found_by(start_server(START), fuzz=30, seed=5)
+    assert (found["verdict"], found["findings"], found["ties"]) == ("pass", [], [])
