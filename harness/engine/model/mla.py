@@ -41,7 +41,7 @@ class Indexer(nn.Module):
     def scores(self, x: Tensor, keys: Tensor) -> Tensor:
         """x: [..., T, hidden], keys: [..., C, I] or, different for each query, [..., T, C, I] -> [..., T, C]."""
         q, weights = self.queries(x)
-        products = q @ (keys if keys.ndim > x.ndim else keys.unsqueeze(-3)).transpose(-1, -2)
+        products = ((q if keys.ndim > x.ndim else q.flatten(-3, -2)) @ keys.transpose(-1, -2)).view(*q.shape[:-1], -1)
         return (products.relu() * weights.unsqueeze(-1)).sum(-2)
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor]:

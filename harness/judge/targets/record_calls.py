@@ -20,9 +20,9 @@ def write_records(params: WriteRecordsParams, setting: Setting) -> KernelCall:
     given, kept = prepared(record_inputs.write_records(params, setting.seed), setting)
     is_live, form = kept.slot_mapping >= 0, RECORDS[params.kv]
     slots = kept.slot_mapping[is_live]
-    others = torch.ones(kept.storage.flatten(2).shape, dtype=torch.bool)
-    others[(slots // PAGE_SIZE)[:, None], -1, places(params.kv, PAGE_SIZE)[slots % PAGE_SIZE]] = False
-    others[NULL_BLOCK] = False
+    its_own = torch.zeros(kept.storage.flatten(2).shape, dtype=torch.bool)
+    its_own[(slots // PAGE_SIZE)[:, None], -1, places(params.kv, PAGE_SIZE)[slots % PAGE_SIZE]] = True
+    its_own[NULL_BLOCK] = True
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         """The cache [blocks, page, bytes] of the call, decoded at its slots; there are no outputs."""
@@ -36,13 +36,13 @@ def write_records(params: WriteRecordsParams, setting: Setting) -> KernelCall:
             if rows[:, part].shape[1]
         ]
 
-    def watched() -> Tensor:
-        return given.storage.cpu().flatten(2)[others][:, None]
+    def rest(storage: Tensor) -> Tensor:
+        return storage.cpu().flatten(2).masked_fill(its_own, 0).flatten(1)
 
     call = KernelCall.of("write_records", given, kept, {}, (), observe)
     call.guarded += [
         Guarded("cache null block", "kv.null", kept.storage[NULL_BLOCK], lambda: given.storage[NULL_BLOCK]),
-        Guarded("cache records of others", "kv.free", kept.storage.flatten(2)[others][:, None], watched),
+        Guarded("records of others", "kv.free", rest(kept.storage), lambda: rest(given.storage), "block {}".format),
     ]
     return call
 

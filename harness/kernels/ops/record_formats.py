@@ -93,8 +93,7 @@ def encode(rows: Tensor, record_format: str, scale: float | None = None) -> Tens
         scales = _rounded(amax / 6.0)
         return torch.cat((_e2m1_codes(groups / scales.double()), _bytes(scales.flatten(1))), dim=1)
     scales = (amax.clamp(min=1e-4) / E4M3_MAX).float()
-    codes = _rounded(groups / scales.double()).flatten(1)
-    rest = rows[:, form.quantized :].to(torch.bfloat16)
+    codes, rest = _rounded(groups / scales.double()).flatten(1), rows[:, form.quantized :].to(torch.bfloat16)
     return torch.cat((_bytes(codes), _bytes(scales.flatten(1)), _bytes(rest)), dim=1)
 
 
@@ -115,16 +114,17 @@ def decode(records: Tensor, record_format: str, scale: float | None = None) -> T
 
 def stored(cache: Tensor, slots: Tensor, record_format: str) -> Tensor:
     """The records [n, bytes] of slots [n] int64 in a cache [N, P, bytes] uint8."""
-    page_size = cache.shape[1]
-    place = places(record_format, page_size)[slots % page_size]
-    return cache.flatten(1)[(slots // page_size)[:, None], place]
+    place = places(record_format, cache.shape[1])[slots % cache.shape[1]]
+    return cache.flatten(1)[(slots // cache.shape[1])[:, None], place]
 
 
 def store(records: Tensor, cache: Tensor, slots: Tensor, record_format: str) -> None:
     """Put records [n, bytes] in the slots [n] int64 of a cache [N, P, bytes] uint8. Blocks may have any stride."""
-    page_size = cache.shape[1]
-    place = places(record_format, page_size)[slots % page_size]
-    cache.flatten(1)[(slots // page_size)[:, None], place] = records
+    block, token = slots // cache.shape[1], slots % cache.shape[1]
+    if RECORDS[record_format].layout == "rows":
+        cache[block, token] = records
+    else:
+        cache.flatten(1)[block[:, None], places(record_format, cache.shape[1])[token]] = records
 
 
 def spans(cache: Tensor, slots: Tensor, record_format: str) -> Iterator[Tensor]:

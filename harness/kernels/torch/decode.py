@@ -108,8 +108,8 @@ knows the cache's type, as plans of persistent kernels do."""
 
 @seam("kv.tail-masked-by-multiply")
 def mask_unused_values(values: Tensor, used: Tensor) -> Tensor:
-    """Set the values [A, 64, R] of slots that are not `used` [A, 64] to 0, whatever they held."""
-    return values.masked_fill(~used[..., None], 0.0)
+    """Set the values [A, 64, R] of slots that are not `used` [A, 64] to 0, in place, whatever they held."""
+    return values.masked_fill_(~used[..., None], 0.0)
 
 
 @seam("index.page-offset-32-bit")
@@ -191,9 +191,9 @@ def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tens
     limits = call.key_limits().repeat_interleave(num_heads, dim=1)[request]
     seq_lens = call.seq_lens[request]
     state = _State.empty(items.shape[0], rows, rank, work.device)
-    longest = int((end - begin).max()) if items.numel() else 0
-    for offset in range(longest):
-        active = (begin + offset < end).nonzero().flatten()
+    counts = (end - begin).tolist()
+    for offset in range(max(counts, default=0)):
+        active = slice(None) if offset < min(counts) else (begin + offset < end).nonzero().flatten()
         page = begin[active] + offset
         tile = _load_tile(call, request[active], page)
         positions = page[:, None] * PAGE_SIZE + torch.arange(PAGE_SIZE, device=work.device)
@@ -226,7 +226,7 @@ class _State:
             torch.zeros((num_items, rows, rank), device=device),
         )
 
-    def add(self, active: Tensor, scores: Tensor, values: Tensor) -> None:
+    def add(self, active: Tensor | slice, scores: Tensor, values: Tensor) -> None:
         """Add one page of the pieces `active`: scores [A', rows, 64], values [A', 64, R]."""
         before = self.maximum[active]
         maximum = torch.maximum(before, scores.amax(dim=-1))
