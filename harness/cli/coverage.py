@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +17,10 @@ from harness.core.errors import InputError
 from harness.report.conditions import EVERY_KERNEL, STRENGTHS, Coverage
 from harness.report.console import say, table
 from harness.report.run_view import RunView
+from harness.report.wording import num
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
-MAX_UNMET, MAX_REFUSED = 20, 4
+MAX_UNMET, MAX_REFUSED, MAX_WORDS = 20, 4, 300
 
 
 def coverage(
@@ -48,8 +49,13 @@ def coverage(
         shown.add_row(one.op, one.kernel.partition("/")[2] or one.kernel, *counts)
     screen.print(shown)
     for one in found:
-        if ops and one.kernel == EVERY_KERNEL:
-            _details(screen, one)
+        if one.kernel == EVERY_KERNEL:
+            if ops:
+                _details(screen, one)
+            continue
+        for why, pairs in one.unmet_pairs().items():
+            listed = _listed([*map(words, pairs)], MAX_UNMET if ops else MAX_REFUSED)
+            say(screen, f"{one.kernel}: {num(len(pairs), 'pair')} not shown: {why[:MAX_WORDS]}: {listed}")
 
 
 def _details(screen: Console, one: Coverage) -> None:
@@ -62,11 +68,15 @@ def _details(screen: Console, one: Coverage) -> None:
         for combination in islice(one.shown.unmet(strength), MAX_UNMET):
             say(screen, words(combination), indent="  ")
     for why, refused in one.refusals().items():
-        more = f", and {len(refused) - MAX_REFUSED} more" if len(refused) > MAX_REFUSED else ""
-        say(screen, f"not allowed: {why}: {'; '.join(refused[:MAX_REFUSED])}{more}")
+        say(screen, f"not allowed: {why}: {_listed(refused, MAX_REFUSED)}")
+
+
+def _listed(found: list[str], most: int) -> str:
+    return "; ".join(found[:most]) + (f", and {len(found) - most} more" if len(found) > most else "")
 
 
 def _object(one: Coverage) -> dict[str, object]:
     counts = {name: one.shown.counts(strength) for strength, name in STRENGTHS.items()}
-    unmet = [dict(pair) for pair in one.shown.unmet(2)]
-    return {"op": one.op, "kernel": one.kernel, **counts, "unmet_pairs": unmet, "not_allowed": one.refusals()}
+    by_reason = {why: [dict(pair) for pair in pairs] for why, pairs in one.unmet_pairs().items()}
+    unmet = {"unmet_pairs": [*chain(*by_reason.values())], "unmet_by_reason": by_reason}
+    return {"op": one.op, "kernel": one.kernel, **counts, **unmet, "not_allowed": one.refusals()}

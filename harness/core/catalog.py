@@ -52,3 +52,11 @@ def cuda_twins(kernels: dict[str, str]) -> dict[str, str]:
     """Parameter -> short name of the kernel's twin for a GPU, for each of `kernels` that declares one."""
     twins = {field: KERNELS.get(name).cuda_twin for field, name in kernels.items() if name in KERNELS}
     return {field: twin for field, twin in twins.items() if twin}
+
+
+def planner_of(spec: KernelSpec) -> KernelSpec | None:
+    """The planner of the name of a decode kernel. Built-in kernels without one share a built-in planner."""
+    name = f"mla_decode_plan/{spec.short_name}"
+    if name not in KERNELS and spec.origin == "built in":
+        name = "mla_decode_plan/tiled"
+    return KERNELS.get(name) if name in KERNELS else None

@@ -191,7 +191,7 @@ class ChangeParams(Params):
 class ServingParams(KernelParams, CacheParams, BatchParams, GraphParams, RankParams):
     """How the reference engine serves any model: its cache, kernels, graphs and limits."""
 
-    OPEN_SIZES: ClassVar[frozenset[str]] = frozenset({"layout", "dtype"})
+    OPEN_SIZES: ClassVar[frozenset[str]] = frozenset({"layout", "dtype", "topk"})
 
     @property
     def cache_type(self) -> str:

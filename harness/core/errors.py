@@ -23,7 +23,14 @@ class InputError(HarnessError):
 
 
 class Refused(HarnessError):
-    """An engine refuses the options of a case. The case is skipped, with the engine's words."""
+    """An engine refuses the options of a case. The case is skipped, with the engine's words.
+
+    `shown` has the conditions of the call that a kernel refused.
+    """
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)
+        self.shown: dict[str, tuple[str, ...]] = {}
 
 
 class UnknownNameError(InputError):

@@ -16,6 +16,8 @@ SIZES: dict[str, tuple[str, ...]] = {
     "mla_decode": (*_LATENT, "num_heads", "query_len", "page_size", "layout", "dtype"),
     "mla_decode_sparse": (*_LATENT, "num_heads", "page_size", "layout", "dtype"),
     "index_logits": ("num_heads", "query_len", "page_size", "layout"),
+    "select_topk": ("topk",),
+    "map_indices": ("topk",),
     "context_attention": (*_HEADS, "dtype"),
     "merge_attn_states": ("num_heads", "v_head_dim", "dtype"),
     "write_kv": (*_LATENT, "page_size", "layout", "dtype"),
@@ -45,6 +47,7 @@ class Shapes(Record):
     heads_multiple_of: Count = 1
     most_heads: Count | None = None
     query_len: tuple[Count, ...] = ()
+    topk: tuple[Count, ...] = ()
     page_size: tuple[Count, ...] = ()
     layout: tuple[CacheLayout, ...] = ()
     dtype: tuple[Dtype, ...] = ()

@@ -45,7 +45,7 @@ def outcome_of(job: Job) -> Outcome:
     try:
         return _outcome(job)
     except Refused as error:
-        return Outcome(Verdict.SKIP, str(error), Code.REFUSED)
+        return Outcome(Verdict.SKIP, str(error), Code.REFUSED, shown=error.shown)
     except MissingPackage as error:
         return Outcome(Verdict.SKIP, str(error), Code.NOT_INSTALLED)
     except HarnessError as error:

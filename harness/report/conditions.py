@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from harness.core.cases import Job
 from harness.core.catalog import KERNELS
-from harness.core.conditions.model import Shown, words
+from harness.core.conditions.model import Combination, Shown, words
 from harness.core.conditions.table import SPACES, key_of, space_for
 from harness.core.records import CaseResult, Verdict
 
@@ -22,6 +22,19 @@ class Coverage:
     op: str
     kernel: str
     shown: Shown
+    others: Mapping[str, set[str]] = field(default_factory=dict)
+    """What cases that did not pass are, and why, with the first of them as example -> the points of these cases."""
+
+    def unmet_pairs(self) -> dict[str, list[Combination]]:
+        """Why pairs were not met -> these pairs."""
+        left, found = list(self.shown.unmet(2)), {}
+        for why, points in self.others.items():
+            part = Shown(self.shown.space)
+            part.add(points)
+            if here := [pair for pair in left if part.has(pair)]:
+                found[why] = here
+                left = [pair for pair in left if not part.has(pair)]
+        return found | ({"no call shows it": left} if left else {})
 
     def share(self, strength: int) -> str:
         """`100 %`, which no smaller share is rounded to."""
@@ -51,23 +64,29 @@ def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> list[Co
     What all kernels of the run refuse does not count. Points that other classes coded are left out.
     """
     points: dict[str, dict[str, set[str]]] = {}
+    others: dict[tuple[str, str], dict[Verdict, tuple[str, set[str]]]] = {}
     for result in results:
-        if result.verdict is not Verdict.PASS:
-            continue
-        for op, space in SPACES.items():
-            if found := result.shown.get(key_of(space)):
-                kernel = jobs[result.key].case.kernels().get("kernel", op)
-                points.setdefault(op, {}).setdefault(kernel, set()).update(found)
+        for op in (op for op, space in SPACES.items() if result.shown.get(key_of(space))):
+            found, kernel = result.shown[key_of(SPACES[op])], jobs[result.key].case.kernels().get("kernel", op)
+            seen = points.setdefault(op, {}).setdefault(kernel, set())
+            if result.verdict is not Verdict.PASS:
+                words_of = result.reason or next((finding.message for finding in result.findings), "")
+                why = f"{result.verdict.value}, such as {result.id}: {words_of}"
+                seen = others.setdefault((op, kernel), {}).setdefault(result.verdict, (why, set()))[1]
+            seen.update(found)
     coverages = []
     for op, by_kernel in points.items():
+        by_kernel = {name: found for name, found in by_kernel.items() if found}
         spaces = {name: space_for(KERNELS.get(name)) if name in KERNELS else SPACES[op] for name in by_kernel}
         # The engine is no kernel, and stands alone.
         spaces.pop(op, None)
         refused = {label: why for space in spaces.values() for label, why in space.refused.items()}
         by_all = {label: why for label, why in refused.items() if all(label in s.refused for s in spaces.values())}
         whole = replace(SPACES[op], refused=by_all)
+        if not by_kernel:
+            continue
         for name, space in {EVERY_KERNEL: whole, **spaces}.items():
             shown = Shown(space)
             shown.add(by_kernel[name] if name in by_kernel else set().union(*by_kernel.values()))
-            coverages.append(Coverage(op, name, shown))
+            coverages.append(Coverage(op, name, shown, dict(others.get((op, name), {}).values())))
     return coverages

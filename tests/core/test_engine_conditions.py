@@ -91,4 +91,7 @@ def test_reasons_are_given_for_what_no_step_has() -> None:
     assert SPACE.why_not([("layer", "window"), ("hit", "1")]) == "a window of another request cannot be shared"
     assert SPACE.why_not([("layer", "state"), ("accepted", "all")])
     assert SPACE.why_not([("mix", "both"), ("phase", "decode"), ("place", "last")]) == "prompts come last"
+    latest = "the latest request loses its blocks, and a prompt is the latest"
+    assert SPACE.why_not([("change", "preempted"), ("phase", "tail")]) == latest
+    assert SPACE.why_not([("change", "preempted"), ("life", "again")])
     assert SPACE.why_not([("graph", "padded 1"), ("phase", "decode"), ("layer", "sparse")]) == ""

@@ -134,8 +134,14 @@ def test_every_request_finishes_within_the_budget_and_returns_its_blocks(
     for _ in range(20_000):
         if not made.has_work:
             break
+        num_preemptions = made.num_preemptions
         step = made.schedule()
         assert step.scheduled
+        if made.num_preemptions > num_preemptions:
+            # So the conditions of the engine have no prompt and no last token of one in such a step.
+            sequences_of_step = [item.sequence for item in step.scheduled]
+            assert all(one.num_generated_tokens and one.preempted_at != len(one.tokens) for one in sequences_of_step)
+            assert all(item.is_decode for item in step.scheduled)
         assert sum(item.num_new_tokens for item in step.scheduled) <= max_batched_tokens
         assert len(step.scheduled) <= max_num_seqs
         owned = [block for item in step.scheduled for block in item.sequence.blocks]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from harness.core.cases import Case, Job
+from harness.core.catalog import KERNELS
 from harness.core.conditions.mla_decode import SPACE
-from harness.core.conditions.table import key_of
+from harness.core.conditions.table import key_of, space_for
 from harness.core.op_params import MlaDecodeParams
 from harness.core.records import CaseResult, Verdict
 from harness.report.conditions import Coverage, coverages
@@ -51,3 +52,19 @@ def test_what_a_kernel_refuses_does_not_count_for_it_and_its_reason_is_there() -
     reasons = {why: labels for why, labels in triton.refusals().items() if "window" in why}
     assert list(reasons.values()) == [["window one", "window inside", "window past"]]
     assert not any("no argument" in why for why in every.refusals())
+
+
+def test_pairs_of_a_kernel_are_not_met_for_a_reason() -> None:
+    _, tiled = found(("tiled", "1", Verdict.PASS), ("tiled", "2", Verdict.SKIP), ("tiled", "1", Verdict.FAIL))
+    unmet = tiled.unmet_pairs()
+    assert {why: len(pairs) for why, pairs in unmet.items() if why != "no call shows it"} == {"skip, such as c1: ": 2}
+    assert sum(map(len, unmet.values())) == sum(1 for _ in tiled.shown.unmet(2))
+
+
+def test_a_plan_is_refused_by_kernels_without_a_planner_and_a_number_is_declared() -> None:
+    fa3, persistent = (space_for(KERNELS.get(name)) for name in ("mla_decode/vllm-fa3", "select_topk/vllm-persistent"))
+    assert fa3.refused["plan", "given"] == "mla_decode/vllm-fa3 has no planner"
+    assert [label for name, label in persistent.refused if name == "topk"] == ["1", "2-15", "16-64"]
+    assert {name for name, _ in persistent.refused} == {"topk"}
+    live = space_for(KERNELS.get("route_experts/torch-live")).refused
+    assert live["live", "not given"] == "route_experts/torch-live always gets `num_live`"

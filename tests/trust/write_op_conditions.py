@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import json
 import sys
 import zlib
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from random import Random
+from typing import Any, get_args
 
 import torch
 import yaml
 from covering_calls import covering_calls, needed
+from pydantic import ValidationError
 
 from harness.core.catalog import KERNELS
-from harness.core.conditions.model import Shown, Space
-from harness.core.conditions.table import SPACES, key_of, shown_by
+from harness.core.conditions.model import Shown
+from harness.core.conditions.table import SPACES, key_of, shown_by, space_for
+from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS, MlaDecodeParams
 from harness.core.ops import OPS, PAGE_SIZE
 from harness.kernels.ops import expert_inputs, indexing, inputs, record_inputs
 from harness.kernels.ops.record_formats import RECORDS
-from harness.scenario.batches import decode_call
+from harness.scenario.batches import Given, decode_call
 from harness.scenario.calls import UNMET, drawn_call
 from harness.scenario.expand import seed_of
 from harness.scenario.load import load_scenarios, shipped_directory
@@ -63,13 +67,10 @@ matrix:
 {kv}  call:
 """
 KNOWN = {
-    "merge_attn_states": """known:
-  # An empty side that is not finite, see docs/findings.md. Seen in 0.22.1 to 0.33.0.
-  - {issue: vllm-project/vllm#49294, kernel: vllm-cuda, on: {call: [c00, c01, c02, c03, c05, c07, c09, c10, c11, c12, c13, c16, c18, c21, c22]}}
-  - {issue: vllm-project/vllm#49294, kernel: vllm-triton, on: {call: [c00, c01, c02, c03, c07, c09, c10, c11, c12, c13, c16, c18, c21, c22]}}
-"""
+    "merge_attn_states": {"vllm-cuda": ("no prefix", "no suffix", "neither"), "vllm-triton": ("no prefix", "no suffix")}
 }
-"""Op -> the known failures of its scenario for a GPU. Their calls are those of the scenario as it is."""
+"""Op -> kernel -> sides of a token with which it fails, docs/findings.md."""
+ISSUE = "vllm-project/vllm#49294"
 INPUTS = (inputs, expert_inputs, record_inputs, indexing)
 # What records hold is not read, and encoding it is slow.
 STORAGE = record_inputs._storage
@@ -190,71 +191,234 @@ def _flow(op: str, given: dict[str, Any]) -> str:
 
 
 SIZES = ("kv_lora_rank", "qk_rope_head_dim", "qk_head_dim", "v_head_dim")
-AXES = ("kv", "window", "kernel")
-"""Parameters that are axes of the matrix on a GPU, or that few kernels take."""
-BIG = {("block", "32768+"): "a pool of that many elements takes gigabytes of memory"}
-OF_SIZES = ("kv", "window", "latent", "sizes", "width")
-"""Dimensions that follow from these and from the sizes."""
+SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_head_dim": 24, "v_head_dim": 16}
+"""Sizes with which a call is shown: what it shows of everything else is the same."""
+DIVIDED = {"mla_decode": (1, 8, 16, 32, 64, 128), "mla_decode_sparse": (1, 8, 32, 64, 128), "index_logits": (32, 64)}
+"""Op -> numbers of heads that tensor parallelism leaves. FlashInfer refuses some lengths with other ones."""
+TOPK = (512, 1024, 2048)
+"""Positions that indexers of released models choose."""
+LONG = 300
+"""Pages that the longest requests of an indexer have more than the drawn ones."""
+SEEDS = (0, 1, 2)
+"""A combination counts if a call shows it with each of these seeds, as a case has another one for each kernel."""
+DRAWN = 200
+"""Calls drawn for a pair that no call of the array shows."""
 
 
-def real_call(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a call at real sizes, for any type of cache. Pools past 2^31 elements are `large`."""
-    found = {name: value for name, value in given.items() if name not in SIZES + AXES}
-    if found.pop("page_stride", 0) and "layout" not in found:
-        found["layout"] = "large"
-    if found.get("high_blocks", 0) > 200:
-        found["high_blocks"] = 200
-    return found
+def variants(op: str, given: Given) -> Iterator[Given]:
+    """A drawn call for any cache type: at real sizes, with each layout, and as it was drawn."""
+    drawn = {name: value for name, value in given.items() if name not in ("kv", "kernel")}
+    real = {name: value for name, value in drawn.items() if name not in (*SIZES, "window", "index_head_dim")}
+    if op == "index_logits":
+        real["seq_lens"] = [n + LONG * PAGE_SIZE * (n > 4 * PAGE_SIZE) for n in given["seq_lens"]]
+    elif real.pop("page_stride", 0) and "layout" not in real:
+        real["layout"] = "large"
+    if real.get("high_blocks", 0) > 200 and op != "map_indices":
+        real["high_blocks"] = 200
+    if op == "merge_attn_states":
+        yield real | {"sides": ["both"]}
+    if op in ("select_topk", "map_indices"):
+        yield from (_long(op, real, topk) for topk in TOPK)
+    else:
+        heads = next((d for d in SPACES[op].dimensions if d.name == "heads"), None)
+        same = heads.numbers[heads.of(real["num_heads"])] if heads and op in DIVIDED else ()
+        divided = [{"num_heads": number} for number in DIVIDED.get(op, ()) if number in same]
+        for one in (*(real | heads for heads in divided), real):
+            yield {name: value for name, value in one.items() if name != "layout"}
+            yield one
+    yield _in_fours(drawn) if op == "select_topk" else drawn
 
 
-def real_space(op: str) -> Space:
-    """The space of an op without the dimensions of sizes and of what only some kernels take."""
-    space = SPACES[op]
-    gone = OF_SIZES if op != "quantize_fp8" else AXES
-    rules = tuple(rule for rule in space.rules if not set(gone) & set(rule.classes))
-    refused = {label: why for label, why in BIG.items() if op == "mla_decode"}
-    return replace(
-        space, dimensions=tuple(d for d in space.dimensions if d.name not in gone), rules=rules, refused=refused
-    )
+def _long(op: str, given: Given, topk: int) -> Given:
+    """The call with as many positions as an indexer chooses, and lengths around that number."""
+    old = given["topk"]
+    lengths = [n - old + topk if n >= min(old, 65) else n for n in given["seq_lens"]]
+    if op == "map_indices":
+        return given | {"topk": topk, "seq_lens": [n if n < 257 else n + LONG * PAGE_SIZE for n in given["seq_lens"]]}
+    longest = max(lengths)
+    if not given["spare_columns"]:
+        # Rows are at least as wide as a list.
+        lengths[lengths.index(longest)] = max(longest, topk)
+    stride = 4 * topk if given.get("row_stride") else 0
+    return _in_fours(given | {"topk": topk, "seq_lens": lengths, "row_stride": stride, "launches": 1})
+
+
+def _in_fours(given: Given) -> Given:
+    """The call with rows of a multiple of 4 columns, and at least `topk`, as the kernels ask for."""
+    lengths, spare, topk = list(given["seq_lens"]), given["spare_columns"], given["topk"]
+    longest = lengths.index(max(lengths))
+    if spare:
+        spare += max(topk - lengths[longest] - spare, 0)
+        spare += -(lengths[longest] + spare) % 4
+    else:
+        lengths[longest] = -(-max(lengths[longest], topk) // 4) * 4
+    stride = given.get("row_stride", 0)
+    stride = stride and -(-max(stride, lengths[longest] + spare) // 4) * 4
+    return given | {"seq_lens": lengths, "spare_columns": spare, "row_stride": stride}
+
+
+class RealCalls:
+    """The calls of an op for every kernel of it, and which pairs a call shows of a kernel's space."""
+
+    def __init__(self, op: str) -> None:
+        self.op, self.space, self.model = op, SPACES[op], KERNEL_PARAMS[op]
+        field = self.model.model_fields.get("kv")
+        self.types: tuple[str, ...] = get_args(field.annotation) if field else ("",)
+        self.kernels = [spec for spec in KERNELS if spec.op == op]
+        self._points: dict[str, tuple[list[list[dict[str, str]]], float]] = {}
+        self._pairs: dict[Any, tuple[set[tuple[int, int]], set[tuple[int, int]]]] = {}
+
+    def accepted(self, spec: KernelSpec, given: Given) -> list[str]:
+        """The cache types with which a kernel takes this call."""
+        if spec.origin == "flashinfer" and self.op == "mla_decode" and given.get("num_heads") not in DIVIDED[self.op]:
+            return []
+        if spec.short_name == "vllm-cooperative" and len(given["seq_lens"]) * given.get("query_len", 1) > 64:
+            return []
+        found = []
+        for kv in self.types:
+            full = given | {"kernel": spec.short_name} | ({"kv": kv} if kv else {})
+            if self.is_legal(full) and not spec.why_not_params(self.model.model_validate(full)):
+                found.append(kv)
+        return found
+
+    def is_legal(self, given: Given) -> bool:
+        """Whether a call may have these parameters."""
+        try:
+            return bool(self.model.model_validate(given))
+        except ValidationError:
+            return False
+
+    def points(self, given: Given) -> tuple[list[list[dict[str, str]]], float]:
+        """What the call shows with each seed, and its cost."""
+        key = json.dumps(given, sort_keys=True)
+        if key not in self._points:
+            sizes = {n: v for n, v in SMALL.items() if n in self.model.model_fields and not set(SIZES) & set(given)}
+            own = {"kernel": "torch-live"} if self.op == "route_experts" and given.get("num_live") else {}
+            served = [show(self.op, sizes | given | own, seed) for seed in SEEDS]
+            decoded = [[self.space.decoded(word) for word in points] for points, _ in served]
+            if sizes:
+                # Sizes that are left out are the real ones.
+                real = {d.name: d.classes[d.classes[0] == "other"] for d in self.space.dimensions if "other" in d.classes
+                        and d.name in ("latent", "sizes", "width")}  # fmt: skip
+                decoded = [[point | real for point in points] for points in decoded]
+            self._points[key] = decoded, served[0][1] + 20
+        return self._points[key]
+
+    def pairs(self, spec: KernelSpec, given: Given, by_luck: bool = False) -> set[tuple[int, int]]:
+        """The allowed pairs that each seed shows with the kernel, over its cache types; or that some seed shows."""
+        space, types = space_for(spec), self.accepted(spec, given)
+        key = json.dumps([given, types, sorted(space.refused)], sort_keys=True)
+        if key not in self._pairs and types:
+            each = []
+            for points in self.points(given)[0]:
+                shown = Shown(space)
+                for kv in types:
+                    more = ({"kv": kv} if kv else {}) | ({"plan": "none"} if ("plan", "given") in space.refused else {})
+                    shown.add(space.coded(point | more) for point in points)
+                each.append(set(shown.with_pair) & set(space.allowed))
+            self._pairs[key] = set.intersection(*each), set.union(*each)
+        return self._pairs.get(key, (set(), set()))[by_luck]
+
+    def cover(self, spec: KernelSpec, calls: list[Given], pool: list[Given], random: Random, topk: int = 0) -> None:
+        """Add calls of the pool to `calls`, or drawn ones, until they show every pair that the kernel accepts."""
+        space, sides = space_for(spec), KNOWN.get(self.op, {}).get(spec.short_name, ())
+        known = {self.space.number["side", side] for side in sides} | {
+            self.space.number["sign", sign] for sign in ("+inf", "-inf") if sides
+        }
+
+        def shown(given: Given) -> set[tuple[int, int]]:
+            found = self.pairs(spec, given) if not topk or given["topk"] == topk else set()
+            # A call that fails shows nothing of what other calls can show.
+            return {pair for pair in found if known & set(pair)} if self.fails(spec, given) else found
+
+        left = set(space.allowed).difference(*map(shown, calls))
+        while left:
+            best = max(pool, key=lambda one: len(left & shown(one)) / self.points(one)[1] if shown(one) else 0)
+            if not left & shown(best):
+                pair = min(left)
+                drawn = self._drawn(spec, random, pair, topk)
+                if not drawn or not any(pair in shown(one) for one in drawn):
+                    print(spec.name, len(drawn), "calls by luck", [space.labels[n] for n in pair], file=sys.stderr)
+                left = left.difference({pair}, *map(shown, drawn))
+                calls += drawn
+                continue
+            left -= shown(best)
+            calls.append(best)
+
+    def _drawn(self, spec: KernelSpec, random: Random, pair: tuple[int, int], topk: int) -> list[Given]:
+        """A drawn call that shows a pair with a kernel, or three that show it with some seed."""
+        draw = decode_call if self.op == "mla_decode" else functools.partial(drawn_call, self.op)
+        refused = space_for(spec).refused
+        dimensions = [d for d in self.space.dimensions if d.name in {name for name, _ in refused}]
+        lucky: list[Given] = []
+        for _ in range(DRAWN):
+            wanted = {d.name: random.choice([c for c in d.classes if (d.name, c) not in refused]) for d in dimensions}
+            wanted |= dict(self.space.labels[n] for n in pair)
+            units = itertools.chain([wanted], itertools.cycle(({}, {}, wanted)))
+            given = draw(random, units, random.choice((8, 20, 80)))
+            for one in variants(self.op, self.full(given)):
+                if topk not in (0, one.get("topk")) or self.fails(spec, one):
+                    continue
+                if pair in self.pairs(spec, one):
+                    return [one]
+                if pair in self.pairs(spec, one, by_luck=True):
+                    lucky.append(one)
+        return lucky[:3]
+
+    def fails(self, spec: KernelSpec, given: Given) -> bool:
+        """Whether a known bug of the kernel fails the call."""
+        sides = KNOWN.get(self.op, {}).get(spec.short_name, ())
+        return bool(sides) and any(point["side"] in sides for point in self.points(given)[0][0])
+
+    def full(self, given: Given) -> Given:
+        """A call with the parameters that its variants read."""
+        keep = set(given) | {name for name in ("num_heads", *NEEDED) if name in self.model.model_fields}
+        return self.model.model_validate(given).model_dump(mode="json", include=keep)
+
+
+NEEDED = ("topk", "seq_lens", "spare_columns", "query_len")
 
 
 def real_document(op: str) -> str:
-    """The scenario of an op at real sizes, for a GPU: of the calls of its array as few as show the same pairs.
+    """The scenario of an op at real sizes, for a GPU: the calls it has, and calls for the pairs that they do not show.
 
-    Kernels that read contiguous pools alone skip other calls, so these are chosen first.
+    New calls come from the op's array. What no call of it shows is drawn.
     """
     name, tag, _ = NAMES[op]
-    space = real_space(op)
-    (scenario,) = (s for s in load_scenarios(shipped_directory()) if s.name == name)
-    found: list[tuple[dict[str, Any], set[str], float]] = []
-    for given in scenario.matrix["call"].values():
-        call = real_call(op, given)
-        small = {size: given[size] for size in SIZES if size in given}
-        for one in [call] if "layout" not in call else [{k: v for k, v in call.items() if k != "layout"}, call]:
-            points, cost = show(op, one | small)
-            coded = {space.coded(SPACES[op].decoded(point)) for point in points}
-            found.append((one, coded, cost + 20))
-    whole, calls = Shown(space), []
-    for is_packed in (True, False):
-        left = [one for one in found if not is_packed or "layout" not in one[0]]
-        shown = Shown(space) if is_packed else whole
-        while left:
-            best = max(left, key=lambda one: shown.gain(one[1])[0] / one[2])
-            if not shown.gain(best[1])[0]:
-                break
-            left.remove(best)
-            shown.add(best[1])
-            whole.add(best[1])
-            calls.append(best[0])
-    report(whole)
-    cache_types = {"mla_decode": ("fp32", "bf16", "fp8_e4m3")} | {
-        other: SPACES[other].dimensions[[d.name for d in SPACES[other].dimensions].index("kv")].classes
-        for other in ("mla_decode_sparse", "write_kv", "write_records", "read_records")
-    }
-    kv = f"  kv: [{', '.join(cache_types[op])}]\n" if op in cache_types else ""
-    head = REAL.format(op=op, name=f"kernel-matrix-conditions-{name.removesuffix('-conditions')}", tag=tag, kv=kv)
+    real, title = RealCalls(op), f"kernel-matrix-conditions-{name.removesuffix('-conditions')}"
+    record_inputs._storage = _quick_storage
+    scenarios = {s.name: s for s in load_scenarios(shipped_directory())}
+    calls = [dict(given) for given in scenarios[title].matrix["call"].values()] if title in scenarios else []
+    pool = [one for given in scenarios[name].matrix["call"].values() for one in variants(op, real.full(given))]
+    random = Random(op)
+    for spec in sorted(real.kernels, key=lambda spec: -len(space_for(spec).refused)):
+        # A top-k has code of its own for each number.
+        for topk in TOPK if spec.shapes and len(spec.shapes.topk) == len(TOPK) else (0,):
+            real.cover(spec, calls, pool, random, topk)
+        print(spec.name, len(calls), "calls", file=sys.stderr)
+    kv = f"  kv: [{', '.join(real.types)}]\n" if real.types != ("",) else ""
+    head = REAL.format(op=op, name=title, tag=tag, kv=kv)
     rows = "".join(f"    c{number:02}: {_flow(op, given)}\n" for number, given in enumerate(calls))
-    return head + rows + KNOWN.get(op, "")
+    return head + rows + _illegal(real, calls) + _known(real, calls)
+
+
+def _illegal(real: RealCalls, calls: list[Given]) -> str:
+    """The calls that a cache type cannot have, such as records of another size."""
+    rows = ""
+    for kv in real.types if real.types != ("",) else ():
+        names = [f"c{number:02}" for number, given in enumerate(calls) if not real.is_legal(given | {"kv": kv})]
+        rows += f"  - {{kv: {kv}, call: [{', '.join(names)}]}}\n" if names else ""
+    return f"except:\n{rows}" if rows else ""
+
+
+def _known(real: RealCalls, calls: list[Given]) -> str:
+    """The known failures of released kernels, by call."""
+    rows = ""
+    for spec in (spec for spec in real.kernels if spec.short_name in KNOWN.get(real.op, {})):
+        names = ", ".join(f"c{number:02}" for number, given in enumerate(calls) if real.fails(spec, given))
+        rows += f"  - {{issue: {ISSUE}, kernel: {spec.short_name}, on: {{call: [{names}]}}}}\n"
+    why = "  # An empty side that is not finite, see docs/findings.md. Seen in 0.22.1 to 0.33.0.\n"
+    return f"known:\n{why}{rows}" if rows else ""
 
 
 def unmet() -> str:

@@ -301,8 +301,8 @@ SPACE = Space(
         _only("phase", ("whole", "first"), "growth", ("1", "2+"), _FIRST_PAGE),
         _only("phase", ("whole", "first"), "moved", ("new",), "it was in no step"),
         _only("phase", ("whole", "first"), "change", ("joined", "aborted", "cancelled"), "it joined the batch"),
-        *(_only("change", "preempted", name, kept, "a prompt loses its blocks before any decode")
-          for name, kept in (("mix", ("decodes",)), ("phase", _DECODES), ("context", ()), ("ranks", ()))),
+        *(_only("change", "preempted", name, kept, "the latest request loses its blocks, and a prompt is the latest")
+          for name, kept in (("mix", ("decodes",)), ("phase", ("decode",)), ("context", ()), ("ranks", ()))),
         _only("context", "fewer rounds", "change", ("joined", "aborted", "cancelled"), "one prompt is in progress"),
         _only("phase", "inner", "change", _all("change", "preempted", "cancelled"), "it takes the rest of the step"),
         *(Never({"moved": ("new",), **phase, **single}, "the budget has a place for single tokens")

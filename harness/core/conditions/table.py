@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from harness.core.catalog import planner_of
 from harness.core.conditions import attention, engine, experts, indexing, mla_decode, writes
 from harness.core.conditions.model import Space
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS
+from harness.core.shapes import ANY, sizes_of
 
 _OF_OPS = (*attention.SPACES, *writes.SPACES, *experts.SPACES, *indexing.SPACES)
 SPACES: dict[str, Space] = {space.op: space for space in (mla_decode.SPACE, *_OF_OPS, engine.SPACE)}
@@ -36,16 +38,26 @@ def space_for(spec: KernelSpec) -> Space:
     A kernel that declares no sizes is taken to accept all.
     """
     space, model = SPACES[spec.op], KERNEL_PARAMS[spec.op]
-    refused = {}
-    # An example has the default cache type, unless it says another. A kernel that lacks it is asked with one it reads.
+    refused: dict[tuple[str, str], str] = {}
+    # An example has the default cache type and sizes, unless it says others. A kernel that lacks them gets its own.
     field = model.model_fields.get("kv")
     given: dict[str, Any] = {"kv": spec.kv[0]} if field and spec.kv and field.default not in spec.kv else {}
+    shapes, sizes = spec.shapes or ANY, sizes_of(spec.op, model())
+    given |= {size: getattr(shapes, size)[0] for size, value in sizes.items() if not shapes.accepts(size, value)}
+    if "plan" in (dimension.name for dimension in space.dimensions) and planner_of(spec) is None:
+        refused["plan", "given"] = f"{spec.name} has no planner"
     for dimension in space.dimensions:
+        # Few numbers of a class are examples of it. A kernel may declare another one.
+        declared = getattr(shapes, dimension.param, ())
+        always = [word for word in dimension.words.values() if word in spec.takes]
         for label in dimension.classes:
-            word, examples = dimension.words.get(label), dimension.shown_by(label)
+            word, numbers = dimension.words.get(label), dimension.numbers.get(label, ())
+            examples = [*dimension.shown_by(label), *({dimension.param: n} for n in declared if n in numbers)]
             found = [spec.why_not_params(model.model_construct(**{**given, **example})) for example in examples]
             if word and word not in spec.takes:
                 refused[dimension.name, label] = spec.lacks(word)
+            elif always and not word:
+                refused[dimension.name, label] = f"{spec.name} always gets `{always[0]}`"
             elif found and all(found):
                 refused[dimension.name, label] = found[0]
     return replace(space, refused=refused) if refused else space

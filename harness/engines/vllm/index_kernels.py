@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.errors import Refused
+
 _TOPK = "vllm.model_executor.layers.indexer_topk"
 LANES = 128
 """Lanes of a tile of the conversion; a list has a multiple of it."""
+COOPERATIVE_ROWS = 64
+"""The most rows of the cooperative top-k. vLLM takes another one for more."""
 NATIVE_TOKENS = (1, 2, 4)
 """Numbers of query tokens of a request that DeepGEMM's kernel of Hopper takes."""
 
@@ -45,6 +49,8 @@ def _select(backend: str, logits: Tensor, seq_lens: Tensor, *, topk: int, out: T
 
     Lengths are given for each query token, [B, S], as vLLM does for drafts.
     """
+    if backend == "cooperative" and len(logits) > COOPERATIVE_ROWS:
+        raise Refused(f"vLLM's cooperative top-k takes at most {COOPERATIVE_ROWS} rows, not {len(logits)}")
     workspace = importlib.import_module("vllm.v1.worker.workspace")
     if workspace._manager is None:
         workspace.init_workspace_manager(logits.device)

@@ -81,6 +81,8 @@ FAULTS = (
 INDEXER = Shapes(name="own", num_heads=(32, 64), page_size=(64,))
 ONE_TOKEN = DEEPSEEK.model_copy(update={"name": "own", "query_len": (1,)})
 SPARSE = DEEPSEEK.model_copy(update={"name": "own", "most_heads": 128})
+INDEXER_TOPK = Shapes(name="own", topk=(512, 1024, 2048))
+LISTS = Shapes(name="own", topk=(128, 256, 512, 1024, 2048))
 CONTIGUOUS = SPARSE.model_copy(update={"layout": ("contiguous",)})
 
 
@@ -104,6 +106,7 @@ def _topk(name: str, summary: str, requires: str = "on_any", **promises: Any) ->
         "keeps_ties": False,
         "takes": ("out",),
         "devices": ("cuda",),
+        "shapes": ANY,
         "origin": "vllm",
         **promises,
     }
@@ -158,13 +161,14 @@ KERNELS: tuple[KernelSpec, ...] = (
                "harness.engines.vllm.index_kernels:deepgemm_logits", devices=("cuda",), kv=("indexer_planar",),
                shapes=INDEXER, fp8_products="fp8", requires="harness.engines.vllm.kernels:on_hopper_or_blackwell",
                origin="vllm", compile_seconds=120.0),
-    _topk("cooperative", "a cluster of blocks a row, for up to 64 rows; vLLM's choice there", "on_hopper"),
-    _topk("persistent", "radix select; vLLM's choice for more rows"),
+    _topk("cooperative", "a cluster of blocks a row, for up to 64 rows; vLLM's choice there", "on_hopper",
+          shapes=INDEXER_TOPK),
+    _topk("persistent", "radix select; vLLM's choice for more rows", shapes=INDEXER_TOPK),
     _topk("per_row", "a block a row; vLLM's choice for other K"),
     _topk("flashinfer", "FlashInfer's top_k_ragged_transform", compile_seconds=300.0),
     _topk("torch", "vLLM's own reference", keeps_ties=True),
     KernelSpec("map_indices", "vllm-triton", "triton_convert_req_index_to_global_index",
-               "harness.engines.vllm.index_kernels:map_indices", devices=("cuda",), shapes=ANY, takes=("out",),
+               "harness.engines.vllm.index_kernels:map_indices", devices=("cuda",), shapes=LISTS, takes=("out",),
                requires="harness.engines.vllm.kernels:on_any", origin="vllm"),
     _records("mla_decode_sparse", "vllm-flashmla-sparse", "FlashMLA sparse decode over fp8_ds_mla records",
              "flashmla_sparse", "on_hopper_or_blackwell", "fp8_ds_mla", fp8_products="bf16", shapes=SPARSE),

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from harness.core.call_params import KernelParams
 from harness.core.cases import Case
-from harness.core.catalog import KERNELS
+from harness.core.catalog import planner_of
 from harness.core.conditions.table import shown_by
 from harness.core.corruptions import Corruption, corruptions_named
-from harness.core.errors import SystemUnderTestError
+from harness.core.errors import Refused, SystemUnderTestError
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import (
     ContextAttentionParams,
@@ -125,6 +125,10 @@ class KernelTarget(Target):
         except SystemUnderTestError as error:
             run.error = error
             return run
+        except Refused as error:
+            call = self._call(poison, self.case.seed)
+            error.shown = shown_by(self.op, call.args, call.keywords(is_captured=False))
+            raise
         call.show(run, outputs)
         return run
 
@@ -209,15 +213,10 @@ def _rank(setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams) -> 
 
 
 def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int) -> Callable[[bool], Any] | None:
-    """What plans with the planner of the kernel's name. Built-in kernels without one share a built-in planner."""
-    if not params.planned:
+    """What plans with the kernel's planner, if the case wants a plan."""
+    planner = planner_of(setting.spec)
+    if not params.planned or planner is None:
         return None
-    name = f"mla_decode_plan/{setting.spec.short_name}"
-    if name not in KERNELS:
-        if setting.spec.origin != "built in":
-            return None
-        name = "mla_decode_plan/tiled"
-    planner = KERNELS.get(name)
     chunked = planner.chunked and setting.spec.chunked
     options = {"kv_itemsize": KV_DTYPES[params.kv].itemsize} if chunked else {}
     keywords = {"num_heads": num_heads, **options}
