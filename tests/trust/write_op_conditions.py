@@ -13,7 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import yaml
@@ -262,8 +262,7 @@ class RealCalls:
 
     def __init__(self, op: str) -> None:
         self.op, self.space, self.model = op, SPACES[op], KERNEL_PARAMS[op]
-        field = self.model.model_fields.get("kv")
-        self.types: tuple[str, ...] = get_args(field.annotation) if field else ("",)
+        self.types: tuple[str, ...] = next((d.classes for d in self.space.dimensions if d.name == "kv"), ("",))
         self.kernels = [spec for spec in KERNELS if spec.op == op]
         self._points: dict[str, tuple[list[list[dict[str, str]]], float]] = {}
         self._pairs: dict[Any, tuple[set[tuple[int, int]], set[tuple[int, int]]]] = {}
