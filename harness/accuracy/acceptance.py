@@ -7,13 +7,17 @@ nothing about an epoch.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 ACCEPTANCE_FILE = "acceptance.json"
 """In a run directory: drafted and accepted tokens of each epoch that was asked."""
+MARGIN = 0.05
+"""How far an epoch may accept less than its baseline: text differs between runs, a broken drafter loses more."""
 _COUNTER = re.compile(
     r"^vllm:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{[^}]*\})? ([\d.]+(?:[eE][+-]?\d+)?)", re.MULTILINE
 )
@@ -52,6 +56,13 @@ def drafts_in(metrics: str) -> Drafts | None:
     for name, value in matches:
         found[name] += float(value)
     return Drafts(int(found["draft"]), int(found["accepted"])) if matches else None
+
+
+def read_drafts(folder: Path) -> dict[int, Drafts]:
+    """Epoch -> its drafts, of a run, if its server counted them."""
+    file = folder / ACCEPTANCE_FILE
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return {int(epoch): Drafts(*counts) for epoch, counts in sorted(found.items(), key=lambda item: int(item[0]))}
 
 
 def acceptance_in_words(epochs: Sequence[Drafts]) -> str:

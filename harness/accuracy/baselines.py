@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
+from harness.accuracy.acceptance import MARGIN, read_drafts
 from harness.accuracy.answer_log import AccuracyRun, Measured
 from harness.core.errors import InputError
 from harness.core.files import BASELINES, write_atomic
@@ -26,6 +27,8 @@ class Baseline(Measured):
     num_questions: int
     seed: int = 0
     recorded: str = ""
+    acceptance: float | None = None
+    """The share of drafts that the server accepted; None without drafts."""
     right: tuple[str, ...]
     wrong: tuple[str, ...]
 
@@ -122,12 +125,14 @@ def plan_update(run: AccuracyRun, directory: Path = BASELINES) -> BaselineChange
             f"{run.path}: epoch 1 holds {len(first)} of {len(header.questions)} questions; finish it with --resume"
         )
     right = tuple(result.question for result in first if result.correct)
+    drafts = read_drafts(run.path.parent).get(1)
     new = Baseline(
         **header.model_dump(include=set(Measured.model_fields)),
         accuracy=round(len(right) / len(first), 6),
         num_questions=len(first),
         seed=header.seed,
         recorded=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        acceptance=round(drafts.share, 4) if drafts and drafts.drafted else None,
         right=right,
         wrong=tuple(result.question for result in first if not result.correct),
     )
@@ -158,13 +163,15 @@ def _change(path: Path, old: Baseline | None, new: Baseline, unanswered: int) ->
     dropped = tuple(q for q in before if q not in after)
     if new.accuracy < old.accuracy:
         objections.append(f"accuracy falls from {old.accuracy:.4f} to {new.accuracy:.4f}")
+    if old.acceptance is not None and (new.acceptance or 0.0) < old.acceptance - MARGIN:
+        objections.append(f"acceptance falls from {old.acceptance:.4f} to {new.acceptance or 0.0:.4f}")
     if dropped:
         objections.append(f"{len(dropped)} of its questions were not asked")
     return BaselineChange(path, old, new, lost, gained, dropped, tuple(objections))
 
 
 def _to_yaml(baseline: Baseline) -> str:
-    data = baseline.model_dump()
+    data = baseline.model_dump(exclude_none=True)
     hashes = {name: data.pop(name) for name in ("right", "wrong")}
     text = yaml.safe_dump(data, sort_keys=False)
     for name, values in hashes.items():

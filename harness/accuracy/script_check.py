@@ -40,6 +40,7 @@ class ScriptCheck(Record):
     served_model: str | None = None
     timeout: float = 120.0
     tolerance: float = TOLERANCE
+    least_acceptance: float | None = None
     weights: str | None = None
     """The checkpoint that `reload` loads, as the server names it; None loads the server's own again."""
     against: str | None = None
@@ -91,7 +92,7 @@ class Judged:
             f"model: {self.model}",
             f"script {self.script}: {self.verdict.value}: {self.reason}",
             f"counters of the server: {counts}",
-            *self._acceptance(),
+            *([acceptance_in_words([self.drafts])] if self.drafts.drafted else []),
             f"largest drift of a log probability: {self.drift:.4f} nats",
             *(f"different: {finding.where}: {finding.message}" for finding in self.findings),
             *(f"not shown: {what}" for what in self.not_shown),
@@ -99,9 +100,18 @@ class Judged:
             *self.notes,
         ]
 
-    def _acceptance(self) -> list[str]:
-        drafted, accepted = (self.events.get(f"spec_decode_num_{kind}_tokens", 0) for kind in ("draft", "accepted"))
-        return [acceptance_in_words([Drafts(drafted, accepted)])] if drafted else []
+    @property
+    def drafts(self) -> Drafts:
+        return Drafts(*(self.events.get(f"spec_decode_num_{kind}_tokens", 0) for kind in ("draft", "accepted")))
+
+    def judge_drafts(self, least: float) -> None:
+        """A finding if the server accepted less than the share `least`; not shown if it drafted nothing."""
+        drafts = self.drafts
+        if not drafts.drafted:
+            self.not_shown.append("the server's /metrics count no drafts")
+        elif drafts.share < least:
+            message = f"{drafts.share:.4f} of {drafts.drafted} drafts were accepted, less than {least}"
+            self.findings.append(Finding(oracle="acceptance", where="script", message=message, cause=Code.DROP))
 
     def result(self) -> CaseResult:
         """The script as a case, for run folders and reports."""
@@ -125,7 +135,13 @@ def check_script(check: ScriptCheck, references: dict[Request, Reply] | None = N
         server, other = server_at(check.url, check.served_model), check.against and server_at(check.against)
         judged = Judged(server.identity.model, check.script.name)
         try:
+<<<<<<< HEAD
             _Runner(check, server, other or None, judged, {} if references is None else references).run()
+=======
+            _Runner(check, server, other or None, judged).run()
+            if check.least_acceptance is not None:
+                judged.judge_drafts(check.least_acceptance)
+>>>>>>> ef845ed (Arithmetic of context parallelism in vLLM and SGLang is searched on a CPU over every small case: three errors of old releases found, four bugs injected and caught; acceptance has a baseline and serve-check a gate. The budget of engines rises by the two parts)
         except Refused as refusal:
             judged.not_shown.append(str(refusal))
     return judged

@@ -51,6 +51,9 @@ class ServeCheckOptions(LeavingRuns):
     tolerance: Annotated[float, typer.Option(metavar="NATS", min=0, help="Allowed change of a log probability.")] = (
         TOLERANCE
     )
+    least_acceptance: Annotated[
+        float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least share of accepted drafts.")
+    ] = None
     weights: Annotated[
         str | None, typer.Option(metavar="PATH", help="With --script reload: the checkpoint to load.")
     ] = None

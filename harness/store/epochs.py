@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from harness.accuracy.acceptance import ACCEPTANCE_FILE, Drafts, acceptance_in_words
+from harness.accuracy.acceptance import MARGIN, Drafts, acceptance_in_words, read_drafts
 from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, RunHeader, read_run
 from harness.accuracy.baselines import Baseline, baseline_of, read_baseline
 from harness.accuracy.epochs import REPEATS_FILE
@@ -83,10 +83,11 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
         return result.model_copy(update={"reason": trouble or "nothing was answered before the run ended"})
     asked = job.case.params_as(ModelParams)
     limits = AccuracyLimits(accuracy=asked.least)
-    record = judge(run, baseline=stored_baseline(store), limits=limits, scenario=SCENARIO, case=job.case.id)
+    baseline = stored_baseline(store)
+    record = judge(run, baseline=baseline, limits=limits, scenario=SCENARIO, case=job.case.id)
     record = record.model_copy(update={"seconds": store.plan.seconds})
-    different, drafts = _unrepeated(store), _drafts(store)
-    refused = _refused(drafts, asked.least_acceptance)
+    different, drafts = _unrepeated(store), read_drafts(store.path)
+    refused = _refused(drafts, asked.least_acceptance, baseline)
     failed = Verdict.FAIL if different or refused else record.verdict
     verdict = Verdict.CRASH if died else failed
     if drafts:
@@ -122,25 +123,22 @@ def _unrepeated(store: RunStore) -> list[int] | None:
     return found
 
 
-def _drafts(store: RunStore) -> dict[int, Drafts]:
-    """Epoch -> its drafts, for a server that counts them."""
-    file = store.path / ACCEPTANCE_FILE
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return {int(epoch): Drafts(*counts) for epoch, counts in sorted(found.items(), key=lambda item: int(item[0]))}
-
-
-def _refused(epochs: dict[int, Drafts], least: float | None) -> list[Finding]:
-    """A finding for each epoch below the `least` share of accepted drafts, and for a server that counts none."""
+def _refused(epochs: dict[int, Drafts], least: float | None, baseline: Baseline | None) -> list[Finding]:
+    """A finding for each epoch that accepted less than it may, and for a server that counts no drafts."""
+    why = f"less than {least}"
+    if baseline and baseline.acceptance is not None and baseline.acceptance - MARGIN > (least or 0.0):
+        least = baseline.acceptance - MARGIN
+        why = f"{MARGIN} or more below the {baseline.acceptance:.4f} of the baseline"
     if least is None:
         return []
     if not any(drafts.drafted for drafts in epochs.values()):
-        message = "the server's /metrics count no drafts, so --least-acceptance judges nothing"
+        message = "the server's /metrics count no drafts, so no acceptance is judged"
         return [Finding(oracle="acceptance", message=message, cause=Code.INCOMPLETE)]
     return [
         Finding(
             oracle="acceptance",
             where=f"epoch {epoch}",
-            message=f"{drafts.share:.4f} of {drafts.drafted} drafts were accepted, less than {least}",
+            message=f"{drafts.share:.4f} of {drafts.drafted} drafts were accepted, {why}",
             cause=Code.DROP,
         )
         for epoch, drafts in epochs.items()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.accuracy.acceptance import Drafts, acceptance_in_words, drafts_in
+from harness.accuracy.answer_log import read_run
+from harness.accuracy.baselines import BaselineChange, plan_update, write_baseline
 from harness.accuracy.script_check import Judged
 from harness.core.cause_codes import Code
+from harness.core.errors import InputError
+from harness.core.records import Verdict
 from harness.store.epochs import judged
 from harness.store.run_folder import RunStore
 from tests.accuracy.test_repeats import ASK
@@ -31,6 +36,17 @@ def test_serve_check_prints_the_share_of_accepted_drafts() -> None:
     events = {"spec_decode_num_draft_tokens": 10, "spec_decode_num_accepted_tokens": 4}
     assert "drafts accepted 0.4000 (of 10)" in Judged("m", "s", events=events).lines()
     assert not any(line.startswith("drafts") for line in Judged("m", "s").lines())
+
+
+@pytest.mark.parametrize(("accepted", "verdict"), [(9, Verdict.PASS), (4, Verdict.FAIL), (0, Verdict.FAIL)])
+def test_serve_check_fails_below_the_least_share_of_drafts(accepted: int, verdict: Verdict) -> None:
+    events = {"spec_decode_num_draft_tokens": 10, "spec_decode_num_accepted_tokens": accepted}
+    shown = Judged("m", "s", events=events, num_tokens=1)
+    shown.judge_drafts(0.8)
+    assert shown.verdict is verdict
+    silent = Judged("m", "s", num_tokens=1)
+    silent.judge_drafts(0.8)
+    assert silent.verdict is Verdict.SKIP and "count no drafts" in silent.reason
 
 
 def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
@@ -55,6 +71,19 @@ def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
     found = [finding for finding in result.findings if finding.oracle == "acceptance"]
     assert [(finding.where, finding.cause) for finding in found] == [("epoch 2", Code.DROP)]
     assert result.looked_at["acceptance"] == 400
+    with pytest.raises(InputError, match=r"acceptance falls from 0\.9600 to 0\.9000"):
+        change = plan_update(read_run(run), tmp_path)
+        assert change.new.acceptance == 0.9
+        older = change.new.model_copy(update={"acceptance": 0.96})
+        stored = write_baseline(BaselineChange(change.path, None, older, (), (), (), ()))
+        write_baseline(plan_update(read_run(run), tmp_path))
+    (run / "baseline").mkdir()
+    shutil.copy(stored, run / "baseline")
+    below = [finding.message for finding in judged(RunStore.open(run)).findings if finding.oracle == "acceptance"]
+    assert below == [
+        f"{share} of 200 drafts were accepted, 0.05 or more below the 0.9600 of the baseline"
+        for share in ("0.9000", "0.0000")
+    ]
     (run / "acceptance.json").unlink()
     missing = [finding for finding in judged(RunStore.open(run)).findings if finding.oracle == "acceptance"]
     assert [finding.cause for finding in missing] == [Code.INCOMPLETE]

@@ -57,8 +57,11 @@ class SglangHostParams(Params):
     GRAPH: ClassVar[str] = "graph"
     TIMEOUT: ClassVar[str] = "timeout_seconds"
 
-    part: Literal["radix-cache", "free-pages", "padded-rows", "decode-replay", "remote-experts"] = Field(
-        default="radix-cache", description="the part of SGLang to run; a module of harness/engines/sglang/host"
+    part: Literal["radix-cache", "free-pages", "padded-rows", "decode-replay", "remote-experts", "context-parallel"] = (
+        Field(default="radix-cache", description="the part of SGLang to run; a module of harness/engines/sglang/host")
+    )
+    search: Literal["prompts", "lengths"] = Field(
+        default="prompts", description="which arithmetic `context-parallel` searches"
     )
     page_size: Literal[1, 16, 64] = Field(default=1, description="slots of a page; with 1 no page has a tail")
     backend: Literal["triton", "flashmla"] = Field(

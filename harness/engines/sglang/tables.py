@@ -55,6 +55,8 @@ FAULTS = (
               "SGLang itself: a page is freed once for each of its slots, and given to several requests"),
     FaultSpec("sglang.freed-view-of-row", "sgl-project/sglang#34067",
               "SGLang itself: a group of frees keeps a view of a row, and frees what the row holds at its end"),
+    FaultSpec("sglang.prefix-of-padded-length", "sgl-project/sglang#23415",
+              "SGLang itself: padded new tokens are subtracted from an unpadded length, and the cached prefix is lost"),
 )  # fmt: skip
 
 

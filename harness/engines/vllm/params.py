@@ -92,6 +92,7 @@ class VllmHostParams(Params):
         "batch-order",
         "indexer-records",
         "idle-rows",
+        "context-parallel",
         "kv-moves",
         "kv-handoff",
     ] = Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
@@ -113,6 +114,9 @@ class VllmHostParams(Params):
         description="who stores the keys of `indexer-records`; DeepSeek V4 compresses and stores in one",
     )
     idle: Literal["target", "drafter"] = Field(default="target", description="whose dummy step `idle-rows` runs")
+    search: Literal["lengths", "drafts", "slots", "chunks", "partition"] = Field(
+        default="lengths", description="which arithmetic `context-parallel` searches"
+    )
     connector: Literal["simple", "offloading", "nixl", "mooncake"] = Field(
         default="simple",
         description="the KV connector: of `kv-moves` SimpleCPUOffloadConnector or OffloadingConnector, of `kv-handoff` "

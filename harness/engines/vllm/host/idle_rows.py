@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from harness.core.errors import InputError
+from harness.engines.vllm.host.prefill_step import Unpinned
 from harness.engines.vllm.host.stand_ins import accepted, made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Guard, Run
@@ -38,10 +39,7 @@ OWNERS = {
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Run a step of two requests, then a dummy step. The owned blocks must keep their bytes."""
     cache = torch.randn(NUM_BLOCKS, PAGE_SIZE, WIDTH, generator=torch.Generator().manual_seed(poison.seed))
-    with (
-        mock.patch.multiple(buffer_utils, async_tensor_h2d=_copied),
-        mock.patch.object(buffer_utils.UvaBuffer, "__init__", _on_the_cpu),
-    ):
+    with Unpinned(), mock.patch.object(buffer_utils.UvaBuffer, "__init__", uva_buffer):
         tables = _tables()
         _step_of_two_requests(tables)
         before = cache.clone()
@@ -56,16 +54,11 @@ def _owner(row: int) -> str:
     return f"block {block} of {owner}"
 
 
-def _on_the_cpu(buffer: Any, size: Any, dtype: torch.dtype) -> None:
+def uva_buffer(buffer: Any, size: Any, dtype: torch.dtype) -> None:
     """Stands in for `UvaBuffer.__init__`, which pins memory: the device's view is the memory itself."""
     buffer.cpu = torch.zeros(size, dtype=dtype)
     buffer.np = buffer.cpu.numpy()
     setattr(buffer, "_uva" if callable(getattr(type(buffer), "uva", None)) else "uva", buffer.cpu)
-
-
-def _copied(data: Any, *given: Any, dtype: Any = None, **_: Any) -> Tensor:
-    """Stands in for `async_tensor_h2d`, which copies from pinned memory."""
-    return torch.tensor(data, dtype=dtype or next(each for each in given if isinstance(each, torch.dtype)))
 
 
 def _tables() -> Any:

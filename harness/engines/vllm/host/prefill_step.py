@@ -139,11 +139,11 @@ class Step:
             block_table_tensor=self._table,
             slot_mapping=torch.zeros(sum(lengths), dtype=torch.int64),
         )
-        with lazy_plans(), _Unpinned():
-            return _builder(backend).build(0, common)
+        with lazy_plans(), Unpinned():
+            return builder(backend).build(0, common)
 
 
-class _Unpinned(TorchFunctionMode):
+class Unpinned(TorchFunctionMode):
     """Host memory is not pinned, because pinning needs a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -192,9 +192,9 @@ class _Projection:
         return latents @ self.weight, None
 
 
-def _builder(backend: _Backend) -> Any:
-    return made_without_init(
-        flashmla.FlashMLAMetadataBuilder,
+def builder(backend: Any, **other: Any) -> Any:
+    """vLLM's builder of a step's metadata, of one rank unless `other` attributes say more."""
+    attributes = dict(
         metadata_cls=flashmla.FlashMLAMetadata,
         model_config=mock.Mock(dtype=torch.float32, **{"get_head_size.return_value": LATENT + ROPE}),
         device=torch.device("cpu"),
@@ -213,6 +213,7 @@ def _builder(backend: _Backend) -> Any:
         chunked_prefill_workspace=torch.zeros(WORKSPACE_TOKENS, LATENT + ROPE),
         _prefill_backend=backend,
     )
+    return made_without_init(flashmla.FlashMLAMetadataBuilder, **attributes | other)
 
 
 def _gather(src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **chunk: Any) -> None:
