@@ -135,13 +135,9 @@ def check_script(check: ScriptCheck, references: dict[Request, Reply] | None = N
         server, other = server_at(check.url, check.served_model), check.against and server_at(check.against)
         judged = Judged(server.identity.model, check.script.name)
         try:
-<<<<<<< HEAD
             _Runner(check, server, other or None, judged, {} if references is None else references).run()
-=======
-            _Runner(check, server, other or None, judged).run()
             if check.least_acceptance is not None:
                 judged.judge_drafts(check.least_acceptance)
->>>>>>> ef845ed (Arithmetic of context parallelism in vLLM and SGLang is searched on a CPU over every small case: three errors of old releases found, four bugs injected and caught; acceptance has a baseline and serve-check a gate. The budget of engines rises by the two parts)
         except Refused as refusal:
             judged.not_shown.append(str(refusal))
     return judged
