@@ -114,8 +114,8 @@ class Engine:
             start, end = end, end + item.num_rows
             verified = list(item.sequence.drafts)
             given = self._advance(item, tokens[start:end], None if guesses is None else guesses[start:end])
-            rows = None if drafted is None else drafted[start:end]
-            sampled.append(Sampled(item.sequence, logits[start:end], given, rows, verified))
+            guessed = None if drafted is None else drafted[start:end]
+            sampled.append(Sampled(item.sequence, logits[start:end], given, guessed, verified))
         return sampled
 
     def _advance(self, item: ScheduledSequence, tokens: list[int], guesses: list[int] | None) -> list[int]:

@@ -23,9 +23,11 @@ NOTE = "_note_both"
 """The name of the function that notes whether two values differ, and returns the second; a trial defines it."""
 
 _ADDED = """poison _poison probe _probe check_indices raise_bad_indices trap_block events phase_of expert_ids
-fill fill_pool fill_tails fill_handed_over table_filler trap_expert _sweep_free padded_causal_attention"""
+fill fill_pool fill_tails fill_handed_over table_filler trap_expert _sweep_free padded_causal_attention
+Sampled guessed hits _hits"""
 _OF_THE_HARNESS = frozenset(_ADDED.split())
-"""Names of what the harness adds to an engine: poison, probes, checks. What they do is not under test."""
+"""Names of what the harness adds to an engine: poison, probes, checks, and what it notes of hits and samples. What they
+do is not under test."""
 
 _ON_A_GPU = frozenset({"is_cuda", "_rounded", "least_admitted"})
 """Names in a condition that holds on a GPU only: there are other right forms for it, and kernels of bfloat16 alone."""
@@ -198,11 +200,11 @@ def _next(block: list[Any], number: int) -> ast.stmt | None:
 def _within(node: Any, parent: ast.AST, field: str, lines: range, following: ast.stmt | None) -> Iterator[_Place]:
     if isinstance(node, ast.Assert | ast.Raise | ast.JoinedStr):
         return
-    if isinstance(node, ast.If) and (_is_guard(node) or _names(node.test) & _OF_THE_HARNESS):
+    if isinstance(node, ast.If) and (_is_guard(node) or _names(node.test) & _OF_THE_HARNESS or _only_notes(node)):
         return
     if isinstance(node, ast.If | ast.IfExp) and _names(node.test) & _ON_A_GPU:
         return
-    if isinstance(node, ast.AugAssign) and _names(node.target) & _OF_THE_HARNESS:
+    if isinstance(node, ast.AugAssign | ast.Assign) and _sets_a_note(node):
         return
     if isinstance(node, ast.stmt):
         # Of a block only the first lines, up to its body.
@@ -234,6 +236,18 @@ def _children(node: ast.AST, lines: range, names: tuple[str, ...]) -> Iterator[_
 
 def _is_guard(node: ast.If) -> bool:
     return len(node.body) == 1 and isinstance(node.body[0], ast.Raise) and not node.orelse
+
+
+def _sets_a_note(node: ast.stmt) -> bool:
+    """Whether a statement sets what the harness adds, and nothing of the engine."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+    owners = [target.value if isinstance(target, ast.Subscript) else target for target in targets]
+    return bool(owners) and all(_names(owner) & _OF_THE_HARNESS for owner in owners)
+
+
+def _only_notes(node: ast.If) -> bool:
+    """Whether a branch does nothing but note an event."""
+    return not node.orelse and all(map(_sets_a_note, node.body))
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -46,7 +46,7 @@ UNDER_TEST = (
     *(f"kernels/torch/{name}.py" for name in ("context", "decode", "merge", "plan", "quantize", "records", "route")),
     "kernels/torch/write.py",
 )
-"""The files under `harness/` that mutants change. The model is not among them: the reference shares it."""
+"""The files that mutants change. The model is not among them: the reference shares it."""
 MOST_CASES, SEVERAL, DRAWN = 120, 4, "fuzz"
 FIRST, PROPERTY_SECONDS = 24, 240.0
 """Cases before the property run, which takes so long at most."""
@@ -105,7 +105,21 @@ def inject(mutant: Mutant, noted: equivalence.Noted | None = None) -> None:
 
     function.__globals__[NOTE] = noted.note if noted else None
     function.__globals__[KEEP_LAST] = value_of_the_call_before
+    _RIGHT.setdefault(mutant.name, (function, function.__code__))
     function.__code__ = _code(code, mutant.function)
+
+
+_RIGHT: dict[str, tuple[FunctionType, CodeType]] = {}
+"""The name of a mutant -> its function, and the code of it as it is in the file."""
+
+
+@contextlib.contextmanager
+def unchanged(mutant: Mutant) -> Iterator[None]:
+    """Run a block on the right code."""
+    function, right = _RIGHT[mutant.name]
+    changed, function.__code__ = function.__code__, right
+    yield
+    function.__code__ = changed
 
 
 def _code(module: CodeType, name: str) -> CodeType:
@@ -230,7 +244,7 @@ def trial(
             result = became(mutant, "error", reason=found.reason[:MOST_WORDS], **seen)
         elif result.status == "not exercised" and (changed := difference(outputs, clean[job.case.id])):
             result = became(mutant, "survived", reason=changed, **seen)
-    return proved(mutant, result, inputs) if result.status == "not exercised" and inputs else result
+    return proved(mutant, result, inputs) if result.status in ("not exercised", "survived") and inputs else result
 
 
 def proved(mutant: Mutant, result: MutantResult, inputs: Sequence[equivalence.Drawn]) -> MutantResult:
@@ -239,7 +253,7 @@ def proved(mutant: Mutant, result: MutantResult, inputs: Sequence[equivalence.Dr
     inject(mutant, noted)
     try:
         with _time_limit(PROPERTY_SECONDS):
-            return equivalence.tried(mutant, result, inputs, noted)
+            return equivalence.tried(mutant, result, inputs, noted, partial(unchanged, mutant))
     except (Late, MemoryError):
         return result.model_copy(update={"reason": "the property run does not end"})
     finally:

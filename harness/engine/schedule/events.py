@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import PAGE_SIZE
 from harness.engine.schedule.sequence import Sequence
 
@@ -31,3 +32,10 @@ def verified(num_taken: int, num_drafts: int) -> list[str]:
     if not num_taken:
         return ["drafts.none"]
     return ["drafts.all" if num_taken == num_drafts else "drafts.some"]
+
+
+def hits(pool: BlockPool, shared: list[int], num_pages: int) -> dict[str, int]:
+    """The cached pages that a prompt of `num_pages` is about to share, by kind of hit."""
+    evicted_next = pool.next_blocks(num_pages - len(shared))
+    kinds = {"hit": shared, "hit.free": pool.free_blocks, "hit.evicted_next": evicted_next}
+    return {kind: len(set(shared).intersection(blocks)) for kind, blocks in kinds.items()}

@@ -10,7 +10,7 @@ from harness.core.errors import InputError
 from harness.core.seams import seam
 from harness.engine.schedule.block_pool import BlockPool, Group, forget_evicted, prefixes, up_to_page_end
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
-from harness.engine.schedule.events import phase_of, preempted
+from harness.engine.schedule.events import hits, phase_of, preempted
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
 
 
@@ -47,6 +47,7 @@ class Scheduler:
     _new_state: list[int] = field(default_factory=list)
     _new_window: list[int] = field(default_factory=list)
     _state_copies: list[tuple[int, int]] = field(default_factory=list)
+    _hits: dict[str, int] = field(default_factory=dict)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request. Raises InputError if it can never fit."""
@@ -126,12 +127,12 @@ class Scheduler:
             return
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            found = self._share_prefix(sequence)
+            self._share_prefix(sequence)
             # Without room for all its tokens, two prompts may preempt each other.
             if self._blocks_for(sequence, len(sequence.tokens)) > self.pool.num_free_blocks:
                 self._start_over(sequence)
                 return
-            self.events.update(found)
+            self.events.update(self._hits)
             self.running.append(self.waiting.popleft())
             budget -= self._add(scheduled, sequence, self._chunk(sequence, min(sequence.num_uncomputed_tokens, budget)))
 
@@ -193,10 +194,11 @@ class Scheduler:
             forget_evicted(sequence.window_blocks, last)
             sequence.num_evicted_pages = last
 
-    def _share_prefix(self, sequence: Sequence) -> dict[str, int]:
-        """Start a prompt with cached pages. At least its last token is computed. Returns the pages by kind of hit."""
+    def _share_prefix(self, sequence: Sequence) -> None:
+        """Start a prompt with cached pages. At least its last token is computed."""
+        self._hits = {}
         if not self.prefix_caching or sequence.blocks:
-            return {}
+            return
         wanted = list(prefixes(sequence.tokens[:-1], self.num_hashes, prefix_salt(sequence)))
         shared = self.pool.find(wanted)
         num_shared = len(shared)
@@ -204,13 +206,10 @@ class Scheduler:
             num_shared = self.pool.pages_with_state(wanted, num_shared)
             shared = shared[:num_shared]
             sequence.state_source = self.pool.state_after(wanted[:num_shared])
-        evicted_next = self.pool.next_blocks(num_pages(len(sequence.tokens)) - len(shared))
-        pages = {"hit": shared, "hit.free": self.pool.free_blocks, "hit.evicted_next": evicted_next}
-        found = {kind: len(set(shared).intersection(blocks)) for kind, blocks in pages.items()}
+        self._hits = hits(self.pool, shared, num_pages(len(sequence.tokens)))
         self.pool.share(shared)
         sequence.blocks, sequence.num_kept_pages = shared, num_shared
         sequence.num_computed_tokens = sequence.num_shared_tokens = num_shared * PAGE_SIZE
-        return found
 
     def _keep_states(self) -> None:
         """Copy each state at the end of a page into a free block, where prompts with these pages find it."""
