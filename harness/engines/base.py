@@ -43,9 +43,9 @@ from harness.run.environment import engine_version
 
 def installed_version(engine: EngineSpec) -> str | None:
     """The version to import, "unknown" if the package states none, or None without the package. Imports nothing."""
-    if importlib.util.find_spec(engine.package) is None:
-        return None
-    return engine_version(engine) or "unknown"
+    spec = importlib.util.find_spec(engine.package)
+    # A folder that an uninstall left has no origin.
+    return engine_version(engine) or "unknown" if spec and spec.origin else None
 
 
 def release_of(version: str) -> tuple[int, ...]:

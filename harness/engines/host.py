@@ -33,14 +33,14 @@ def main(parent: Parent) -> None:
 
 
 def answer(request: HostRequest) -> Reply:
-    """Run one part. A missing package is refused with the command that installs it."""
+    """Run one part. The result names a package that the engine imports and that is missing."""
     host = request.host
     try:
         torch.save(run(request), request.file)
     except ModuleNotFoundError as error:
         # A missing module of the engine itself means that this release has other code than the harness calls.
         if error.name and error.name.partition(".")[0] != host.engine.package:
-            return Reply(refused=host.lacks(error.name))
+            return Reply(result={"missing": error.name})
         return reply_to_error(error)
     except Exception as error:
         return reply_to_error(error)
@@ -54,7 +54,8 @@ def run(request: HostRequest) -> Run:
     host, params = request.host, request.case.params
     if host.prepare:
         attribute_at(host.prepare)()
-    part = importlib.import_module(f"{host.parts}.{request.part.replace('-', '_')}")
+    name = str(request.case.values()["part"])
+    part = importlib.import_module(f"{host.parts}.{name.replace('-', '_')}")
     with injected(host, request.fault):
         found: Run = part.run(poison, params)
     return found

@@ -14,6 +14,7 @@ import torch
 from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
 from harness.core.errors import InputError, KernelError
+from harness.core.extras import MissingPackage
 from harness.core.params import Record
 from harness.core.systems import EngineSpec
 from harness.engines import base
@@ -70,11 +71,6 @@ class HostRequest(Record):
     file: str
 
     @property
-    def part(self) -> str:
-        """The part to run."""
-        return str(self.case.values()["part"])
-
-    @property
     def host(self) -> Host:
         """The engine's row."""
         return cast("type[HostTarget]", class_of(self.case)).host
@@ -100,7 +96,7 @@ class HostTarget(Target):
         return patch_for(host.patches, fault, version).why_not(version) if fault else ""
 
     def run(self, poison: Poison) -> Run:
-        """Run the part in a child. A child that dies is the run's error. Raises InputError if the child refuses."""
+        """Run the part in a child. A child that dies is the run's error. Raises InputError if it refuses."""
         title = self.host.engine.title
         child = _child(self.host)
         with tempfile.TemporaryDirectory() as scratch:
@@ -123,6 +119,8 @@ class HostTarget(Target):
                 message = f"{title}'s process {died.death.ended}: {child.last_line()}"
                 error = KernelError(message, **died.death.as_cause)
                 return Run(poison.pattern, error=error, log=died.log)
+            if reply.result:
+                raise MissingPackage(self.host.lacks(str(reply.result["missing"])))
             if reply.result is not None:
                 # Safe to unpickle: our own child wrote the file.
                 run: Run = torch.load(file, weights_only=False)

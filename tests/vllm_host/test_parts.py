@@ -121,7 +121,6 @@ def test_a_fault_that_the_release_has_itself_is_skipped(fake_vllm: None) -> None
     [
         ("renamed", "vLLM 0.22.1: TypeError: got an unexpected keyword"),
         ("no-import", "No module named 'cbor2'"),
-        ("no-package", "vLLM's Python needs fastapi (pip install '.[vllm-host]')"),
         ("no-module", "RuntimeError: vLLM 0.22.1: ModuleNotFoundError: No module named 'vllm.moved'"),
     ],
 )
@@ -132,6 +131,22 @@ def test_code_that_is_called_otherwise_or_is_missing_is_an_error_that_names_it(
     result = run("vllm-host-new-blocks" if lacks == "renamed" else "vllm-host-decode-plan")
     assert result.verdict is Verdict.ERROR
     assert reason in result.reason
+
+
+def test_a_package_that_only_the_import_misses_is_a_skip_with_the_line_that_installs_it(
+    fake_vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "no-package")
+    result = run("vllm-host-decode-plan")
+    assert result.verdict is Verdict.SKIP and result.cause == Code.NOT_INSTALLED
+    assert result.reason == "vLLM's Python needs fastapi (pip install '.[vllm-host]')"
+
+
+def test_a_folder_that_an_uninstall_left_is_no_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = run("vllm-host-decode-plan")
+    assert result.verdict is Verdict.SKIP and VllmHostTarget.host.install in result.reason
 
 
 def test_a_child_that_dies_is_a_crash_and_the_next_case_has_another_child(
