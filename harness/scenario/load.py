@@ -236,10 +236,10 @@ def _built(event: Any, events: Iterator[Any], depth: int = 1) -> Any:
 
 def _refuse_marked(event: Any) -> None:
     """Raise DocumentError for an alias, an anchor and a tag."""
-    if event.anchor or event.tag:
-        tag = f"the tag {event.tag} is not allowed; write a plain value"
-        wrong = "anchors and aliases are not allowed; write the value out" if event.anchor else tag
-        raise DocumentError(wrong, *_position(event.start_mark))
+    if event.anchor:  # An alias has no tag.
+        raise DocumentError("anchors and aliases are not allowed; write the value out", *_position(event.start_mark))
+    if event.tag:
+        raise DocumentError(f"the tag {event.tag} is not allowed; write a plain value", *_position(event.start_mark))
 
 
 def _mapping(events: Iterator[Any], depth: int) -> dict[str, Any]:
