@@ -1,10 +1,10 @@
-"""How far vLLM is from transformers on random checkpoints, by architecture, backend, cache and graphs.
+"""How far vLLM or SGLang is from transformers on random checkpoints, by architecture, backend, cache and graphs.
 
-    python benchmarks/random_checkpoints.py CHECKPOINTS OUT [--jobs 6] [--seconds 540] [--only TEXT]
+    python benchmarks/random_checkpoints.py CHECKPOINTS OUT [--engine sglang] [--jobs 6] [--seconds 540] [--only TEXT]
 
 CHECKPOINTS holds folders that `mla-harness canary random ARCH` wrote, named by architecture. Each case is a process of
-its own with plain vLLM, or with what MLA_HARNESS_POISON and MLA_HARNESS_FAULT say: log probabilities of the prompts,
-then 32 generated tokens. OUT gets `CASE.json` for `mla-harness canary logprobs`, and `CASE.log`. The table at
+its own with the plain engine, or vLLM with what MLA_HARNESS_POISON and MLA_HARNESS_FAULT say: log probabilities of the
+prompts, then 32 generated tokens. OUT gets `CASE.json` for `mla-harness canary logprobs`, and `CASE.log`. The table at
 the end has the distances from the truth: median, 99 % quantile, and the median past token 512, where an indexer begins
 to select. A case that fails has its last words.
 """
@@ -61,6 +61,50 @@ def cases() -> dict[str, tuple[str, dict[str, Any]]]:
     return found
 
 
+def sglang_cases() -> dict[str, tuple[str, dict[str, Any]]]:
+    """As `cases`, with arguments of `sglang.Engine`."""
+    eager = {"disable_cuda_graph": True}
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for graphs, options in (("eager", eager), ("default", {})):
+        found[f"deepseek_v32-auto-{graphs}"] = "deepseek_v32", options
+        found[f"glm_moe_dsa-auto-{graphs}"] = "glm_moe_dsa", options
+        for backend in ("triton", "fa3", "flashmla"):
+            found[f"deepseek_v2-{backend}-{graphs}"] = "deepseek_v2", options | {"attention_backend": backend}
+    for prefill, decode in (("flashmla_sparse", "flashmla_sparse"), ("fa3", "fa3"), ("flashmla_kv", "flashmla_kv")):
+        cache = {"kv_cache_dtype": "fp8_e4m3"} if decode == "flashmla_kv" else {}
+        backends = {"nsa_prefill_backend": prefill, "nsa_decode_backend": decode}
+        found[f"deepseek_v32-{decode}-eager"] = "deepseek_v32", eager | cache | backends
+    found["kimi_linear-auto-eager"] = "kimi_linear", eager
+    found["longcat_flash-auto-eager"] = "longcat_flash", eager
+    return found
+
+
+def ask_sglang(checkpoint: Path, options: dict[str, Any], out: Path) -> None:
+    """As `ask`, with SGLang."""
+    import sglang
+
+    known = json.loads((checkpoint / "prompts.json").read_text())
+    base = {
+        "skip_tokenizer_init": True, "context_length": 1024, "max_total_tokens": 16384, "max_running_requests": 8,
+        "mem_fraction_static": 0.1, "disable_radix_cache": True, "random_seed": 0, "page_size": 64,
+    }  # fmt: skip
+    engine = sglang.Engine(model_path=str(checkpoint), **(base | options))
+
+    def answers(max_tokens: int, **more: Any) -> list[Any]:
+        params = {"temperature": 0.0, "max_new_tokens": max_tokens, "ignore_eos": True}
+        return engine.generate(input_ids=known["sequences"], sampling_params=params, return_logprob=True, **more)
+
+    of_prompts = [answer["meta_info"]["input_token_logprobs"] for answer in answers(1, logprob_start_len=0)]
+    generated = [answer["meta_info"]["output_token_logprobs"] for answer in answers(32)]
+    found = {
+        "logprobs": [[entry[0] for entry in entries[1:]] for entries in of_prompts],
+        "generated": [[entry[1] for entry in entries] for entries in generated],
+        "generated_logprobs": [[entry[0] for entry in entries] for entries in generated],
+    }
+    out.write_text(json.dumps(found))
+    engine.shutdown()
+
+
 def ask(checkpoint: Path, options: dict[str, Any], out: Path) -> None:
     """In a child: load vLLM, and write what it says of the prompts and of what it generates."""
     from vllm import LLM, SamplingParams
@@ -105,6 +149,7 @@ def start(name: str, case: tuple[str, dict[str, Any]], args: argparse.Namespace)
     }  # fmt: skip
     folder, options = args.checkpoints / case[0], json.dumps(case[1])
     command = [sys.executable, __file__, str(folder), str(args.out / f"{name}.json"), "--case", options]
+    command += ["--engine", args.engine]
     with (args.out / f"{name}.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
 
@@ -139,13 +184,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--engine", choices=["vllm", "sglang"], default="vllm")
     parser.add_argument("--case")
     args = parser.parse_args()
+    ask_engine, named = (ask, cases) if args.engine == "vllm" else (ask_sglang, sglang_cases)
     if args.case is not None:
-        ask(args.checkpoints, json.loads(args.case), args.out)
+        ask_engine(args.checkpoints, json.loads(args.case), args.out)
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    chosen = {name: case for name, case in cases().items() if args.only in name}
+    chosen = {name: case for name, case in named().items() if args.only in name}
     waiting, running, begun = list(chosen), dict[str, subprocess.Popen[bytes]](), time.monotonic()
     while (waiting or running) and time.monotonic() - begun < args.seconds:
         while waiting and len(running) < args.jobs:
