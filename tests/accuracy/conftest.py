@@ -40,12 +40,7 @@ class ScriptedBackend:
 def write_questions(directory: Path, number: int) -> None:
     """A gsm_symbolic.jsonl of `number` sums; question i is i + i."""
     lines = [
-        {
-            "id": str(i),
-            "question": f"What is {i} + {i}?",
-            "answer": f"It is {2 * i}.\n#### {2 * i}",
-            "target": str(2 * i),
-        }
+        {"id": str(i), "question": f"What is {i} + {i}?", "answer": f"#### {2 * i}", "target": str(2 * i)}
         for i in range(number)
     ]
     directory.mkdir(parents=True, exist_ok=True)
@@ -79,25 +74,21 @@ def right_answer() -> Callable[[str], str]:
     return solve
 
 
+MEASURED = {
+    "task": "gsm_symbolic", "filter": "strict-match", "model": "toy", "model_hash": "sha256:00", "engine": "engine",
+    "dtype": "float32",
+}  # fmt: skip
+"""What a stored run and its baseline have in common."""
+
+
 @pytest.fixture
 def stored_run(tmp_path: Path) -> Callable[..., AccuracyRun]:
     """A run made of strings, one an epoch: `1` right, `0` wrong, `u` unanswered, `e` empty, `p` unparsed, `i` bad."""
 
     def make(*rows: str, deterministic: bool = False, **fields: object) -> AccuracyRun:
         questions = tuple(f"q{i:04}" for i in range(len(rows[0])))
-        settings = {
-            "task": "gsm_symbolic",
-            "filter": "strict-match",
-            "model": "toy",
-            "model_hash": "sha256:00",
-            "engine": "engine",
-            "dtype": "float32",
-        }
-        header = RunHeader.model_validate(
-            settings
-            | {"seed": 0, "num_epochs": len(rows), "questions": questions, "deterministic": deterministic}
-            | fields
-        )
+        own = {"seed": 0, "num_epochs": len(rows), "questions": questions, "deterministic": deterministic}
+        header = RunHeader.model_validate(MEASURED | own | fields)
         results = {}
         for epoch, row in enumerate(rows, start=1):
             for position, (question, mark) in enumerate(zip(questions, row, strict=True)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,9 @@ from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.store.epochs import judged
 from harness.store.run_folder import RunStore
+from tests.accuracy.conftest import write_questions
 from tests.accuracy.test_repeats import ASK
+from tests.conftest import Cli
 
 
 def test_the_counters_of_all_engines_of_vllm_are_added() -> None:
@@ -50,21 +51,13 @@ def test_serve_check_fails_below_the_least_share_of_drafts(accepted: int, verdic
 
 
 def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
-    start_server: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    start_server: Callable[..., str], cli: Cli, tmp_path: Path
 ) -> None:
-    from harness.cli.main import exit_code_of
-
-    monkeypatch.chdir(tmp_path)
     url = start_server("drafting_server.py", "[0.9, 0.0]")
-    data = [{"id": str(n), "question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"} for n in range(2)]
-    lines = [json.dumps(line | {"target": str(2 * n)}) for n, line in enumerate(data)]
-    (tmp_path / "gsm_symbolic.jsonl").write_text("\n".join([*lines, ""]))
-    words = [*ASK, f"server:{url}", "--data-dir", str(tmp_path), "--epochs", "2", "--least-acceptance", "0.8"]
-    assert exit_code_of(words) == 1
-    assert "drafts accepted 0.9000, 0.0000 (of 200, 200)" in " ".join(capsys.readouterr().out.split())
+    write_questions(tmp_path, 2)
+    code, out, _ = cli(*ASK, f"server:{url}", "--data-dir", tmp_path, "--epochs", 2, "--least-acceptance", 0.8)
+    assert code == 1
+    assert "drafts accepted 0.9000, 0.0000 (of 200, 200)" in " ".join(out.split())
     (run,) = (tmp_path / "reports" / "runs").iterdir()
     (result,) = RunStore.open(run).results()
     assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [1.0, 1.0]

@@ -11,6 +11,7 @@ from harness.accuracy.judge import judge
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import AccuracyLimits, AccuracyRecord, Verdict
+from tests.accuracy.conftest import MEASURED
 
 MakeRun = Callable[..., AccuracyRun]
 
@@ -19,18 +20,12 @@ def baseline(outcomes: str, **fields: object) -> Baseline:
     names = [f"q{i:04}" for i in range(len(outcomes))]
     settings: dict[str, object] = {
         "name": "stored",
-        "task": "gsm_symbolic",
-        "filter": "strict-match",
-        "model": "toy",
-        "model_hash": "sha256:00",
-        "engine": "engine",
-        "dtype": "float32",
         "accuracy": outcomes.count("1") / len(outcomes),
         "num_questions": len(outcomes),
         "right": [name for name, mark in zip(names, outcomes, strict=True) if mark == "1"],
         "wrong": [name for name, mark in zip(names, outcomes, strict=True) if mark == "0"],
     }
-    return Baseline.model_validate(settings | fields)
+    return Baseline.model_validate(MEASURED | settings | fields)
 
 
 def test_flat_epochs_of_a_deterministic_engine_pass_and_say_that_nothing_flipped(stored_run: MakeRun) -> None:

@@ -2,61 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.accuracy.backends import Answer, Identity
+from harness.accuracy.backends import Answer
 from harness.accuracy.epochs import REPEATS_FILE, unrepeated
+from harness.cli.main import exit_code_of
 from harness.core.cause_codes import Code
 from harness.store.epochs import judged
 from harness.store.run_folder import RunStore
+from tests.conftest import Cli
 
 pytest.importorskip("lm_eval")
 ASK = ("epochs", "--task", "gsm_symbolic", "--model")
 
 
-class Server:
-    """Answers every question alike; `moods` are the answers to repeats, in turn."""
-
-    def __init__(self, *moods: str) -> None:
-        self.moods = moods or ("8",)
-        self.calls = 0
-
-    @property
-    def identity(self) -> Identity:
-        return Identity(model="stub", engine="server", dtype="unknown", model_hash="name:stub")
-
-    def generate(self, prompts: Sequence[str], *, on_answer: Any = None, **_: Any) -> list[Answer]:
-        answers = [Answer(f"#### {self.moods[self.calls % len(self.moods)]}") for _ in prompts]
-        self.calls += 1
-        for i, answer in enumerate(answers):
-            if on_answer:
-                on_answer(i, answer)
-        return answers
-
-    def close(self) -> None:
-        return None
+def test_answers_that_repeat_are_told_from_answers_that_do_not(scripted: Any) -> None:
+    assert unrepeated(scripted(lambda call, prompt: Answer("#### 8")), 3) == []
+    assert unrepeated(scripted(lambda call, prompt: Answer(f"#### {call}")), 3) == [0, 1, 2]
 
 
-def test_answers_that_repeat_are_told_from_answers_that_do_not() -> None:
-    assert unrepeated(Server(), 3) == []
-    assert unrepeated(Server("8", "9"), 3) == [0, 1, 2]
-
-
-def test_an_unreachable_server_is_one_line_whatever_lies_where_the_user_stands(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from harness.cli.main import exit_code_of
-
+def test_an_unreachable_server_is_one_line_whatever_lies_where_the_user_stands(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "__init__.py").write_text("raise RuntimeError('a folder of somebody else')\n")
-    monkeypatch.chdir(tmp_path)
-    assert exit_code_of([*ASK, "server:http://127.0.0.1:9/v1", "--limit", "2", "--timeout", "1"]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "http://127.0.0.1:9/v1: no server answers there" in told
+    code, _, told = cli(*ASK, "server:http://127.0.0.1:9/v1", "--limit", 2, "--timeout", 1)
+    assert code == 2 and told.count("\n") == 1 and "http://127.0.0.1:9/v1: no server answers there" in told
 
 
 @pytest.mark.parametrize(
@@ -78,29 +51,22 @@ def test_a_server_that_refuses_is_answered_with_what_it_wants(
     key: str,
     says: str,
 ) -> None:
-    from harness.cli.main import exit_code_of
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     if key:
         monkeypatch.setenv("OPENAI_API_KEY", key)
+    # What the server's own process prints is not the command's, so `cli` is not used here.
     assert exit_code_of([*ASK, "server:" + start_server("closed_server.py", kind), "--limit", "2"]) == 2
     told = capsys.readouterr().err
     assert says in told and told.count("\n") == 1
 
 
 def test_a_run_with_repeats_is_judged_by_both_oracles(
-    start_server: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    start_server: Callable[..., str], cli: Cli, tmp_path: Path
 ) -> None:
-    from harness.cli.main import exit_code_of
-
-    monkeypatch.chdir(tmp_path)
     url = start_server("sum_server.py", "{}", "0")
-    words = [*ASK, f"server:{url}", "--limit", "2", "--epochs", "2", "--repeat", "2"]
-    assert exit_code_of([*words, "--least", "1"]) == 1
+    code, _, _ = cli(*ASK, f"server:{url}", "--limit", 2, "--epochs", 2, "--repeat", 2, "--least", 1)
+    assert code == 1
     (run,) = (tmp_path / "reports" / "runs").iterdir()
     store = RunStore.open(run)
     (result,) = store.results()
@@ -111,13 +77,7 @@ def test_a_run_with_repeats_is_judged_by_both_oracles(
     assert [finding.cause for finding in found] == [Code.DIFFERS] and "1 of 2" in found[0].message
 
 
-def test_without_a_script_serve_check_names_the_command_that_asks_questions(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from harness.cli.main import exit_code_of
-
-    assert exit_code_of(["serve-check", "http://127.0.0.1:9/v1"]) == 2
-    told = capsys.readouterr().err
-    assert (
-        told.count("\n") == 1 and "mla-harness epochs --task gsm_symbolic --model server:http://127.0.0.1:9/v1" in told
-    )
+def test_without_a_script_serve_check_names_the_command_that_asks_questions(cli: Cli) -> None:
+    code, _, told = cli("serve-check", "http://127.0.0.1:9/v1")
+    assert code == 2 and told.count("\n") == 1
+    assert "mla-harness epochs --task gsm_symbolic --model server:http://127.0.0.1:9/v1" in told

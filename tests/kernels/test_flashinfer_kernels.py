@@ -54,7 +54,8 @@ def test_it_loads_without_flashinfer_takes_the_ops_arguments_and_says_why_it_is_
 
 
 def test_the_gpu_that_is_lacking_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flashinfer_mla.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="flashinfer.py"))
+    found = SimpleNamespace(origin="flashinfer.py")
+    monkeypatch.setattr(flashinfer_mla.importlib.util, "find_spec", lambda name: found)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
     assert cause_of(flashinfer_mla.on_hopper("cuda")) == Code.NO_DEVICE

@@ -12,9 +12,9 @@ import pytest
 
 from harness.accuracy.script import Pool, Script, Step, length_of, requests_of
 from harness.accuracy.script_check import Judged, ScriptCheck, check_script
-from harness.cli.main import exit_code_of
 from harness.core.errors import InputError
 from harness.run.scripts import load_script, script_names
+from tests.conftest import Cli
 
 pytest.importorskip("httpx")
 
@@ -125,21 +125,18 @@ def test_lone_answers_that_cannot_be_checked_leave_a_note(serve: Callable[..., s
     assert found.verdict == "pass" and found.notes == ["lone answers were not checked: the server scores no prompt"]
 
 
-def test_the_command_runs_a_script_and_stores_it(
-    serve: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_runs_a_script_and_stores_it(serve: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("name: own\nsummary: twice the same\nsteps:\n- {ask: ['a:2p+1', 'a:2p+1'], proves: [hits]}\n")
-    assert exit_code_of(["serve-check", serve(), "--script", str(own), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["script"], found["num_tokens"], found["events"]["prefix_cache_hits"]) == ("own", 16, 8)
+    code, out, _ = cli("serve-check", serve(), "--script", own, "--json")
+    found = json.loads(out)
+    assert code == 0 and (found["script"], found["num_tokens"], found["events"]["prefix_cache_hits"]) == ("own", 16, 8)
     assert "serve-check[script=own" in (Path(found["directory"]) / "junit.xml").read_text()
-    assert exit_code_of(["serve-check", serve("hash-without-past"), "--script", "cache-reuse"]) == 1
-    shown = capsys.readouterr().out
-    assert "different: step 2 (the same page after another past): request s:1p t:5 (9 tokens), token 0: " in shown
-    assert exit_code_of(["serve-check", serve("no-prefix-cache"), "--script", str(own)]) == 2
-    assert "not shown: step 1: no page came from the prefix cache" in capsys.readouterr().out
+    code, out, _ = cli("serve-check", serve("hash-without-past"), "--script", "cache-reuse")
+    first = "different: step 2 (the same page after another past): request s:1p t:5 (9 tokens), token 0: "
+    assert code == 1 and first in out
+    code, out, _ = cli("serve-check", serve("no-prefix-cache"), "--script", own)
+    assert code == 2 and "not shown: step 1: no page came from the prefix cache" in out
 
 
 @pytest.mark.parametrize(
@@ -152,10 +149,9 @@ def test_the_command_runs_a_script_and_stores_it(
         (["--script", "sleep"], "http://127.0.0.1:9/v1: no server answers there"),
     ],
 )
-def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], options: list[str], says: str) -> None:
-    assert exit_code_of(["serve-check", "http://127.0.0.1:9/v1", *options, "--timeout", "2"]) == 2
-    told = capsys.readouterr().err
-    assert says in told and told.count("\n") == 1
+def test_wrong_input_is_one_line(cli: Cli, options: list[str], says: str) -> None:
+    code, _, told = cli("serve-check", "http://127.0.0.1:9/v1", *options, "--timeout", 2)
+    assert code == 2 and says in told and told.count("\n") == 1
 
 
 @pytest.mark.parametrize(
