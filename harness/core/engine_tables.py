@@ -13,8 +13,9 @@ from typing import Any
 
 from harness.core.checkout import ROOT
 from harness.core.faults import FaultSpec
-from harness.core.kernels import KernelSpec
-from harness.core.systems import EngineSpec, SystemSpec
+from harness.core.files import rows_beside, with_tuples
+from harness.core.kernels import KernelSpec, kernel_of
+from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
 
 DOORS = "mla_harness"
 """The groups of entry points through which other packages bring something begin so."""
@@ -43,6 +44,32 @@ def load_tables(builtin: Tables) -> tuple[Tables, dict[str, str]]:
             continue
         rows = {kind: (*rows[kind], *added[kind]) for kind in rows}
     return rows, broken
+
+
+def rows_of_engine(
+    module: str, name: str
+) -> tuple[EngineSpec, tuple[SystemSpec, ...], tuple[ModelSpec, ...], tuple[FaultSpec, ...], tuple[KernelSpec, ...]]:
+    """What the table in YAML beside an engine's module of tables says. `name` is the module's, in the engine's package.
+
+    The rows name code in this package. The kernels run on a GPU. Faults of an engine have no code in a worker.
+    """
+    rows, package = rows_beside(module), name.rpartition(".")[0]
+    engine = EngineSpec(**with_tuples(rows["engine"]))
+
+    def placed(kind: str, *code: str) -> Iterator[dict[str, Any]]:
+        for name, row in rows.get(kind, {}).items():
+            yield {"name": name} | with_tuples(row) | {key: f"{package}.{row[key]}" for key in code if key in row}
+
+    return (
+        engine,
+        tuple(SystemSpec(**row) for row in placed("systems", "params", "target", "serve_command", "plain_script")),
+        tuple(ModelSpec(**row) for row in placed("models", "open")),
+        tuple(FaultSpec(row["name"], row["ref"], f"{engine.title} itself: {row['bug']}") for row in placed("faults")),
+        tuple(
+            kernel_of(name, row, package, devices=("cuda",), origin=engine.name)
+            for name, row in rows["kernels"].items()
+        ),
+    )
 
 
 def _entry_points() -> Iterator[EntryPoint]:

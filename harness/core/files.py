@@ -27,17 +27,22 @@ BASELINES = FIXTURES / "baselines"
 
 def rows_beside(module: str) -> dict[str, dict[str, Any]]:
     """The rows of the table in YAML that has the name of a module's file."""
-    return read_rows(Path(module).with_suffix(".yaml"))
+    rows: dict[str, dict[str, Any]] = read_rows(Path(module).with_suffix(".yaml"))
+    return rows
 
 
-def read_rows(table: Path) -> dict[str, Any]:
+def read_rows(table: Path) -> Any:
     """The rows of a table in YAML, which is a file of this package."""
     # `mla-harness --help` reads no table.
     import yaml
 
     # libyaml is ten times as fast.
-    rows: dict[str, Any] = yaml.load(table.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return rows
+    return yaml.load(table.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def with_tuples(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose lists are tuples, as frozen records have them."""
+    return {field: tuple(value) if isinstance(value, list) else value for field, value in row.items()}
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.core.cause_codes import Code, Reason
-from harness.core.files import rows_beside
+from harness.core.files import rows_beside, with_tuples
 from harness.core.index_params import IndexLogitsParams
 from harness.core.params import Params, ParamsT
 from harness.core.registry import attribute_at
-from harness.core.shapes import ANY, RESIZABLE, Shapes, misfit, sizes_of
+from harness.core.shapes import ANY, RESIZABLE, Shapes, misfit, shapes_of, sizes_of
 
 EmptyRows = Literal["undefined", "identity", "nan"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
@@ -144,18 +144,26 @@ class KernelSpec:
 TRITON = "harness.memory.triton_interpreter:unavailable"
 
 
-def _kernel(name: str, row: dict[str, Any]) -> KernelSpec:
-    """The kernel of a row. Lists are tuples here. A Triton kernel needs Triton, and prefers a GPU."""
+def kernel_of(name: str, row: dict[str, Any], package: str, **own: Any) -> KernelSpec:
+    """The kernel of a row of a table, called OP/NAME. Its `impl` and `requires` are functions in `package`.
+
+    `own` are the promises of a row that does not say others.
+    """
     op, _, short_name = name.partition("/")
-    found = {field: tuple(value) if isinstance(value, list) else value for field, value in row.items()}
+    found = own | with_tuples(row)
+    found |= {field: f"{package}.{row[field]}" for field in ("impl", "requires") if field in row}
+    if "shapes" in row:
+        found["shapes"] = shapes_of(row["shapes"])
+    return KernelSpec(op, short_name, **found)
+
+
+def _kernel(name: str, row: dict[str, Any]) -> KernelSpec:
+    """A kernel of the harness itself. A Triton kernel needs Triton, and prefers a GPU."""
     is_triton = row["impl"].startswith("triton.")
-    found["impl"] = f"harness.kernels.{row['impl']}"
-    own = (
-        {"devices": ("cuda", "cpu"), "requires": TRITON}
-        if is_triton
-        else {"devices": ("cpu", "cuda"), "checks_values": True}
-    )
-    return KernelSpec(op, short_name, shapes=ANY, **(own | found))
+    own: dict[str, Any] = {"devices": ("cpu", "cuda"), "checks_values": True}
+    if is_triton:
+        own = {"devices": ("cuda", "cpu"), "requires": TRITON}
+    return kernel_of(name, row, "harness.kernels", **own, shapes=ANY)
 
 
 KERNELS = tuple(_kernel(name, row) for name, row in rows_beside(__file__).items())

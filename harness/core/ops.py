@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.files import rows_beside
+from harness.core.files import rows_beside, with_tuples
 from harness.core.registry import Registry
 
 PAGE_SIZE = 64
@@ -49,6 +49,8 @@ class Op:
     """Keywords that a kernel need not have. It is then called without them."""
     activations: tuple[str, ...] = ()
     """The positional arguments of the model's dtype. The first output has it too."""
+    reads: tuple[str, ...] = ()
+    """The sites of uninitialised memory that a kernel could read."""
     arguments: str = ""
     """The shapes and types of the arguments, and the types of the outputs, in words."""
 
@@ -61,8 +63,8 @@ class Op:
 def _op(name: str, row: dict[str, Any]) -> Op:
     """The op of a row. Lists are tuples here, and folded texts have no last line break."""
     outputs = tuple(Output(**output) for output in row.pop("outputs"))
-    found: dict[str, Any] = {field: tuple(v) if isinstance(v, list) else v.strip() for field, v in row.items()}
-    return Op(name=name, outputs=outputs, **found)
+    texts = {field: text.strip() for field, text in row.items() if isinstance(text, str)}
+    return Op(name=name, outputs=outputs, **(with_tuples(row) | texts))
 
 
 OPS: Registry[Op] = Registry("op", tuple(_op(name, row) for name, row in rows_beside(__file__).items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from harness.core.params import Count, Params, Record
 
@@ -92,6 +92,20 @@ DEEPSEEK = Shapes(
 KIMI_LINEAR = DEEPSEEK.model_copy(update={"name": "kimi-linear", "num_heads": (4, 8, 16, 32)})
 """Kimi Linear: the latents of DeepSeek, and 32 heads divided by tensor parallelism (arXiv 2510.26692)."""
 NAMED: dict[str, Shapes] = {shapes.name: shapes for shapes in (ANY, DEEPSEEK, KIMI_LINEAR)}
+
+
+def shapes_of(given: str | Mapping[str, Any]) -> Shapes:
+    """The named shapes, or `{"like": name, size: values}`, like "any" by default. Raises KeyError for another name.
+
+    Raises pydantic's ValidationError for an unknown size or value.
+    """
+    values = {"like": given} if isinstance(given, str) else dict(given)
+    base = NAMED[values.pop("like", ANY.name)]
+    listed = {
+        size: tuple(value) if isinstance(value, list | tuple) else value if size in (*COUNTS, "name") else (value,)
+        for size, value in values.items()
+    }
+    return Shapes.model_validate(base.model_dump() | {"name": "own"} | listed, strict=True) if listed else base
 
 
 def sizes_of(op: str, params: Params) -> dict[str, int | str]:

@@ -23,7 +23,7 @@ from harness.core.files import execute_file, load_once
 from harness.core.kernels import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
 from harness.core.ops import OPS, Op
 from harness.core.registry import Registry
-from harness.core.shapes import COUNTS, NAMED, Shapes
+from harness.core.shapes import NAMED, Shapes, shapes_of
 
 ENTRY_POINT_GROUP = f"{DOORS}.kernels"
 """An entry point of this group names a module, or an object in it. The import of the module registers kernels."""
@@ -139,18 +139,10 @@ def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
     """The shapes that a kernel declares. Raises InputError for an unknown name, size or value."""
     if not isinstance(given, str | Mapping):
         raise InputError(f'kernel {kernel_name!r}: shapes={given!r}; write "deepseek" or a dict of sizes')
-    values = {"like": given} if isinstance(given, str) else dict(given)
-    like = values.pop("like", "any")
-    _check_choice(kernel_name, "shapes", (like,), tuple(NAMED))
-    base = NAMED[like]
-    if not values:
-        return base
-    listed = {
-        size: tuple(value) if isinstance(value, list | tuple) else value if size in COUNTS else (value,)
-        for size, value in values.items()
-    }
+    values = {"like": given} if isinstance(given, str) else given
+    _check_choice(kernel_name, "shapes", (values.get("like", "any"),), tuple(NAMED))
     try:
-        return Shapes.model_validate(base.model_dump() | {"name": "own"} | listed, strict=True)
+        return shapes_of(values)
     except ValidationError as error:
         problem = error.errors()[0]
         at, known = str(problem["loc"][0]), ", ".join(size for size in Shapes.model_fields if size != "name")

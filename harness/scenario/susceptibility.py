@@ -14,29 +14,11 @@ from harness.core.cases import Case, PoisonPlan
 from harness.core.catalog import KERNELS
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
+from harness.core.ops import OPS
 from harness.scenario.expand import KernelOverride, seed_of
 
 SCENARIO = "susceptibility"
 PATTERNS = ("nan", "inf", "max", "random")
-SITES: dict[str, tuple[str, ...]] = {
-    "mla_decode": ("output", "lse", "workspace", "kv.tail", "kv.free", "kv.null", "block_table.pad"),
-    "mla_decode_sparse": ("output", "lse", "workspace", "kv.free", "kv.null"),
-    "index_logits": ("sparse.logits", "workspace", "kv.tail", "kv.free", "kv.null", "block_table.pad"),
-    "select_topk": ("sparse.topk", "sparse.logits", "workspace"),
-    "map_indices": ("sparse.topk", "block_table.pad"),
-    "context_attention": ("output", "lse", "workspace"),
-    "merge_attn_states": ("output", "lse", "context.output", "context.lse"),
-    "write_kv": ("kv.free", "kv.null", "graph.pad_rows"),
-    "quantize_fp8": ("output", "workspace", "scale.pad"),
-    "route_experts": ("router.ids", "router.weights", "workspace"),
-    "align_experts": ("router.ids", "output", "workspace"),
-    "quantize_blocks": ("output", "scale.blocks", "scale.pad", "workspace"),
-    "write_records": ("kv.new", "kv.free", "kv.null", "graph.pad_rows"),
-    "read_records": ("output", "workspace", "kv.tail", "kv.free", "kv.null", "block_table.pad"),
-}
-"""Op -> uninitialised memory that it could read."""
-OUTPUT_SITES = {"context_attention": {"output": "context.output", "lse": "context.lse"}}
-"""Op -> sites of its outputs, if these are not `output` and `lse`."""
 PARAMS: dict[str, dict[str, Any]] = {
     "mla_decode": {"seq_lens": (1, 63, 64, 65, 130, 0)},
     "merge_attn_states": {"empty_prefix_rows": 2},
@@ -54,7 +36,7 @@ def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) ->
     return [
         _case(spec, kv, tokens, site, pattern, seed)
         for spec in kernels
-        if spec.op in SITES
+        if OPS.get(spec.op).reads
         for kv in _kv_types(spec)
         for tokens in (TOKENS if spec.op == "mla_decode" else (1,))
         for site in _sites(spec.op, tokens)
@@ -85,16 +67,13 @@ def case_of(identity: str, *, seed: int = 0) -> Case | None:
     tokens, site, pattern = int(match[3] or 1), match[4], match[5]
     if tokens not in TOKENS or (tokens > 1 and spec.op != "mla_decode"):
         return None
-    if spec.op not in SITES or kv not in _kv_types(spec) or site not in _sites(spec.op, tokens):
+    if not OPS.get(spec.op).reads or kv not in _kv_types(spec) or site not in _sites(spec.op, tokens):
         return None
     return _case(spec, kv, tokens, site, pattern, seed) if pattern in PATTERNS else None
 
 
 def _sites(op: str, tokens: int = 1) -> tuple[str, ...]:
-    if tokens > 1:
-        return TOKENS_SITES
-    names = OUTPUT_SITES.get(op, {})
-    return tuple(names.get(site, site) for site in SITES[op])
+    return TOKENS_SITES if tokens > 1 else OPS.get(op).reads
 
 
 def _kv_types(spec: KernelSpec) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def is_free_of_torch(path: Path) -> bool:
     )
 
 
-ROWS = re.compile(r"harness/(core/(systems|kernels|oracles|faults)|engines/\w+/tables|run/worker)\.py")
+ROWS = re.compile(r"harness/(core/(systems|kernels|oracles|faults)|run/worker)\.py")
 """Files with rows that name code of higher floors. The code is imported when a case needs it, in a worker."""
 
 PLACE = re.compile(r"(harness(?:\.\w+)+):[\w.]+")

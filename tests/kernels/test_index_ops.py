@@ -12,7 +12,7 @@ from harness.core.errors import IllegalAddress
 from harness.core.index_params import IndexLogitsParams
 from harness.core.records import Finding
 from harness.judge.oracles.compare import compare
-from harness.judge.oracles.thresholds import INDEX_SCALE, bound
+from harness.judge.oracles.thresholds import bound
 from harness.kernels.ops import indexing
 from harness.kernels.ops.indexing import right_choice
 from harness.kernels.torch.index import first_requests, load_keys, map_indices, select_topk
@@ -77,7 +77,7 @@ def test_a_score_has_the_scale_that_its_bound_assumes(num_heads: int, kv: str) -
     params = IndexLogitsParams(num_heads=num_heads, kv=kv, seq_lens=(400,) * 60, query_len=1)
     logits, defined = indexing.expected_logits(indexing.index_logits(params, 3))
 
-    assert float(logits[defined].std()) == pytest.approx(INDEX_SCALE, rel=0.15)
+    assert float(logits[defined].std()) == pytest.approx(bound("index_logits.fp32").least_scale, rel=0.15)
 
 
 def test_a_row_of_one_key_whose_heads_cancel_is_judged_by_the_scale_of_the_heads() -> None:
