@@ -10,22 +10,22 @@ ROOT = Path(__file__).parents[2]
 SUFFIXES = {".py", ".j2", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "harness": 43,
+    "harness": 42,
     "harness/accuracy": 2463,
     "harness/cli": 2762,
-    "harness/core": 5524,
+    "harness/core": 5580,
     "harness/diagnose": 3009,
-    "harness/engine": 6044,
-    "harness/engines": 9679,
-    "harness/judge": 6594,
-    "harness/kernels": 4226,
+    "harness/engine": 6046,
+    "harness/engines": 9392,
+    "harness/judge": 6440,
+    "harness/kernels": 4218,
     "harness/memory": 3753,
-    "harness/pytest": 1245,
+    "harness/pytest": 1239,
     "harness/report": 3037,
-    "harness/run": 2950,
-    "harness/scenario": 2795,
-    "harness/store": 1285,
-    "tools": 255,
+    "harness/run": 2927,
+    "harness/scenario": 2772,
+    "harness/store": 1279,
+    "tools": 248,
 }
 """Room -> its most lines: what it had on the day of this table, and 2 %. `harness` are the files beside the rooms."""
 
