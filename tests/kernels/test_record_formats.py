@@ -12,7 +12,7 @@ from harness.core.op_params import ReadRecordsParams, RecordFormat, WriteRecords
 from harness.core.ops import PAGE_SIZE
 from harness.core.records import Finding
 from harness.kernels.ops import record_inputs, reference
-from harness.kernels.ops.record_formats import RECORDS, decode, encode, places, spans, store, stored
+from harness.kernels.ops.record_formats import RECORDS, decode, encode, places, rounding, spans, store, stored
 from harness.kernels.torch import records as torch_records
 from harness.kernels.torch.decode import mla_decode_sparse
 
@@ -95,6 +95,20 @@ def test_a_row_comes_back_as_close_as_its_format_allows(name: str) -> None:
         error = (back - x.double()).norm(dim=1) / x.double().norm(dim=1)
         low, high = (0.07, 0.13) if name.startswith("nvfp4") else (0.015, 0.035)
         assert low < float(error.min()) and float(error.max()) < high
+
+
+@pytest.mark.parametrize("scale", [None, 0.0117])
+def test_the_rounding_of_nvfp4_covers_every_size_of_values_and_no_wrong_code(scale: float | None) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(4000, 128, generator=generator) * torch.exp2(torch.randint(-10, 4, (4000, 1), generator=generator))
+    allowed = rounding(x, "nvfp4_linear", scale)
+    assert allowed is not None and rounding(x, "fp8_ds_mla", scale) is None
+    records = encode(x, "nvfp4_linear", scale)
+    assert ((decode(records, "nvfp4_linear", scale) - x.double()).abs() <= allowed).all()
+    records[:, 0] ^= 0x08  # the sign of the first element
+    wrong = (decode(records, "nvfp4_linear", scale) - x.double()).abs() > allowed
+    large = x[:, 0].abs() > 0.2 * x[:, :16].abs().amax(dim=1)
+    assert not wrong[:, 1:].any() and wrong[large & (x.abs().amax(dim=1) > 0.1), 0].all()
 
 
 @pytest.mark.parametrize("name", NAMES)

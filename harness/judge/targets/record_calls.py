@@ -8,11 +8,12 @@ from torch import Tensor
 
 from harness.core.op_params import ReadRecordsParams, WriteRecordsParams
 from harness.core.ops import PAGE_SIZE
+from harness.judge.oracles.compare import SLACK_OF_ELEMENT
 from harness.judge.run_records import Observed
 from harness.judge.targets.kernel_call import Guarded, KernelCall, Setting, prepared
 from harness.kernels.ops import record_inputs
 from harness.kernels.ops.inputs import NULL_BLOCK
-from harness.kernels.ops.record_formats import RECORDS, decode, places, stored
+from harness.kernels.ops.record_formats import RECORDS, decode, places, rounding, stored
 
 
 def write_records(params: WriteRecordsParams, setting: Setting) -> KernelCall:
@@ -28,10 +29,19 @@ def write_records(params: WriteRecordsParams, setting: Setting) -> KernelCall:
         """The cache [blocks, page, bytes] of the call, decoded at its slots; there are no outputs."""
         rows = decode(stored(given.cache.cpu(), slots, params.kv), params.kv, kept.scale)
         want, live = kept.x[: len(is_live)][is_live].double(), torch.ones(len(slots), dtype=torch.bool)
+        slack = rounding(want, params.kv, kept.scale)
         bound, exact = f"write_records.{params.kv.partition('_')[0]}", form.quantized
         halves = (("quantized", slice(0, exact), bound), ("exact", slice(exact, None), "write_records.exact"))
         return [
-            Observed(f"{name} part of the records", rows[:, part], live, want[:, part], bound, "token")
+            Observed(
+                f"{name} part of the records",
+                rows[:, part],
+                live,
+                want[:, part],
+                bound,
+                "token",
+                slack=None if slack is None else slack / SLACK_OF_ELEMENT,
+            )
             for name, part, bound in halves
             if rows[:, part].shape[1]
         ]

@@ -112,6 +112,20 @@ def decode(records: Tensor, record_format: str, scale: float | None = None) -> T
     return torch.cat((rows, *(_floats(other, torch.bfloat16).double() for other in others[1:])), dim=1)
 
 
+def rounding(rows: Tensor, record_format: str, scale: float | None) -> Tensor | None:
+    """How far a record may be from each element of rows [T, W], float64: None but for scales of 16 elements.
+
+    A scale is the group's largest / 6, rounded to e4m3 by 2^-4 of itself, or by 2^-10 below normal numbers. A code is
+    off by one scale at most (5 lies between 4 and 6); where the scale was rounded down, the largest saturates.
+    """
+    form, factor = RECORDS[record_format], 1.0 if scale is None else scale
+    if form.group != 16:
+        return None
+    exact = rows.double().view(len(rows), -1, form.group).abs().amax(dim=-1) / (6 * factor)
+    moved = (exact / 16).clamp(min=2.0**-10)
+    return torch.maximum(exact + moved, 6 * moved).repeat_interleave(form.group, dim=1) * factor * (1 + 1e-6)
+
+
 def stored(cache: Tensor, slots: Tensor, record_format: str) -> Tensor:
     """The records [n, bytes] of slots [n] int64 in a cache [N, P, bytes] uint8."""
     place = places(record_format, cache.shape[1])[slots % cache.shape[1]]
