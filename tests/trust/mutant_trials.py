@@ -185,7 +185,8 @@ def survey(job: Job, seconds: float, clean: Outputs) -> SurveyedCase:
 def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]) -> list[Job]:
     """At most MOST_CASES that execute the changed lines: the cheapest of each scenario, then the second of each, ...
 
-    Each turn has SEVERAL of the drawn cases, which differ more from one another.
+    Each turn has SEVERAL of the drawn cases, which differ more from one another. What decides a schedule is tried first
+    on the cases that declare their steps.
     """
     lines = set(mutant.lines)
     hits = [job for job in jobs if not lines.isdisjoint(surveyed[job.case.id].lines.get(mutant.file, ()))]
@@ -194,7 +195,8 @@ def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]
     turns = []
     for job in hits:
         before = seen.setdefault(job.case.scenario, 0)
-        turns.append(before // SEVERAL if job.case.scenario == DRAWN else before)
+        is_declared = mutant.file.startswith(equivalence.SCHEDULE) and job.case.params.model_dump().get("steps")
+        turns.append(0 if is_declared else before // SEVERAL if job.case.scenario == DRAWN else before)
         seen[job.case.scenario] += 1
     return [job for _, job in sorted(zip(turns, hits, strict=True), key=lambda pair: pair[0])][:MOST_CASES]
 
@@ -361,6 +363,12 @@ def look(jobs: list[Job]) -> bytes:
     return buffer.getvalue()
 
 
+def run_right(ids: list[tuple[str, str, dict[str, Any]]]) -> list[equivalence.Drawn]:
+    """The drawn inputs of `ids`, with the memory that a trial has."""
+    _limit_memory()
+    return equivalence.drawn_inputs({str(ROOT / file): file for file in UNDER_TEST}, ids)
+
+
 def main(parent: Parent) -> None:
     """Survey the cases, then try the mutants. The cases that cannot judge, and each mutant, are a progress."""
     torch.set_num_threads(1)
@@ -378,7 +386,6 @@ def main(parent: Parent) -> None:
     clean = {name: outputs for _, kept in looks for name, outputs in kept.items()}
     inputs: list[equivalence.Drawn] = []
     if request.proves:
-        run_right = partial(equivalence.drawn_inputs, {str(ROOT / file): file for file in UNDER_TEST})
         parts = _parts(equivalence.drawn_ids(), request.workers)
         found = _all(in_forks(parts, run_right, request.workers))
         inputs = equivalence.schedules() + [drawn for some in found for drawn in some]

@@ -98,11 +98,11 @@ def _note(run: Run, samples: Samples) -> None:
             for name, below in zip(made.layers, made.shortfalls, strict=True):
                 share = max(float(below.max()), 0.0) / made.margin
                 samples[f"{'experts' if 'router' in name else 'tokens'} {made.margin:g}"].append((share, 0.0))
-    judged = [(o.bound, o.tensor, o.expected, o.live) for o in run.observed if o.expected is not None]
-    judged += [(pair.bound, pair.second, pair.first.double(), pair.live) for pair in run.pairs]
-    for name, got, want, live in judged:
+    judged = [(o.bound, o.tensor, o.expected, o.live, o.slack) for o in run.observed if o.expected is not None]
+    judged += [(pair.bound, pair.second, pair.first.double(), pair.live, None) for pair in run.pairs]
+    for name, got, want, live, slack in judged:
         if name and want is not None and want.dtype.is_floating_point:
-            samples[name].append(_shares(got, want, live, name))
+            samples[name].append(_shares(got, want, live, name, slack))
 
 
 def _note_short_registers(case: Case, samples: Samples) -> None:
@@ -120,11 +120,13 @@ def _note_short_registers(case: Case, samples: Samples) -> None:
     samples[name].append(_shares(logits, want, defined.any(dim=1), name))
 
 
-def _shares(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, name: str) -> tuple[float, float]:
+def _shares(
+    got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, name: str, slack: torch.Tensor | None = None
+) -> tuple[float, float]:
     """The largest share of a bound that an element of [T, ...] used, and a row, of the rows live [T] bool."""
     row = bound(name)
-    by_element = compare(got, want, live, replace(row, relative_l2=math.inf)).used
-    return by_element, compare(got, want, live, replace(row, ulps=math.inf)).used
+    by_element = compare(got, want, live, replace(row, relative_l2=math.inf), slack).used
+    return by_element, compare(got, want, live, replace(row, ulps=math.inf), slack).used
 
 
 def quantile(values: list[float]) -> float:

@@ -123,9 +123,7 @@ class BlockPool:
 
     def cache(self, block: int, prefix: Prefix) -> None:
         """Make `block` shareable by `prefix`, all tokens up to its end. The first block with this hash stays."""
-        first = self._block_of.get(prefix.hash, block)
-        if first != block and self._num_owners.get(first) and self._prefix_of[first] == prefix:
-            self.events["concurrent"] += 1
+        self.events["concurrent"] += self._is_computed_twice(block, prefix)
         if prefix.hash not in self._block_of and block not in self._prefix_of:
             self._prefix_of[block], self._block_of[prefix.hash] = prefix, block
 
@@ -168,6 +166,10 @@ class BlockPool:
         """The block of a cached prefix, or None."""
         block = self._block_of.get(wanted.hash)
         return block if block is not None and is_same_prefix(self._prefix_of[block], wanted) else None
+
+    def _is_computed_twice(self, block: int, prefix: Prefix) -> bool:
+        first = self._block_of.get(prefix.hash, block)
+        return first != block and bool(self._num_owners.get(first)) and self._prefix_of[first] == prefix
 
     def _has(self, wanted: Prefix) -> bool:
         if self.held(wanted) is not None:

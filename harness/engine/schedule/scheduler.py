@@ -159,8 +159,7 @@ class Scheduler:
         return pages - len(sequence.blocks) + window + state
 
     def _fits(self, sequence: Sequence, num_new_tokens: int) -> bool:
-        needed = self._blocks_for(sequence, sequence.num_computed_tokens + num_new_tokens)
-        return needed <= self.pool.num_free_blocks
+        return self._blocks_for(sequence, sequence.num_computed_tokens + num_new_tokens) <= self.pool.num_free_blocks
 
     def _give_blocks(self, sequence: Sequence, num_new_tokens: int) -> None:
         if self.needs_state and sequence.state_block is None:

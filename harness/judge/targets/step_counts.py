@@ -71,6 +71,9 @@ class Before:
             ),
         }
         counts = [_chosen(name, 0, found, where) for name, found in zeros.items()]
+        cached = {one: self.running[one].num_cached if one in self.running else one.num_shared_tokens for one in ran}
+        past = sum(cached[one] + ran[one] > one.max_length for one in ran)
+        counts.append(Count("requests past the length that they were admitted with", 0, past, where))
         counts.append(_chosen("tokens of decoding requests", len(verified) * params.query_len, sum(verified), where))
         if "window" in params.layers:
             counts.append(self._window_pages(params, ran, where))
